@@ -1,0 +1,62 @@
+"""The one typed configuration that is passed down through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from .errors import ConfigError
+
+Mode = Literal["auto", "plain", "chain", "tree"]
+KvType = Literal["f16", "f32"]
+
+MAX_BUDGET = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What to load and how to decode.
+
+    model, draft: a qwen35 GGUF and a DFlash draft in any dialect (None: plain decoding only).
+    n_ctx: context window in tokens (0: the length the target was trained for).
+    n_batch: tokens per prefill pass.
+    n_threads: CPU threads (None: physical cores).
+    n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
+    mode, budget: how to draft, and the number of tree nodes without the root.
+    candidates: best tokens per drafted position that the tree may branch over.
+    chain_seed: put the most likely chain into the tree first.
+    kv_type: element type of the K/V caches.
+    reference: CPU kernels whose results do not depend on the batch width (slow; for exact tests).
+    """
+
+    model: Path
+    draft: Path | None = None
+    n_ctx: int = 4096
+    n_batch: int = 512
+    n_threads: int | None = None
+    n_gpu_layers: int = -1
+    main_gpu: int = 0
+    mode: Mode = "auto"
+    budget: int = 31
+    candidates: int = 8
+    chain_seed: bool = False
+    kv_type: KvType = "f16"
+    reference: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("n_ctx", 0, 1 << 24),
+            ("n_batch", 1, 1 << 16),
+            ("budget", 1, MAX_BUDGET),
+            ("candidates", 1, 64),
+            ("main_gpu", 0, 63),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not low <= value <= high:
+                raise ConfigError(f"{name}: {value!r} is outside {low}..{high}")
+        for name, allowed in (("mode", get_args(Mode)), ("kv_type", get_args(KvType))):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
+        if self.n_threads is not None and self.n_threads < 1:
+            raise ConfigError(f"n_threads: {self.n_threads} is below 1")
