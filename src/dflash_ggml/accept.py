@@ -1,0 +1,64 @@
+"""The acceptance walk: which nodes of a verified tree the target itself would have written.
+
+Every emitted token is the target's own choice at a visited node; the tree only decides how many choices one verify
+pass can serve. The draft's probabilities play no part, so the target's distribution is kept exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numpy.typing import ArrayLike
+
+from .tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """path: visited nodes, root first: exactly what is committed. tokens: what is emitted, in text order.
+
+    tokens holds the tokens of path[1:] and then one more, the bonus: emitted now, and root of the next tree.
+    stopped: the bonus is a token at which `stop` ended the walk.
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    stopped: bool = False
+
+    @property
+    def n_accepted(self) -> int:
+        """Draft tokens among the emitted ones."""
+        return len(self.path) - 1
+
+
+def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] | None = None) -> Accepted:
+    """Follow the target's choices from the root until no child carries the chosen token.
+
+    choose(node) returns the target's token after that node; it is called once per visited node, in text order, and
+    never for a node off the path. stop(token) is called once per emitted token, in text order; True ends the walk
+    with that token as the bonus, even if a child carries it. Of children with equal tokens the first is taken.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        children.setdefault(edge, node)
+    path, tokens = [0], []
+    while True:
+        token = int(choose(path[-1]))
+        tokens.append(token)
+        if stop is not None and stop(token):
+            return Accepted(tuple(path), tuple(tokens), stopped=True)
+        child = children.get((path[-1], token))
+        if child is None:
+            return Accepted(tuple(path), tuple(tokens))
+        path.append(child)
+
+
+def greedy(tree: Tree, argmax: ArrayLike, stop: Callable[[int], bool] | None = None) -> Accepted:
+    """The walk at temperature 0; argmax: int32 [>= width], the target's best token after each node.
+
+    Raises ValueError if argmax is shorter than the tree is wide.
+    """
+    if len(argmax) < tree.width:
+        raise ValueError(f"argmax has {len(argmax)} entries for a tree of width {tree.width}")
+    return walk(tree, argmax.__getitem__, stop)

@@ -1,0 +1,175 @@
+"""Draft trees: DDTree's best-first expansion, chains, ancestor masks and padding.
+
+Best-first expansion follows DDTree (arXiv 2604.12989): a draft block gives one distribution per depth, all conditioned
+on the same context, so the probability of a path is the product of its tokens' probabilities. It never rises with
+depth, hence the `budget` most probable paths are closed under prefixes and form a tree, found with one heap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# A log-probability rounded in float32 may exceed 0 by an ulp or two; anything larger was never normalised.
+_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A draft tree; index 0 is the root (the pending token), and every parent precedes its children.
+
+    tokens, parents, depths: int32 [width]; parents[0] = -1 and depths[0] = 0.
+    log_probs: float32 [width], log-probability of the path from the root under the draft, 0 at the root.
+    """
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    depths: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+
+    @property
+    def width(self) -> int:
+        """Columns of the verify pass: all nodes and the root."""
+        return len(self.tokens)
+
+    @property
+    def n_nodes(self) -> int:
+        """Drafted nodes, without the root."""
+        return len(self.tokens) - 1
+
+
+def best_first(
+    root: int, ids: NDArray[np.int32], log_probs: NDArray[np.float32], budget: int, chain_seed: bool = False
+) -> Tree:
+    """The `budget` most probable paths of the draft's product distribution, in falling order of probability.
+
+    ids, log_probs: [L, K], the K candidates of each of L depths, log_probs falling along each row.
+    Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has
+    fewer nodes only if the candidates run out; paths of probability 0 are never added.
+
+    chain_seed: the spine (rank 0 of depths 1 to min(L, budget)) becomes nodes 1, 2, ...; then the rank-1 siblings of
+    all spine nodes are queued, and expansion goes on best-first from there. Only the spine may be out of order.
+
+    Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities; or if budget < 0.
+    """
+    token_rows, score_rows = _candidates(ids, log_probs)
+    if budget < 0:
+        raise ValueError(f"budget must not be negative, got {budget}")
+    n_depths = len(score_rows)
+    n_ranks = len(score_rows[0]) if score_rows else 0
+    tokens, parents, depths, costs = [root], [-1], [0], [0.0]
+    # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank).
+    heap: list[tuple[float, int, int, int]] = []
+    if chain_seed:
+        for depth in range(1, min(n_depths, budget) + 1):
+            scores = score_rows[depth - 1]
+            before = costs[-1]
+            if scores[0] == -np.inf:
+                break
+            tokens.append(token_rows[depth - 1][0])
+            parents.append(depth - 1)
+            depths.append(depth)
+            costs.append(before - scores[0])
+            if n_ranks > 1:
+                heap.append((before - scores[1], depth, depth - 1, 1))
+        heapify(heap)
+    elif score_rows:
+        heap.append((-score_rows[0][0], 1, 0, 0))
+
+    for node in range(len(tokens), budget + 1):
+        if not heap:
+            break
+        cost, depth, parent, rank = heap[0]
+        if cost == np.inf:
+            break
+        tokens.append(token_rows[depth - 1][rank])
+        parents.append(parent)
+        depths.append(depth)
+        costs.append(cost)
+        rank += 1
+        if rank < n_ranks:
+            heapreplace(heap, (costs[parent] - score_rows[depth - 1][rank], depth, parent, rank))
+        else:
+            heappop(heap)
+        if depth < n_depths:
+            heappush(heap, (cost - score_rows[depth][0], depth + 1, node, 0))
+    return Tree(
+        np.array(tokens, np.int32),
+        np.array(parents, np.int32),
+        np.array(depths, np.int32),
+        -np.array(costs, np.float32) + np.float32(0),  # + 0 turns the root's -0 into 0
+    )
+
+
+def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length: int | None = None) -> Tree:
+    """The path of the best candidate of each depth: what classic speculative decoding verifies.
+
+    ids, log_probs: [L] or [L, K] (rank 0 is taken); without log_probs every path log-probability is 0.
+    length: at most so many nodes. Raises ValueError if the shapes differ or length < 0.
+    """
+    ids = np.asarray(ids, np.int32)
+    scores = np.zeros(ids.shape, np.float32) if log_probs is None else np.asarray(log_probs, np.float32)
+    if ids.ndim not in (1, 2) or scores.shape != ids.shape:
+        raise ValueError(f"ids {ids.shape} and log_probs {scores.shape} must both be [L] or [L, K]")
+    if length is not None and length < 0:
+        raise ValueError(f"length must not be negative, got {length}")
+    if ids.ndim == 2:
+        ids, scores = ids[:, 0], scores[:, 0]
+    ids, scores = ids[:length], scores[:length]
+    depths = np.arange(len(ids) + 1, dtype=np.int32)
+    # Summed in float64 like the costs of best_first, so that a chain equals a tree of one candidate to the bit.
+    paths = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64))).astype(np.float32)
+    return Tree(np.concatenate((np.array([root], np.int32), ids)), depths - 1, depths, paths)
+
+
+def visibility(tree: Tree | ArrayLike) -> NDArray[np.bool_]:
+    """Which nodes each node attends to: bool [width, width], row i = the ancestors of node i and i itself.
+
+    Takes a Tree or parents [width] with -1 for roots. Raises ValueError if a parent does not precede its child.
+    """
+    parents = np.asarray(tree.parents if isinstance(tree, Tree) else tree).tolist()
+    width = len(parents)
+    rows: list[int] = []  # bit j of rows[i] is entry (i, j): one integer operation per node instead of a row copy
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"parents[{node}] = {parent}: a parent must come before its child (-1 = none)")
+        rows.append((rows[parent] if parent >= 0 else 0) | 1 << node)
+    n_bytes = (width + 7) // 8
+    packed = np.frombuffer(b"".join([row.to_bytes(n_bytes, "little") for row in rows]), np.uint8)
+    bits = np.unpackbits(packed.reshape(width, n_bytes), axis=1, count=width, bitorder="little")
+    return bits.view(np.bool_)
+
+
+def padded(tree: Tree, width: int) -> Tree:
+    """The tree with dummy nodes up to `width`: children of the root at depth 1 with the root's token.
+
+    Their log-probability is -inf. They only fill a kernel's tile: walk the tree without them.
+    Raises ValueError if the tree is wider than `width`.
+    """
+    n_pad = width - tree.width
+    if n_pad < 0:
+        raise ValueError(f"a tree of width {tree.width} does not fit into width {width}")
+    if n_pad == 0:
+        return tree
+    return Tree(
+        np.concatenate((tree.tokens, np.full(n_pad, tree.tokens[0], np.int32))),
+        np.concatenate((tree.parents, np.zeros(n_pad, np.int32))),
+        np.concatenate((tree.depths, np.ones(n_pad, np.int32))),
+        np.concatenate((tree.log_probs, np.full(n_pad, -np.inf, np.float32))),
+    )
+
+
+def _candidates(ids: ArrayLike, log_probs: ArrayLike) -> tuple[list[list[int]], list[list[float]]]:
+    """Checked rows as Python lists: indexing numpy scalars one by one would dominate the expansion."""
+    ids, log_probs = np.asarray(ids), np.asarray(log_probs)
+    if ids.ndim != 2 or ids.shape != log_probs.shape or (ids.shape[0] and not ids.shape[1]):
+        raise ValueError(f"ids {ids.shape} and log_probs {log_probs.shape} must both be [L, K] with K >= 1")
+    # Negated comparisons, so that NaN fails them too.
+    if not (log_probs <= _ROUNDING).all():
+        raise ValueError("log_probs must be log-probabilities: found NaN or a value above 0")
+    if not (log_probs[:, 1:] <= log_probs[:, :-1]).all():
+        raise ValueError("log_probs must fall along each row: sort the candidates by rank")
+    return ids.tolist(), log_probs.tolist()
