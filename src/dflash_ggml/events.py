@@ -1,0 +1,137 @@
+"""What one generation says, as typed events: the only thing between the engine's tokens and any response shape.
+
+Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, `Usage` is
+always the event before it. A tool call is `ToolCallBegin` `ToolCallArgs`* `ToolCallEnd`, calls do not interleave, and
+the concatenated `json` of its `ToolCallArgs` is one JSON object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Union
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One candidate token: id, its bytes and its natural log-probability under the unmodified logits."""
+
+    token: int
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """An emitted token with its log-probability and the best alternatives (sorted, best first)."""
+
+    token: int
+    data: bytes
+    logprob: float
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The prompt is known: its length in tokens and how many of them the state already held."""
+
+    prompt_n: int
+    cached_n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A long stage moved on: `done` of `total` units (tokens for stage "prefill")."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More text of the model's reasoning (never empty)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More visible text; `logprobs` has the tokens whose text begins in this delta, when they were asked for."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegin:
+    """A tool call starts; `index` counts calls of this message from 0, `id` is unique."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArgs:
+    """The next piece of the call's arguments as JSON text."""
+
+    index: int
+    json: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """The call is complete."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts and times of one run. Tokens are counted as the model sees them; times are wall milliseconds.
+
+    `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it kept. `reasoning_n`
+    is part of `predicted_n`. `mode` and `budget` are those of the last step.
+    """
+
+    prompt_n: int
+    cached_n: int
+    predicted_n: int
+    reasoning_n: int
+    steps: int
+    draft_n: int
+    draft_n_accepted: int
+    prompt_ms: float
+    predicted_ms: float
+    mode: str
+    budget: int
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens emitted per target forward of the decoding phase; 0.0 when there was none."""
+        return self.predicted_n / self.steps if self.steps else 0.0
+
+    @property
+    def predicted_per_second(self) -> float:
+        """Decoding speed in tokens per second; 0.0 when nothing was timed."""
+        return 1000.0 * self.predicted_n / self.predicted_ms if self.predicted_ms > 0 else 0.0
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prefill speed in tokens per second over the tokens that were not cached; 0.0 when nothing was timed."""
+        return 1000.0 * (self.prompt_n - self.cached_n) / self.prompt_ms if self.prompt_ms > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end. `stop_string` names the stop string that ended it, if one did."""
+
+    reason: FinishReason
+    stop_string: str | None = None
+
+
+Event = Union[
+    Begin, Progress, ReasoningDelta, TextDelta, ToolCallBegin, ToolCallArgs, ToolCallEnd, Usage, Finish
+]
