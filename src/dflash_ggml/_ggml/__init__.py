@@ -1,0 +1,14 @@
+"""The compiled binding of the vendored ggml: ``ffi`` and ``lib``.
+
+Everything above this package goes through :mod:`dflash_ggml.ggml`, which checks shapes first: a check that fails
+inside ggml ends the process.
+"""
+
+from __future__ import annotations
+
+from dflash_ggml._ggml._bindings import ffi, lib
+from dflash_ggml._ggml import callbacks
+
+__all__ = ["ffi", "lib"]
+
+callbacks.install()

@@ -1,0 +1,90 @@
+#include "shims.h"
+#include "ggml-impl.h" /* struct ggml_cgraph, for its identity */
+
+#include <string.h>
+#include <unistd.h>
+
+/* defined by the generated cffi source: extern "Python" functions */
+void dflash_log_message(int level, const char * text);
+void dflash_abort_trace(void);
+
+int64_t dflash_dequantize(enum ggml_type type, const void * src, float * dst, int64_t n) {
+    if (type < 0 || type >= GGML_TYPE_COUNT || n < 0) {
+        return -1;
+    }
+    if (type == GGML_TYPE_F32) {
+        memcpy(dst, src, (size_t) n * sizeof(float));
+        return n;
+    }
+    const struct ggml_type_traits * traits = ggml_get_type_traits(type);
+    if (traits->to_float == NULL || traits->blck_size < 1 || n % traits->blck_size != 0) {
+        return -1;
+    }
+    traits->to_float(src, dst, n);
+    return n;
+}
+
+ggml_backend_buffer_type_t * dflash_dev_extra_bufts(ggml_backend_dev_t device) {
+    ggml_backend_dev_get_extra_bufts_t get = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts");
+    return get ? get(device) : NULL;
+}
+
+struct ggml_backend_feature * dflash_reg_features(ggml_backend_reg_t reg) {
+    ggml_backend_get_features_t get =
+        (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
+    return get ? get(reg) : NULL;
+}
+
+uint64_t dflash_graph_set_uid(struct ggml_cgraph * graph) {
+    graph->uid = ggml_graph_next_uid();
+    return graph->uid;
+}
+
+bool dflash_flag_abort(void * flag) {
+    return *(volatile const int *) flag != 0;
+}
+
+static int g_min_level;
+
+static void forward_log(enum ggml_log_level level, const char * text, void * user_data) {
+    static _Thread_local enum ggml_log_level last = GGML_LOG_LEVEL_NONE;
+    (void) user_data;
+    if (level == GGML_LOG_LEVEL_CONT) {
+        level = last; /* a continuation has the level of the line that it continues */
+    } else {
+        last = level;
+    }
+    if ((int) level >= g_min_level) { /* filtered here: a dropped line never waits for the GIL */
+        dflash_log_message((int) level, text);
+    }
+}
+
+void dflash_log_install(int min_level) {
+    g_min_level = min_level;
+    ggml_log_set(forward_log, NULL);
+}
+
+static void write_all(const char * text) {
+    size_t left = strlen(text);
+    while (left > 0) {
+        ssize_t n = write(STDERR_FILENO, text, left);
+        if (n <= 0) {
+            return;
+        }
+        text += n;
+        left -= (size_t) n;
+    }
+}
+
+static void on_abort(const char * message) {
+    /* plain write(2) first: it works whatever state the interpreter is in */
+    write_all("\ndflash-ggml: ggml stopped the process: ");
+    write_all(message);
+    write_all("\nA check inside ggml failed; this is a bug, please report it with the lines below.\n");
+    dflash_abort_trace();
+}
+
+void dflash_abort_install(void) {
+    ggml_set_abort_callback(on_abort);
+}
