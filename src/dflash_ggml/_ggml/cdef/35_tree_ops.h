@@ -1,0 +1,12 @@
+// Operations along a token tree, added to ggml by patches/. Shapes are documented in the patched ggml.h. The two
+// commit operations work in place: their result is a view of the state.
+
+struct ggml_tensor *ggml_ssm_conv_tree(struct ggml_context *ctx, struct ggml_tensor *state,
+    struct ggml_tensor *x, struct ggml_tensor *c, struct ggml_tensor *parents);
+struct ggml_tensor *ggml_ssm_conv_tree_commit(struct ggml_context *ctx, struct ggml_tensor *state,
+    struct ggml_tensor *x, struct ggml_tensor *path);
+struct ggml_tensor *ggml_gated_delta_net_tree_persist(struct ggml_context *ctx, struct ggml_tensor *q,
+    struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *g, struct ggml_tensor *beta,
+    struct ggml_tensor *state, struct ggml_tensor *parents);
+struct ggml_tensor *ggml_gated_delta_net_tree_commit(struct ggml_context *ctx, struct ggml_tensor *state,
+    struct ggml_tensor *factors, struct ggml_tensor *path);

@@ -1,0 +1,112 @@
+"""Float64 numpy oracle of the tree operations, written from the recurrences alone.
+
+It keeps one full state per node and walks the tree token by token, so it shares no algebra with the factor form that
+the operations use. Arrays have numpy's order (the reverse of ggml's): state [seqs, value heads, value dim, key dim].
+Source of the maths: Gated Delta Networks (arXiv 2412.06464), equation 10, applied along the parent chain of each node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def path_to(parents: Array, node: int) -> list[int]:
+    """Nodes from the root's child down to `node`, for one sequence's parents [n] (-1 = child of the committed prefix)."""
+    path = []
+    while node >= 0:
+        path.append(int(node))
+        node = parents[node]
+    return path[::-1]
+
+
+def random_parents(rng: np.random.Generator, n: int, kind: str = "tree") -> Array:
+    """int32 [n] with parents[i] < i: one of "chain", "fan", "tree" (one root), "forest" (several roots), "deep" (near-chain)."""
+    if kind == "chain":
+        return np.arange(-1, n - 1, dtype=np.int32)
+    if kind == "fan":
+        return np.array([-1] + [0] * (n - 1), np.int32)
+    low = {"tree": lambda i: 0, "forest": lambda i: -1, "deep": lambda i: max(0, i - 3)}[kind]
+    return np.array([-1] + [int(rng.integers(low(i), i)) for i in range(1, n)], np.int32)
+
+
+def conv_tree(state: Array, x: Array, c: Array, parents: Array) -> Array:
+    """Depthwise causal convolution along each node's path.
+
+    state [seqs, channels, taps-1] oldest first, x [seqs, n, channels], c [channels, taps], parents [seqs, n].
+    Returns float64 [seqs, n, channels].
+    """
+    out = np.zeros(x.shape, np.float64)
+    taps = c.shape[1]
+    for s in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            inputs = np.concatenate([state[s].T, x[s][path_to(parents[s], i)]]).astype(np.float64)
+            out[s, i] = (inputs[-taps:] * c.T).sum(axis=0)
+    return out
+
+
+def conv_commit(state: Array, x: Array, path: Array) -> Array:
+    """The window after the accepted nodes: path [seqs or 1, any length], negative = end. Same dtype and shape as `state`."""
+    out = state.copy()
+    for s in range(state.shape[0]):
+        nodes = accepted(path[s if path.shape[0] > 1 else 0])
+        out[s] = np.concatenate([state[s].T, x[s][nodes]])[-state.shape[2] :].T
+    return out
+
+
+def accepted(path: Array) -> list[int]:
+    """The node indices before the first negative entry."""
+    nodes = []
+    for node in path:
+        if node < 0:
+            break
+        nodes.append(int(node))
+    return nodes
+
+
+@dataclass(frozen=True)
+class DeltaNetTree:
+    """What the oracle knows of every node (float64): outputs, innovations u, sums of g, and the full state after it."""
+
+    o: Array  # [seqs, n, value heads, size]
+    u: Array  # [seqs, n, value heads, size]
+    g_sum: Array  # [seqs, n, value heads]
+    states: Array  # [seqs, n, value heads, value dim, key dim]
+
+
+def delta_net_step(state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array) -> tuple[Array, Array, Array]:
+    """One token of the gated delta rule for all value heads.
+
+    state [H_v, value dim, key dim], q and k [H_k, size], v [H_v, size], g and beta [H_v]; value head h uses key head
+    h % H_k. Returns (new state, output, innovation).
+    """
+    n_rep = v.shape[0] // k.shape[0]
+    q, k = np.tile(q, (n_rep, 1)), np.tile(k, (n_rep, 1))
+    state = np.exp(g)[:, None, None] * state
+    u = beta[:, None] * (v - np.einsum("hji,hi->hj", state, k))
+    state = state + u[:, :, None] * k[:, None, :]
+    o = np.einsum("hji,hi->hj", state, q) / np.sqrt(v.shape[1])
+    return state, o, u
+
+
+def delta_net_tree(q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, parents: Array) -> DeltaNetTree:
+    """The recurrence from each node's parent state.
+
+    q, k [seqs, n, H_k, size], v [seqs, n, H_v, size], g, beta [seqs, n, H_v], state [seqs, H_v, size, size],
+    parents [seqs, n].
+    """
+    q, k, v, g, beta, state = (a.astype(np.float64) for a in (q, k, v, g, beta, state))
+    n_seqs, n, n_heads, size = v.shape
+    o, u = np.zeros_like(v), np.zeros_like(v)
+    g_sum = np.zeros_like(g)
+    states = np.zeros((n_seqs, n, n_heads, size, size))
+    for s in range(n_seqs):
+        for i in range(n):
+            p = parents[s, i]
+            before = state[s] if p < 0 else states[s, p]
+            states[s, i], o[s, i], u[s, i] = delta_net_step(before, q[s, i], k[s, i], v[s, i], g[s, i], beta[s, i])
+            g_sum[s, i] = g[s, i] + (0.0 if p < 0 else g_sum[s, p])
+    return DeltaNetTree(o, u, g_sum, states)
