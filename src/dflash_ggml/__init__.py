@@ -1,3 +1,53 @@
-"""DFlash drafts and DDTree speculative decoding on a vendored, patched ggml."""
+"""DFlash drafts and DDTree speculative decoding for Qwen3.5 targets, on a vendored and patched ggml.
+
+    from dflash_ggml import Llama
+
+The names below are loaded when first used, so that importing the package costs nothing and its pure parts work
+without the compiled binding.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Llama": "llama",
+    "Engine": "engine",
+    "EngineConfig": "config",
+    "Step": "engine",
+    "Sampler": "sampling",
+    "SamplingParams": "sampling",
+    "GGUFFile": "gguf",
+    "Tokenizer": "tokenizer",
+    "DflashError": "errors",
+    "ModelFileError": "errors",
+    "ContextOverflowError": "errors",
+    "ConfigError": "errors",
+    "DeviceError": "errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from dflash_ggml.config import EngineConfig
+    from dflash_ggml.engine import Engine, Step
+    from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, DflashError, ModelFileError
+    from dflash_ggml.gguf import GGUFFile
+    from dflash_ggml.llama import Llama
+    from dflash_ggml.sampling import Sampler, SamplingParams
+    from dflash_ggml.tokenizer import Tokenizer
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dflash_ggml' has no attribute {name!r}")
+    value = getattr(import_module(f"dflash_ggml.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -88,3 +88,32 @@ static void on_abort(const char * message) {
 void dflash_abort_install(void) {
     ggml_set_abort_callback(on_abort);
 }
+
+const char * dflash_missing_cpu_feature(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    /* ggml's own queries answer what it was compiled for, not what the machine has */
+    if (ggml_cpu_has_avx2() && !__builtin_cpu_supports("avx2")) {
+        return "AVX2";
+    }
+    if (ggml_cpu_has_fma() && !__builtin_cpu_supports("fma")) {
+        return "FMA";
+    }
+    if (ggml_cpu_has_bmi2() && !__builtin_cpu_supports("bmi2")) {
+        return "BMI2";
+    }
+    if (ggml_cpu_has_avx512() && !__builtin_cpu_supports("avx512f")) {
+        return "AVX-512";
+    }
+    if (ggml_cpu_has_avx512_vbmi() && !__builtin_cpu_supports("avx512vbmi")) {
+        return "AVX-512 VBMI";
+    }
+    if (ggml_cpu_has_avx512_vnni() && !__builtin_cpu_supports("avx512vnni")) {
+        return "AVX-512 VNNI";
+    }
+    if (ggml_cpu_has_avx512_bf16() && !__builtin_cpu_supports("avx512bf16")) {
+        return "AVX-512 BF16";
+    }
+#endif
+    return NULL;
+}

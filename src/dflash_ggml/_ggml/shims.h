@@ -28,3 +28,6 @@ void dflash_log_install(int min_level);
 
 /* prints the failed check and the Python stack of every thread before ggml ends the process. */
 void dflash_abort_install(void);
+
+/* name of an instruction set that ggml was compiled for and this CPU lacks, or NULL when all are there. */
+const char * dflash_missing_cpu_feature(void);

@@ -5,6 +5,7 @@ ggml_backend_buffer_type_t *dflash_dev_extra_bufts(ggml_backend_dev_t device);
 struct ggml_backend_feature *dflash_reg_features(ggml_backend_reg_t reg);
 uint64_t dflash_graph_set_uid(struct ggml_cgraph *graph);
 bool dflash_flag_abort(void *flag);
+const char *dflash_missing_cpu_feature(void);
 void dflash_log_install(int min_level);
 void dflash_abort_install(void);
 

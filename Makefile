@@ -1,0 +1,40 @@
+# make demo    builds everything and prints a completion of the embedded model
+# make test    builds everything and runs the tests
+# make build   rebuilds after a change of C, CMake or patch files (Python files need no rebuild)
+# make dist    sdist and wheel under dist/, checked: contents, offline build from the sdist, import
+# Everything is set up in .venv. Nothing but Python >= 3.10 and a C and C++ compiler has to be there before.
+
+PYTHON ?= python3
+PROMPT ?= def is_prime(n: int) -> bool:
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# the editable install reads Python files from src/: only these need a new build
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* patches/*.patch) \
+	$(wildcard src/dflash_ggml/_ggml/cdef/*.h src/dflash_ggml/_ggml/shims.* src/dflash_ggml/_ggml/build_ffi.py)
+
+.PHONY: demo test build dist clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/dflash-run --prompt "$(PROMPT)"
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest
+
+build: $(VENV)/.installed
+
+dist: $(VENV)/.installed
+	$(VENV)/bin/python tools/check_dist.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python $(BUILD_INPUTS)
+	$(PIP) install --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python $(BUILD_INPUTS)
+	$(PIP) install --editable ".[test]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf build dist vendor $(VENV)
