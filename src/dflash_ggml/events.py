@@ -2,11 +2,12 @@
 
 Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, `Usage` is
 always the event before it. A tool call is `ToolCallBegin` `ToolCallArgs`* `ToolCallEnd`, calls do not interleave, and
-the concatenated `json` of its `ToolCallArgs` is one JSON object.
+the concatenated `json` of its `ToolCallArgs` is one JSON object (cut off where it was if `Finish` says "length").
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Union
 
@@ -24,12 +25,17 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """An emitted token with its log-probability and the best alternatives (sorted, best first)."""
+    """An emitted token with its log-probability and the best alternatives (sorted, best first).
+
+    offset: index of the character of the text at which the token's text begins. logprob is None for a prompt's first
+    token, which nothing predicts.
+    """
 
     token: int
     data: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[TopLogprob, ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,13 @@ class Progress:
     stage: str
     done: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The prompt's own tokens, when their log-probabilities were asked for; comes before the first delta."""
+
+    tokens: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +105,9 @@ class ToolCallEnd:
 class Usage:
     """Counts and times of one run. Tokens are counted as the model sees them; times are wall milliseconds.
 
-    `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it kept. `reasoning_n`
-    is part of `predicted_n`. `mode` and `budget` are those of the last step.
+    `predicted_n` leaves out the end-of-generation token; `reasoning_n` is part of it. `steps` counts target passes after
+    the prompt's own. `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it
+    kept. `mode` is that of the last step, `budget` the most nodes that a step could offer (0 in plain decoding).
     """
 
     prompt_n: int
@@ -110,8 +124,8 @@ class Usage:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens emitted per target forward of the decoding phase; 0.0 when there was none."""
-        return self.predicted_n / self.steps if self.steps else 0.0
+        """Mean tokens emitted per target pass after the prompt's own; 0.0 when there was none."""
+        return 1.0 + self.draft_n_accepted / self.steps if self.steps else 0.0
 
     @property
     def predicted_per_second(self) -> float:
@@ -133,5 +147,31 @@ class Finish:
 
 
 Event = Union[
-    Begin, Progress, ReasoningDelta, TextDelta, ToolCallBegin, ToolCallArgs, ToolCallEnd, Usage, Finish
+    Begin,
+    Progress,
+    PromptLogprobs,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallArgs,
+    ToolCallEnd,
+    Usage,
+    Finish,
 ]
+
+
+def merged(events: Iterable[Event]) -> list[Event]:
+    """The same events with neighbouring deltas of one kind joined: what one step said, in as few events as possible."""
+    out: list[Event] = []
+    for event in events:
+        last = out[-1] if out else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            logprobs = (last.logprobs or ()) + (event.logprobs or ())
+            out[-1] = TextDelta(last.text + event.text, logprobs or None)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + event.text)
+        elif isinstance(event, ToolCallArgs) and isinstance(last, ToolCallArgs) and event.index == last.index:
+            out[-1] = ToolCallArgs(event.index, last.json + event.json)
+        else:
+            out.append(event)
+    return out

@@ -69,11 +69,16 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(GenerationOptions):
-    """Continue a text or a token list. `suffix` asks for the middle of prompt and suffix (fill in the middle)."""
+    """Continue a text or a token list.
+
+    suffix: ask for what belongs between prompt and suffix (suffix_first: show the model the suffix first).
+    prompt_logprobs: also report the prompt's own tokens; costs one target pass per prompt token.
+    """
 
     prompt: str | Sequence[int]
     suffix: str | None = None
     suffix_first: bool = False
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,112 @@
+"""Grammars that make the model call a tool: any of several, or one by name, with arguments that fit its schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .chat import ToolFormat
+from .grammar import JSON_OPTIONS
+from .requests import GrammarSpec
+from .tool_specs import value_types
+
+# keywords that free text between parameter tags cannot enforce; such tools are called in the JSON form
+_STRING_LIMITS = ("pattern", "format", "minLength", "maxLength", "contentEncoding")
+_OBJECT_LIMITS = (
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "not",
+    "if",
+    "patternProperties",
+    "dependentRequired",
+    "minProperties",
+)
+_END_VALUE = "\n</parameter>\n"
+
+
+def forced_call_grammar(
+    schemas: Mapping[str, Mapping[str, Any]],
+    form: ToolFormat,
+    *,
+    several: bool,
+    special_tags: frozenset[str] = frozenset(),
+) -> GrammarSpec:
+    """A Lark grammar of one call (or `several`) of the tools in `schemas` (name -> argument schema).
+
+    form: "xml" or "json", as the model was taught; special_tags: tags that are control tokens of the vocabulary.
+    """
+    rules, names = [], []
+    for i, (name, schema) in enumerate(schemas.items()):
+        as_text = form == "xml" and fits_parameter_form(schema)
+        rules += _parameter_rules(i, name, schema) if as_text else _json_rules(i, name, schema)
+        names.append(f"call_{i}")
+    tags = [t if t in special_tags else _quote(t) for t in ("<tool_call>", "</tool_call>")]
+    head = [
+        "%llguidance {}",
+        f"start: /\\n{{0,2}}/ block{' (gap block)*' if several else ''}",
+        "gap: /\\n?/",
+        f'block: {tags[0]} "\\n" call "\\n" {tags[1]}',
+        f"call: {' | '.join(names)}",
+        f"text[suffix={_quote(_END_VALUE)}]: /(?s:.*)/",
+    ]
+    return GrammarSpec("lark", "\n".join(head + rules) + "\n")
+
+
+def fits_parameter_form(schema: Mapping[str, Any]) -> bool:
+    """Whether arguments written as `<parameter=..>` text can be held to this schema."""
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping) or any(k in schema for k in _OBJECT_LIMITS):
+        return False
+    if not all(isinstance(k, str) and k and not any(c in k for c in "<>\n") for k in properties):
+        return False
+    if any(k not in properties for k in schema.get("required", ())):
+        return False
+    for sub in properties.values():
+        kinds = value_types(sub, schema)
+        if (
+            "string" in kinds
+            and isinstance(sub, Mapping)
+            and (any(k in sub for k in _STRING_LIMITS) or any("\n" in str(v) for v in sub.get("enum", ())))
+        ):
+            return False
+    return True
+
+
+def _json_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    head = '{"name": ' + json.dumps(name, ensure_ascii=False) + ', "arguments": '
+    schema = {"type": "object", **schema, "x-guidance": JSON_OPTIONS}
+    return [f'call_{i}: {_quote(head)} args_{i} "}}"', f"args_{i}: %json {json.dumps(schema)}"]
+
+
+def _parameter_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    required = set(schema.get("required", ()))
+    parts, rules = [], []
+    for j, (key, sub) in enumerate(schema.get("properties", {}).items()):
+        rule = f"p_{i}_{j}"
+        parts.append(rule if key in required else f"{rule}?")
+        rules.append(f"{rule}: {_quote(f'<parameter={key}>{chr(10)}')} {_value(sub, schema)}")
+    body = " ".join([_quote(f"<function={name}>\n"), *parts, _quote("</function>")])
+    return [f"call_{i}: {body}", *rules]
+
+
+def _value(sub: Any, root: Mapping[str, Any]) -> str:
+    kinds = value_types(sub, root) or frozenset(("string",))
+    sub = sub if isinstance(sub, Mapping) else {}
+    if "string" not in kinds:
+        sub = {
+            **{k: root[k] for k in ("$defs", "definitions") if k in root},
+            **sub,
+            "x-guidance": JSON_OPTIONS,
+        }
+        return f"%json {json.dumps(sub)} {_quote(_END_VALUE)}"
+    values = [sub["const"]] if "const" in sub else sub.get("enum")
+    if values:
+        words = [v if isinstance(v, str) else json.dumps(v) for v in values]
+        return f"({' | '.join(_quote(w) for w in words)}) {_quote(_END_VALUE)}"
+    return "text"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
