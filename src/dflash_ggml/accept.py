@@ -1,7 +1,7 @@
 """The acceptance walk: which nodes of a verified tree the target itself would have written.
 
-Every emitted token is the target's own choice at a visited node; the tree only decides how many choices one verify
-pass can serve. The draft's probabilities play no part, so the target's distribution is kept exactly.
+Every emitted token is the target's own choice at a visited node; the tree only decides how many choices one
+verify pass can serve. The draft's probabilities play no part, so the target's distribution is kept exactly.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import NDArray
 
 from .tree import Tree
 
@@ -35,9 +36,10 @@ class Accepted:
 def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] | None = None) -> Accepted:
     """Follow the target's choices from the root until no child carries the chosen token.
 
-    choose(node) returns the target's token after that node; it is called once per visited node, in text order, and
-    never for a node off the path. stop(token) is called once per emitted token, in text order; True ends the walk
-    with that token as the bonus, even if a child carries it. Of children with equal tokens the first is taken.
+    choose(node) returns the target's token after that node; it is called once per visited node, in text
+    order, and never for a node off the path. stop(token) is called once per emitted token, in text order;
+    True ends the walk with that token as the bonus, even if a child carries it. Of children with equal tokens
+    the first is taken.
     """
     children: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
@@ -54,7 +56,7 @@ def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] |
         path.append(child)
 
 
-def greedy(tree: Tree, argmax: ArrayLike, stop: Callable[[int], bool] | None = None) -> Accepted:
+def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | None = None) -> Accepted:
     """The walk at temperature 0; argmax: int32 [>= width], the target's best token after each node.
 
     Raises ValueError if argmax is shorter than the tree is wide.

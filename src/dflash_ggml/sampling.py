@@ -1,13 +1,13 @@
 """Choosing the next token from a row of the target's logits.
 
-Order: processors, logit bias, penalties; then, by temperature, < 0: a draw from the plain softmax; = 0: the largest
-logit; > 0: mirostat if asked for, else top-k, typical, top-p, min-p, temperature, draw. These are the semantics of
-llama-cpp-python's sampler chain, so that the same options give the same distribution.
+Order: processors, logit bias, penalties; then, by temperature, < 0: a draw from the plain softmax; = 0: the
+largest logit; > 0: mirostat if asked for, else top-k, typical, top-p, min-p, temperature, draw. These are the
+semantics of llama-cpp-python's sampler chain, so that the same options give the same distribution.
 
-Seeds: a sampled token takes exactly one number from the generator and a greedy one none, and the draw inverts the
-cumulative distribution in token-id order. With equal logits the text of a seed therefore depends neither on the draft
-nor on the tree; and a last-bit difference in the logits moves the cumulative distribution by a last bit only, where
-an order by probability could swap two tokens.
+Seeds: a sampled token takes exactly one number from the generator and a greedy one none, and the draw inverts
+the cumulative distribution in token-id order. With equal logits the text of a seed therefore depends neither
+on the draft nor on the tree; and a last-bit difference in the logits moves the cumulative distribution by a
+last bit only, where an order by probability could swap two tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import ConfigError, DflashError
 
-# (history ids int32 [n], scores float32 [V]) -> scores float32 [V]; may change and return the array it is given.
+# (history ids int32 [n], scores float32 [V]) -> scores float32 [V]; may change the scores in place.
 Processor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 _MIROSTAT_FIT = 100  # most probable tokens from which mirostat v1 estimates the tail's exponent
@@ -30,20 +30,20 @@ _BLOCK = 512  # weights per block of the two-level draw
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Options of the sampler; the neutral value that switches a step off is given behind each."""
+    """Options of the sampler; comments give the value that switches a step off, and what special values mean."""
 
     temperature: float = 0.8  # 0: always the largest logit; < 0: plain softmax without filters
-    top_k: int = 40  # <= 0
-    top_p: float = 0.95  # 1
-    min_p: float = 0.05  # 0
-    typical_p: float = 1.0  # 1
-    repeat_penalty: float = 1.0  # 1
-    presence_penalty: float = 0.0  # 0
-    frequency_penalty: float = 0.0  # 0
-    penalty_last_n: int = 64  # 0; -1: the whole history
+    top_k: int = 40  # off: <= 0
+    top_p: float = 0.95  # off: 1
+    min_p: float = 0.05  # off: 0
+    typical_p: float = 1.0  # off: 1
+    repeat_penalty: float = 1.0  # off: 1; divides positive logits of seen tokens, multiplies negative ones
+    presence_penalty: float = 0.0  # off: 0; subtracted once from every seen token
+    frequency_penalty: float = 0.0  # off: 0; subtracted once per occurrence
+    penalty_last_n: int = 64  # tokens that count as seen; off: 0; -1: the whole history
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits; -inf bans a token
     seed: int | None = None  # None: fresh entropy
-    mirostat_mode: int = 0  # 0; 1 and 2 replace the filters and the temperature
+    mirostat_mode: int = 0  # off: 0; 1 and 2 replace the filters and the temperature
     mirostat_tau: float = 5.0  # target surprise in bits
     mirostat_eta: float = 0.1  # learning rate
 
@@ -54,7 +54,7 @@ class SamplingParams:
         for name in ("top_p", "min_p", "typical_p"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
         _require(0 < self.repeat_penalty < math.inf, "repeat_penalty", self.repeat_penalty, "above 0")
-        _require(self.penalty_last_n >= -1, "penalty_last_n", self.penalty_last_n, "-1 (all), 0 (off) or a count")
+        _require(self.penalty_last_n >= -1, "penalty_last_n", self.penalty_last_n, "a count, or -1 for all")
         _require(self.seed is None or self.seed >= 0, "seed", self.seed, "None or a whole number from 0")
         _require(self.mirostat_mode in (0, 1, 2), "mirostat_mode", self.mirostat_mode, "0, 1 or 2")
         for token, bias in self.logit_bias.items():
@@ -64,7 +64,8 @@ class SamplingParams:
 class Sampler:
     """Draws tokens for one sequence; holds the random generator and mirostat's running state.
 
-    Call `sample` once per emitted token in text order. Raises ConfigError on bad params or a biased id >= n_vocab.
+    Call `sample` once per emitted token, in text order. Raises ConfigError on bad options, and on a logit bias
+    for an id outside the vocabulary.
     """
 
     def __init__(self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = ()) -> None:
@@ -85,13 +86,14 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """True if `sample` always returns the argmax of the row as given, so that nobody needs to fetch the row."""
+        """True if `sample` is the argmax of the row as given, so that nobody needs to fetch the row."""
         return self.params.temperature == 0 and not (self.processors or len(self._bias) or self._penalises)
 
     def sample(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> int:
         """The next token. row: float32 [V], left unchanged; history: ids of the whole text before this token.
 
-        Raises ValueError on a row of the wrong shape, DflashError on NaN, +inf or nothing but -inf in the logits.
+        Raises ValueError on a row of the wrong shape, DflashError on NaN, +inf or nothing but -inf in the
+        logits.
         """
         scores, top = self._scores(row, history)
         if self.params.temperature == 0:
@@ -123,9 +125,10 @@ class Sampler:
         if self.processors:
             ids = np.asarray(history, np.int32)
             for processor in self.processors:
-                scores = np.asarray(processor(ids, scores), np.float32)
+                # Copied, because what a processor returns may be read-only or its own.
+                scores = np.array(processor(ids, scores), np.float32)
                 if scores.shape != (self.n_vocab,):
-                    raise ValueError(f"a logits processor must return shape ({self.n_vocab},), got {scores.shape}")
+                    raise ValueError(f"a processor must return shape ({self.n_vocab},), got {scores.shape}")
         if len(self._bias):
             scores[self._bias_ids] += self._bias
         if self._penalises:
@@ -136,7 +139,7 @@ class Sampler:
         return scores, top
 
     def _penalise(self, scores: NDArray[np.float32], history: Sequence[int]) -> None:
-        """Repeat penalty (CTRL, arXiv 1909.05858, with negative logits multiplied), then frequency and presence."""
+        """Repeat penalty (arXiv 1909.05858, but negative logits multiplied), then frequency and presence."""
         p = self.params
         window = history if p.penalty_last_n < 0 else history[-p.penalty_last_n :]
         ids, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
@@ -162,7 +165,7 @@ class Sampler:
         if len(ids) < self.n_vocab:
             ids = np.sort(ids)
             scores = scores[ids]
-        # Relative to the largest logit, so that exp can't overflow. Processors may mask with -3e38 instead of -inf.
+        # Relative to the largest logit, so that exp can't overflow; some processors mask with -3e38.
         with np.errstate(over="ignore"):
             weights = scores - scores.max()
             if temperature != 1:
@@ -182,7 +185,7 @@ class Sampler:
         return ids
 
     def _mirostat_v1(self, scores: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Top-k with the k at which a Zipf tail fitted to the row has surprise mu (arXiv 2007.14966, algorithm 1)."""
+        """Top-k, k where a Zipf tail fitted to the row has surprise mu (arXiv 2007.14966, algorithm 1)."""
         head = scores[largest(scores, _MIROSTAT_FIT)].astype(np.float64)
         if len(head) == 1:
             return largest(scores, 1)
@@ -192,20 +195,21 @@ class Sampler:
         log_vocab = math.log(self.n_vocab)
         scale = excess / -math.expm1(-excess * log_vocab) if excess else 1 / log_vocab
         log_k = math.log(scale) + self._mu * math.log(2)
-        # A flat row has exponent 0: every k has the same surprise per token, so all tokens stay.
-        if log_k >= exponent * log_vocab:
+        if log_k <= 0:
+            return largest(scores, 1)
+        if log_k >= exponent * log_vocab:  # always so in a flat row, whose exponent is 0
             return self._all_ids
-        return largest(scores, max(int(math.exp(log_k / exponent)), 1))
+        return largest(scores, int(math.exp(log_k / exponent)))
 
     def _mirostat_v2(self, scores: NDArray[np.float32], top: float) -> NDArray[np.int64]:
-        """Tokens with a surprise of at most mu bits, at least the best one (arXiv 2007.14966, algorithm 2)."""
+        """Tokens with a surprise of at most mu bits, at least the best (arXiv 2007.14966, algorithm 2)."""
         log_total = top + math.log(np.exp(scores - np.float32(top)).sum(dtype=np.float64))
         ids = np.flatnonzero(scores >= log_total - self._mu * math.log(2))
         return ids if len(ids) else scores.argmax(keepdims=True)
 
 
 def largest(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:
-    """Indices of the k largest values, falling; of equal values the lower index first. -inf is never returned."""
+    """Indices of the k largest values, falling; of equals the lower index first; never those of -inf."""
     n = len(values)
     floor = -np.inf
     if k < n:
@@ -218,7 +222,7 @@ def largest(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:
 
 
 def log_softmax(row: ArrayLike) -> NDArray[np.float32]:
-    """Log-probabilities of a row of logits, float32 [V]. Raises DflashError on NaN, +inf or nothing but -inf."""
+    """Log-probabilities of a row of logits, float32 [V]. Raises DflashError where Sampler.sample does."""
     row = np.asarray(row, np.float32)
     top = row.max()
     if not math.isfinite(top):
@@ -248,13 +252,13 @@ def _invert(weights: NDArray[np.float32], uniform: float) -> tuple[int, float]:
 
 
 def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
-    """First index with a sum above target; if rounding carried target up to the end, the last with a weight above 0."""
+    """First index with a sum above target; if rounding took target to the end, the last of weight > 0."""
     index = int(np.searchsorted(cumulative, target, side="right"))
     return index if index < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))
 
 
 def _typical(logits: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
-    """Locally typical sampling (arXiv 2202.00666): surprise nearest to the entropy first, until above `mass`."""
+    """Locally typical sampling (arXiv 2202.00666): surprise nearest to the entropy first, up to `mass`."""
     shifted = logits.astype(np.float64) - logits.max()
     log_probs = shifted - math.log(np.exp(shifted).sum())
     probs = np.exp(log_probs)

@@ -1,8 +1,9 @@
 """Draft trees: DDTree's best-first expansion, chains, ancestor masks and padding.
 
-Best-first expansion follows DDTree (arXiv 2604.12989): a draft block gives one distribution per depth, all conditioned
-on the same context, so the probability of a path is the product of its tokens' probabilities. It never rises with
-depth, hence the `budget` most probable paths are closed under prefixes and form a tree, found with one heap.
+Best-first expansion follows DDTree (arXiv 2604.12989): a draft block gives one distribution per depth, all
+conditioned on the same context, so the probability of a path is the product of its tokens' probabilities. It
+never rises with depth, hence the `budget` most probable paths are closed under prefixes and form a tree,
+found with one heap.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ def best_first(
     """The `budget` most probable paths of the draft's product distribution, in falling order of probability.
 
     ids, log_probs: [L, K], the K candidates of each of L depths, log_probs falling along each row.
-    Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has
-    fewer nodes only if the candidates run out; paths of probability 0 are never added.
+    Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree
+    has fewer nodes only if the candidates run out; paths of probability 0 are never added.
 
-    chain_seed: the spine (rank 0 of depths 1 to min(L, budget)) becomes nodes 1, 2, ...; then the rank-1 siblings of
-    all spine nodes are queued, and expansion goes on best-first from there. Only the spine may be out of order.
+    chain_seed: the spine (rank 0 of depths 1 to min(L, budget)) becomes nodes 1, 2, ...; then the rank-1
+    siblings of all spine nodes are queued, and expansion goes on best-first from there. Only the spine may be
+    out of order.
 
-    Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities; or if budget < 0.
+    Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities; or if
+    budget < 0.
     """
     token_rows, score_rows = _candidates(ids, log_probs)
     if budget < 0:
@@ -120,7 +123,7 @@ def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length:
         ids, scores = ids[:, 0], scores[:, 0]
     ids, scores = ids[:length], scores[:length]
     depths = np.arange(len(ids) + 1, dtype=np.int32)
-    # Summed in float64 like the costs of best_first, so that a chain equals a tree of one candidate to the bit.
+    # Summed in float64 like best_first's costs, so that a chain equals a tree of one candidate to the bit.
     paths = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64))).astype(np.float32)
     return Tree(np.concatenate((np.array([root], np.int32), ids)), depths - 1, depths, paths)
 
@@ -128,11 +131,13 @@ def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length:
 def visibility(tree: Tree | ArrayLike) -> NDArray[np.bool_]:
     """Which nodes each node attends to: bool [width, width], row i = the ancestors of node i and i itself.
 
-    Takes a Tree or parents [width] with -1 for roots. Raises ValueError if a parent does not precede its child.
+    Takes a Tree or parents [width] with -1 for roots. Raises ValueError if a parent does not precede its
+    child.
     """
     parents = np.asarray(tree.parents if isinstance(tree, Tree) else tree).tolist()
     width = len(parents)
-    rows: list[int] = []  # bit j of rows[i] is entry (i, j): one integer operation per node instead of a row copy
+    # Bit j of rows[i] is entry (i, j): one integer operation per node instead of a row copy.
+    rows: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise ValueError(f"parents[{node}] = {parent}: a parent must come before its child (-1 = none)")
