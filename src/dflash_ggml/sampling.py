@@ -30,7 +30,7 @@ _BLOCK = 512  # weights per block of the two-level draw
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Options of the sampler; comments give the value that switches a step off, and what special values mean."""
+    """Options of the sampler; the comments give the values that switch a step off."""
 
     temperature: float = 0.8  # 0: always the largest logit; < 0: plain softmax without filters
     top_k: int = 40  # off: <= 0
@@ -64,8 +64,8 @@ class SamplingParams:
 class Sampler:
     """Draws tokens for one sequence; holds the random generator and mirostat's running state.
 
-    Call `sample` once per emitted token, in text order. Raises ConfigError on bad options, and on a logit bias
-    for an id outside the vocabulary.
+    Call `sample` once per emitted token, in text order. Raises ConfigError on bad options or a logit bias for
+    an id outside the vocabulary.
     """
 
     def __init__(self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = ()) -> None:
