@@ -132,11 +132,11 @@ class Store:
         self.buffer_type = device.buffer_type if buffer_type is None else buffer_type
         self._buffer = ffi.NULL
         self._arena = ffi.new("char[]", (max_tensors + 1) * lib.ggml_tensor_overhead())
-        self._ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
+        self.ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
 
     def tensor(self, type_: int, *ne: int, name: str = ""):
         """Declare a tensor of ggml type `type_` and shape `ne` (dimension 0 contiguous, 1 to 4 dimensions)."""
-        t = lib.ggml_new_tensor(self._ctx, type_, len(ne), ffi.new("int64_t[]", ne))
+        t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
         lib.ggml_set_name(t, name.encode()[: lib.GGML_MAX_NAME - 1])
         return t
 
@@ -144,14 +144,14 @@ class Store:
         """Contiguous view of `t`, `offset` in bytes."""
         row = lib.ggml_row_size(t.type, ne[0])
         ne4 = (*ne, 1, 1, 1)[:4]
-        return lib.ggml_view_4d(self._ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
+        return lib.ggml_view_4d(self.ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
 
     def allocate(self, clear: bool = True, weights: bool = False) -> Store:
         """Give every declared tensor its memory, zeroed unless `clear` is False. Raises DeviceError when it does not fit."""
-        size = lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self._ctx, self.buffer_type)
+        size = lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self.ctx, self.buffer_type)
         if size == 0:
             return self
-        self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._ctx, self.buffer_type)
+        self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
         if self._buffer == ffi.NULL:
             raise DeviceError(
                 f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; lower the context (-c) or the budget, or take a smaller model"
@@ -170,9 +170,9 @@ class Store:
         if self._buffer != ffi.NULL:
             lib.ggml_backend_buffer_free(self._buffer)
             self._buffer = ffi.NULL
-        if self._ctx != ffi.NULL:
-            lib.ggml_free(self._ctx)
-            self._ctx = ffi.NULL
+        if self.ctx != ffi.NULL:
+            lib.ggml_free(self.ctx)
+            self.ctx = ffi.NULL
 
 
 class Workspace:

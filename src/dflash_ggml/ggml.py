@@ -48,8 +48,8 @@ class Graph:
         self.device = device
         size = 2 * max_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(max_nodes, False)
         self._arena = ffi.new("char[]", size)
-        self._ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
-        self.cgraph = lib.ggml_new_graph_custom(self._ctx, max_nodes, False)
+        self.ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
+        self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
         self._workspace: Workspace | None = None
         self._generation = -1
@@ -58,7 +58,7 @@ class Graph:
 
     def input(self, name: str, type_: int, *ne: int):
         """A tensor that `inputs[name].array` fills before each run (the array has the reverse dimension order)."""
-        t = lib.ggml_new_tensor(self._ctx, type_, len(ne), ffi.new("int64_t[]", ne))
+        t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
         lib.ggml_set_input(t)
         lib.ggml_set_name(t, name.encode())
         self.inputs[name] = Input(t)
@@ -80,7 +80,7 @@ class Graph:
         """Give the graph its memory. Raises DeviceError when there is not enough, or the device lacks an operation."""
         for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
             node = lib.ggml_graph_node(self.cgraph, i)
-            if not lib.ggml_backend_supports_op(self.device.backend, node):
+            if not lib.ggml_backend_dev_supports_op(self.device.info.handle, node):
                 op = ffi.string(lib.ggml_op_desc(node)).decode()
                 raise DeviceError(f"{self.device.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there")
         self._generation = workspace.place(self.cgraph)
@@ -109,9 +109,9 @@ class Graph:
             raise DeviceError(f"{self.device.info.name}: graph ended with status {status}")
 
     def close(self) -> None:
-        if self._ctx != ffi.NULL:
-            lib.ggml_free(self._ctx)
-            self._ctx = ffi.NULL
+        if self.ctx != ffi.NULL:
+            lib.ggml_free(self.ctx)
+            self.ctx = ffi.NULL
 
     # ---- views and layout
 
@@ -126,39 +126,52 @@ class Graph:
         last = offset + sum((n - 1) * s for n, s in zip(ne4[1:], nb)) + lib.ggml_row_size(t.type, ne4[0])
         if last > lib.ggml_nbytes(t):
             raise ValueError(f"view {ne} at {offset} leaves tensor '{ffi.string(t.name).decode()}' of shape {tuple(t.ne)}")
-        return lib.ggml_view_4d(self._ctx, t, *ne4, *nb, offset)
+        return lib.ggml_view_4d(self.ctx, t, *ne4, *nb, offset)
+
+    def slice(self, t, index: int, columns: int):
+        """The first `columns` columns of slice `index` of t [d, max columns, slices], as a view [d, columns]."""
+        return self.view(t, (t.ne[0], columns), (t.nb[1],), offset=index * t.nb[2])
+
+    def land(self, t, home, index: int):
+        """Let the result `t` [d, n] be computed right into slice `index` of home [d, max columns, slices]: no copy."""
+        address = ffi.cast("char *", home.data) + index * home.nb[2]
+        if t.ne[0] != home.ne[0] or t.ne[1] > home.ne[1] or index >= home.ne[2]:
+            raise ValueError(f"{tuple(t.ne)} has no room in slice {index} of {tuple(home.ne)}")
+        if lib.ggml_backend_tensor_alloc(home.buffer, t, address) != lib.GGML_STATUS_SUCCESS:
+            raise DeviceError("a result could not be placed in a persistent tensor")
+        return t
 
     def reshape(self, t, *ne: int):
         """Contiguous `t` with another shape of as many elements."""
         ne4 = (*ne, 1, 1, 1)[:4]
         if int(np.prod(ne4)) != lib.ggml_nelements(t):
             raise ValueError(f"cannot reshape {tuple(t.ne)} to {ne}")
-        return lib.ggml_reshape_4d(self._ctx, t, *ne4)
+        return lib.ggml_reshape_4d(self.ctx, t, *ne4)
 
     def permute(self, t, a: int, b: int, c: int, d: int):
         """Dimension i of `t` becomes dimension (a, b, c, d)[i]."""
-        return lib.ggml_permute(self._ctx, t, a, b, c, d)
+        return lib.ggml_permute(self.ctx, t, a, b, c, d)
 
     def cont(self, t, *ne: int):
         """Contiguous copy of `t`, optionally with another shape."""
-        return lib.ggml_cont_4d(self._ctx, t, *(*ne, 1, 1, 1)[:4]) if ne else lib.ggml_cont(self._ctx, t)
+        return lib.ggml_cont_4d(self.ctx, t, *(*ne, 1, 1, 1)[:4]) if ne else lib.ggml_cont(self.ctx, t)
 
     def concat(self, a, b, dim: int):
-        return lib.ggml_concat(self._ctx, a, b, dim)
+        return lib.ggml_concat(self.ctx, a, b, dim)
 
     def copy(self, src, dst):
         """Write `src` into `dst` (same number of elements); the result is a view of `dst`."""
-        return lib.ggml_cpy(self._ctx, src, dst)
+        return lib.ggml_cpy(self.ctx, src, dst)
 
     def get_rows(self, t, ids):
         """Rows `ids` (int32 [n, ...]) of `t` [d, rows, ...] as float32 [d, n, ...]; int32 stays int32."""
-        return lib.ggml_get_rows(self._ctx, t, ids)
+        return lib.ggml_get_rows(self.ctx, t, ids)
 
     def set_rows(self, t, src, ids):
         """Write rows of `src` [d, n, ...] to rows `ids` (int32 [n]) of `t` [d, rows, ...]; the result is a view of `t`."""
         if t.ne[0] != src.ne[0] or src.ne[1] != ids.ne[0]:
             raise ValueError(f"set_rows: {tuple(src.ne)} at {tuple(ids.ne)} does not fit {tuple(t.ne)}")
-        return lib.ggml_set_rows(self._ctx, t, src, ids)
+        return lib.ggml_set_rows(self.ctx, t, src, ids)
 
     # ---- arithmetic
 
@@ -166,90 +179,90 @@ class Graph:
         """w [k, m] times x [k, n] -> [m, n], float32."""
         if w.ne[0] != x.ne[0]:
             raise ValueError(f"mul_mat: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)}")
-        return lib.ggml_mul_mat(self._ctx, w, x)
+        return lib.ggml_mul_mat(self.ctx, w, x)
 
     def add(self, a, b):
-        return lib.ggml_add(self._ctx, a, b)
+        return lib.ggml_add(self.ctx, a, b)
 
     def mul(self, a, b):
         """Element-wise; `b` is repeated over the missing dimensions."""
-        return lib.ggml_mul(self._ctx, a, b)
+        return lib.ggml_mul(self.ctx, a, b)
 
     def scale(self, a, factor: float):
-        return lib.ggml_scale(self._ctx, a, factor)
+        return lib.ggml_scale(self.ctx, a, factor)
 
     def sigmoid(self, a):
-        return lib.ggml_sigmoid(self._ctx, a)
+        return lib.ggml_sigmoid(self.ctx, a)
 
     def silu(self, a):
-        return lib.ggml_silu(self._ctx, a)
+        return lib.ggml_silu(self.ctx, a)
 
     def softplus(self, a):
-        return lib.ggml_softplus(self._ctx, a)
+        return lib.ggml_softplus(self.ctx, a)
 
     def log(self, a):
-        return lib.ggml_log(self._ctx, a)
+        return lib.ggml_log(self.ctx, a)
 
     def swiglu(self, gate, up):
         """silu(gate) * up."""
-        return lib.ggml_swiglu_split(self._ctx, gate, up)
+        return lib.ggml_swiglu_split(self.ctx, gate, up)
 
     def rms_norm(self, a, eps: float, weight=None):
         """a / sqrt(mean(a^2) + eps) over dimension 0, times `weight` when given."""
-        y = lib.ggml_rms_norm(self._ctx, a, eps)
-        return y if weight is None else lib.ggml_mul(self._ctx, y, weight)
+        y = lib.ggml_rms_norm(self.ctx, a, eps)
+        return y if weight is None else lib.ggml_mul(self.ctx, y, weight)
 
     def l2_norm(self, a, eps: float):
         """a / sqrt(sum(a^2) + eps) over dimension 0 (eps inside the root, unlike ggml_l2_norm)."""
         n = a.ne[0]
-        return self.scale(lib.ggml_rms_norm(self._ctx, a, eps / n), n**-0.5)
+        return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
 
     def rope(self, a, positions, n_dims: int, theta: float):
         """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims)."""
         return lib.ggml_rope_ext(
-            self._ctx, a, positions, ffi.NULL, n_dims, lib.GGML_ROPE_TYPE_NEOX, 0, theta, 1.0, 0.0, 1.0, 0.0, 0.0
+            self.ctx, a, positions, ffi.NULL, n_dims, lib.GGML_ROPE_TYPE_NEOX, 0, theta, 1.0, 0.0, 1.0, 0.0, 0.0
         )
 
     def attention(self, q, k, v, mask, scale: float):
         """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n]."""
         if mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1] or q.ne[2] % k.ne[2]:
             raise ValueError(f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, mask {tuple(mask.ne)} do not fit")
-        y = lib.ggml_flash_attn_ext(self._ctx, q, k, v, mask, scale, 0.0, 0.0)
+        y = lib.ggml_flash_attn_ext(self.ctx, q, k, v, mask, scale, 0.0, 0.0)
         lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
         return y
 
     def softmax(self, a):
-        return lib.ggml_soft_max(self._ctx, a)
+        return lib.ggml_soft_max(self.ctx, a)
 
     def top_k(self, a, k: int):
         """Indices of the `k` largest of each row of a [n, rows], unordered, int32 [k, rows]."""
-        return lib.ggml_top_k(self._ctx, a, k)
+        return lib.ggml_top_k(self.ctx, a, k)
 
     def argmax(self, a):
         """Index of the largest of each row, int32 [rows]."""
-        return lib.ggml_argmax(self._ctx, a)
+        return lib.ggml_argmax(self.ctx, a)
 
     # ---- delta net, committed prefix only (stock) and along a tree (ours)
 
     def gated_delta_net(self, q, k, v, g, beta, state):
         """Stock op: outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]."""
-        return lib.ggml_gated_delta_net(self._ctx, q, k, v, g, beta, state, 1)
+        return lib.ggml_gated_delta_net(self.ctx, q, k, v, g, beta, state, 1)
 
     def ssm_conv_tree(self, state, x, c, parents):
         """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""
-        return lib.ggml_ssm_conv_tree(self._ctx, state, x, c, parents)
+        return lib.ggml_ssm_conv_tree(self.ctx, state, x, c, parents)
 
     def ssm_conv_tree_commit(self, state, x, path):
         """state <- last K-1 inputs of (state + x[path]); all layers at once through dimension 2."""
-        return lib.ggml_ssm_conv_tree_commit(self._ctx, state, x, path)
+        return lib.ggml_ssm_conv_tree_commit(self.ctx, state, x, path)
 
     def gated_delta_net_tree_persist(self, q, k, v, g, beta, state, parents):
         """Gated delta rule along a tree -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v."""
-        return lib.ggml_gated_delta_net_tree_persist(self._ctx, q, k, v, g, beta, state, parents)
+        return lib.ggml_gated_delta_net_tree_persist(self.ctx, q, k, v, g, beta, state, parents)
 
     def gated_delta_net_tree_commit(self, state, factors, path):
         """state <- state after the accepted path, from the factors u | k | G; all layers at once through the last dimension."""
-        return lib.ggml_gated_delta_net_tree_commit(self._ctx, state, factors, path)
+        return lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
 
 
 def packed(graph: Graph, name: str, *lengths: int) -> list:

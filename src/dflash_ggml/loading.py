@@ -1,0 +1,81 @@
+"""From files to a ready sequence: read, check that target and draft fit, choose the device, bring the weights there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from .config import EngineConfig
+from .device import Device, list_devices
+from .errors import ConfigError, ModelFileError
+from .gguf import GGUFFile
+from .models.draft_params import DraftFile, check_pair
+from .models.target_params import TargetParams
+from .passes import Passes
+from .tokenizer import Tokenizer
+from .weights import Source, Weights
+
+Progress = Callable[[str, int, int], None]
+log = logging.getLogger("dflash_ggml")
+
+DATA = Path(__file__).parent / "data"
+EMBEDDED_TARGET = DATA / "demo-target-q8_0.gguf"
+EMBEDDED_DRAFT = DATA / "demo-draft-q8_0.gguf"
+
+
+def draft_beside(model: Path) -> Path | None:
+    """The draft that lies in the target's folder: the one sibling GGUF with `dflash` in its name, or the embedded draft for
+    the embedded target. None when there is none, or more than one to choose from."""
+    if model == EMBEDDED_TARGET:
+        return EMBEDDED_DRAFT
+    found = [f for f in model.parent.glob("*.gguf") if "dflash" in f.name.lower() and f.name != model.name]
+    return found[0] if len(found) == 1 else None
+
+
+def choose_device(config: EngineConfig) -> Device:
+    """The GPU `main_gpu` if layers may go there and one is present, else the CPU. Raises ConfigError for a missing GPU."""
+    gpus = [d for d in list_devices() if d.is_gpu]
+    if config.n_gpu_layers == 0 or not gpus:
+        if config.n_gpu_layers > 0:
+            log.warning("n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers)
+        return Device.cpu(config.n_threads, config.reference)
+    if config.main_gpu >= len(gpus):
+        raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
+    return Device(gpus[config.main_gpu], config.n_threads)
+
+
+def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple[Passes, Tokenizer, dict, int]:
+    """Load what `config` names: passes, tokenizer, the target's metadata and the context length in tokens.
+
+    Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
+    """
+    target_file = GGUFFile(config.model)
+    params = TargetParams.from_gguf(target_file)
+    tokenizer = Tokenizer.from_gguf(target_file)
+    if tokenizer.n_vocab > params.n_vocab:
+        raise ModelFileError(f"{config.model}: {tokenizer.n_vocab} tokens but an output of {params.n_vocab} rows")
+    draft_file = None
+    if config.draft is not None:
+        draft_file = DraftFile.open(config.draft)
+        for warning in check_pair(params, draft_file.params, str(config.model), str(config.draft)):
+            log.warning("%s", warning)
+    elif config.mode in ("chain", "tree"):
+        raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
+    n_ctx = config.n_ctx or params.n_ctx_train
+    if n_ctx > params.n_ctx_train:
+        log.warning("n_ctx %d is above the %d that %s was trained for", n_ctx, params.n_ctx_train, config.model)
+    device = choose_device(config)
+    shapes = params.tensor_shapes()
+    sources = {
+        name: Source(info.type, info.shape, target_file.data(name))
+        for name, info in target_file.tensors.items()
+        if name in shapes
+    }
+    weights = Weights.load(device, sources, progress=progress, stage="target")
+    draft = None
+    if draft_file is not None:
+        parts = {name: Source(*draft_file.tensor(name)) for name in draft_file.names}
+        draft = draft_file.params, Weights.load(device, parts, gathered=(), progress=progress, stage="draft")
+    passes = Passes(device, config, n_ctx, (params, weights), draft)
+    return passes, tokenizer, dict(target_file.metadata), n_ctx

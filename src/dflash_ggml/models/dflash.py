@@ -1,0 +1,97 @@
+"""Forward graph of the draft, DFlash v1: a block of masked tokens denoised in one pass over the target's features.
+
+Reference: arXiv 2602.06036. Context rows come only from features of committed tokens (`append_context`); the block's own
+K/V are scratch that the next step overwrites. B = block size, D = embedding length, n_tap = tapped layers.
+"""
+
+from __future__ import annotations
+
+from ..device import F16, Device
+from ..ggml import Graph, packed
+from ..state import DraftState, TargetState
+from ..weights import Weights
+from .draft_params import DraftParams
+
+
+def append_context(g: Graph, w: Weights, p: DraftParams, state: DraftState, features, positions, rows) -> list:
+    """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n], cache rows int32 [n].
+
+    Returns the caches per layer as (keys, values), so that what reads them comes after the write.
+    """
+    n = features.ne[1]
+    d, kv_heads = p.head_dim, p.n_kv_heads
+    c = g.rms_norm(g.mul_mat(w["fc.weight"], features), p.rms_eps, w["enc.output_norm.weight"])
+    caches = []
+    for i in range(p.n_layers):
+        name = f"blk.{i}.attn_"
+        k = g.reshape(g.mul_mat(w[name + "k.weight"], c), d, kv_heads, n)
+        k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions, d, p.rope_theta)
+        v = g.mul_mat(w[name + "v.weight"], c)
+        keys = g.expand(g.set_rows(state.keys(i), g.reshape(k, d * kv_heads, n), rows))
+        values = g.expand(g.set_rows(state.values(i), v, rows))
+        caches.append((keys, values))
+    return caches
+
+
+def context_graph(device: Device, w: Weights, p: DraftParams, state: DraftState, target_state: TargetState) -> Graph:
+    """Graph that takes in the last accepted path and drafts nothing. Input: ints = path | positions | rows, each B."""
+    g = Graph(device, 512)
+    path, positions, rows = packed(g, "ints", *[p.block_size] * 3)
+    append_context(g, w, p, state, g.get_rows(target_state.features, path), positions, rows)
+    return g
+
+
+def draft_graph(
+    device: Device,
+    w: Weights,
+    p: DraftParams,
+    state: DraftState,
+    target: Weights,
+    target_state: TargetState,
+    head_name: str,
+    n_kv: int,
+    candidates: int,
+) -> Graph:
+    """Graph of one drafting step: take in the last accepted path, then denoise one block.
+
+    Inputs: ints = path | path positions | path rows | block ids | block positions | block rows, each B (path: node
+    indices of the last verify pass; unused entries point to spare rows); mask_full and mask_window [n_kv, B].
+    Outputs: ids int32 [candidates, B-1], unordered, and log-probabilities float32 [1, candidates, B-1] of rows 1..B-1.
+    """
+    g = Graph(device)
+    block = p.block_size
+    path, path_pos, path_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
+    masks = [g.input("mask_full", F16, n_kv, block)]
+    if any(p.window_layers):
+        masks.append(g.input("mask_window", F16, n_kv, block))
+    features = g.get_rows(target_state.features, path)
+    caches = append_context(g, w, p, state, features, path_pos, path_rows)
+    d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
+    x = g.get_rows(target["token_embd.weight"], ids)
+    for i in range(p.n_layers):
+        name = f"blk.{i}."
+        y = g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"])
+        q = g.reshape(g.mul_mat(w[name + "attn_q.weight"], y), d, heads, block)
+        q = g.rope(g.rms_norm(q, p.rms_eps, w[name + "attn_q_norm.weight"]), positions, d, p.rope_theta)
+        k = g.reshape(g.mul_mat(w[name + "attn_k.weight"], y), d, kv_heads, block)
+        k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "attn_k_norm.weight"]), positions, d, p.rope_theta)
+        v = g.mul_mat(w[name + "attn_v.weight"], y)
+        keys = g.set_rows(caches[i][0], g.reshape(k, d * kv_heads, block), rows)
+        values = g.set_rows(caches[i][1], v, rows)
+        row = keys.nb[1]
+        element = row // (d * kv_heads)
+        keys, values = (g.view(t, (d, n_kv, kv_heads), (row, d * element)) for t in (keys, values))
+        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, masks[1 if p.window_layers[i] else 0], d**-0.5)
+        x = g.add(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), x)
+        y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
+        y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
+        x = g.add(g.mul_mat(w[name + "ffn_down.weight"], y), x)
+    # row 0 sits on the known pending token: only the masked rows need the head
+    x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
+    g.hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
+    logits = g.mul_mat(target[head_name], g.hidden)
+    k = min(candidates, logits.ne[0])
+    g.ids = g.output(g.top_k(logits, k), "ids")
+    columns = g.reshape(g.softmax(logits), 1, logits.ne[0], block - 1)
+    g.log_probs = g.output(g.log(g.get_rows(columns, g.ids)), "log_probs")
+    return g

@@ -1,0 +1,247 @@
+"""The four device passes of a step, one method each: fill the inputs, run the graph, read the small outputs.
+
+A pass knows where rows lie and what a mask hides; it knows nothing of sampling, stopping or modes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .config import EngineConfig
+from .device import Device, Workspace, read
+from .ggml import Graph
+from .models.dflash import append_context, context_graph, draft_graph
+from .models.draft_params import DraftParams
+from .models.qwen35 import linear_graph, tree_graph
+from .models.target_params import TargetParams
+from .state import DraftState, TargetState, commit_graph, kv_bucket
+from .tree import Tree, visibility
+from .weights import Weights
+
+HIDDEN = np.float16(-np.inf)
+MAX_GRAPHS = 24  # graphs kept; the least recently used goes first
+
+
+def padded_width(nodes: int) -> int:
+    """Columns of a verify pass over `nodes` nodes and the root: exact up to 8, then multiples of 8 (kernel tiles)."""
+    width = nodes + 1
+    return width if width <= 8 else -(-width // 8) * 8
+
+
+class Passes:
+    """Graphs, states and scratch memory of one sequence on one device."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: EngineConfig,
+        n_ctx: int,
+        target: tuple[TargetParams, Weights],
+        draft: tuple[DraftParams, Weights] | None,
+    ) -> None:
+        self.device, self.n_ctx = device, n_ctx
+        self.params, self.weights = target
+        self.draft_params, self.draft_weights = draft if draft else (None, None)
+        self.taps = self.draft_params.taps if draft else ()
+        self.block = self.draft_params.block_size if draft else 0
+        self.candidates = config.candidates
+        self.max_width = padded_width(max(config.budget, self.block - 1)) if draft else 0
+        # a tree near the end of the context still needs rows for all its nodes
+        self._max_rows = -(-(n_ctx + max(self.max_width, 1) + self.block) // 256) * 256
+        first = min(self._max_rows, 4096)
+        self.state = TargetState(device, self.params, config.kv_type, first, self.max_width, len(self.taps))
+        self.draft_state = (
+            DraftState(device, self.draft_params, config.kv_type, first + self.block) if draft else None
+        )
+        self.in_draft = np.zeros(self._max_rows, bool)  # which positions the draft's context holds
+        self.workspace = Workspace(device)
+        self._graphs: OrderedDict[tuple, Graph] = OrderedDict()
+        self.builds = 0
+
+    # ---- graphs
+
+    def _graph(self, key: tuple, build: Callable[[], Graph]) -> Graph:
+        graph = self._graphs.get(key)
+        if graph is not None and graph.valid:
+            self._graphs.move_to_end(key)
+            return graph
+        if graph is not None:
+            self._drop(key)
+        graph = build().place(self.workspace)
+        self.builds += 1
+        self._graphs[key] = graph
+        while len(self._graphs) > MAX_GRAPHS:
+            self._drop(next(iter(self._graphs)))
+        return graph
+
+    def _drop(self, key: tuple) -> None:
+        self._graphs.pop(key).close()
+
+    def ensure_rows(self, rows: int) -> int:
+        """Make the caches hold `rows`; returns the bucket of rows that a graph over them sees."""
+        have = self.state.kv.n_rows
+        if rows > have:
+            want = min(self._max_rows, max(2 * have, -(-rows // 256) * 256))
+            for key in list(self._graphs):
+                self._drop(key)
+            self.state.kv.grow(want)
+            if self.draft_state:
+                self.draft_state.kv.grow(want + self.block)
+        return min(kv_bucket(rows), self.state.kv.n_rows)
+
+    # ---- passes
+
+    def linear(self, ids: Sequence[int], start: int, feed_draft: bool) -> Graph:
+        """Run `ids` at positions start.. through the target and commit them; returns the graph for `logits` and `choice`."""
+        n = len(ids)
+        n_kv = self.ensure_rows(start + n)
+        feed_draft = feed_draft and self.draft_params is not None
+
+        def append(g, features, positions, rows):
+            append_context(g, self.draft_weights, self.draft_params, self.draft_state, features, positions, rows)
+
+        graph = self._graph(
+            ("linear", n, n_kv, feed_draft),
+            lambda: linear_graph(
+                self.device, self.weights, self.params, self.state, n, n_kv, self.taps, append if feed_draft else None
+            ),
+        )
+        steps = np.arange(n, dtype=np.int32)
+        graph.inputs["ints"].array.reshape(5, n)[:] = ids, start + steps, start + steps, steps - 1, steps
+        mask = graph.inputs["mask"].array.reshape(n, n_kv)
+        mask[:, :start] = 0
+        mask[:, start:] = np.where(np.arange(n_kv - start) > steps[:, None], HIDDEN, np.float16(0))
+        graph.run()
+        self.in_draft[start : start + n] = feed_draft
+        return graph
+
+    def draft(self, pending: int, start: int, path: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Draft a block for the positions start.. whose first token is `pending`.
+
+        `path` is the last committed path (nodes of the last verify pass), whose features the draft takes in first.
+        Returns ids int32 and log-probabilities float32, [B-1, candidates], best first.
+        """
+        p, block = self.draft_params, self.block
+        n_kv = self.ensure_rows(start + block)
+        graph = self._graph(
+            ("draft", n_kv),
+            lambda: draft_graph(
+                self.device, self.draft_weights, p, self.draft_state, self.weights, self.state,
+                self.head_name, n_kv, self.candidates,
+            ),
+        )
+        ints = graph.inputs["ints"].array.reshape(6, block)
+        self._fill_path(ints[:3], path, start)
+        steps = np.arange(block, dtype=np.int32)
+        ints[3] = p.mask_id
+        ints[3, 0] = pending
+        ints[4] = ints[5] = start + steps
+        context = np.where(self.in_draft[:start], np.float16(0), HIDDEN)
+        for name, causal, window in (
+            ("mask_full", p.causal_full, None),
+            ("mask_window", p.causal_window, p.sliding_window),
+        ):
+            if name not in graph.inputs:
+                continue
+            mask = graph.inputs[name].array.reshape(block, n_kv)
+            mask[:, :start] = context
+            mask[:, start : start + block] = np.where(causal & (steps > steps[:, None]), HIDDEN, np.float16(0))
+            mask[:, start + block :] = HIDDEN
+            if window:
+                for i in range(block):
+                    mask[i, : max(0, start + i - window + 1)] = HIDDEN
+        graph.run()
+        ids = read(graph.ids).reshape(block - 1, -1)
+        log_probs = read(graph.log_probs).reshape(block - 1, -1)
+        order = np.argsort(-log_probs, axis=1, kind="stable")
+        return np.take_along_axis(ids, order, 1), np.take_along_axis(log_probs, order, 1)
+
+    def feed_path(self, start: int, path: Sequence[int]) -> None:
+        """Let the draft take in the last committed path (which ends before position `start`) without drafting."""
+        graph = self._graph(
+            ("context",),
+            lambda: context_graph(self.device, self.draft_weights, self.draft_params, self.draft_state, self.state),
+        )
+        self._fill_path(graph.inputs["ints"].array.reshape(3, self.block), path, start)
+        graph.run()
+
+    def _fill_path(self, ints: np.ndarray, path: Sequence[int], end: int) -> None:
+        """Rows path | positions | cache rows of the context append; unused columns go to spare rows."""
+        m, block = len(path), self.block
+        ints[0] = 0
+        ints[0, :m] = path
+        ints[1] = ints[2] = np.arange(end - m, end - m + block)
+        ints[2, m:] = self.draft_state.spare_row + np.arange(block - m)
+        self.in_draft[end - m : end] = True
+
+    def verify(self, tree: Tree, start: int) -> Graph:
+        """Run a tree whose root sits at position `start` through the target; `choice` and `logits` have one column a node."""
+        width = padded_width(tree.n_nodes)
+        n_kv = self.ensure_rows(start + width)
+        graph = self._graph(
+            ("verify", width, n_kv),
+            lambda: tree_graph(self.device, self.weights, self.params, self.state, width, n_kv, self.taps),
+        )
+        w = tree.width
+        ints = graph.inputs["ints"].array.reshape(4, width)
+        ints[0], ints[1], ints[3] = tree.tokens[0], start + 1, 0  # padding: children of the root, never looked at
+        ints[0, :w], ints[1, :w], ints[3, :w] = tree.tokens, start + tree.depths, tree.parents
+        ints[2] = start + np.arange(width)
+        mask = graph.inputs["mask"].array.reshape(width, n_kv)
+        mask[:, :start] = 0
+        mask[:, start:] = HIDDEN
+        mask[:w, start : start + w][visibility(tree)] = 0
+        mask[np.arange(w, width), start + np.arange(w, width)] = 0
+        graph.run()
+        return graph
+
+    def commit(self, path: Sequence[int], start: int) -> None:
+        """Make the nodes of `path` (root first, root at position `start`) the next committed tokens."""
+        block, m = self.block, len(path)
+        move = any(node != depth for depth, node in enumerate(path))
+        graph = self._graph(("commit", move), lambda: commit_graph(self.device, self.state, block, move))
+        row = graph.inputs["path"].array
+        row[:] = -1
+        row[:m] = path
+        if move:
+            slots = start + np.arange(block, dtype=np.int32)
+            graph.inputs["to"].array[:] = slots
+            slots[:m] = start + np.asarray(path, np.int32)
+            graph.inputs["from"].array[:] = slots
+        graph.run()
+
+    # ---- odds and ends
+
+    @property
+    def head_name(self) -> str:
+        return "token_embd.weight" if self.params.tied_head else "output.weight"
+
+    def choices(self, graph: Graph) -> np.ndarray:
+        """The target's best token after each column of a pass, int32."""
+        return read(graph.choice)
+
+    def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
+        """One column of a pass's logits, float32 [n_vocab]; valid until the next pass runs."""
+        n = self.params.n_vocab
+        return read(graph.logits, n, offset=4 * n * column)
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Device bytes by part."""
+        parts = {"target weights": self.weights.nbytes, **self.state.nbytes}
+        if self.draft_state:
+            parts |= {"draft weights": self.draft_weights.nbytes, "draft kv": self.draft_state.kv.nbytes}
+        return parts | {"scratch": self.workspace.nbytes}
+
+    def close(self) -> None:
+        for key in list(self._graphs):
+            self._drop(key)
+        self.workspace.close()
+        self.state.close()
+        if self.draft_state:
+            self.draft_state.close()
+            self.draft_weights.close()
+        self.weights.close()

@@ -1,0 +1,73 @@
+"""Copies of the committed state in host memory: recurrent state and, if wanted, the K/V rows it goes with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._ggml import ffi, lib
+from .errors import ConfigError
+from .passes import Passes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state after `tokens`. `live`: recurrent tensors; `rows`: K/V rows of target and draft, or None; raw bytes."""
+
+    tokens: tuple[int, ...]
+    live: tuple[np.ndarray, ...]
+    rows: tuple[np.ndarray, ...] | None
+    in_draft: np.ndarray
+    logits: np.ndarray | None
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory it holds."""
+        parts = (*self.live, *(self.rows or ()), self.in_draft, *([] if self.logits is None else [self.logits]))
+        return sum(p.nbytes for p in parts)
+
+
+def save_state(passes: Passes, tokens: Sequence[int], logits: np.ndarray | None, with_rows: bool) -> Snapshot:
+    """Copy the state of `tokens` out of the device."""
+    n = len(tokens)
+    live = tuple(_get(t, lib.ggml_nbytes(t)) for t in passes.state.live_tensors)
+    rows = tuple(_get(t, n * t.nb[1]) for t in _row_slices(passes)) if with_rows else None
+    return Snapshot(tuple(tokens), live, rows, passes.in_draft[:n].copy(), None if logits is None else logits.copy())
+
+
+def restore_state(passes: Passes, snapshot: Snapshot) -> None:
+    """Copy a snapshot back. Raises ConfigError when it was taken from an engine of another shape."""
+    n = len(snapshot.tokens)
+    targets = passes.state.live_tensors
+    if [a.nbytes for a in snapshot.live] != [lib.ggml_nbytes(t) for t in targets] or n > passes.n_ctx:
+        raise ConfigError("snapshot: taken from a model or context of another shape")
+    if snapshot.rows is not None:
+        passes.ensure_rows(n)
+        slices = _row_slices(passes)
+        if [a.nbytes for a in snapshot.rows] != [n * t.nb[1] for t in slices]:
+            raise ConfigError("snapshot: its K/V rows have another shape than this engine's")
+        for t, data in zip(slices, snapshot.rows):
+            _set(t, data)
+    for t, data in zip(targets, snapshot.live):
+        _set(t, data)
+    passes.in_draft[:n] = snapshot.in_draft
+    passes.in_draft[n:] = False
+
+
+def _row_slices(passes: Passes) -> list:
+    caches = [passes.state.kv] + ([passes.draft_state.kv] if passes.draft_state else [])
+    return [f(layer) for c in caches for layer in range(c.layers) for f in (c.keys, c.values)]
+
+
+def _get(t, size: int) -> np.ndarray:
+    data = np.empty(size, np.uint8)
+    if size:
+        lib.ggml_backend_tensor_get(t, ffi.from_buffer(data, require_writable=True), 0, size)
+    return data
+
+
+def _set(t, data: np.ndarray) -> None:
+    if data.nbytes:
+        lib.ggml_backend_tensor_set(t, ffi.from_buffer(data), 0, data.nbytes)
