@@ -1,0 +1,232 @@
+"""Anthropic's /v1/messages: validation into a ChatRequest, events into message events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from ..events import (
+    Finish,
+    Progress,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArgs,
+    ToolCallBegin,
+    ToolCallEnd,
+    Usage,
+)
+from ..requests import ChatRequest, NamedTool, ToolChoice
+from .answer import Answer, timings
+from .anthropic_schema import CountBody, MessagesBody, chat_messages, chat_tools
+from .dialect import Prepared, Settings, data_event, new_id, speculation
+from .errors import ApiError, anthropic_body, bad_request
+from .limits import check_count, check_stops
+from .schema import parse, sampling_params
+
+
+def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
+    """Validate a request body; raises ApiError naming the field."""
+    body = parse(MessagesBody, data)
+    model = settings.model(body.model)
+    sampling = sampling_params(
+        settings.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
+    )
+    prompt, notes = _prompt(body, settings)
+    request = ChatRequest(
+        **prompt,
+        sampling=sampling,
+        max_tokens=body.max_tokens,
+        stop=check_stops(body.stop_sequences or (), settings.limits, "stop_sequences"),
+        **speculation(body.dflash),
+    )
+    show = body.thinking is None or body.thinking.display != "omitted"
+    encoder = MessageEncoder(model, body.max_tokens, show_thinking=show)
+    return Prepared(request, encoder, bool(body.stream), notes=notes)
+
+
+def prepare_count(data: dict[str, Any], settings: Settings) -> ChatRequest:
+    """Validate a count_tokens body, which may be a whole request; raises ApiError naming the field."""
+    extra = set(MessagesBody.model_fields) - set(CountBody.model_fields)
+    body = parse(CountBody, {k: v for k, v in data.items() if k not in extra})
+    settings.model(body.model)
+    return ChatRequest(**_prompt(body, settings)[0])
+
+
+def _prompt(body: CountBody, settings: Settings) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The arguments of a ChatRequest that shape the prompt, and notes."""
+    check_count(body.messages, settings.limits.messages, "messages")
+    check_count(body.tools or (), settings.limits.tools, "tools")
+    notes: list[str] = []
+    effort = body.output_config.effort if body.output_config else None
+    if effort is not None:
+        notes.append(f"output_config.effort={effort} has no effect; the model has no levels of thinking")
+    # Without the field the real API does not think either.
+    enabled = body.thinking is not None and body.thinking.type != "disabled"
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        notes.append("thinking.budget_tokens is not enforced; max_tokens bounds thinking and text together")
+    choice = body.tool_choice
+    arguments = {
+        "messages": chat_messages(body),
+        "tools": chat_tools(body.tools),
+        "tool_choice": _tool_choice(body),
+        "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        "enable_thinking": enabled,
+        "continue_final_message": body.messages[-1].role == "assistant",
+    }
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "response", "schema": body.output_config.format.schema_}
+        arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return arguments, tuple(notes)
+
+
+def _tool_choice(body: CountBody) -> ToolChoice:
+    choice = body.tool_choice
+    names = [t.name for t in body.tools or ()]
+    if choice is None or choice.type in ("auto", "none"):
+        return "none" if choice is not None and choice.type == "none" else "auto"
+    if choice.type == "any":
+        if not names:
+            raise bad_request("tool_choice: 'any' without tools", "tool_choice")
+        return "required"
+    if choice.name not in names:
+        raise bad_request(f"tool_choice.name: {choice.name!r} is not among the tools", "tool_choice.name")
+    return NamedTool(choice.name)
+
+
+class MessageEncoder:
+    """Renders message bodies and message event streams."""
+
+    def __init__(self, model: str, max_tokens: int, *, show_thinking: bool) -> None:
+        self.answer = Answer()
+        self._id = new_id("msg_")
+        self._model = model
+        self._max_tokens = max_tokens
+        self._show_thinking = show_thinking
+        self._started = False
+        self._kind: str | None = None  # of the open content block
+        self._index = -1
+
+    def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
+        return data_event({"type": kind, **fields}, event=kind)
+
+    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+        self.answer.feed(event)
+        if isinstance(event, Progress):
+            yield self._event("ping")
+            return
+        if not self._started:
+            self._started = True
+            yield self._event("message_start", message=self._message([], None, None, self._begin_usage()))
+        if isinstance(event, TextDelta):
+            yield from self._delta("text", {"type": "text", "text": ""}, type="text_delta", text=event.text)
+        elif isinstance(event, ReasoningDelta):
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            if self._show_thinking:
+                yield from self._delta("thinking", block, type="thinking_delta", thinking=event.text)
+            else:
+                yield from self._open("thinking", block)
+        elif isinstance(event, ToolCallBegin):
+            yield from self._close()
+            yield from self._open(
+                "tool", {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+            )
+        elif isinstance(event, ToolCallArgs):
+            yield from self._delta("tool", {}, type="input_json_delta", partial_json=event.json)
+        elif isinstance(event, ToolCallEnd):
+            yield from self._close()
+        elif isinstance(event, Finish):
+            yield from self._close()
+            usage, _ = self.answer.done()
+            delta = {
+                "stop_reason": self._stop_reason(),
+                "stop_sequence": event.stop_string,
+                "stop_details": None,
+            }
+            yield self._event("message_delta", delta=delta, usage=_usage(usage), timings=timings(usage))
+            yield self._event("message_stop")
+
+    def _open(self, kind: str, block: dict[str, Any]) -> Iterator[ServerSentEvent]:
+        if self._kind == kind:
+            return
+        yield from self._close()
+        self._kind = kind
+        self._index += 1
+        yield self._event("content_block_start", index=self._index, content_block=block)
+
+    def _delta(self, kind: str, block: dict[str, Any], **delta: Any) -> Iterator[ServerSentEvent]:
+        yield from self._open(kind, block)
+        yield self._event("content_block_delta", index=self._index, delta=delta)
+
+    def _close(self) -> Iterator[ServerSentEvent]:
+        if self._kind is None:
+            return
+        if (
+            self._kind == "thinking"
+        ):  # nothing is signed here, but clients expect the field before the block ends
+            yield self._event(
+                "content_block_delta", index=self._index, delta={"type": "signature_delta", "signature": ""}
+            )
+        self._kind = None
+        yield self._event("content_block_stop", index=self._index)
+
+    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+        yield data_event(anthropic_body(error, self._id), event="error")
+
+    def _begin_usage(self) -> dict[str, Any]:
+        begin = self.answer.begin
+        prompt, cached = (begin.prompt_n, begin.cached_n) if begin else (0, 0)
+        return {
+            "input_tokens": prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": 0,
+        }
+
+    def _message(
+        self, content: list[Any], reason: str | None, stop: str | None, usage: Any
+    ) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+    def _stop_reason(self) -> str:
+        usage, finish = self.answer.done()
+        if finish.reason == "length":
+            return "max_tokens" if usage.predicted_n >= self._max_tokens else "model_context_window_exceeded"
+        if finish.reason == "tool_calls":
+            return "tool_use"
+        return "stop_sequence" if finish.stop_string is not None else "end_turn"
+
+    def body(self) -> dict[str, Any]:
+        usage, finish = self.answer.done()
+        content: list[dict[str, Any]] = []
+        for block in self.answer.blocks:
+            if block.kind == "text":
+                content.append({"type": "text", "text": block.text})
+            elif block.kind == "reasoning":
+                thinking = block.text if self._show_thinking else ""
+                content.append({"type": "thinking", "thinking": thinking, "signature": ""})
+            else:
+                arguments = json.loads(block.text or "{}")
+                content.append({"type": "tool_use", "id": block.id, "name": block.name, "input": arguments})
+        message = self._message(content, self._stop_reason(), finish.stop_string, _usage(usage))
+        return {**message, "timings": timings(usage)}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_n - usage.cached_n,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_n,
+        "output_tokens": usage.predicted_n,
+    }

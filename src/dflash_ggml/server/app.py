@@ -1,0 +1,333 @@
+"""The HTTP application: routes, authentication, and errors in the shape of the API they belong to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from . import anthropic, openai_chat, openai_completions, openai_responses
+from .auth import KeyRing
+from .backend import Backend, work
+from .dialect import Prepared, Settings, new_id
+from .errors import ApiError, anthropic_body, is_anthropic, openai_body
+from .exchange import respond
+from .limits import parse_json, read_body
+from .metrics import CONTENT_TYPE, Metrics
+from .responses_schema import ResponseStore
+from .schema import Body, parse
+from .worker import Worker
+
+log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+LARGE_BODY = 64 << 10  # bytes from which parsing happens beside the event loop
+
+Prepare = Callable[[dict[str, Any], Settings], Prepared]
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(slots=True)
+class Service:
+    """Everything the routes share. `drain_seconds`: how long a running answer may go on after SIGTERM."""
+
+    worker: Worker[Backend]
+    settings: Settings
+    keys: KeyRing
+    metrics: Metrics
+    drain_seconds: float = 10.0
+    store: ResponseStore = field(default_factory=ResponseStore)
+
+
+class TokenizeBody(Body):
+    """Request of /tokenize, as in llama.cpp's server."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """Request of /detokenize."""
+
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+def create_app(
+    service: Service, *, allowed_hosts: Sequence[str] = (), cors_origins: Sequence[str] = ()
+) -> Starlette:
+    """The ASGI application. It starts the worker and, at shutdown, stops it and frees the engine.
+
+    allowed_hosts: names that a Host header may carry (none: any), a guard against DNS rebinding. cors_origins: web
+    origins whose pages may call the API (none: none).
+    """
+    middleware = []
+    if allowed_hosts:
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts)))
+    if cors_origins:
+        headers = ["authorization", "x-api-key", "content-type", "anthropic-version", "anthropic-beta"]
+        middleware.append(
+            Middleware(
+                CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=headers
+            )
+        )
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> Any:
+        service.worker.start()
+        yield
+        stopped = await asyncio.to_thread(service.worker.stop)
+        if not stopped:
+            log.error("the inference thread did not end in time")
+
+    responses = partial(openai_responses.prepare, store=service.store)
+    generating: list[tuple[str, Prepare]] = [
+        ("/v1/chat/completions", openai_chat.prepare),
+        ("/v1/completions", openai_completions.prepare),
+        ("/v1/responses", responses),
+        ("/v1/messages", anthropic.prepare),
+    ]
+    plain: list[tuple[str, Callable[[Service, Request], Awaitable[Response]], str]] = [
+        ("/v1/messages/count_tokens", _count_tokens, "POST"),
+        ("/v1/models", _models, "GET"),
+        ("/v1/models/{name:path}", _model, "GET"),
+        ("/metrics", _metrics, "GET"),
+        ("/tokenize", _tokenize, "POST"),
+        ("/detokenize", _detokenize, "POST"),
+        ("/props", _props, "GET"),
+    ]
+    routes: list[Route | Mount] = [
+        Route(path, _guarded(service, partial(_generate, service, prepare)), methods=["POST"])
+        for path, prepare in generating
+    ]
+    routes += [
+        Route(path, _guarded(service, partial(handler, service)), methods=[method])
+        for path, handler, method in plain
+    ]
+    routes += [
+        Route("/health", partial(_health, service)),
+        Route("/", _page),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    handlers = {HTTPException: partial(_http_error, service), Exception: partial(_crash, service)}
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
+
+
+def _guarded(service: Service, handler: Handler) -> Handler:
+    """Authenticate, run, and turn ApiError into the response its client expects."""
+
+    async def endpoint(request: Request) -> Response:
+        request.state.id = new_id("req_")
+        try:
+            request.state.client = (
+                service.keys.authorise(request.headers),
+                getattr(request.client, "host", ""),
+            )
+            response = await handler(request)
+        except ApiError as error:
+            response = _error(service, request, error)
+        response.headers["x-request-id"] = response.headers["request-id"] = request.state.id
+        return response
+
+    return endpoint
+
+
+def _error(service: Service, request: Request, error: ApiError) -> Response:
+    service.metrics.failed(error.status)
+    path = request.url.path
+    request_id = getattr(request.state, "id", None) or new_id("req_")
+    body = anthropic_body(error, request_id) if is_anthropic(path) else openai_body(error)
+    return JSONResponse(body, error.status, error.headers())
+
+
+async def _http_error(service: Service, request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    texts = {
+        404: f"there is no {request.url.path} here",
+        405: f"{request.method} is not allowed on {request.url.path}",
+    }
+    response = _error(
+        service, request, ApiError(error.status_code, texts.get(error.status_code, str(error.detail)))
+    )
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _crash(service: Service, request: Request, error: Exception) -> Response:
+    return _error(
+        service,
+        request,
+        ApiError(500, "internal error (the server's log has the details)", code="internal_error"),
+    )
+
+
+async def _json(service: Service, request: Request, prepare: Callable[[dict[str, Any]], Any]) -> Any:
+    """Read, parse and validate a body with `prepare`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A web page of any origin may send other types without asking first.
+        raise ApiError(415, "send the body as content-type: application/json", code="unsupported_media_type")
+    body = await read_body(request, service.settings.limits)
+
+    def parsed() -> Any:
+        return prepare(parse_json(body, service.settings.limits))
+
+    return await asyncio.to_thread(parsed) if len(body) > LARGE_BODY else parsed()
+
+
+async def _generate(service: Service, prepare: Prepare, request: Request) -> Response:
+    prepared: Prepared = await _json(service, request, lambda data: prepare(data, service.settings))
+    job = service.worker.submit(
+        request.state.client, work(prepared.request, prepared.return_steps, service.metrics)
+    )
+    return await respond(
+        request,
+        prepared,
+        job,
+        service.worker,
+        drain_seconds=service.drain_seconds,
+        send_seconds=service.settings.limits.send_seconds,
+    )
+
+
+async def _count_tokens(service: Service, request: Request) -> Response:
+    asked = await _json(service, request, lambda data: anthropic.prepare_count(data, service.settings))
+    backend = service.worker.require_ready()
+    return JSONResponse({"input_tokens": await asyncio.to_thread(backend.count, asked)})
+
+
+def _model_object(service: Service, name: str) -> dict[str, Any]:
+    """One object that both the OpenAI and the Anthropic client can read."""
+    created = service.settings.created
+    backend = service.worker.backend
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "dflash-ggml",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, timezone.utc).isoformat(),
+        "max_input_tokens": backend.n_ctx if backend is not None else None,
+    }
+
+
+async def _models(service: Service, request: Request) -> Response:
+    names = service.settings.names
+    data = [_model_object(service, name) for name in names]
+    return JSONResponse(
+        {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    )
+
+
+async def _model(service: Service, request: Request) -> Response:
+    return JSONResponse(_model_object(service, service.settings.model(request.path_params["name"])))
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    body: TokenizeBody = await _json(service, request, partial(parse, TokenizeBody))
+    tokenizer = service.worker.require_ready().tokenizer
+    tokens = await asyncio.to_thread(tokenizer.encode, body.content, special=body.parse_special)
+    if body.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
+        tokens = [tokenizer.bos_id, *tokens]
+    if body.with_pieces:
+        return JSONResponse(
+            {"tokens": [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]}
+        )
+    return JSONResponse({"tokens": tokens})
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def _detokenize(service: Service, request: Request) -> Response:
+    body: DetokenizeBody = await _json(service, request, partial(parse, DetokenizeBody))
+    tokenizer = service.worker.require_ready().tokenizer
+    for i, token in enumerate(body.tokens):
+        if token >= tokenizer.n_vocab:
+            raise ApiError(400, f"{token} is not a token of this model", f"tokens[{i}]", "invalid_value")
+    return JSONResponse(
+        {"content": tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")}
+    )
+
+
+async def _props(service: Service, request: Request) -> Response:
+    info = service.worker.require_ready().info()
+    sampling = service.settings.sampling
+    defaults = {
+        name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
+    }
+    settings = {"n_ctx": info["n_ctx"], "params": defaults}
+    model = service.settings.names[0]
+    return JSONResponse(
+        {"model_alias": model, "total_slots": 1, "default_generation_settings": settings, **info}
+    )
+
+
+async def _metrics(service: Service, request: Request) -> Response:
+    return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _health(service: Service, request: Request) -> Response:
+    """Open to everyone, like llama.cpp's: load balancers have no key."""
+    worker = service.worker
+    if worker.ready:
+        return JSONResponse({"status": "ok", "running": worker.running, "waiting": worker.waiting})
+    if worker.failure is not None:
+        return JSONResponse({"status": "failed"}, 503)
+    stage, done, total = worker.loading
+    status = "stopping" if worker.backend is not None else "loading"
+    return JSONResponse(
+        {"status": status, "stage": stage, "done": done, "total": total}, 503, {"retry-after": "2"}
+    )
+
+
+async def _page(request: Request) -> Response:
+    headers = {
+        "content-security-policy": PAGE_POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+    }
+    return FileResponse(STATIC / "index.html", headers=headers)
+
+
+def make_service(
+    open_backend: Callable[[Callable[[str, int, int], None]], Backend],
+    settings: Settings,
+    *,
+    keys: Sequence[str] = (),
+    queue_limit: int = 32,
+    drain_seconds: float = 10.0,
+) -> Service:
+    """A service whose worker will open its backend in its own thread."""
+    worker: Worker[Backend] = Worker(open_backend, queue_limit=queue_limit)
+    metrics = Metrics(lambda: worker.running, lambda: worker.waiting)
+    worker.on_finished = metrics.seconds
+    return Service(worker, settings, KeyRing(keys), metrics, drain_seconds)

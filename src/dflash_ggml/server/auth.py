@@ -1,0 +1,67 @@
+"""API keys: where one is demanded, and the comparison that does not leak it through its duration."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping, Sequence
+
+from ..errors import ConfigError
+from .errors import ApiError
+
+
+def is_loopback(host: str) -> bool:
+    """True when `host` (name or address to listen on) can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def require_safe_bind(host: str, keys: Sequence[str]) -> None:
+    """Raise ConfigError when the server would listen beyond this machine without an API key."""
+    if not keys and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host} can be reached from other machines: give --api-key KEY or --api-key-file FILE, "
+            "or listen on 127.0.0.1"
+        )
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Raise ConfigError for keys that could not be sent in a header or are empty."""
+    for key in keys:
+        if not key or not key.isascii() or not key.isprintable() or key.strip() != key:
+            raise ConfigError("an API key must be non-empty printable ASCII without surrounding spaces")
+
+
+class KeyRing:
+    """The accepted API keys; an empty ring admits everyone."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        check_keys(keys)
+        # Digests have one length, so that the comparison tells nothing about a key's length either.
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def authorise(self, headers: Mapping[str, str]) -> str:
+        """Return a short id of the key used ("" without keys); raise ApiError 401 for a missing or wrong key.
+
+        Accepts `Authorization: Bearer KEY` (OpenAI) and `x-api-key: KEY` (Anthropic).
+        """
+        if not self._digests:
+            return ""
+        offered = headers.get("x-api-key")
+        if offered is None:
+            scheme, _, value = headers.get("authorization", "").partition(" ")
+            offered = value.strip() if scheme.lower() == "bearer" else None
+        if offered is None:
+            raise ApiError(
+                401, "no API key: send Authorization: Bearer KEY or x-api-key: KEY", code="missing_api_key"
+            )
+        digest = hashlib.sha256(offered.encode("utf-8", "surrogatepass")).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if not any(matches):
+            raise ApiError(401, "the API key is not valid", code="invalid_api_key")
+        return str(matches.index(True))

@@ -1,0 +1,80 @@
+"""What the worker thread runs requests on: a session with its engine, seen as a source of events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from ..events import Finish, Usage
+from ..requests import ChatRequest, CompletionRequest
+from ..session import Session, run_chat, run_completion
+from .metrics import Metrics
+from .steps import StepView
+
+
+class Backend:
+    """Owns a session's engine. `events` and `close` belong to the worker thread; the rest may be read by any."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.tokenizer = session.engine.tokenizer
+        self.n_ctx: int = session.engine.n_ctx
+
+    def events(
+        self, request: ChatRequest | CompletionRequest, cancelled: Callable[[], bool], return_steps: bool
+    ) -> Iterator[Any]:
+        """The session's events, with a StepView of each engine step before the event it led to, if asked for."""
+        steps: deque[StepView] = deque()
+        if return_steps:
+            request = replace(request, on_step=lambda step: steps.append(StepView.of(step, self.tokenizer)))
+        run = run_chat if isinstance(request, ChatRequest) else run_completion
+        with closing(run(self.session, request, should_stop=cancelled)) as events:
+            for event in events:
+                while steps:
+                    yield steps.popleft()
+                yield event
+
+    def count(self, request: ChatRequest) -> int:
+        """Tokens of a chat request's prompt."""
+        return len(self.session.chat_prompt(request))
+
+    def info(self) -> dict[str, Any]:
+        """What /props tells about the model."""
+        engine = self.session.engine
+        return {
+            "n_ctx": engine.n_ctx,
+            "n_vocab": engine.n_vocab,
+            "has_draft": engine.has_draft,
+            "mode": engine.config.mode,
+            "budget": engine.config.budget,
+            "chat_template": self.tokenizer.chat_template,
+            "bos_token": self._text(self.tokenizer.bos_id),
+            "eos_token": self._text(self.tokenizer.eos_id),
+        }
+
+    def _text(self, token: int | None) -> str | None:
+        return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Free the engine's memory."""
+        self.session.engine.close()
+
+
+def work(
+    request: ChatRequest | CompletionRequest, return_steps: bool, metrics: Metrics
+) -> Callable[[Backend, Callable[[], bool]], Iterator[Any]]:
+    """A worker's job that answers one request and counts it."""
+
+    def run(backend: Backend, cancelled: Callable[[], bool]) -> Iterator[Any]:
+        with closing(backend.events(request, cancelled, return_steps)) as events:
+            for event in events:
+                if isinstance(event, Usage):
+                    metrics.usage(event)
+                elif isinstance(event, Finish):
+                    metrics.finished(event.reason)
+                yield event
+
+    return run

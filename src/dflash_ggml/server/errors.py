@@ -1,0 +1,101 @@
+"""One error type for every endpoint, rendered in the shape that each API's official client parses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, ContextOverflowError, DeviceError, DflashError
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """A failure with an HTTP status; `param` names the request field at fault (JSON path), `code` is OpenAI's code.
+
+    `retry_after` in seconds becomes a Retry-After header. `retry` says whether repeating the same request can
+    succeed; the official clients repeat 408/409/429/5xx on their own unless told not to.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+    retry: bool = False
+
+    def __str__(self) -> str:
+        return self.message
+
+    def headers(self) -> dict[str, str]:
+        """Response headers that steer the clients' own retry logic."""
+        headers = {"x-should-retry": "true" if self.retry else "false"}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(self.retry_after)
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+
+def openai_body(error: ApiError) -> dict[str, Any]:
+    """The OpenAI error object: {"error": {message, type, param, code}}."""
+    kind = _OPENAI_TYPES.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """The Anthropic error object: {"type": "error", "error": {type, message}, "request_id"}."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    message = f"{error.param}: {error.message}" if error.param else error.message
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def is_anthropic(path: str) -> bool:
+    """True for the paths whose errors the Anthropic client parses."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is wrong."""
+    return ApiError(400, message, param, code)
+
+
+def from_exception(error: BaseException) -> ApiError:
+    """Map an exception of the engine side to an ApiError; anything not raised on purpose becomes a plain 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextOverflowError):
+        return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, ConfigError):
+        # these messages begin with the field at fault, "messages[2].role: ..."
+        field, colon, _ = str(error).partition(":")
+        return ApiError(400, str(error), field if colon and " " not in field else None, "invalid_value")
+    if isinstance(error, DeviceError):
+        return ApiError(500, str(error), code="device_error")
+    if isinstance(error, DflashError):
+        return ApiError(500, str(error), code="engine_error")
+    return ApiError(
+        500,
+        f"internal error: {type(error).__name__} (the server's log has the details)",
+        code="internal_error",
+    )

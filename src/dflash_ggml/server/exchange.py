@@ -1,0 +1,145 @@
+"""One generating request from queue to response: streamed or whole, with cancellation when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import anyio
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from .dialect import Prepared
+from .errors import ApiError, from_exception
+from .worker import Job, Worker
+
+log = logging.getLogger(__name__)
+
+HEAD_SECONDS = (
+    5.0  # how long a stream's status line waits for the first event, so that early failures get a status
+)
+PING_SECONDS = 10.0  # comment lines that keep idle streams open through proxies
+CLIENT_GONE = 499
+
+
+class _JobStream(EventSourceResponse):
+    """A stream that ends its job however it ends itself: read to the end, disconnected, or never started."""
+
+    def __init__(self, worker: Worker[Any], job: Job[Any], drain_seconds: float, **options: Any) -> None:
+        # The running answer may finish after SIGTERM; the worker refuses new ones and cancels this one in time.
+        super().__init__(shutdown_event=anyio.Event(), shutdown_grace_period=drain_seconds, **options)
+        self._worker, self._job = worker, job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            log.warning("a client stopped reading its stream; its request was cancelled")
+        finally:
+            self._worker.abandon(self._job)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first_of(request: Request, task: asyncio.Task[Any], seconds: float | None) -> bool:
+    """Wait for `task`, at most `seconds`; False when the client went away first."""
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return task.done() or not gone.done()
+    finally:
+        gone.cancel()
+        with suppress(asyncio.CancelledError):
+            await gone
+
+
+async def respond(
+    request: Request,
+    prepared: Prepared,
+    job: Job[Any],
+    worker: Worker[Any],
+    *,
+    drain_seconds: float,
+    send_seconds: float,
+) -> Response:
+    """The response to a queued job; raises ApiError when it failed before anything was sent."""
+    headers = {"x-dflash-notes": "; ".join(prepared.notes)} if prepared.notes else {}
+    events = job.events()
+    if not prepared.stream:
+        return await _whole(request, prepared, job, worker, events, headers)
+    head = asyncio.ensure_future(anext(events))
+    try:
+        present = await _first_of(request, head, HEAD_SECONDS)
+        if head.done() and head.exception() is not None:
+            raise from_exception(head.exception() or AssertionError())
+    except BaseException:
+        worker.abandon(job)
+        head.cancel()
+        raise
+    if not present:
+        worker.abandon(job)
+        head.cancel()
+        return Response(status_code=CLIENT_GONE)
+    return _JobStream(
+        worker,
+        job,
+        drain_seconds,
+        content=_encoded(prepared, head, events),
+        headers=headers,
+        ping=PING_SECONDS,
+        sep="\n",
+        send_timeout=send_seconds,
+    )
+
+
+async def _encoded(
+    prepared: Prepared, head: asyncio.Task[Any], events: AsyncIterator[Any]
+) -> AsyncIterator[Any]:
+    """Server-sent events of a job whose first event is `head`."""
+    encoder = prepared.encoder
+    try:
+        event = await head
+        while True:
+            for item in encoder.feed(event):
+                yield item
+            event = await anext(events)
+    except StopAsyncIteration:
+        return
+    except ApiError as error:
+        for item in encoder.error(error):
+            yield item
+    finally:
+        head.cancel()
+
+
+async def _whole(
+    request: Request,
+    prepared: Prepared,
+    job: Job[Any],
+    worker: Worker[Any],
+    events: AsyncIterator[Any],
+    headers: dict[str, str],
+) -> Response:
+    async def collect() -> None:
+        async for event in events:
+            for _ in prepared.encoder.feed(event):
+                pass
+
+    task = asyncio.ensure_future(collect())
+    try:
+        if not await _first_of(request, task, None):
+            return Response(status_code=CLIENT_GONE)
+        await task
+        return JSONResponse(prepared.encoder.body(), headers=headers)
+    finally:
+        worker.abandon(job)
+        task.cancel()

@@ -1,0 +1,91 @@
+"""A bounded queue that serves clients in turn, so that one busy client cannot starve the others."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class QueueFull(Exception):
+    """No room for one more entry."""
+
+
+class QueueClosed(Exception):
+    """The queue takes no more entries."""
+
+
+class FairQueue(Generic[T]):
+    """First in, first out within a client; round robin between clients. Every method may be called by any thread.
+
+    `limit` bounds all waiting entries; one client may hold at most half of them (rounded up) while it waits, so
+    a client that floods the queue cannot make it look full to everybody else.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit}")
+        self._limit = limit
+        self._share = (limit + 1) // 2
+        self._lanes: OrderedDict[Hashable, deque[T]] = OrderedDict()
+        self._size = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        with self._changed:
+            return self._size
+
+    def put(self, client: Hashable, item: T) -> None:
+        """Append `item` to its client's lane; raises QueueFull or QueueClosed."""
+        with self._changed:
+            if self._closed:
+                raise QueueClosed
+            lane = self._lanes.get(client)
+            if self._size >= self._limit or (lane is not None and len(lane) >= self._share):
+                raise QueueFull
+            if lane is None:
+                lane = self._lanes[client] = deque()
+            lane.append(item)
+            self._size += 1
+            self._changed.notify()
+
+    def get(self) -> T | None:
+        """Take the next entry, waiting for one; None once the queue is closed and empty."""
+        with self._changed:
+            while not self._size:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            client, lane = next(iter(self._lanes.items()))
+            item = lane.popleft()
+            del self._lanes[client]
+            if lane:
+                self._lanes[client] = lane  # back of the round
+            self._size -= 1
+            return item
+
+    def remove(self, client: Hashable, item: T) -> bool:
+        """Take `item` out before its turn; False when it is no longer waiting."""
+        with self._changed:
+            lane = self._lanes.get(client)
+            if lane is None or item not in lane:
+                return False
+            lane.remove(item)
+            self._size -= 1
+            if not lane:
+                del self._lanes[client]
+            return True
+
+    def close(self) -> list[T]:
+        """Refuse new entries and hand back those still waiting."""
+        with self._changed:
+            self._closed = True
+            waiting = [item for lane in self._lanes.values() for item in lane]
+            self._lanes.clear()
+            self._size = 0
+            self._changed.notify_all()
+            return waiting

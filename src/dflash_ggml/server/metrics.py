@@ -1,0 +1,77 @@
+"""Prometheus metrics of one server; names follow vLLM's, with our prefix. `prometheus-client` is the official library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..events import Usage
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+
+
+class Metrics:
+    """Counters in a registry of their own; every method may be called by any thread."""
+
+    def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"dflash_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"dflash_{name}", text, buckets=buckets, registry=registry)
+
+        Gauge("dflash_num_requests_running", "Requests being answered", registry=registry).set_function(
+            running
+        )
+        Gauge("dflash_num_requests_waiting", "Requests in the queue", registry=registry).set_function(waiting)
+        self._finished = counter("request_success", "Finished requests", "finished_reason")
+        self._failed = counter("request_failure", "Requests answered with an error", "status")
+        self._prompt = counter("prompt_tokens", "Prompt tokens")
+        self._cached = counter("prefix_cache_hit_tokens", "Prompt tokens taken from the prefix cache")
+        self._generated = counter("generation_tokens", "Tokens generated")
+        self._steps = counter("spec_decode_num_drafts", "Verification passes of the target")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens (tree nodes) offered")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self._seconds = histogram(
+            "e2e_request_latency_seconds", "Time from start to end of a request", _SECONDS
+        )
+        self._prefill = histogram("request_prefill_time_seconds", "Time spent on the prompt", _SECONDS)
+        self._decode = histogram("request_decode_time_seconds", "Time spent on generating", _SECONDS)
+        self._per_step = histogram(
+            "spec_decode_tokens_per_step",
+            "Mean tokens per verification pass of a request",
+            (1, 1.5, 2, 3, 4, 6, 8, 12, 16),
+        )
+
+    def usage(self, usage: Usage) -> None:
+        """Count one request's tokens, also those of a cancelled one."""
+        self._prompt.inc(usage.prompt_n)
+        self._cached.inc(usage.cached_n)
+        self._generated.inc(usage.predicted_n)
+        self._steps.inc(usage.steps)
+        self._drafted.inc(usage.draft_n)
+        self._accepted.inc(usage.draft_n_accepted)
+        self._prefill.observe(usage.prompt_ms / 1000)
+        self._decode.observe(usage.predicted_ms / 1000)
+        if usage.steps:
+            self._per_step.observe(usage.tokens_per_step)
+
+    def finished(self, reason: str) -> None:
+        """Count an answer by its finish reason."""
+        self._finished.labels(reason).inc()
+
+    def failed(self, status: int) -> None:
+        """Count an error response by its status."""
+        self._failed.labels(str(status)).inc()
+
+    def seconds(self, seconds: float) -> None:
+        """Record how long the engine was busy with one request."""
+        self._seconds.observe(seconds)
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,265 @@
+"""OpenAI's /v1/responses: validation into a ChatRequest, events into response objects and response events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from ..events import (
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArgs,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from ..requests import ChatRequest, NamedTool, ToolChoice
+from .answer import Answer, Block, logprob_entry, timings
+from .dialect import Prepared, Settings, data_event, new_id, speculation, thinking
+from .errors import ApiError, bad_request
+from .limits import check_count
+from .responses_schema import FunctionChoice, ResponsesBody, ResponseStore, chat_messages, with_instructions
+from .schema import parse, sampling_params, unsupported
+
+
+def prepare(data: dict[str, Any], settings: Settings, store: ResponseStore) -> Prepared:
+    """Validate a request body; raises ApiError naming the field."""
+    for name in ("prompt", "conversation", "max_tool_calls", "context_management"):
+        if data.get(name) is not None:
+            raise unsupported(name, "not supported by this server")
+    body = parse(ResponsesBody, data)
+    model = settings.model(body.model)
+    if not isinstance(body.input, str):
+        check_count(body.input, settings.limits.messages, "input")
+    check_count(body.tools or (), settings.limits.tools, "tools")
+    include = body.include or []
+    logprobs = "message.output_text.logprobs" in include
+    if body.top_logprobs is not None and not logprobs:
+        raise bad_request("top_logprobs: needs include: ['message.output_text.logprobs']", "top_logprobs")
+    switch, notes = thinking(body.reasoning.effort if body.reasoning else None, "reasoning.effort")
+    if body.reasoning is not None and body.reasoning.summary is not None:
+        notes += ("reasoning.summary: the whole reasoning is returned, not a summary",)
+    if "reasoning.encrypted_content" in include:
+        notes += ("include: reasoning is returned as plain text, not encrypted",)
+    new = chat_messages(body.input)
+    if not new:
+        raise bad_request("input: must not be empty", "input")
+    history = store.history(body.previous_response_id) if body.previous_response_id is not None else []
+    text_format = body.text.format if body.text else None
+    request = ChatRequest(
+        messages=with_instructions(body.instructions, [*history, *new]),
+        tools=tuple(_chat_tool(t) for t in body.tools or ()),
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=text_format.plain() if text_format else None,
+        enable_thinking=switch,
+        sampling=sampling_params(settings.sampling, temperature=body.temperature, top_p=body.top_p),
+        max_tokens=body.max_output_tokens or settings.max_tokens,
+        logprobs=(body.top_logprobs or 0) if logprobs else None,
+        **speculation(body.dflash),
+    )
+    encoder = ResponseEncoder(model, body, request, new, store if body.store is not False else None)
+    return Prepared(request, encoder, bool(body.stream), notes=notes)
+
+
+def _chat_tool(tool: Any) -> dict[str, Any]:
+    function = {"name": tool.name, "parameters": tool.parameters or {"type": "object", "properties": {}}}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(body: ResponsesBody) -> ToolChoice:
+    choice = body.tool_choice
+    names = [t.name for t in body.tools or ()]
+    if isinstance(choice, FunctionChoice):
+        if choice.name not in names:
+            raise bad_request(f"tool_choice: {choice.name!r} is not among the tools", "tool_choice")
+        return NamedTool(choice.name)
+    if choice == "required" and not names:
+        raise bad_request("tool_choice: 'required' without tools", "tool_choice")
+    return choice or "auto"
+
+
+class ResponseEncoder:
+    """Renders response objects and response event streams. One output item per block of the answer."""
+
+    def __init__(
+        self,
+        model: str,
+        body: ResponsesBody,
+        request: ChatRequest,
+        messages: list[dict[str, Any]],
+        store: ResponseStore | None,
+    ) -> None:
+        self.answer = Answer()
+        self._id = new_id("resp_")
+        self._model = model
+        self._body = body
+        self._request = request
+        self._messages = messages
+        self._store = store
+        self._created = int(time.time())
+        self._sequence = -1
+        self._started = False
+        self._items: list[str] = []  # ids, one per block of the answer
+        self._open = False
+
+    def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
+        self._sequence += 1
+        return data_event({"type": kind, "sequence_number": self._sequence, **fields}, event=kind)
+
+    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+        blocks = len(self.answer.blocks)
+        # Items close before the next block joins the answer, so that the last block is always the open one.
+        if isinstance(event, (ToolCallBegin, Finish)) or self._changes_kind(event):
+            yield from self._close_item("incomplete" if self._cut(event) else "completed")
+        self.answer.feed(event)
+        if not self._started:
+            self._started = True
+            yield self._event("response.created", response=self._response("in_progress"))
+            yield self._event("response.in_progress", response=self._response("in_progress"))
+        if len(self.answer.blocks) > blocks:
+            yield from self._open_item()
+        if isinstance(event, TextDelta):
+            logprobs = [logprob_entry(t) for t in event.logprobs or ()]
+            yield self._part_event("response.output_text.delta", delta=event.text, logprobs=logprobs)
+        elif isinstance(event, ReasoningDelta):
+            yield self._part_event("response.reasoning_text.delta", delta=event.text)
+        elif isinstance(event, ToolCallArgs):
+            yield self._item_event("response.function_call_arguments.delta", delta=event.json)
+        elif isinstance(event, ToolCallEnd):
+            yield from self._close_item("completed")
+        elif isinstance(event, Finish):
+            self._remember()
+            status = "incomplete" if event.reason == "length" else "completed"
+            yield self._event(f"response.{status}", response=self._response(status))
+
+    def _changes_kind(self, event: Any) -> bool:
+        kind = {TextDelta: "text", ReasoningDelta: "reasoning"}.get(type(event))
+        return kind is not None and bool(self.answer.blocks) and self.answer.blocks[-1].kind != kind
+
+    @staticmethod
+    def _cut(event: Any) -> bool:
+        return isinstance(event, Finish) and event.reason == "length"
+
+    def _item_event(self, kind: str, **fields: Any) -> ServerSentEvent:
+        return self._event(kind, item_id=self._items[-1], output_index=len(self._items) - 1, **fields)
+
+    def _part_event(self, kind: str, **fields: Any) -> ServerSentEvent:
+        return self._item_event(kind, content_index=0, **fields)
+
+    def _open_item(self) -> Iterator[ServerSentEvent]:
+        block = self.answer.blocks[-1]
+        self._items.append(new_id({"text": "msg_", "reasoning": "rs_", "tool": "fc_"}[block.kind]))
+        self._open = True
+        index = len(self._items) - 1
+        yield self._event(
+            "response.output_item.added", output_index=index, item=self._item(index, "in_progress")
+        )
+        if block.kind != "tool":
+            yield self._part_event("response.content_part.added", part=_part(Block(block.kind)))
+
+    def _close_item(self, status: str) -> Iterator[ServerSentEvent]:
+        if not self._open:
+            return
+        self._open = False
+        block = self.answer.blocks[-1]
+        if block.kind == "tool":
+            yield self._item_event(
+                "response.function_call_arguments.done", name=block.name, arguments=block.text
+            )
+        else:
+            kind = "output_text" if block.kind == "text" else "reasoning_text"
+            extra: dict[str, Any] = {}
+            if block.kind == "text":
+                extra["logprobs"] = [logprob_entry(t) for t in block.logprobs]
+            yield self._part_event(f"response.{kind}.done", text=block.text, **extra)
+            yield self._part_event("response.content_part.done", part=_part(block))
+        index = len(self._items) - 1
+        yield self._event("response.output_item.done", output_index=index, item=self._item(index, status))
+
+    def _item(self, index: int, status: str) -> dict[str, Any]:
+        block, item_id = self.answer.blocks[index], self._items[index]
+        if block.kind == "tool":
+            call = {"call_id": block.id, "name": block.name, "arguments": block.text}
+            return {"type": "function_call", "id": item_id, "status": status, **call}
+        parts = [] if status == "in_progress" else [_part(block)]
+        if block.kind == "reasoning":
+            return {"type": "reasoning", "id": item_id, "summary": [], "content": parts, "status": status}
+        return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
+
+    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+        yield self._event("error", code=error.code, message=error.message, param=error.param)
+
+    def _remember(self) -> None:
+        if self._store is None:
+            return
+        answer = self.answer
+        reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            reply["reasoning_content"] = answer.reasoning
+        if answer.tools:
+            reply["tool_calls"] = [
+                {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": b.text}}
+                for b in answer.tools
+            ]
+        self._store.put(self._id, self._body.previous_response_id, [*self._messages, reply])
+
+    def body(self) -> dict[str, Any]:
+        _, finish = self.answer.done()
+        return self._response("incomplete" if finish.reason == "length" else "completed")
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body, request, usage = self._body, self._request, self.answer.usage
+        last = len(self._items) - 1
+        output = [self._item(i, status if i == last else "completed") for i in range(len(self._items))]
+        choice = body.tool_choice
+        response: dict[str, Any] = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._model,
+            "output": output,
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "store": self._store is not None,
+            "temperature": request.sampling.temperature,
+            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)}
+            if body.text and body.text.format
+            else {"format": {"type": "text"}},
+            "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+            "tools": [{"strict": None, **t.model_dump()} for t in body.tools or ()],
+            "top_p": request.sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+        if usage is not None:
+            response["usage"] = {
+                "input_tokens": usage.prompt_n,
+                "input_tokens_details": {"cached_tokens": usage.cached_n, "cache_write_tokens": 0},
+                "output_tokens": usage.predicted_n,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning_n},
+                "total_tokens": usage.prompt_n + usage.predicted_n,
+            }
+            response["timings"] = timings(usage)
+        return response
+
+
+def _part(block: Block) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": block.text}
+    logprobs = [logprob_entry(t) for t in block.logprobs]
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}

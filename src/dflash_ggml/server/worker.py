@@ -1,0 +1,232 @@
+"""The one thread that owns the engine: loads it, runs one request at a time, frees it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from typing import Any, Generic, TypeVar
+
+from .errors import ApiError, from_exception
+from .fairqueue import FairQueue, QueueClosed, QueueFull
+
+log = logging.getLogger(__name__)
+B = TypeVar("B")
+
+
+class _End:
+    """Last entry of a job's event queue: how the job ended."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Job(Generic[B]):
+    """One request: `work(backend, cancelled)` yields events in the worker's thread, `events()` receives them.
+
+    Created in the event loop that will read it.
+    """
+
+    def __init__(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> None:
+        self.client = client
+        self.work = work
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._cancelled = threading.Event()
+        self.reason: ApiError | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self, reason: ApiError | None = None) -> None:
+        """Ask the job to end at its next step; `reason` is what its reader sees (None: nobody reads any more)."""
+        if not self._cancelled.is_set():
+            self.reason = reason
+            self._cancelled.set()
+
+    def emit(self, event: Any) -> None:
+        """Hand an event to the reader; called in the worker's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:  # the reader's event loop is gone, so is the reader
+            self.cancel()
+
+    async def events(self) -> AsyncIterator[Any]:
+        """The events in order; ends with the job, raises ApiError when it failed or was cancelled with a reason."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, _End):
+                if event.error is not None:
+                    raise from_exception(event.error) from event.error
+                return
+            yield event
+
+
+class Worker(Generic[B]):
+    """Runs jobs one after the other in one thread. `open_backend(progress)` is called there first, `close()` last."""
+
+    def __init__(
+        self,
+        open_backend: Callable[[Callable[[str, int, int], None]], B],
+        *,
+        queue_limit: int = 32,
+    ) -> None:
+        self._open = open_backend
+        self._queue: FairQueue[Job[B]] = FairQueue(queue_limit)
+        self.on_finished: Callable[[float], None] | None = None
+        self._thread = threading.Thread(target=self._main, name="dflash-inference", daemon=True)
+        self._ready = threading.Event()
+        self._draining = False
+        self._current: Job[B] | None = None
+        self._seconds = 1.0  # moving mean of a job's duration, for Retry-After
+        self._lock = threading.Lock()
+        self.backend: B | None = None
+        self.failure: BaseException | None = None
+        self.loading: tuple[str, int, int] = ("start", 0, 0)
+
+    def start(self) -> None:
+        """Start the thread; loading goes on in it."""
+        self._thread.start()
+
+    def wait_ready(self, timeout: float | None = None) -> bool:
+        """Wait until the backend is open or has failed to open; re-raises that failure."""
+        done = self._ready.wait(timeout)
+        if self.failure is not None:
+            raise self.failure
+        return done
+
+    @property
+    def ready(self) -> bool:
+        """True once requests can be taken."""
+        return self.backend is not None and not self._draining
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return 1 if self._current is not None else 0
+
+    def retry_after(self) -> int:
+        """Whole seconds after which a place in the queue is likely: the waiting jobs times their mean duration."""
+        return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running))))
+
+    def require_ready(self) -> B:
+        """The open backend; raises ApiError 503 while it is loading or shutting down."""
+        if self.failure is not None:
+            raise ApiError(503, f"the model could not be loaded: {self.failure}", code="model_failed")
+        if self._draining:
+            raise ApiError(
+                503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True
+            )
+        if self.backend is None:
+            stage, done, total = self.loading
+            share = f" ({stage}, {100 * done // total}%)" if total else f" ({stage})"
+            raise ApiError(503, f"the model is loading{share}", code="loading", retry_after=2, retry=True)
+        return self.backend
+
+    def submit(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> Job[B]:
+        """Queue a job; raises ApiError 503 with Retry-After when the queue is full, loading or shutting down."""
+        self.require_ready()
+        job = Job(client, work)
+        try:
+            self._queue.put(client, job)
+        except QueueFull:
+            message = f"the queue is full ({self.waiting} requests are waiting); try again later"
+            raise ApiError(
+                503, message, code="queue_full", retry_after=self.retry_after(), retry=True
+            ) from None
+        except QueueClosed:
+            raise ApiError(
+                503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True
+            ) from None
+        return job
+
+    def abandon(self, job: Job[B]) -> None:
+        """The job's reader is gone: forget it when it still waits, else end it at its next step."""
+        job.cancel()
+        self._queue.remove(job.client, job)
+
+    def drain(self) -> None:
+        """Take no more jobs, refuse those that wait, let the running one go on. Any thread; may be repeated."""
+        self._draining = True
+        gone = ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
+        for job in self._queue.close():
+            job.cancel(gone)
+            job.emit(_End(gone))
+
+    def cancel_running(self) -> None:
+        """End the running job at its next step, with an error for its reader."""
+        job = self._current
+        if job is not None:
+            job.cancel(
+                ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
+            )
+
+    def stop(self, timeout: float = 30.0) -> bool:
+        """Drain, cancel the running job, close the backend; True when the thread has ended within `timeout` s."""
+        self.drain()
+        self.cancel_running()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            self.backend = self._open(self._on_progress)
+        except BaseException as error:
+            log.error("the model could not be loaded: %s", error)
+            self.failure = error
+            self._queue.close()
+            return
+        finally:
+            self._ready.set()
+        try:
+            while (job := self._queue.get()) is not None:
+                self._current = job
+                try:
+                    self._run(job)
+                finally:
+                    self._current = None
+                del job  # an idle thread must not keep the last request's buffers alive
+        finally:
+            close = getattr(self.backend, "close", None)
+            self.backend = None
+            if close is not None:
+                close()
+
+    def _on_progress(self, stage: str, done: int, total: int) -> None:
+        self.loading = (stage, done, total)
+
+    def _run(self, job: Job[B]) -> None:
+        assert self.backend is not None
+        started = time.monotonic()
+        error: BaseException | None = None
+        events: Iterator[Any] = iter(())
+        try:
+            events = job.work(self.backend, lambda: job.cancelled)
+            for (
+                event
+            ) in events:  # a cancelled job ends its own events within one step, after counting its usage
+                if not job.cancelled:
+                    job.emit(event)
+        except Exception as caught:
+            error = caught
+            if from_exception(caught).status >= 500:
+                log.exception("a request failed")
+        finally:
+            close = getattr(events, "close", None)
+            if close is not None:
+                close()
+        job.emit(_End(error or job.reason))
+        seconds = time.monotonic() - started
+        self._seconds += 0.2 * (seconds - self._seconds)
+        if self.on_finished is not None:
+            self.on_finished(seconds)
