@@ -1,0 +1,1 @@
+"""Hyper-parameters and graphs of the target and of the draft."""

@@ -1,0 +1,51 @@
+"""Checks that the target's and the draft's readers share: ranges of numbers, presence, shapes and types of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ..errors import ModelFileError
+from ..gguf import GGML_TYPES, TensorInfo
+
+N = TypeVar("N", int, float)
+Fail = Callable[[str], ModelFileError]
+
+# Types that hold weights: floats and quantised blocks, not the integers and not the two kinds made for activations.
+_WEIGHT_TYPES = frozenset(GGML_TYPES) - {9, 15, 24, 25, 26, 27, 28}
+
+
+def in_range(fail: Fail, field: str, value: N, low: N, high: N) -> N:
+    """`value` if low <= value <= high (so not NaN), else the error for `field`."""
+    if not low <= value <= high:
+        raise fail(f"{field}: {value} is out of range (expected {low} to {high})")
+    return value
+
+
+def positive(fail: Fail, field: str, value: float) -> float:
+    """`value` if it is positive and finite, else the error for `field`."""
+    if not (value > 0 and math.isfinite(value)):
+        raise fail(f"{field}: {value} should be a positive number")
+    return value
+
+
+def check_tensors(
+    fail: Fail,
+    tensors: Mapping[str, TensorInfo],
+    shapes: Mapping[str, tuple[int, ...]],
+    ignored: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Every tensor of `shapes` is there with its shape and a type for weights, and no other one that is not `ignored`:
+    a model with more weights than the graph knows would give wrong results."""
+    for name, shape in shapes.items():
+        info = tensors.get(name)
+        if info is None:
+            raise fail(f"tensor {name!r} is missing (expected shape {list(shape)})")
+        if info.shape != shape:
+            raise fail(f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}")
+        if info.type not in _WEIGHT_TYPES:
+            raise fail(f"tensor {name!r} is stored as {info.type_name}, which no weight may be")
+    for name in tensors:
+        if name not in shapes and not ignored(name):
+            raise fail(f"tensor {name!r} is unknown: this variant of the model is not supported")
