@@ -92,7 +92,7 @@ options = st.builds(
 @settings(max_examples=300)
 @given(st.integers(0, 2**32), options, st.lists(st.integers(0, 49), max_size=80))
 def test_probs_equal_the_reference(seed: int, params: SamplingParams, history: list[int]) -> None:
-    row = random_row(seed)
+    row = random_row(seed, scale=1.5)
     before = row.copy()
     probs = Sampler(params, 50).probs(row, history)
     assert probs == pytest.approx(reference_probs(row, params, history), rel=1e-4, abs=1e-7)
@@ -118,6 +118,18 @@ def test_each_option_alone_equals_the_reference_on_a_larger_vocabulary(change: d
         row = random_row(seed, 5000, scale=1.0)
         expected = reference_probs(row, params, [])
         assert Sampler(params, 5000).probs(row) == pytest.approx(expected, rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("last_n", "expected"),
+    [(-1, [-0.75, 0.25, -3, 1]), (3, [1, 0.25, -3, 1]), (1, [1, 2, -2.75, 1]), (0, [1, 2, -1, 1])],
+)
+def test_penalties_act_on_the_last_tokens_only(last_n: int, expected: list[float]) -> None:
+    params = replace(
+        NEUTRAL, repeat_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5, penalty_last_n=last_n
+    )
+    row, history = np.array([1, 2, -1, 1], np.float32), [0, 0, 0, 1, 2, 2]
+    assert Sampler(params, 4).probs(row, history) == pytest.approx(softmax(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +192,12 @@ def test_a_seed_fixes_the_draws_and_no_seed_gives_fresh_ones() -> None:
     assert draws(None) != draws(None)
 
 
-def test_noise_in_the_last_bits_does_not_change_the_draws() -> None:
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_noise_in_the_last_bits_does_not_change_the_draws(top_k: int) -> None:
+    params = replace(NEUTRAL, top_k=top_k)
     row = np.repeat(random_row(0, 25), 2)  # every token has an equal: an order by probability would swap them
     noisy = row + np.float32(1e-6) * random_row(1)
-    exact, disturbed = Sampler(NEUTRAL, 50), Sampler(NEUTRAL, 50)
+    exact, disturbed = Sampler(params, 50), Sampler(params, 50)
     assert [exact.sample(row) for _ in range(500)] == [disturbed.sample(noisy) for _ in range(500)]
 
 

@@ -173,6 +173,10 @@ def test_visibility_is_ancestors_and_self(shape: tuple[int, int, int], budget: i
     assert (visibility(tree.parents) == expected).all()
 
 
+def test_visibility_of_several_roots() -> None:
+    assert visibility([-1, -1, 1]).tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+
+
 def test_visibility_refuses_parents_after_their_children() -> None:
     for parents in ([-1, 1], [0], [-1, 2, 0], [-2]):
         with pytest.raises(ValueError, match="parents"):
