@@ -91,10 +91,10 @@ def _pip_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in drop and not k.startswith(drop_prefixes)}
 
 
-def fetch(folder: Path, sha256: str = SHA256) -> Path:
+def fetch(folder: Path) -> Path:
     """Fetches the pinned sdist into ``folder`` with pip, which refuses a file with another hash; returns its path."""
     requirement = folder / "requirement.txt"
-    requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{sha256}\n", encoding="utf-8")
+    requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), "--requirement", str(requirement)]
     if importlib.util.find_spec("scikit_build_core"):  # the backend of that sdist, and ours: no second copy needed
@@ -125,12 +125,12 @@ def pinned_sdist(cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         archive = fetch(Path(folder))
-        check_hash(archive)
+        check_hash(archive, SHA256)
         os.replace(archive, cached)
     return cached
 
 
-def check_hash(archive: Path, sha256: str = SHA256) -> None:
+def check_hash(archive: Path, sha256: str) -> None:
     """Raises VendorError unless the file has the expected SHA-256."""
     found = sha256_of(archive)
     if found != sha256:

@@ -8,10 +8,8 @@ without the compiled binding.
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Llama": "llama",
@@ -32,6 +30,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    __version__: str
     from dflash_ggml.config import EngineConfig
     from dflash_ggml.engine import Engine, Step
     from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, DflashError, ModelFileError
@@ -42,9 +41,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name == "__version__":
+        value: object = metadata.version("dflash-ggml")
+    elif name in _HOME:
+        value = getattr(import_module(f"dflash_ggml.{_HOME[name]}"), name)
+    else:
         raise AttributeError(f"module 'dflash_ggml' has no attribute {name!r}")
-    value = getattr(import_module(f"dflash_ggml.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 
