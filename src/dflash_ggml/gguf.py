@@ -1,8 +1,8 @@
 """Read GGUF files (versions 2 and 3, little-endian) through a memory map.
 
-Opening a file reads its header only. Weights stay on disk until they are touched, numeric arrays are views into the
-file, and arrays of strings (a vocabulary) are walked once and decoded on first use. Whatever is wrong with a file is
-reported as one `ModelFileError` that names the file and the field.
+Opening a file reads its header only. Weights stay on disk until they are touched, numeric arrays are views
+into the file, and arrays of strings (a vocabulary) are walked once and decoded on first use. Whatever is
+wrong with a file is reported as one `ModelFileError` that names the file and the field.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ def tensor_nbytes(type: int, shape: Sequence[int]) -> int:
 
 
 class StringArray(Sequence[str]):
-    """An array of strings, decoded as a whole on first use. A string that is not UTF-8 raises `ModelFileError`."""
+    """An array of strings, decoded as a whole on first use; `ModelFileError` for one that is not UTF-8."""
 
     __slots__ = ("_blob", "_count", "_field", "_items")
 
     def __init__(self, field: str, blob: np.ndarray, count: int) -> None:
-        """`blob` (bytes) holds `count` strings, each after its length as a 64-bit number, checked to be in range."""
+        """`blob` (uint8): `count` strings, each after its 64-bit length, which is known to be in range."""
         self._field, self._blob, self._count = field, blob, count
         self._items: list[str] | None = None
 
@@ -156,7 +156,7 @@ class GGUFFile(KeyedFile):
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Map `path` and read its header. Raises `ModelFileError` for every defect, a missing file included."""
+        """Map `path` and read its header. Raises `ModelFileError` for any defect, a missing file included."""
         self.path = Path(path)
         self._bytes = map_file(self.path)
         self._pos = 0
@@ -233,8 +233,8 @@ class GGUFFile(KeyedFile):
             offset = start + info.offset
             if offset + info.nbytes > len(self._bytes):
                 raise self.error(
-                    f"tensor {short(info.name)} ends at byte {offset + info.nbytes} of a file of {len(self._bytes)}; "
-                    "the file is truncated or damaged, download it again"
+                    f"tensor {short(info.name)} ends at byte {offset + info.nbytes}, the file at "
+                    f"{len(self._bytes)}; it is truncated or damaged, download it again"
                 )
             tensors[info.name] = TensorInfo(info.name, info.type, info.shape, offset, info.nbytes)
         in_place = sorted(tensors.values(), key=lambda info: info.offset)
@@ -334,7 +334,9 @@ class GGUFFile(KeyedFile):
 
 
 def map_file(path: Path) -> np.ndarray:
-    """The bytes of a file as a read-only uint8 array over a memory map; `ModelFileError` when it cannot be read."""
+    """The bytes of a file as a read-only uint8 array over a memory map. Raises `ModelFileError`."""
+    if path.exists() and not path.is_file():  # a pipe would block, a folder has no bytes
+        raise ModelFileError(f"{path}: not a regular file")
     try:
         with open(path, "rb") as file:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

@@ -1,4 +1,4 @@
-"""Typed access to the keys of a model file: what is missing or of the wrong type is named together with the file."""
+"""Typed access to the keys of a model file; errors name the file, the key and what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str:
 
 
 class KeyedFile:
-    """Base of the model files: `path` and `metadata`, key -> int, float, bool, str, sequence of these or numpy array."""
+    """Base of the model files. `metadata`: key -> int, float, bool, str, a sequence of these or an array."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -26,7 +26,7 @@ class KeyedFile:
         return ModelFileError(f"{self.path}: {what}")
 
     def require(self, key: str, kind: type[T]) -> T:
-        """The scalar under `key` as int, float, bool or str; `ModelFileError` when it is missing or of another type."""
+        """The scalar under `key`; `ModelFileError` when missing or no `kind` (integers pass as floats)."""
         value = self._lookup(key, _KIND_NAMES[kind])
         if type(value) is kind:
             return value
@@ -39,7 +39,7 @@ class KeyedFile:
         return self.require(key, kind) if key in self.metadata else None
 
     def require_array(self, key: str, kind: type[T]) -> Sequence[T]:
-        """The array under `key`, each element a `kind`; whole numbers also pass as floats, 0 and 1 as booleans."""
+        """The array under `key`, each element a `kind`; integers also pass as floats, 0 and 1 as booleans."""
         expected = f"an array, each element {_KIND_NAMES[kind]}"
         value = self._lookup(key, expected)
         items = value.tolist() if isinstance(value, np.ndarray) else value

@@ -1,7 +1,7 @@
 """Read safetensors checkpoints (one file, or shards of one) through memory maps, without torch.
 
-The `safetensors` package checks every header; the bytes come from our own map, because the package can hand out bf16
-only as a tensor of a framework that has such a type.
+The `safetensors` package checks every header; the bytes come from our own map, because the package can hand
+out bf16 only as a tensor of a framework that has such a type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class SafetensorsFile(KeyedFile):
         """`path` is a directory or one .safetensors file, config.json beside it. Raises `ModelFileError`."""
         self.path = Path(path)
         folder = self.path if self.path.is_dir() else self.path.parent
-        self.metadata = MappingProxyType(dict(_flat(read_json(folder / "config.json"))))
         self._data: dict[str, np.ndarray] = {}
         tensors: dict[str, TensorInfo] = {}
         for file in _weight_files(folder) if self.path.is_dir() else [self.path]:
@@ -43,6 +42,7 @@ class SafetensorsFile(KeyedFile):
                     raise ModelFileError(f"{file}: tensor {info.name!r} is also in another file of {folder}")
                 tensors[info.name], self._data[info.name] = info, data
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.metadata = MappingProxyType(dict(_flat(read_json(folder / "config.json"))))
 
     def close(self) -> None:
         """Let go of the files. They are unmapped once the last array that `data` gave out is gone."""

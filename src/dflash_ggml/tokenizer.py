@@ -1,7 +1,7 @@
 """Text to token ids and back, rebuilt from a GGUF file's metadata on the `tokenizers` package.
 
-The model is byte-level BPE with the pre-tokenizer of Qwen2 or of Qwen3.5. Like llama.cpp, no Unicode normalisation is
-applied unless asked for (`nfc=True` does what the reference tokenizer of these models does).
+The model is byte-level BPE with the pre-tokenizer of Qwen2 or of Qwen3.5. Like llama.cpp, no Unicode
+normalisation is applied unless asked for (`nfc=True` does what the reference tokenizer of these models does).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import codecs
 import re
 from collections.abc import Iterable, Sequence
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from .errors import ConfigError
@@ -38,24 +38,13 @@ END_TEXTS = (
     "<|repo_name|>",
     "<|file_sep|>",
 )
-SPECIAL_NAMES = (
-    "bos",
-    "eos",
-    "eot",
-    "eom",
-    "unknown",
-    "separator",
-    "padding",
-    "mask",
-    "fim_pad",
-    "fim_rep",
-    "fim_sep",
-)
+# Keys `tokenizer.ggml.<name>_token_id`.
 END_NAMES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+SPECIAL_NAMES = ("bos", "padding", "mask", *END_NAMES)
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Code point -> byte of byte-level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
+    """Code point -> byte: printable Latin-1 stands for itself, U+0100 onwards for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {b: b for b in printable} | {0x100 + i: b for i, b in enumerate(others)}
@@ -67,8 +56,10 @@ _BYTES = _byte_alphabet()
 class Tokenizer:
     """The vocabulary of a model.
 
-    tokens: the texts by id, as stored      special_ids: name ("bos", "eos", "mask", ...) -> id, where declared
-    eog_ids: ids that end a generation      chat_template: the file's default chat template, or None
+    tokens:        the texts by id, as stored
+    special_ids:   name ("bos", "eos", "mask", ...) -> id, as far as declared
+    eog_ids:       ids that end a generation
+    chat_template: the file's default chat template, or None
     """
 
     def __init__(
@@ -83,47 +74,42 @@ class Tokenizer:
         chat_template: str | None = None,
         nfc: bool = False,
     ) -> None:
-        """`types` as in GGUF (1 normal ... 6 byte); `merges` are pairs with one space between, best first; `pre` is a
-        key of `PRE_TOKENIZERS`. Raises `ConfigError` when these do not fit together."""
+        """Raises `ConfigError` when the parts do not fit together.
+
+        `types` as in GGUF (1 normal to 6 byte); `merges`: pairs with a space between, best first; `pre`: a
+        key of `PRE_TOKENIZERS`.
+        """
         self.tokens, self.n_vocab = list(tokens), len(tokens)
         self._types = bytes(types)
         self.special_ids = dict(special_ids or {})
         self.add_bos, self.chat_template = add_bos, chat_template
         self._ids = {text: i for i, text in enumerate(self.tokens)}
         self._pieces: list[bytes | None] = [None] * self.n_vocab
-        bad = next((name for name, i in self.special_ids.items() if not 0 <= i < self.n_vocab), None)
-        if bad:
-            raise ConfigError(
-                f"{bad} token id {self.special_ids[bad]} is outside the vocabulary of {self.n_vocab}"
-            )
-        ends = {self._ids[text] for text in END_TEXTS if text in self._ids}
-        self.eog_ids = frozenset(i for i in ends if self._types[i] in (CONTROL, USER_DEFINED)) | frozenset(
-            self.special_ids[name] for name in END_NAMES if name in self.special_ids
-        )
+        for name, i in self.special_ids.items():
+            if not 0 <= i < self.n_vocab:
+                raise ConfigError(f"{name} token id {i} is outside the vocabulary of {self.n_vocab}")
+        listed = {self._ids[text] for text in END_TEXTS if text in self._ids}
+        declared = {self.special_ids[name] for name in END_NAMES if name in self.special_ids}
+        self.eog_ids = frozenset(declared | {i for i in listed if self._types[i] in (CONTROL, USER_DEFINED)})
         model = self._bpe(merges)
-        self._parse_special = self._engine(model, pre, nfc)
-        self._plain = self._engine(
-            model, pre, nfc
-        )  # the flag belongs to the object, so one object per meaning
+        # Whether control tokens are parsed is a property of the object, hence two on one model.
+        self._with_special, self._plain = self._engine(model, pre, nfc), self._engine(model, pre, nfc)
         self._plain.encode_special_tokens = True
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, *, nfc: bool = False) -> Tokenizer:
-        """Build from the `tokenizer.*` keys. Raises `ModelFileError` for missing, damaged or unsupported ones."""
+        """Build from the `tokenizer.*` keys. Raises `ModelFileError` for missing, damaged or unknown ones."""
         kind, pre = file.require("tokenizer.ggml.model", str), file.require("tokenizer.ggml.pre", str)
         if kind != "gpt2":
             raise file.error(f"key 'tokenizer.ggml.model': {kind!r} is not supported (expected 'gpt2')")
         if pre not in PRE_TOKENIZERS:
-            raise file.error(
-                f"key 'tokenizer.ggml.pre': {pre!r} is not supported (expected one of {[*PRE_TOKENIZERS]})"
-            )
+            known = ", ".join(PRE_TOKENIZERS)
+            raise file.error(f"key 'tokenizer.ggml.pre': {pre!r} is not supported (expected one of {known})")
         tokens = file.require_array("tokenizer.ggml.tokens", str)
         types = file.require_array("tokenizer.ggml.token_type", int)
         merges = file.require_array("tokenizer.ggml.merges", str)
         if not tokens or len(types) != len(tokens):
-            raise file.error(
-                f"key 'tokenizer.ggml.token_type' has {len(types)} entries for {len(tokens)} tokens"
-            )
+            raise file.error(f"key 'tokenizer.ggml.token_type': {len(types)} types for {len(tokens)} tokens")
         if min(types) < 0 or max(types) > BYTE:
             raise file.error("key 'tokenizer.ggml.token_type': a value is outside 0..6")
         special = {name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in SPECIAL_NAMES}
@@ -160,13 +146,17 @@ class Tokenizer:
         return self._types[token] in (CONTROL, UNKNOWN)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of `text`, no BOS added. With `special`, control tokens spelt out in the text become their ids;
-        without, they are plain text. User-defined tokens (`<think>`) always do. `ConfigError` for lone surrogates."""
-        engine = self._parse_special if special else self._plain
+        """Token ids of `text`, without BOS. Raises `ConfigError` for a text with lone surrogates.
+
+        Control tokens spelt out in the text become their ids if `special`, else they are plain text;
+        user-defined tokens always become their ids.
+        """
         try:
-            return engine.encode(text, add_special_tokens=False).ids
+            text.encode()
         except UnicodeEncodeError as reason:
-            raise ConfigError(f"the text holds half a surrogate pair at character {reason.start}") from None
+            raise ConfigError(f"the text has half a surrogate pair at character {reason.start}") from None
+        engine = self._with_special if special else self._plain
+        return engine.encode(text, add_special_tokens=False).ids
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; a control token gives its name, an unused entry nothing."""
@@ -179,7 +169,8 @@ class Tokenizer:
 
     def decode_bytes(self, tokens: Iterable[int], special: bool = False) -> bytes:
         """The bytes of several tokens; control tokens are left out unless `special`."""
-        return b"".join(self.token_bytes(t) for t in tokens if special or not self.is_control(t))
+        pieces = ((token, self.token_bytes(token)) for token in tokens)
+        return b"".join(piece for token, piece in pieces if special or not self.is_control(token))
 
     def decode(self, tokens: Iterable[int], special: bool = False) -> str:
         """The text of several tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -209,7 +200,6 @@ class Tokenizer:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-        engine.decoder = decoders.ByteLevel()
         for kind in (CONTROL, USER_DEFINED):
             texts = [self.tokens[i] for i, t in enumerate(self._types) if t == kind and self.tokens[i]]
             engine.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text in texts])
@@ -230,8 +220,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Turns a stream of tokens into text piece by piece and never splits a character: bytes of an unfinished one wait
-    for the next token. The pieces joined equal the decoding of all tokens at once."""
+    """Turns a stream of tokens into text and never splits a character: its first bytes wait for the rest.
+
+    The pieces joined, `flush` included, equal the decoding of all tokens at once.
+    """
 
     def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
         """`special`: show control tokens by name instead of leaving them out."""
@@ -243,7 +235,7 @@ class Detokenizer:
         return self._decoder.decode(self._tokenizer.decode_bytes(tokens, self._special))
 
     def flush(self) -> str:
-        """The end of the stream: U+FFFD if an unfinished character is waiting, else nothing. Ready for a new stream."""
+        """Ends the stream: U+FFFD if an unfinished character is waiting, else nothing."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

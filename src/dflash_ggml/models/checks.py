@@ -1,4 +1,4 @@
-"""Checks that the target's and the draft's readers share: ranges of numbers, presence, shapes and types of tensors."""
+"""Checks that the readers of targets and drafts share: ranges of numbers, presence and shapes of tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ..gguf import GGML_TYPES, TensorInfo
 N = TypeVar("N", int, float)
 Fail = Callable[[str], ModelFileError]
 
-# Types that hold weights: floats and quantised blocks, not the integers and not the two kinds made for activations.
+MAX_LAYERS, MAX_WIDTH, MAX_HEADS = 1024, 1 << 20, 1 << 12  # far above any real model
+
+# Types that hold weights: floats and quantised blocks; not integers, not the two kinds made for activations.
 _WEIGHT_TYPES = frozenset(GGML_TYPES) - {9, 15, 24, 25, 26, 27, 28}
 
 
@@ -36,8 +38,10 @@ def check_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     ignored: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Every tensor of `shapes` is there with its shape and a type for weights, and no other one that is not `ignored`:
-    a model with more weights than the graph knows would give wrong results."""
+    """Every tensor of `shapes` is there, with its shape and a type for weights, and no other one.
+
+    A model with more weights than the graph knows would give wrong results; `ignored` tells harmless ones.
+    """
     for name, shape in shapes.items():
         info = tensors.get(name)
         if info is None:

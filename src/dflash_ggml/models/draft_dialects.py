@@ -1,8 +1,8 @@
-"""The three ways in which DFlash drafts are published, brought to one form: fields of `DraftParams` and tensor names.
+"""The three ways in which DFlash drafts are published, brought to one form: parameters and tensor names.
 
 z-lab      safetensors + config.json
 lucebox    GGUF of Lucebox and spiritbuun, architecture `*dflash-draft`
-upstream   GGUF of llama.cpp, architecture `dflash`; it stores taps as layer inputs, one above the layer output meant here
+upstream   GGUF of llama.cpp, architecture `dflash`; a tap is named by the layer that it enters, so one higher
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 from ..gguf import GGUFFile, StringArray
 from ..metadata import KeyedFile
 from ..safetensors_file import SafetensorsFile
-from .checks import in_range, positive
+from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, in_range, positive
 
 T = TypeVar("T", int, float, bool, str)
 
 LUCEBOX_ARCHS = ("qwen35-dflash-draft", "dflash-draft", "gemma4-dflash-draft")
 DEFAULT_BLOCK = 16  # the formats' own meaning of a missing block size
-MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_BLOCK = 256, 1 << 20, 1 << 12, 256
 
 _ZLAB_GLOBAL = {
     "fc.weight": "fc.weight",
@@ -49,15 +48,18 @@ _LUCEBOX_GLOBAL = {
 }
 # Parts of tensor names that only the two later kinds of draft have, in any dialect.
 _LATER_KINDS = {
-    "DFlash2 draft (dynamic convolutions and a candidate selector)": r"selector|(attn|ffn|attention|mlp)_conv",
+    "DFlash2 draft (dynamic convolutions, candidate selector)": r"selector|(attn|ffn|attention|mlp)_conv",
     "DSpark draft (Markov and confidence heads)": r"markov|confidence_head|conf_proj|\bd2t\b",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A draft as its file declares it. `fields` are arguments of `DraftParams`; `names` maps normalised tensor names to
-    those in the file; `interleaved`: rotary pairs are neighbours and must be brought to half-split order."""
+    """A draft as its file declares it.
+
+    `fields` are arguments of `DraftParams`; `names` maps normalised tensor names to those in the file;
+    `interleaved`: the two members of a rotary pair are neighbours and must be brought half a head apart.
+    """
 
     fields: dict[str, Any]
     names: dict[str, str]
@@ -73,9 +75,8 @@ def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
         return _upstream(file)
     if file.arch in LUCEBOX_ARCHS:
         return _lucebox(file)
-    raise file.error(
-        f"key 'general.architecture': {file.arch!r} is no draft ('dflash', {str(LUCEBOX_ARCHS)[1:-1]} are)"
-    )
+    known = ", ".join(("dflash", *LUCEBOX_ARCHS))
+    raise file.error(f"key 'general.architecture': {file.arch!r} is no draft (expected one of {known})")
 
 
 def _refuse_later_kinds(file: GGUFFile | SafetensorsFile) -> None:
@@ -88,9 +89,7 @@ def _refuse_later_kinds(file: GGUFFile | SafetensorsFile) -> None:
 def _upstream(file: GGUFFile) -> Dialect:
     inputs = file.require_array("dflash.target_layers", int)
     if not all(i >= 1 for i in inputs):
-        raise file.error(
-            f"key 'dflash.target_layers': {inputs} should be layer ids + 1; this file stores plain ids"
-        )
+        raise file.error(f"key 'dflash.target_layers': {list(inputs)} should be layer ids + 1, so 1 or more")
     fields = _gguf_fields(file, "dflash") | {
         "block_size": _optional(file, "dflash.block_size", int, DEFAULT_BLOCK),
         "mask_id": file.require(file.first_of("tokenizer.ggml.mask_token_id", "dflash.mask_token_id"), int),
@@ -178,7 +177,7 @@ def _zlab_name(name: str) -> str:
 
 
 def _zlab_window(file: SafetensorsFile, n_layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    """Window in tokens and the layers that have it; the window counts only where one of the two switches is on."""
+    """Window in tokens and the layers that have it; it counts only when one of the two switches is on."""
     everywhere = _optional(file, "dflash_config.use_swa", bool, False)
     window = file.get(file.first_of("dflash_config.swa_window_size", "sliding_window"), int)
     if not window or not (everywhere or _optional(file, "use_sliding_window", bool, False)):

@@ -1,7 +1,8 @@
-"""The draft's hyper-parameters and weights in one form, whatever dialect the file is in, and its fit to a target."""
+"""The draft's hyper-parameters and weights in one form, whatever its dialect, and its fit to a target."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,13 +12,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from ..errors import ConfigError, ModelFileError
-from ..gguf import BF16, F32, GGUFFile
+from ..gguf import BF16, F16, F32, GGUFFile
 from ..safetensors_file import SafetensorsFile
 from .checks import check_tensors, in_range
-from .draft_dialects import MAX_BLOCK, read_dialect
+from .draft_dialects import read_dialect
 from .target_params import TargetParams
 
 Causality = Literal["auto", "causal", "bidirectional"]
+
+MAX_BLOCK, MAX_TAPS = 256, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,12 @@ class DraftParams:
 
     @property
     def causal_full(self) -> bool:
-        """Whether a row of the block sees only earlier rows, on full layers; by default as declared, else no."""
+        """Whether a row of the block sees only earlier rows, on full layers: as declared, else no."""
         return self.full_policy == "causal" or (self.full_policy == "auto" and self.declared_causal is True)
 
     @property
     def causal_window(self) -> bool:
-        """The same on sliding-window layers; by default as declared, else yes, which is how most engines run them."""
+        """The same on sliding-window layers: as declared, else yes, which is how most engines run them."""
         return self.window_policy == "causal" or (
             self.window_policy == "auto" and self.declared_causal is not False
         )
@@ -81,7 +84,7 @@ class DraftParams:
 
 
 class DraftFile:
-    """An open draft of any dialect: `params`, and its tensors under llama.cpp's names (`fc.weight`, `blk.0.attn_q.weight`)."""
+    """An open draft of any dialect: `params`, and its tensors under the names that llama.cpp gives them."""
 
     def __init__(
         self,
@@ -105,22 +108,28 @@ class DraftFile:
     ) -> DraftFile:
         """Open a GGUF file, a .safetensors file or a folder with one, and check it.
 
-        `rope_theta` replaces the file's value (some converters wrote a wrong one); the policies choose attention inside
-        the block per kind of layer. Raises `ModelFileError` that names key or tensor, `ConfigError` for a bad policy.
+        `rope_theta` replaces the file's value (some converters wrote a wrong one); the policies choose
+        attention inside the block per kind of layer. Raises `ModelFileError` that names key or tensor,
+        `ConfigError` for a bad option.
         """
         for policy in (full_policy, window_policy):
             if policy not in get_args(Causality):
                 raise ConfigError(f"draft attention: {policy!r} is none of {', '.join(get_args(Causality))}")
+        if rope_theta is not None and not 0 < rope_theta < float("inf"):
+            raise ConfigError(f"draft rope base: {rope_theta} is not a positive number")
         path = Path(path)
         is_checkpoint = path.is_dir() or path.suffix == ".safetensors"
         source = SafetensorsFile(path) if is_checkpoint else GGUFFile(path)
         dialect = read_dialect(source)
         params = DraftParams(**dialect.fields, full_policy=full_policy, window_policy=window_policy)
+        if rope_theta is not None:
+            params = replace(params, rope_theta=rope_theta)
         _check_params(source, params)
         found = {name: source.tensors[old] for name, old in dialect.names.items()}
         check_tensors(source.error, found, params.tensor_shapes())
-        if rope_theta is not None:
-            params = replace(params, rope_theta=rope_theta)
+        for name, info in found.items():
+            if len(info.shape) == 1 and info.type not in (F32, F16, BF16):
+                raise source.error(f"tensor {name!r} is {info.type_name}, expected f32, f16 or bf16")
         return cls(source, params, dialect.names, dialect.interleaved)
 
     @property
@@ -147,12 +156,10 @@ class DraftFile:
 
 
 def check_pair(target: TargetParams, draft: DraftParams, target_name: str, draft_name: str) -> list[str]:
-    """Warnings for a pair that works but not well; `ModelFileError` for one that cannot work, naming both files."""
+    """Warnings for a pair that may work badly; `ModelFileError`, naming both files, if it cannot work."""
 
     def fail(what: str) -> ModelFileError:
-        return ModelFileError(
-            f"{draft_name} does not fit {target_name}: {what}; use the draft made for this target"
-        )
+        return ModelFileError(f"{draft_name} does not fit {target_name}: {what}; use the draft made for it")
 
     if draft.n_embd != target.n_embd:
         raise fail(f"the draft's hidden size is {draft.n_embd}, the target's {target.n_embd}")
@@ -161,32 +168,29 @@ def check_pair(target: TargetParams, draft: DraftParams, target_name: str, draft
     if draft.taps[-1] >= target.n_layers:
         raise fail(f"the draft taps layer {draft.taps[-1]}, the target's last one is {target.n_layers - 1}")
     if draft.mask_id >= target.n_vocab:
-        raise fail(
-            f"the mask token id {draft.mask_id} is outside the target's vocabulary of {target.n_vocab}"
-        )
-    if draft.rope_theta == target.rope_theta:
+        raise fail(f"the mask token id {draft.mask_id} is outside the target's {target.n_vocab} tokens")
+    if math.isclose(draft.rope_theta, target.rope_theta, rel_tol=1e-6):  # GGUF rounds it to f32
         return []
-    bases = f"{draft_name} has rope base {draft.rope_theta:g}, {target_name} {target.rope_theta:g}"
+    bases = f"{draft_name} has rope base {draft.rope_theta:g}, {target_name} has {target.rope_theta:g}"
     return [
-        f"{bases}; some converters wrote a wrong one: if acceptance is low, override the draft's with the target's"
+        f"{bases}; some converters wrote a wrong one: if acceptance is low, load the draft with the target's"
     ]
 
 
 def _check_params(source: GGUFFile | SafetensorsFile, p: DraftParams) -> None:
-    taps = p.taps
-    in_range(source.error, "block size", p.block_size, 2, MAX_BLOCK)
-    in_range(source.error, "mask token id", p.mask_id, 0, (1 << 31) - 1)
-    in_range(source.error, "number of tapped layers", len(taps), 1, 256)
+    """What no single key shows: ranges of the fields, and those that must fit each other."""
+    taps, error = p.taps, source.error
+    in_range(error, "block size", p.block_size, 2, MAX_BLOCK)
+    in_range(error, "mask token id", p.mask_id, 0, (1 << 31) - 1)
+    in_range(error, "number of tapped layers", len(taps), 1, MAX_TAPS)
     if taps[0] < 0 or any(a >= b for a, b in pairwise(taps)):
-        raise source.error(f"tapped layers {list(taps)} should ascend from 0 or more")
+        raise error(f"tapped layers {list(taps)} should ascend from 0 or more")
     if p.n_heads % p.n_kv_heads or p.head_dim % 2:
-        raise source.error(
-            f"{p.n_heads} heads of {p.head_dim} over {p.n_kv_heads} key/value heads do not divide"
-        )
+        raise error(f"{p.n_heads} heads of {p.head_dim} do not divide over {p.n_kv_heads} key/value heads")
     if p.sliding_window is not None:
-        in_range(source.error, "sliding window", p.sliding_window, 1, 1 << 30)
+        in_range(error, "sliding window", p.sliding_window, 1, 1 << 30)
     if len(p.window_layers) != p.n_layers:
-        raise source.error(
+        raise error(
             f"the pattern of sliding windows has {len(p.window_layers)} entries for {p.n_layers} layers"
         )
 
@@ -199,6 +203,6 @@ def _as_f32(data: np.ndarray, kind: int) -> np.ndarray:
 
 
 def _half_split(data: np.ndarray, n_rows: int, head_dim: int) -> np.ndarray:
-    """Rows of interleaved rotary pairs (0 1)(2 3)... reordered per head: all first members, then all second ones."""
+    """Rows of interleaved rotary pairs (0 1)(2 3)... reordered per head: first members, then second ones."""
     rows = data.reshape(n_rows // head_dim, head_dim // 2, 2, data.size // n_rows)
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)

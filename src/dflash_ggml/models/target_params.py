@@ -6,17 +6,16 @@ import re
 from dataclasses import dataclass
 
 from ..gguf import F32, GGUFFile, StringArray
-from .checks import check_tensors, in_range, positive
+from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
 
 ARCH = "qwen35"
-MAX_LAYERS, MAX_WIDTH, MAX_HEADS = 1024, 1 << 20, 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class TargetParams:
-    """Sizes of the trunk; blocks for multi-token prediction at the end of the file are not counted and not used.
+    """Sizes of the trunk; blocks for multi-token prediction, last in the file, are neither counted nor used.
 
-    A layer is either recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads`, ..., `n_rot`).
+    A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`).
     """
 
     n_layers: int
@@ -45,29 +44,26 @@ class TargetParams:
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> TargetParams:
-        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor and what it should be."""
+        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
         if file.arch != ARCH:
-            raise file.error(
-                f"key 'general.architecture': {file.arch!r} is not supported (expected {ARCH!r})"
-            )
+            raise file.error(f"key 'general.architecture': {file.arch!r} is no target (expected {ARCH!r})")
 
-        def count(key: str, high: int = MAX_WIDTH, low: int = 1) -> int:
-            return in_range(file.error, f"key '{ARCH}.{key}'", file.require(f"{ARCH}.{key}", int), low, high)
+        def count(key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None) -> int:
+            key = f"{ARCH}.{key}"
+            if default is not None and key not in file.metadata:
+                return default
+            return in_range(file.error, f"key {key!r}", file.require(key, int), low, high)
 
         def number(key: str) -> float:
             return positive(file.error, f"key '{ARCH}.{key}'", file.require(f"{ARCH}.{key}", float))
 
         blocks = count("block_count", MAX_LAYERS)
-        n_mtp = (
-            count("nextn_predict_layers", blocks - 1, 0)
-            if f"{ARCH}.nextn_predict_layers" in file.metadata
-            else 0
-        )
+        trunk = blocks - count("nextn_predict_layers", blocks - 1, 0, default=0)
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise file.error("tensor 'token_embd.weight' is missing or not a matrix")
         params = cls(
-            n_layers=blocks - n_mtp,
+            n_layers=trunk,
             n_embd=count("embedding_length"),
             n_ff=count("feed_forward_length"),
             n_vocab=embedding.shape[1],
@@ -82,20 +78,19 @@ class TargetParams:
             ssm_k_heads=count("ssm.group_count", MAX_HEADS),
             ssm_v_heads=count("ssm.time_step_rank", MAX_HEADS),
             ssm_inner=count("ssm.inner_size"),
-            recurrent=_recurrent(file, blocks, blocks - n_mtp),
+            recurrent=_recurrent(
+                file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4)
+            ),
             n_ctx_train=count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
         )
         params._check_relations(file)
-        params._check_unsupported(file)
+        params._check_rope(file)
         shapes = params.tensor_shapes()
         check_tensors(file.error, file.tensors, shapes, ignored=lambda name: _block(name) >= params.n_layers)
         for name, shape in shapes.items():
             if (len(shape) == 1 or name.endswith("ssm_conv1d.weight")) and file.tensors[name].type != F32:
-                stored = file.tensors[name].type_name
-                raise file.error(
-                    f"tensor {name!r} is stored as {stored}, expected f32; convert the model again"
-                )
+                raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
         return params
 
     @property
@@ -112,8 +107,9 @@ class TargetParams:
         }
         if not self.tied_head:
             shapes["output.weight"] = (d, self.n_vocab)
-        common = {"attn_norm.weight": (d,), "post_attention_norm.weight": (d,)}
-        common |= {
+        common = {
+            "attn_norm.weight": (d,),
+            "post_attention_norm.weight": (d,),
             "ffn_gate.weight": (d, self.n_ff),
             "ffn_up.weight": (d, self.n_ff),
             "ffn_down.weight": (self.n_ff, d),
@@ -143,35 +139,34 @@ class TargetParams:
         return shapes
 
     def _check_relations(self, file: GGUFFile) -> None:
-        value_dim, tokens = (
-            file.get(f"{ARCH}.attention.value_length", int),
-            file.metadata.get("tokenizer.ggml.tokens"),
-        )
-        checks = {
-            f"key '{ARCH}.attention.value_length'": value_dim in (None, self.head_dim),
-            f"key '{ARCH}.attention.head_count_kv'": self.n_heads % self.n_kv_heads == 0,
-            f"key '{ARCH}.rope.dimension_count'": self.n_rot <= self.head_dim and self.n_rot % 2 == 0,
-            f"key '{ARCH}.ssm.group_count'": self.ssm_v_heads % self.ssm_k_heads == 0,
-            f"key '{ARCH}.ssm.inner_size'": self.ssm_inner == self.ssm_v_heads * self.ssm_state,
-            "key 'tokenizer.ggml.tokens'": not isinstance(tokens, StringArray) or len(tokens) == self.n_vocab,
-        }
-        for field, holds in checks.items():
+        """Sizes that must divide or equal each other do."""
+        value_dim = file.get(f"{ARCH}.attention.value_length", int)
+        values = f"{self.ssm_v_heads} value heads of {self.ssm_state}"
+        for key, holds, expected in (
+            ("attention.value_length", value_dim in (None, self.head_dim), f"the key length {self.head_dim}"),
+            ("attention.head_count_kv", self.n_heads % self.n_kv_heads == 0, f"a divisor of {self.n_heads}"),
+            ("rope.dimension_count", self.n_rot in range(2, self.head_dim + 1, 2), "even, within a head"),
+            ("ssm.group_count", self.ssm_v_heads % self.ssm_k_heads == 0, f"a divisor of {self.ssm_v_heads}"),
+            ("ssm.inner_size", self.ssm_inner == self.ssm_v_heads * self.ssm_state, values),
+        ):
             if not holds:
-                raise file.error(f"{field} does not fit the other sizes ({self})")
+                raise file.error(f"key '{ARCH}.{key}': {file.metadata[f'{ARCH}.{key}']}, not {expected}")
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, StringArray) and len(tokens) != self.n_vocab:
+            raise file.error(f"key 'tokenizer.ggml.tokens': {len(tokens)} tokens (expected {self.n_vocab})")
 
-    def _check_unsupported(self, file: GGUFFile) -> None:
-        """Refuse what would change the maths: rope scaling, position planes that text leaves at 0."""
+    def _check_rope(self, file: GGUFFile) -> None:
+        """Plain rotary positions give the right angles: no scaling, no pair on an axis that text lacks."""
         scaling = file.get(f"{ARCH}.rope.scaling.type", str)
         if scaling not in (None, "none"):
-            raise file.error(f"key '{ARCH}.rope.scaling.type': {scaling!r} is not supported (expected none)")
-        sections = file.get_array(f"{ARCH}.rope.dimension_sections", int)
-        # Rotated pair j follows axis j % 3 while j < 3 * sections[j % 3], else the fourth, which stays 0 for text.
-        if sections is not None and any(
-            len(sections) < 3 or j >= 3 * sections[j % 3] for j in range(self.n_rot // 2)
-        ):
-            raise file.error(
-                f"key '{ARCH}.rope.dimension_sections': {sections} leave pairs of {self.n_rot} uncovered"
-            )
+            raise file.error(f"key '{ARCH}.rope.scaling.type': {scaling!r} is not supported, only 'none'")
+        key = f"{ARCH}.rope.dimension_sections"
+        sections = file.get_array(key, int)
+        if sections is None:
+            return
+        # Pair j follows axis j % 3 while j < 3 * sections[j % 3], else the fourth axis.
+        if len(sections) < 3 or any(j >= 3 * sections[j % 3] for j in range(self.n_rot // 2)):
+            raise file.error(f"key {key!r}: {sections} do not cover the {self.n_rot // 2} rotated pairs")
 
 
 def _block(name: str) -> int:
@@ -180,15 +175,12 @@ def _block(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _recurrent(file: GGUFFile, blocks: int, trunk: int) -> tuple[bool, ...]:
-    """Which trunk layers are recurrent: an explicit array wins over the interval of attention layers (default 4)."""
+def _recurrent(file: GGUFFile, blocks: int, trunk: int, interval: int) -> tuple[bool, ...]:
+    """Which trunk layers are recurrent: an explicit array wins over the interval of the attention layers."""
     key = f"{ARCH}.attention.recurrent_layers"
     flags = file.get_array(key, bool)
-    if flags is not None:
-        if len(flags) not in (blocks, trunk):
-            raise file.error(f"key {key!r} has {len(flags)} entries for {blocks} blocks")
-        return tuple(flags[:trunk])
-    interval = file.get(f"{ARCH}.full_attention_interval", int)
-    interval = 4 if interval is None else interval
-    in_range(file.error, f"key '{ARCH}.full_attention_interval'", interval, 1, MAX_LAYERS)
-    return tuple((i + 1) % interval != 0 for i in range(trunk))
+    if flags is None:
+        return tuple((i + 1) % interval != 0 for i in range(trunk))
+    if len(flags) not in (blocks, trunk):
+        raise file.error(f"key {key!r} has {len(flags)} entries (expected {blocks})")
+    return tuple(flags[:trunk])
