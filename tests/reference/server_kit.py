@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from reference.fake_engine import byte_vocabulary
 from starlette.applications import Starlette
 
-from dflash_ggml.errors import ContextOverflowError
 from dflash_ggml.events import (
     Begin,
     Finish,
@@ -26,11 +26,11 @@ from dflash_ggml.events import (
     TopLogprob,
     Usage,
 )
+from dflash_ggml.requests import CompletionRequest
 from dflash_ggml.server.app import Service, create_app, make_service
 from dflash_ggml.server.dialect import Settings
 from dflash_ggml.server.limits import Limits
 from dflash_ggml.server.steps import StepView
-from reference.fake_engine import byte_vocabulary
 
 STEP = StepView(
     tokens=(72, 101, 105, 108),
@@ -96,6 +96,7 @@ class ScriptedBackend:
     def __init__(self, script: Callable[[Any], Sequence[Any] | None] = lambda request: plain()) -> None:
         self.script = script
         self.pace = 0.0
+        self.word = "word "
         self.requests: list[Any] = []
         self.cancelled = 0
         self.tokenizer = byte_vocabulary()
@@ -111,7 +112,7 @@ class ScriptedBackend:
             yield Begin(3, 0)
             while not cancelled():
                 time.sleep(self.pace)
-                yield TextDelta("word ")
+                yield TextDelta(self.word)
             self.cancelled += 1
             yield Usage(3, 0, 1, 0, 1, 4, 0, 1.0, 1.0, "tree", 15)
             yield Finish("cancelled")
@@ -129,10 +130,10 @@ class ScriptedBackend:
             yield event
 
     def count(self, request: Any) -> int:
-        n = sum(len(str(m["content"])) for m in request.messages)
-        if n > self.n_ctx:
-            raise ContextOverflowError(f"Requested tokens ({n}) exceed context window of {self.n_ctx}")
-        return n
+        """One token per character of the prompt."""
+        if isinstance(request, CompletionRequest):
+            return len(request.prompt)
+        return sum(len(str(m["content"])) for m in request.messages)
 
     def info(self) -> dict[str, Any]:
         return {"n_ctx": self.n_ctx, "n_vocab": 300, "has_draft": True, "mode": "auto", "budget": 15}

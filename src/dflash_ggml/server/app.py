@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,11 +23,13 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from ..errors import DflashError
+from ..requests import ChatRequest, CompletionRequest
 from . import anthropic, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
 from .backend import Backend, work
 from .dialect import Prepared, Settings, new_id
-from .errors import ApiError, anthropic_body, is_anthropic, openai_body
+from .errors import ApiError, anthropic_body, from_exception, is_anthropic, openai_body
 from .exchange import respond
 from .limits import parse_json, read_body
 from .metrics import CONTENT_TYPE, Metrics
@@ -200,6 +201,7 @@ async def _json(service: Service, request: Request, prepare: Callable[[dict[str,
 
 async def _generate(service: Service, prepare: Prepare, request: Request) -> Response:
     prepared: Prepared = await _json(service, request, lambda data: prepare(data, service.settings))
+    await _check_prompt(service.worker.require_ready(), prepared.request)
     job = service.worker.submit(
         request.state.client, work(prepared.request, prepared.return_steps, service.metrics)
     )
@@ -213,10 +215,24 @@ async def _generate(service: Service, prepare: Prepare, request: Request) -> Res
     )
 
 
+async def _check_prompt(backend: Backend, asked: ChatRequest | CompletionRequest) -> None:
+    """Refuse a prompt that cannot be rendered or does not fit before it waits its turn, while there is a status."""
+    try:
+        n = await asyncio.to_thread(backend.count, asked)
+    except DflashError as error:
+        raise from_exception(error) from None
+    if n >= backend.n_ctx:
+        message = f"Requested tokens ({n}) exceed context window of {backend.n_ctx}"
+        raise ApiError(400, message, code="context_length_exceeded")
+
+
 async def _count_tokens(service: Service, request: Request) -> Response:
     asked = await _json(service, request, lambda data: anthropic.prepare_count(data, service.settings))
     backend = service.worker.require_ready()
-    return JSONResponse({"input_tokens": await asyncio.to_thread(backend.count, asked)})
+    try:
+        return JSONResponse({"input_tokens": await asyncio.to_thread(backend.count, asked)})
+    except DflashError as error:
+        raise from_exception(error) from None
 
 
 def _model_object(service: Service, name: str) -> dict[str, Any]:

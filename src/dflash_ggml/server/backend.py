@@ -37,9 +37,11 @@ class Backend:
                     yield steps.popleft()
                 yield event
 
-    def count(self, request: ChatRequest) -> int:
-        """Tokens of a chat request's prompt."""
-        return len(self.session.chat_prompt(request))
+    def count(self, request: ChatRequest | CompletionRequest) -> int:
+        """Tokens of a request's prompt. Raises ConfigError for one that cannot be rendered."""
+        if isinstance(request, ChatRequest):
+            return self.session.count_tokens(request)
+        return len(self.session.completion_ids(request))
 
     def info(self) -> dict[str, Any]:
         """What /props tells about the model."""

@@ -1,0 +1,241 @@
+"""`dflash-serve`: the HTTP server, from command line to clean exit."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from ..config import EngineConfig
+from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
+from ..model_args import add_model_options, add_sampling_options, engine_config, sampling_params
+
+try:
+    import uvicorn
+
+    from .app import Service, create_app, make_service
+    from .auth import require_safe_bind
+    from .backend import Backend
+    from .dialect import Settings
+    from .limits import Limits
+except ImportError as error:  # the server extra is optional
+    raise SystemExit(f"dflash-serve: {error.name} is missing: pip install 'dflash-ggml[server]'") from None
+
+log = logging.getLogger("dflash_ggml.server")
+
+EXAMPLES = """examples:
+  dflash-serve -m Qwen3.5-27B-Q4_K_M.gguf -md Qwen3.5-27B-DFlash.gguf -c 32768
+  dflash-serve -hf unsloth/Qwen3.5-27B-GGUF:Q4_K_M -hfd z-lab/Qwen3.5-27B-DFlash
+  dflash-serve --host 0.0.0.0 --api-key-file keys.txt
+
+The chat page is at http://HOST:PORT/, OpenAI's API at /v1, Anthropic's at /v1/messages."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="dflash-serve",
+        description="Serve a model over OpenAI's and Anthropic's APIs, decoding with DFlash drafts and DDTree.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument_group("server").add_argument
+    add(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1; others need an API key)"
+    )
+    add("--port", type=int, default=8080, help="port, 0: any free one (default 8080)")
+    add("--api-key", action="append", default=[], metavar="KEY", help="accept this key; may be repeated")
+    add("--api-key-file", metavar="FILE", help="accept the keys in this file, one per line")
+    add(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="model name to answer to; may be repeated",
+    )
+    add("--queue", type=int, default=32, metavar="N", help="requests that may wait (default 32)")
+    add(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="tokens per answer for requests that set no limit of their own",
+    )
+    add("--max-body", type=int, default=8 << 20, metavar="BYTES", help="largest request body (default 8 MiB)")
+    add(
+        "--drain",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds a running answer may take after SIGTERM",
+    )
+    add(
+        "--cache-mb",
+        type=int,
+        default=1024,
+        metavar="MB",
+        help="memory for cached prefixes, 0: none (default 1024)",
+    )
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="further Host header to accept on loopback",
+    )
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="let pages of this origin call the API",
+    )
+    add("-v", "--verbose", action="store_true", help="log requests")
+    add_model_options(parser)
+    add_sampling_options(parser)
+    return parser
+
+
+def read_keys(args: argparse.Namespace) -> list[str]:
+    """Keys from the options and the key file. Raises ConfigError for a file that cannot be read or holds none."""
+    keys = list(args.api_key)
+    if args.api_key_file is not None:
+        try:
+            lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file: {error}") from None
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"--api-key-file: {args.api_key_file} holds no key")
+        keys += found
+    return keys
+
+
+def opener(config: EngineConfig, cache_bytes: int) -> Callable[[Callable[[str, int, int], None]], Backend]:
+    """What the inference thread calls to load the model."""
+
+    def open_backend(progress: Callable[[str, int, int], None]) -> Backend:
+        from ..engine import Engine
+        from ..session import Session
+
+        return Backend(Session(Engine.load(config, progress), cache_bytes=cache_bytes))
+
+    return open_backend
+
+
+def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Host headers to accept: without a key those of this machine only, so that no web page can rebind a name."""
+    if keys:
+        return []
+    return ["localhost", "127.0.0.1", "[::1]", host, *extra]
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; at SIGTERM or SIGINT the worker stops taking requests and is given `drain_seconds`."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        worker = self._service.worker
+        worker.drain()
+        timer = threading.Timer(self._service.drain_seconds, worker.cancel_running)
+        timer.daemon = True
+        timer.start()
+        super().handle_exit(sig, frame)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the options, load in the background, serve until a signal; returns the exit code."""
+    keys = read_keys(args)
+    require_safe_bind(args.host, keys)
+    if args.queue < 1:
+        raise ConfigError(f"--queue: {args.queue} is below 1")
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise ConfigError(f"--max-tokens: {args.max_tokens} is below 1")
+    config = engine_config(args)
+    settings = Settings(
+        names=tuple(args.alias) or (config.model.stem,),
+        sampling=sampling_params(args),
+        max_tokens=args.max_tokens,
+        limits=Limits(body_bytes=args.max_body),
+    )
+    service = make_service(
+        opener(config, args.cache_mb << 20),
+        settings,
+        keys=keys,
+        queue_limit=args.queue,
+        drain_seconds=args.drain,
+    )
+    app = create_app(
+        service,
+        allowed_hosts=allowed_hosts(args.host, args.allowed_host, keys),
+        cors_origins=args.cors_origin,
+    )
+    server = Server(
+        uvicorn.Config(
+            app,
+            host=args.host,
+            port=args.port,
+            log_level="info" if args.verbose else "warning",
+            access_log=args.verbose,
+            server_header=False,
+            timeout_graceful_shutdown=int(args.drain) + 5,
+            timeout_keep_alive=30,
+            limit_concurrency=512,
+        ),
+        service,
+    )
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        # uvicorn installs its own handlers while it runs and raises the signal again afterwards: that exit is clean.
+        server.should_exit = True
+
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, on_signal)
+    threading.Thread(target=_announce, args=(server, service), daemon=True).start()
+    server.run()
+    return 1 if service.worker.failure is not None else 0
+
+
+def _announce(server: Server, service: Service) -> None:
+    """Say when the model is ready; end the server when it cannot be loaded."""
+    try:
+        service.worker.wait_ready()
+    except (DflashError, OSError) as error:
+        print(f"dflash-serve: {error}", file=sys.stderr)
+        server.should_exit = True
+        return
+    while not server.started:
+        if server.should_exit:
+            return
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    host = f"[{server.config.host}]" if ":" in server.config.host else server.config.host
+    names = ", ".join(service.settings.names)
+    print(f"dflash-serve: {names} ready at http://{host}:{port}/", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Exit codes: 0 stopped by a signal, 1 failed, 2 bad option or file."""
+    args = build_parser().parse_args(argv)
+    level = logging.INFO if args.verbose else logging.WARNING
+    logging.basicConfig(format="dflash-serve: %(message)s", level=level)
+    try:
+        return run(args)
+    except (ConfigError, ModelFileError, ContextOverflowError) as error:
+        print(f"dflash-serve: {error}", file=sys.stderr)
+        return 2
+    except (DflashError, OSError) as error:
+        print(f"dflash-serve: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

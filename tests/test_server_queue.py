@@ -1,0 +1,75 @@
+"""The fair queue: order between clients, bounds, removal, closing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_ggml.server.fairqueue import FairQueue, QueueClosed, QueueFull
+
+
+def test_clients_take_turns() -> None:
+    queue: FairQueue[str] = FairQueue(10)
+    for item in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        queue.put(item[0], item)
+    assert [queue.get() for _ in range(6)] == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_one_client_holds_half_at_most() -> None:
+    queue: FairQueue[int] = FairQueue(4)
+    queue.put("a", 1)
+    queue.put("a", 2)
+    with pytest.raises(QueueFull):
+        queue.put("a", 3)
+    queue.put("b", 4)
+    queue.put("c", 5)
+    with pytest.raises(QueueFull):
+        queue.put("d", 6)
+    assert len(queue) == 4
+
+
+def test_remove_and_close() -> None:
+    queue: FairQueue[int] = FairQueue(4)
+    queue.put("a", 1)
+    queue.put("b", 2)
+    assert queue.remove("a", 1) and not queue.remove("a", 1) and not queue.remove("z", 9)
+    assert queue.close() == [2]
+    assert queue.get() is None
+    with pytest.raises(QueueClosed):
+        queue.put("a", 3)
+
+
+def test_close_wakes_a_waiting_reader() -> None:
+    queue: FairQueue[int] = FairQueue(1)
+    got: list[int | None] = []
+    thread = threading.Thread(target=lambda: got.append(queue.get()))
+    thread.start()
+    queue.close()
+    thread.join(10)
+    assert got == [None]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+def test_nothing_is_lost_and_lanes_keep_order(actions: list[tuple[int, bool]]) -> None:
+    queue: FairQueue[tuple[int, int]] = FairQueue(8)
+    accepted: list[tuple[int, int]] = []
+    taken: list[tuple[int, int]] = []
+    for number, (client, take) in enumerate(actions):
+        if take and len(queue):
+            item = queue.get()
+            assert item is not None
+            taken.append(item)
+        elif not take:
+            try:
+                queue.put(client, (client, number))
+                accepted.append((client, number))
+            except QueueFull:
+                assert len(queue) == 8 or sum(i[0] == client for i in accepted if i not in taken) == 4
+    taken += queue.close()
+    assert sorted(taken) == sorted(accepted)
+    for client in range(4):
+        lane = [n for c, n in taken if c == client]
+        assert lane == sorted(lane)
