@@ -142,7 +142,11 @@ class Generation:
         """Called by the engine for every emitted token, in text order, inside the walk; True ends it there."""
         tokenizer, options = self.engine.tokenizer, self._options
         row = self._tap.row if self._tap is not None else None
-        self._text[len(self._ids) + self._n_out] = token
+        n = len(self._ids) + self._n_out
+        if any(criterion(self._text[:n], row) for criterion in options.stopping_criteria):
+            self._reason = "stop"
+            return True
+        self._text[n] = token
         self._n_out += 1
         if token in tokenizer.eog_ids:
             self._reason = "stop"
@@ -154,10 +158,6 @@ class Generation:
             entry = token_logprob(tokenizer, row, token, options.logprobs)
         self._sink.push(token, entry)
         self._reason = self._sink.finish
-        if self._reason is None and options.stopping_criteria:
-            text = self._text[: len(self._ids) + self._n_out]
-            if any(criterion(text, row) for criterion in options.stopping_criteria):
-                self._reason = "stop"
         if self._reason is None and self._n_out >= self._limit:
             self._reason = "length"
         return self._reason is not None

@@ -32,6 +32,15 @@ class PromptState:
         self.engine.reset()
         self._row_valid = False
 
+    def evaluated(self) -> None:
+        """The caller has prefilled: the engine's logits are those of its last token."""
+        self._row_valid = True
+
+    def holds(self, ids: Sequence[int]) -> bool:
+        """Whether the state is exactly ids, with the logits after them."""
+        live = self.engine.tokens
+        return self._row_valid and len(live) == len(ids) and common_prefix(live, ids) == len(ids)
+
     def spent(self) -> None:
         """The engine is about to decode from its logits: they are gone afterwards."""
         self._row_valid = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # (ids so far int32 [n], scores float32 [V]) -> scores float32 [V]; may change `scores` in place
 LogitsProcessorFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# (ids so far int32 [n] with the newest last, raw logits row float32 [V] it was chosen from) -> stop after it?
+# (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
 StoppingCriterionFn = Callable[[np.ndarray, np.ndarray], bool]
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark"]

@@ -30,7 +30,6 @@ class Session:
     """An engine with what its requests share: chat template, grammar compiler and prefix cache.
 
     cache_bytes: budget of the prefix cache in host memory (0 turns it off). template: instead of the model's own.
-    new_call_id: makes the id of a tool call from its index and name.
     """
 
     def __init__(
@@ -39,13 +38,11 @@ class Session:
         *,
         cache_bytes: int = CACHE_BYTES,
         template: ChatTemplate | None = None,
-        new_call_id: Callable[[int, str], str] = new_call_id,
     ) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.template = template or model_template(engine.tokenizer)
         self.state = PromptState(engine, PrefixCache(cache_bytes))
-        self.new_call_id = new_call_id
         self.turns = Turns()
         self._grammars: GrammarCompiler | None = None
         self._turn_marks: dict[str, int | None] = {}
@@ -129,11 +126,16 @@ def model_template(tokenizer: Any, name: str | None = None) -> ChatTemplate | No
 
 
 def run_chat(
-    session: Session, request: ChatRequest, *, should_stop: Callable[[], bool] | None = None
+    session: Session,
+    request: ChatRequest,
+    *,
+    should_stop: Callable[[], bool] | None = None,
+    new_call_id: Callable[[int, str], str] = new_call_id,
 ) -> Iterator[Event]:
     """Yield the events of one answer; see `events` for their order. Closing the iterator cancels within one step.
 
-    Raises at the first next(): ContextOverflowError, ConfigError. should_stop is asked once per step.
+    should_stop is asked once per step; new_call_id makes the id of a tool call from its index and name.
+    Raises at the first next(): ContextOverflowError, ConfigError.
     """
     template = session.template_of(request)
     schemas = check_tools(request.tools)
@@ -148,7 +150,7 @@ def run_chat(
     parse_calls = bool(schemas) and choice != "none"
     stops = StopStrings(request.stop)
     parser = ChatParser(
-        reasoning=reasoning, schemas=schemas if parse_calls else None, stops=stops, new_id=session.new_call_id
+        reasoning=reasoning, schemas=schemas if parse_calls else None, stops=stops, new_id=new_call_id
     )
     one_call = parse_calls and (isinstance(choice, NamedTool) or not request.parallel_tool_calls)
     sink = ChatSink(session.tokenizer, parser, stops, one_call)
