@@ -22,8 +22,8 @@ test: $(VENV)/.installed-test
 
 build: $(VENV)/.installed
 
-dist: $(VENV)/.installed
-	$(VENV)/bin/python tools/check_dist.py
+dist:
+	$(PYTHON) tools/check_dist.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
