@@ -200,9 +200,6 @@ class Graph:
     def softplus(self, a):
         return lib.ggml_softplus(self.ctx, a)
 
-    def log(self, a):
-        return lib.ggml_log(self.ctx, a)
-
     def swiglu(self, gate, up):
         """silu(gate) * up."""
         return lib.ggml_swiglu_split(self.ctx, gate, up)
@@ -231,12 +228,9 @@ class Graph:
         lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
         return y
 
-    def softmax(self, a):
-        return lib.ggml_soft_max(self.ctx, a)
-
-    def top_k(self, a, k: int):
-        """Indices of the `k` largest of each row of a [n, rows], unordered, int32 [k, rows]."""
-        return lib.ggml_top_k(self.ctx, a, k)
+    def top_k_log_probs(self, a, k: int):
+        """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
+        return lib.ggml_top_k_log_probs(self.ctx, a, k)
 
     def argmax(self, a):
         """Index of the largest of each row, int32 [rows]."""

@@ -20,16 +20,16 @@ class CompletionUsage(_CompletionUsage, total=False):
 
 class CompletionLogprobs(TypedDict):
     text_offset: list[int]
-    token_logprobs: list[Union[float, None]]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[Union[dict[str, float], None]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(TypedDict):
     text: str
     index: int
-    logprobs: Union[CompletionLogprobs, None]
-    finish_reason: Union[Literal["stop", "length"], None]
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
 
 
 class _CreateCompletionResponse(TypedDict):
@@ -58,7 +58,7 @@ class ChatCompletionMessageToolCall(TypedDict):
 
 class _ChatCompletionMessage(TypedDict):
     role: Literal["assistant"]
-    content: Union[str, None]
+    content: str | None
 
 
 class ChatCompletionResponseMessage(_ChatCompletionMessage, total=False):
@@ -70,8 +70,8 @@ class ChatCompletionResponseMessage(_ChatCompletionMessage, total=False):
 class ChatCompletionResponseChoice(TypedDict):
     index: int
     message: ChatCompletionResponseMessage
-    logprobs: Union[dict[str, Any], None]
-    finish_reason: Union[Literal["stop", "length", "tool_calls"], None]
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
 class _CreateChatCompletionResponse(TypedDict):
@@ -98,8 +98,8 @@ class ChatCompletionStreamResponseDelta(TypedDict, total=False):
 class ChatCompletionStreamResponseChoice(TypedDict):
     index: int
     delta: ChatCompletionStreamResponseDelta
-    logprobs: Union[dict[str, Any], None]
-    finish_reason: Union[Literal["stop", "length", "tool_calls"], None]
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
 class _CreateChatCompletionStreamResponse(TypedDict):

@@ -154,10 +154,8 @@ class Passes:
                 for i in range(block):
                     mask[i, : max(0, start + i - window + 1)] = HIDDEN
         graph.run()
-        ids = read(graph.ids).reshape(block - 1, -1)
-        log_probs = read(graph.log_probs).reshape(block - 1, -1)
-        order = np.argsort(-log_probs, axis=1, kind="stable")
-        return np.take_along_axis(ids, order, 1), np.take_along_axis(log_probs, order, 1)
+        best = read(graph.best).reshape(block - 1, 2, -1)
+        return best[:, 0].astype(np.int32), best[:, 1]
 
     def feed_path(self, start: int, path: Sequence[int]) -> None:
         """Let the draft take in the last committed path (which ends before position `start`) without drafting."""

@@ -56,7 +56,8 @@ def draft_graph(
 
     Inputs: ints = path | path positions | path rows | block ids | block positions | block rows, each B (path: node
     indices of the last verify pass; unused entries point to spare rows); mask_full and mask_window [n_kv, B].
-    Outputs: ids int32 [candidates, B-1], unordered, and log-probabilities float32 [1, candidates, B-1] of rows 1..B-1.
+    Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; hidden
+    [D, B-1], the rows that the head saw.
     """
     g = Graph(device)
     block = p.block_size
@@ -90,8 +91,5 @@ def draft_graph(
     x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
     g.hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
     logits = g.mul_mat(target[head_name], g.hidden)
-    k = min(candidates, logits.ne[0])
-    g.ids = g.output(g.top_k(logits, k), "ids")
-    columns = g.reshape(g.softmax(logits), 1, logits.ne[0], block - 1)
-    g.log_probs = g.output(g.log(g.get_rows(columns, g.ids)), "log_probs")
+    g.best = g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
     return g

@@ -93,11 +93,6 @@ class TargetParams:
                 raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
         return params
 
-    @property
-    def tensor_names(self) -> frozenset[str]:
-        """Names of the tensors that the graph uses."""
-        return frozenset(self.tensor_shapes())
-
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
         d, keys, values = self.n_embd, self.ssm_k_heads * self.ssm_state, self.ssm_inner

@@ -10,3 +10,6 @@ struct ggml_tensor *ggml_gated_delta_net_tree_persist(struct ggml_context *ctx, 
     struct ggml_tensor *state, struct ggml_tensor *parents);
 struct ggml_tensor *ggml_gated_delta_net_tree_commit(struct ggml_context *ctx, struct ggml_tensor *state,
     struct ggml_tensor *factors, struct ggml_tensor *path);
+
+// The k best of each row with their log-probabilities, best first: what a draft's logits are needed for.
+struct ggml_tensor *ggml_top_k_log_probs(struct ggml_context *ctx, struct ggml_tensor *a, int k);

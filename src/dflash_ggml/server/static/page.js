@@ -103,7 +103,7 @@ class Answer {
   }
 
   step(step) {
-    steps.push(step);
+    if (step.mode !== "prefill") steps.push(step); // the prompt's own pass gives one token without a tree
     this.first ??= performance.now();
     this.tokens += step.emitted.length;
     if (step.mode !== "prefill") this.decoding += 1;
@@ -112,6 +112,7 @@ class Answer {
   }
 
   paint() {
+    if (this.ended) return;
     const pane = $("messages");
     const atEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
     if (this.reasoning) {
@@ -148,6 +149,7 @@ class Answer {
 
   finish(note) {
     this.paint();
+    this.ended = true;
     $("prefill").hidden = true;
     $("speed").textContent = "";
     const facts = part(this.box, "div", "facts");

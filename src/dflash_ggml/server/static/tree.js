@@ -16,7 +16,22 @@ export function visible(text) {
   return shown.length > LONGEST ? `${shown.slice(0, LONGEST - 1)}…` : shown;
 }
 
-/** Column (depth) and row of every node; children in order of probability, an accepted child first. */
+/** The step with the model's own token as one more node, the child of the last accepted one. */
+function withBonus(step) {
+  const bonus = step.emitted.at(-1);
+  if (bonus === undefined) return { ...step, bonus: -1 };
+  return {
+    ...step,
+    bonus: step.tokens.length,
+    tokens: [...step.tokens, -1],
+    parents: [...step.parents, step.path.at(-1) ?? 0],
+    texts: [...step.texts, bonus],
+    log_probs: [...step.log_probs, 0],
+    path: [...step.path, step.tokens.length],
+  };
+}
+
+/** Depth and row of every node; children in order of probability, an accepted child first and on its parent's row. */
 export function layout(step) {
   const kept = new Set(step.path);
   const children = step.tokens.map(() => []);
@@ -35,13 +50,13 @@ export function layout(step) {
     const [node, inherit] = place.pop();
     row[node] = inherit < 0 ? next : inherit;
     next = Math.max(next, row[node] + 1);
-    // the first child stays on its parent's row, the others open rows below all that was placed before
+    // the first child stays on its parent's row, the others open rows below all that was placed before them
     children[node].forEach((_, i, list) => {
       const child = list[list.length - 1 - i];
       place.push([child, child === list[0] ? row[node] : -1]);
     });
   }
-  return { depth, row, children };
+  return { depth, row };
 }
 
 function label(parent, x, y, width, text, kind, title, opacity) {
@@ -57,46 +72,40 @@ function edge(parent, x1, y1, x2, y2, kind) {
   element("path", { class: `edge ${kind}`, d: path }, parent);
 }
 
-/** Replace the content of `box` by the drawing of `step`. */
-export function draw(box, step) {
+function describe(step, node) {
+  if (node === step.bonus) return `${JSON.stringify(step.texts[node])}: chosen by the model after the path`;
+  if (node === 0) return "root: the last token of the step before";
+  return `${JSON.stringify(step.texts[node])}: path probability ${(100 * Math.exp(step.log_probs[node])).toFixed(1)}%`;
+}
+
+/** Replace the content of `box` by the drawing of `taken`. */
+export function draw(box, taken) {
   box.replaceChildren();
-  if (!step.tokens.length) return;
+  if (!taken.tokens.length) return;
+  const step = withBonus(taken);
   const { depth, row } = layout(step);
   const kept = new Set(step.path);
-  const last = step.path.at(-1) ?? 0;
-  const bonus = step.emitted.at(-1);
   const texts = step.texts.map(visible);
-  const columns = [];
-  const widen = (column, text) => {
-    columns[column] = Math.max(columns[column] ?? 0, text.length * CHAR + 12);
-  };
-  texts.forEach((text, node) => widen(depth[node], text));
-  const below = Math.max(...row) + 1;
-  const bonusRow = step.parents.includes(last) ? below : row[last];
-  if (bonus !== undefined) widen(depth[last] + 1, visible(bonus));
+  const kinds = texts.map((_, node) => (node === step.bonus ? "bonus" : kept.has(node) ? "kept" : "rejected"));
+  const widths = [];
+  texts.forEach((text, node) => {
+    widths[depth[node]] = Math.max(widths[depth[node]] ?? 0, text.length * CHAR + 12);
+  });
   const left = [0];
-  columns.forEach((width, i) => left.push(left[i] + width + GAP));
+  widths.forEach((width, i) => left.push(left[i] + width + GAP));
   const svg = element("svg", {
-    width: left.at(-1), height: (Math.max(below, bonusRow + 1)) * ROW, role: "img",
-    "aria-label": `${step.tokens.length - 1} candidates, ${step.accepted} accepted`,
+    width: left.at(-1), height: (Math.max(...row) + 1) * ROW, role: "img",
+    "aria-label": `${taken.tokens.length - 1} candidates, ${step.accepted} accepted`,
   }, box);
-  const edges = element("g", {}, svg), nodes = element("g", {}, svg);
-  const middle = (line) => line * ROW + HEIGHT / 2;
+  const middle = (node) => row[node] * ROW + HEIGHT / 2;
   step.parents.forEach((parent, node) => {
     if (parent < 0) return;
-    const kind = kept.has(node) ? "kept" : "rejected";
-    edge(edges, left[depth[parent]] + columns[depth[parent]], middle(row[parent]), left[depth[node]], middle(row[node]), kind);
+    const from = left[depth[parent]] + widths[depth[parent]];
+    edge(svg, from, middle(parent), left[depth[node]], middle(node), kinds[node]);
   });
   texts.forEach((text, node) => {
-    const kind = kept.has(node) ? "kept" : "rejected";
-    const probability = Math.exp(step.log_probs[node]);
-    const title = node ? `${JSON.stringify(step.texts[node])}: path probability ${(100 * probability).toFixed(1)}%` : "root: the token of the last step";
-    const opacity = kind === "kept" ? 1 : Math.max(0.35, Math.sqrt(probability));
-    label(nodes, left[depth[node]], row[node] * ROW, columns[depth[node]], text, kind, title, opacity);
+    const opacity = kinds[node] === "rejected" ? Math.max(0.7, Math.exp(step.log_probs[node] / 3)) : 1;
+    const at = [left[depth[node]], row[node] * ROW, widths[depth[node]]];
+    label(svg, ...at, text, kinds[node], describe(step, node), opacity);
   });
-  if (bonus !== undefined) {
-    const column = depth[last] + 1;
-    edge(edges, left[depth[last]] + columns[depth[last]], middle(row[last]), left[column], middle(bonusRow), "bonus");
-    label(nodes, left[column], bonusRow * ROW, columns[column], visible(bonus), "bonus", `${JSON.stringify(bonus)}: chosen by the model after the path`, 1);
-  }
 }

@@ -1,0 +1,201 @@
+"""The state after commits, snapshots, stops and errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.device import read
+from dflash_ggml.engine import Engine
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
+from dflash_ggml.sampling import Sampler, SamplingParams
+from dflash_ggml.snapshot import _get, _row_slices
+from dflash_ggml.tree import Tree
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture()
+def engine(toy_pair):
+    target, draft = toy_pair
+    with Engine.load(EngineConfig(target, draft, n_ctx=2048, kv_type="f32", reference=True, budget=48)) as e:
+        yield e
+
+
+def random_tree(rng: np.random.Generator, n_nodes: int, max_depth: int, n_vocab: int) -> Tree:
+    parents, depths = [-1], [0]
+    while len(parents) <= n_nodes:
+        parent = int(rng.integers(len(parents)))
+        if depths[parent] < max_depth:
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+    tokens = rng.integers(0, n_vocab, len(parents)).astype(np.int32)
+    return Tree(tokens, np.array(parents, np.int32), np.array(depths, np.int32), np.zeros(len(parents), np.float32))
+
+
+def test_any_commits_equal_a_fresh_prefill(engine):
+    """60 random trees with random accepted paths: state, K/V and next logits are those of a prefill (1e-4 of their scale)."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, engine.n_vocab - 4, 5).tolist()
+    engine.prefill(tokens)
+    passes = engine.passes
+    for _ in range(60):
+        tree = random_tree(rng, int(rng.integers(1, 48)), passes.block - 1, engine.n_vocab - 4)
+        passes.verify(tree, len(tokens))
+        leaf = int(rng.integers(tree.width))
+        path = []
+        while leaf >= 0:
+            path.append(leaf)
+            leaf = int(tree.parents[leaf])
+        path.reverse()
+        passes.commit(path, len(tokens))
+        tokens += [int(tree.tokens[i]) for i in path]
+        passes.feed_path(len(tokens), path)
+    n = len(tokens)
+    state = [read(t) for t in passes.state.live_tensors]
+    rows = [_get(t, n * t.nb[1]).view(np.float32) for t in _row_slices(passes)]
+    probe = int(rng.integers(engine.n_vocab - 4))
+    logits = passes.logits_row(passes.linear([probe], n, True))
+    engine.reset()
+    engine.prefill(tokens)
+    for ours, fresh in zip(state, [read(t) for t in passes.state.live_tensors]):
+        np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
+    for ours, t in zip(rows, _row_slices(passes)):
+        fresh = _get(t, n * t.nb[1]).view(np.float32)
+        np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
+    np.testing.assert_allclose(logits, passes.logits_row(passes.linear([probe], n, True)), atol=1e-3)
+
+
+def test_verify_leaves_the_state_alone(engine):
+    rng = np.random.default_rng(1)
+    engine.prefill(rng.integers(0, 60, 20).tolist())
+    before = [read(t) for t in engine.passes.state.live_tensors]
+    engine.passes.verify(random_tree(rng, 40, 7, 60), 20)
+    for a, t in zip(before, engine.passes.state.live_tensors):
+        assert np.array_equal(a, read(t))
+
+
+def greedy_tokens(engine, n, **options) -> list[int]:
+    sampler = Sampler(GREEDY, engine.n_vocab)
+    return [t for s in engine.generate(sampler, max_tokens=n, stop=lambda t: False, **options) for t in s.tokens]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_snapshot_goes_back(engine, with_rows):
+    """After a restore the same text follows, whatever was decoded in between."""
+    engine.prefill([3, 1, 4, 1, 5])
+    greedy_tokens(engine, 20)
+    prefix = engine.tokens
+    engine.prefill([7])
+    snapshot = engine.snapshot(with_rows)
+    first = greedy_tokens(engine, 40)
+    engine.restore(snapshot)
+    assert engine.tokens == [*prefix, 7]
+    assert greedy_tokens(engine, 40) == first
+    engine.reset()
+    engine.prefill([9, 9, 9])
+    if with_rows:
+        engine.restore(snapshot)
+        assert greedy_tokens(engine, 40) == first
+    else:
+        with pytest.raises(ConfigError, match="rows"):
+            engine.restore(snapshot)
+
+
+def test_growth_keeps_the_text(toy_pair):
+    """A context that outgrows its first allocation continues as if it had been large from the start."""
+    target, draft = toy_pair
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, 60, 4200).tolist()
+    with Engine.load(EngineConfig(target, draft, n_ctx=8192, kv_type="f32", reference=True)) as e:
+        e.prefill(ids[:4000])
+        rows = e.passes.state.kv.n_rows
+        e.prefill(ids[4000:])
+        assert e.passes.state.kv.n_rows > rows
+        grown = greedy_tokens(e, 30)
+        e.reset()
+        e.prefill(ids)
+        assert greedy_tokens(e, 30) == grown
+
+
+def test_cancel_keeps_the_state_usable(engine):
+    engine.prefill([1, 2, 3])
+    asked = []
+
+    def should_stop() -> bool:
+        asked.append(1)
+        return len(asked) == 4
+
+    sampler = Sampler(GREEDY, engine.n_vocab)
+    steps = list(engine.generate(sampler, stop=lambda t: False, should_stop=should_stop))
+    assert steps[-1].finish == "cancelled" and steps[-1].tokens
+    out = [t for s in steps for t in s.tokens]
+    assert engine.tokens == [1, 2, 3, *out[:-1]]
+    engine.prefill([engine.pending])
+    rest = greedy_tokens(engine, 10)
+    engine.reset()
+    engine.prefill([1, 2, 3])
+    assert greedy_tokens(engine, len(out) + 10) == out + rest
+
+
+def test_closing_the_generator_keeps_the_state(engine):
+    engine.prefill([1, 2, 3])
+    steps = engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: False)
+    out = [t for _ in range(3) for t in next(steps).tokens]
+    steps.close()
+    assert engine.tokens == [1, 2, 3, *out[:-1]] and engine.pending == out[-1]
+
+
+def test_stop_inside_a_path_commits_the_cut_prefix(engine):
+    """A stop in the middle of an accepted path ends the text and the committed state there."""
+    engine.prefill([1, 2, 3])
+    text = greedy_tokens(engine, 60)
+    for at in range(1, 30):
+        engine.reset()
+        engine.prefill([1, 2, 3])
+        left = iter(range(at, -1, -1))
+        steps = list(engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: next(left) == 0))
+        assert [t for s in steps for t in s.tokens] == text[: at + 1] and steps[-1].finish == "stop"
+        assert engine.tokens == [1, 2, 3, *text[:at]]
+
+
+def test_interrupt_in_a_pass_asks_for_a_reset(engine, monkeypatch):
+    engine.prefill([1, 2, 3])
+    monkeypatch.setattr(engine.passes, "commit", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        greedy_tokens(engine, 20)
+    with pytest.raises(DeviceError, match="reset"):
+        engine.prefill([1])
+    monkeypatch.undo()
+    engine.reset()
+    engine.prefill([1, 2, 3])
+    assert len(greedy_tokens(engine, 5)) == 5
+
+
+def test_errors_come_before_work(engine):
+    with pytest.raises(ContextOverflowError, match="exceed context window of 2048"):
+        engine.prefill([1] * 2049)
+    with pytest.raises(ConfigError, match="vocabulary"):
+        engine.prefill([1, engine.n_vocab])
+    assert engine.tokens == []
+    with pytest.raises(ConfigError, match="prefill"):
+        next(engine.generate(Sampler(GREEDY, engine.n_vocab)))
+    engine.prefill([1])
+    with pytest.raises(ConfigError, match="budget"):
+        next(engine.generate(Sampler(GREEDY, engine.n_vocab), budget=200))
+
+
+def test_modes_need_a_draft(toy_pair):
+    with pytest.raises(ConfigError, match="draft"):
+        Engine.load(EngineConfig(toy_pair[0], mode="tree"))
+    with Engine.load(EngineConfig(toy_pair[0])) as e:
+        e.prefill([1, 2])
+        with pytest.raises(ConfigError, match="draft"):
+            next(e.generate(Sampler(GREEDY, e.n_vocab), mode="chain"))
+        assert len(greedy_tokens(e, 10)) == 10
+
+
+def test_draft_of_another_model_is_refused(toy_pair, demo_target):
+    with pytest.raises(ModelFileError, match=toy_pair[1].name):
+        Engine.load(EngineConfig(demo_target, toy_pair[1]))
