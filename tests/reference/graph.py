@@ -1,4 +1,4 @@
-"""Runs a few ggml operations on numpy arrays, straight on the binding and with nothing of the package in between."""
+"""Runs a few ggml operations on numpy arrays, straight on the binding, nothing of the package in between."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ _TYPES = {np.dtype(np.float32): lib.GGML_TYPE_F32, np.dtype(np.int32): lib.GGML_
 _DTYPES = {type_: dtype for dtype, type_ in _TYPES.items()}
 
 
+def device_names() -> list[str]:
+    """ggml's names of the devices that tests of operations run on: the CPU and every GPU."""
+    devices = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
+    gpus = [d for d in devices if lib.ggml_backend_dev_type(d) == lib.GGML_BACKEND_DEVICE_TYPE_GPU]
+    return ["CPU"] + [ffi.string(lib.ggml_backend_dev_name(d)).decode() for d in gpus]
+
+
 class OpGraph:
     """One use: make tensors with `tensor`, ops with `lib.ggml_...(graph.ctx, ...)`, then `run` the results.
 
-    Tensor shapes are the reverse of the numpy shapes. All memory is filled with NaN before the inputs are written, so
-    an element that an operation forgets shows. `backend` is borrowed; without it a CPU backend with `threads` is used.
+    Tensor shapes are the reverse of the numpy shapes. All memory is filled with NaN before the inputs are
+    written, so an element that an operation forgets shows. `backend` is borrowed; without it a CPU backend with
+    `threads` is used.
     """
 
     def __init__(self, threads: int = 1, backend=None) -> None:
@@ -39,12 +47,14 @@ class OpGraph:
     def tensor(self, array: np.ndarray):
         """A tensor that holds `array` (float32 or int32) when the graph runs."""
         array = np.ascontiguousarray(array)
-        t = lib.ggml_new_tensor(self.ctx, _TYPES[array.dtype], array.ndim, ffi.new("int64_t[]", array.shape[::-1]))
+        t = lib.ggml_new_tensor(
+            self.ctx, _TYPES[array.dtype], array.ndim, ffi.new("int64_t[]", array.shape[::-1])
+        )
         self._data.append((t, array))
         return t
 
     def columns(self, t, first: int, *ne: int):
-        """View of elements first.. of each row of t [row, n, seqs], as [*ne, n, seqs]: how models cut a joint projection."""
+        """View [*ne, n, seqs] of elements first.. of each row of t [row, n, seqs]: models cut projections so."""
         size = lib.ggml_type_size(t.type)
         if len(ne) == 1:
             return lib.ggml_view_3d(self.ctx, t, ne[0], t.ne[1], t.ne[2], t.nb[1], t.nb[2], first * size)
@@ -53,7 +63,7 @@ class OpGraph:
         )
 
     def run(self, *outputs) -> list[np.ndarray]:
-        """Compute and return contiguous outputs as numpy arrays (trailing dimensions of size 1 kept as in ggml)."""
+        """Compute; the contiguous outputs as four-dimensional arrays."""
         graph = self.prepare(*outputs)
         assert lib.ggml_backend_graph_compute(self.backend, graph) == lib.GGML_STATUS_SUCCESS
         return [self.read(t) for t in outputs]

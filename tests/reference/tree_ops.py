@@ -1,8 +1,9 @@
 """Float64 numpy oracle of the tree operations, written from the recurrences alone.
 
-It keeps one full state per node and walks the tree token by token, so it shares no algebra with the factor form that
-the operations use. Arrays have numpy's order (the reverse of ggml's): state [seqs, value heads, value dim, key dim].
-Source of the maths: Gated Delta Networks (arXiv 2412.06464), equation 10, applied along the parent chain of each node.
+It keeps one full state per node and walks the tree token by token, so it shares no algebra with the factor form
+that the operations use. Arrays have numpy's order (the reverse of ggml's): state [seqs, value heads, value dim,
+key dim]. Source of the maths: Gated Delta Networks (arXiv 2412.06464), the gated delta rule, applied along the
+parent chain of each node.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Array = np.ndarray
 
 
 def path_to(parents: Array, node: int) -> list[int]:
-    """Nodes from the root's child down to `node`, for one sequence's parents [n] (-1 = child of the committed prefix)."""
+    """Nodes from a root down to `node`; parents [n] of one sequence, -1 = child of the committed prefix."""
     path = []
     while node >= 0:
         path.append(int(node))
@@ -24,7 +25,7 @@ def path_to(parents: Array, node: int) -> list[int]:
 
 
 def random_parents(rng: np.random.Generator, n: int, kind: str = "tree") -> Array:
-    """int32 [n] with parents[i] < i: one of "chain", "fan", "tree" (one root), "forest" (several roots), "deep" (near-chain)."""
+    """int32 [n], parents[i] < i. Kinds: chain, fan, tree (one root), forest (several), deep (nearly a chain)."""
     if kind == "chain":
         return np.arange(-1, n - 1, dtype=np.int32)
     if kind == "fan":
@@ -49,7 +50,7 @@ def conv_tree(state: Array, x: Array, c: Array, parents: Array) -> Array:
 
 
 def conv_commit(state: Array, x: Array, path: Array) -> Array:
-    """The window after the accepted nodes: path [seqs or 1, any length], negative = end. Same dtype and shape as `state`."""
+    """The window after the accepted nodes, like `state`; path [seqs or 1, any length], negative = end."""
     out = state.copy()
     for s in range(state.shape[0]):
         nodes = accepted(path[s if path.shape[0] > 1 else 0])
@@ -69,7 +70,7 @@ def accepted(path: Array) -> list[int]:
 
 @dataclass(frozen=True)
 class DeltaNetTree:
-    """What the oracle knows of every node (float64): outputs, innovations u, sums of g, and the full state after it."""
+    """What the oracle knows of every node: outputs, innovations u, sums of g, and the full state after it."""
 
     o: Array  # [seqs, n, value heads, size]
     u: Array  # [seqs, n, value heads, size]
@@ -77,11 +78,13 @@ class DeltaNetTree:
     states: Array  # [seqs, n, value heads, value dim, key dim]
 
 
-def delta_net_step(state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array) -> tuple[Array, Array, Array]:
+def delta_net_step(
+    state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array
+) -> tuple[Array, Array, Array]:
     """One token of the gated delta rule for all value heads.
 
-    state [H_v, value dim, key dim], q and k [H_k, size], v [H_v, size], g and beta [H_v]; value head h uses key head
-    h % H_k. Returns (new state, output, innovation).
+    state [H_v, value dim, key dim], q and k [H_k, size], v [H_v, size], g and beta [H_v]; value head h uses key
+    head h % H_k. Returns (new state, output, innovation).
     """
     n_rep = v.shape[0] // k.shape[0]
     q, k = np.tile(q, (n_rep, 1)), np.tile(k, (n_rep, 1))
@@ -92,7 +95,9 @@ def delta_net_step(state: Array, q: Array, k: Array, v: Array, g: Array, beta: A
     return state, o, u
 
 
-def delta_net_tree(q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, parents: Array) -> DeltaNetTree:
+def delta_net_tree(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, parents: Array
+) -> DeltaNetTree:
     """The recurrence from each node's parent state.
 
     q, k [seqs, n, H_k, size], v [seqs, n, H_v, size], g, beta [seqs, n, H_v], state [seqs, H_v, size, size],
@@ -107,6 +112,8 @@ def delta_net_tree(q: Array, k: Array, v: Array, g: Array, beta: Array, state: A
         for i in range(n):
             p = parents[s, i]
             before = state[s] if p < 0 else states[s, p]
-            states[s, i], o[s, i], u[s, i] = delta_net_step(before, q[s, i], k[s, i], v[s, i], g[s, i], beta[s, i])
+            states[s, i], o[s, i], u[s, i] = delta_net_step(
+                before, q[s, i], k[s, i], v[s, i], g[s, i], beta[s, i]
+            )
             g_sum[s, i] = g[s, i] + (0.0 if p < 0 else g_sum[s, p])
     return DeltaNetTree(o, u, g_sum, states)
