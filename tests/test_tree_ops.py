@@ -1,8 +1,8 @@
 """The tree operations against a float64 oracle, against ggml's chain operations, and against themselves.
 
-Every test runs on the CPU and on each GPU that is present. Tolerances, relative to the largest magnitude: CONV for
-the convolution against float64, TOL for the delta net (measured on the CPU: 4e-7; a commit of 128 nodes 2e-6).
-Runs in about 10 s on the CPU.
+Every test runs on the CPU and on each GPU that is present. Tolerances, relative to the largest magnitude:
+CONV for the convolution against float64, TOL for the delta net (measured on the CPU: 4e-7; a commit of 128
+nodes 2e-6). Runs in about 10 s on the CPU.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class OpGraph:
     """One use: make tensors with `tensor`, ops with `lib.ggml_...(graph.ctx, ...)`, then `run` the results.
 
     Tensor shapes are the reverse of the numpy shapes. All memory is filled with NaN before the inputs are
-    written, so an element that an operation forgets shows. `backend` is borrowed; without it a CPU backend with
-    `threads` is used.
+    written, so an element that an operation forgets shows. `backend` is borrowed; without it a CPU backend
+    with `threads` is used.
     """
 
     def __init__(self, threads: int = 1, backend=None) -> None:
@@ -54,7 +54,7 @@ class OpGraph:
         return t
 
     def columns(self, t, first: int, *ne: int):
-        """View [*ne, n, seqs] of elements first.. of each row of t [row, n, seqs]: models cut projections so."""
+        """View [*ne, n, seqs] of elements first.. of each row of t [row, n, seqs], as models cut projections."""
         size = lib.ggml_type_size(t.type)
         if len(ne) == 1:
             return lib.ggml_view_3d(self.ctx, t, ne[0], t.ne[1], t.ne[2], t.nb[1], t.nb[2], first * size)

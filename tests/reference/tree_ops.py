@@ -1,9 +1,9 @@
 """Float64 numpy oracle of the tree operations, written from the recurrences alone.
 
-It keeps one full state per node and walks the tree token by token, so it shares no algebra with the factor form
-that the operations use. Arrays have numpy's order (the reverse of ggml's): state [seqs, value heads, value dim,
-key dim]. Source of the maths: Gated Delta Networks (arXiv 2412.06464), the gated delta rule, applied along the
-parent chain of each node.
+It keeps one full state per node and walks the tree token by token, so it shares no algebra with the factor
+form that the operations use. Arrays have numpy's order (the reverse of ggml's): state [seqs, value heads,
+value dim, key dim]. Source of the maths: Gated Delta Networks (arXiv 2412.06464), the gated delta rule,
+applied along the parent chain of each node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def path_to(parents: Array, node: int) -> list[int]:
 
 
 def random_parents(rng: np.random.Generator, n: int, kind: str = "tree") -> Array:
-    """int32 [n], parents[i] < i. Kinds: chain, fan, tree (one root), forest (several), deep (nearly a chain)."""
+    """int32 [n], parents[i] < i. Kinds: chain, fan, tree (one root), forest (many), deep (nearly a chain)."""
     if kind == "chain":
         return np.arange(-1, n - 1, dtype=np.int32)
     if kind == "fan":
@@ -83,8 +83,8 @@ def delta_net_step(
 ) -> tuple[Array, Array, Array]:
     """One token of the gated delta rule for all value heads.
 
-    state [H_v, value dim, key dim], q and k [H_k, size], v [H_v, size], g and beta [H_v]; value head h uses key
-    head h % H_k. Returns (new state, output, innovation).
+    state [H_v, value dim, key dim], q and k [H_k, size], v [H_v, size], g and beta [H_v]; value head h uses
+    key head h % H_k. Returns (new state, output, innovation).
     """
     n_rep = v.shape[0] // k.shape[0]
     q, k = np.tile(q, (n_rep, 1)), np.tile(k, (n_rep, 1))
