@@ -1,13 +1,14 @@
 """Write a DFlash draft GGUF again without its copy of the target's tokenizer.
 
-Upstream `dflash` files carry the whole vocabulary of the target, which the engine never reads: a draft borrows
-embedding, head and tokenizer from its target. For a small draft that copy is a tenth of the file.
+Upstream `dflash` files carry the whole vocabulary of the target, which the engine never reads: a draft
+borrows embedding, head and tokenizer from its target. For a small draft that copy is a tenth of the file.
 
     python tools/strip_draft_tokenizer.py draft.gguf draft-stripped.gguf
 
-All other metadata and every tensor byte stay as they are. Three keys say what happened: `tokenizer.ggml.model` becomes
-"none", `dflash.vocab_size` holds the length of the dropped token list, so that a loader can still compare it with
-the target, and `tokenizer.ggml.mask_token_id` is kept because drafting needs it. Needs the PyPI package `gguf`.
+All other metadata and every tensor byte stay as they are. Three keys say what happened:
+`tokenizer.ggml.model` becomes "none", `dflash.vocab_size` holds the length of the dropped token list, so that
+a loader can still compare it with the target, and `tokenizer.ggml.mask_token_id` is kept because drafting
+needs it. Needs the PyPI package `gguf`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _add(writer: GGUFWriter, field: ReaderField) -> None:
 
 
 def strip(source: Path, target: Path) -> None:
-    """Copy the draft `source` to `target` without its tokenizer. Raises ValueError when it is not such a draft."""
+    """Copy the draft `source` to `target` without its tokenizer. Raises ValueError on any other file."""
     reader = GGUFReader(source)
     arch = reader.fields["general.architecture"].contents()
     if arch != "dflash":
@@ -68,7 +69,7 @@ def _verify(before: GGUFReader, after: GGUFReader) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Drop the tokenizer copy from an upstream dflash draft GGUF.")
+    parser = argparse.ArgumentParser(description="Drop the tokenizer from a dflash draft GGUF.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     args = parser.parse_args()

@@ -1,0 +1,61 @@
+"""Model files shared by all tests. Variants are written once per session, when a test first asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dflash_ggml
+
+DATA = Path(dflash_ggml.__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory for model files that live as long as the session."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def demo_target() -> Path:
+    """The embedded target, Q8_0."""
+    return DATA / "demo-target-q8_0.gguf"
+
+
+@pytest.fixture(scope="session")
+def demo_draft() -> Path:
+    """The embedded draft, Q8_0."""
+    return DATA / "demo-draft-q8_0.gguf"
+
+
+@pytest.fixture(scope="session")
+def f32_target(demo_target: Path, model_dir: Path) -> Path:
+    """The embedded target with every weight as float32 (81 MB)."""
+    from reference import model_files
+
+    return model_files.f32(demo_target, model_dir / "target-f32.gguf")
+
+
+@pytest.fixture(scope="session")
+def f32_draft(demo_draft: Path, model_dir: Path) -> Path:
+    """The embedded draft with every weight as float32."""
+    from reference import model_files
+
+    return model_files.f32(demo_draft, model_dir / "draft-f32.gguf")
+
+
+@pytest.fixture(scope="session")
+def q4km_target(demo_target: Path, model_dir: Path) -> Path:
+    """The embedded target requantised to the stock Q4_K_M mix."""
+    from reference import model_files
+
+    return model_files.q4_k_m(demo_target, model_dir / "target-q4_k_m.gguf")
+
+
+@pytest.fixture(scope="session")
+def toy_pair(model_dir: Path) -> tuple[Path, Path]:
+    """A random target and draft with 64 tokens, in float32: fast enough for statistics and stress."""
+    from reference import toys
+
+    return toys.write_pair(model_dir, seed=1)

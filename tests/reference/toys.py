@@ -1,0 +1,240 @@
+"""A tiny random `qwen35` target and `dflash` draft, for sampling statistics and stress tests.
+
+Nothing is trained. Every embedding carries the same constant in coordinate 0, which no layer writes to, and
+the head maps it to fixed logits per token, shared by target and draft because the draft borrows embedding and
+head. So the draft knows how frequent each token is and the target adds what depends on the text; `shared` and
+`own` set the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from reference.model_files import add_tensor, finish
+
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Toy:
+    """Sizes and logit scales of a toy pair. Layers i with (i + 1) % 4 == 0 are full attention.
+
+    `shared`, `own`: standard deviation, over tokens, of the logits that target and draft share and of those
+    that depend on the text. `draft_own`: the draft's own text-dependent part relative to the target's
+    (noise). `special_logit`: logit of every special token, low enough that they are never sampled.
+    """
+
+    n_vocab: int = 64
+    n_layers: int = 4
+    n_embd: int = 64
+    n_ff: int = 128
+    n_heads: int = 2
+    n_kv_heads: int = 1
+    head_dim: int = 64
+    n_rot: int = 16
+    state: int = 16
+    ssm_k_heads: int = 2
+    ssm_v_heads: int = 4
+    conv: int = 4
+    draft_layers: int = 2
+    block_size: int = 8
+    taps: tuple[int, ...] = (0, 2)
+    n_ctx: int = 4096
+    shared: float = 2.5
+    own: float = 1.0
+    draft_own: float = 0.2
+    special_logit: float = -30.0
+    tied: bool = False
+
+
+def write_pair(
+    directory: Path, seed: int, kind: GGMLQuantizationType = GGMLQuantizationType.F32, **sizes: object
+) -> tuple[Path, Path]:
+    """Write `toy-SEED-target.gguf` and `toy-SEED-draft.gguf` to `directory`. Returns both paths.
+
+    Matrices are of type `kind`. `sizes` are fields of `Toy`. Row lengths that do not fit the block of `kind`
+    fall back as in `model_files`.
+    """
+    toy = Toy(**sizes)  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed)
+    target, draft = directory / f"toy-{seed}-target.gguf", directory / f"toy-{seed}-draft.gguf"
+    for path, arch, metadata, tensors in (
+        (target, "qwen35", _target_metadata, _target_tensors(toy, rng)),
+        (draft, "dflash", _draft_metadata, _draft_tensors(toy, rng)),
+    ):
+        writer = GGUFWriter(path, arch)
+        metadata(writer, toy)
+        for name, x in tensors.items():
+            add_tensor(writer, name, x, lambda _name, _width: kind)
+        finish(writer)
+    return target, draft
+
+
+def _target_metadata(writer: GGUFWriter, toy: Toy) -> None:
+    writer.add_name("toy target")
+    writer.add_block_count(toy.n_layers)
+    writer.add_context_length(toy.n_ctx)
+    writer.add_embedding_length(toy.n_embd)
+    writer.add_feed_forward_length(toy.n_ff)
+    writer.add_head_count(toy.n_heads)
+    writer.add_head_count_kv(toy.n_kv_heads)
+    writer.add_key_length(toy.head_dim)
+    writer.add_value_length(toy.head_dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e7)
+    writer.add_rope_dimension_count(toy.n_rot)
+    pairs = toy.n_rot // 2
+    writer.add_rope_dimension_sections([-(-pairs // 3), (pairs + 1) // 3, pairs // 3, 0])
+    writer.add_uint32("qwen35.ssm.conv_kernel", toy.conv)
+    writer.add_uint32("qwen35.ssm.state_size", toy.state)
+    writer.add_uint32("qwen35.ssm.group_count", toy.ssm_k_heads)
+    writer.add_uint32("qwen35.ssm.time_step_rank", toy.ssm_v_heads)
+    writer.add_uint32("qwen35.ssm.inner_size", toy.ssm_v_heads * toy.state)
+    writer.add_uint32("qwen35.full_attention_interval", 4)
+    writer.add_array("qwen35.attention.recurrent_layers", [_recurrent(i) for i in range(toy.n_layers)])
+    tokens, kinds = _vocabulary(toy.n_vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen35")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["t h"])
+    writer.add_eos_token_id(toy.n_vocab - 2)
+    writer.add_pad_token_id(toy.n_vocab - 4)
+    writer.add_add_bos_token(False)
+
+
+def _draft_metadata(writer: GGUFWriter, toy: Toy) -> None:
+    writer.add_name("toy draft")
+    writer.add_block_count(toy.draft_layers)
+    writer.add_context_length(toy.n_ctx)
+    writer.add_embedding_length(toy.n_embd)
+    writer.add_feed_forward_length(toy.n_ff)
+    writer.add_head_count(toy.n_heads)
+    writer.add_head_count_kv(toy.n_kv_heads)
+    writer.add_key_length(toy.head_dim)
+    writer.add_value_length(toy.head_dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e7)
+    writer.add_uint32("dflash.block_size", toy.block_size)
+    writer.add_array("dflash.target_layers", [tap + 1 for tap in toy.taps])
+    writer.add_vocab_size(toy.n_vocab)
+    writer.add_tokenizer_model("none")
+    writer.add_mask_token_id(toy.n_vocab - 1)
+
+
+def _recurrent(layer: int) -> bool:
+    return (layer + 1) % 4 != 0
+
+
+def _vocabulary(n_vocab: int) -> tuple[list[str], list[int]]:
+    """As many byte tokens as fit (letters first), the merge "th", padding; the special tokens come last."""
+    if n_vocab < 16:
+        raise ValueError(f"n_vocab is {n_vocab}, a toy needs at least 16")
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    first = b"the quick\nbrownfxjmpsvlazydg0123456789()=:,._'\"+-*/[]#ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    order = list(dict.fromkeys([*first, *range(256)]))
+    room = n_vocab - len(_SPECIAL) - 1
+    normal = ["th", *(alphabet[byte] for byte in order[:room])]
+    unused = [f"[PAD{i}]" for i in range(room + 1 - len(normal))]
+    kinds = [_NORMAL] * len(normal) + [_UNUSED] * len(unused) + [_CONTROL] * len(_SPECIAL)
+    return [*normal, *unused, *_SPECIAL], kinds
+
+
+def _matrix(rng: np.random.Generator, rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
+    """Keeps the mean square of its input, times `scale` squared."""
+    return rng.normal(0, scale / np.sqrt(columns), (rows, columns))
+
+
+def _residual(rng: np.random.Generator, toy: Toy, columns: int, scale: float) -> np.ndarray:
+    """A projection into the residual stream, `scale` times as strong as an embedding; spares coordinate 0."""
+    x = _matrix(rng, toy.n_embd, columns, scale / np.sqrt(toy.n_embd))
+    x[0] = 0
+    return x
+
+
+def _norm(rng: np.random.Generator, size: int) -> np.ndarray:
+    return 1 + rng.normal(0, 0.1, size)
+
+
+def _ffn(rng: np.random.Generator, toy: Toy, prefix: str, scale: float) -> dict[str, np.ndarray]:
+    return {
+        f"{prefix}ffn_gate.weight": _matrix(rng, toy.n_ff, toy.n_embd),
+        f"{prefix}ffn_up.weight": _matrix(rng, toy.n_ff, toy.n_embd),
+        f"{prefix}ffn_down.weight": _residual(rng, toy, toy.n_ff, scale),
+    }
+
+
+def _attention(
+    rng: np.random.Generator, toy: Toy, prefix: str, q_rows: int, scale: float
+) -> dict[str, np.ndarray]:
+    return {
+        f"{prefix}attn_q.weight": _matrix(rng, q_rows, toy.n_embd),
+        f"{prefix}attn_k.weight": _matrix(rng, toy.n_kv_heads * toy.head_dim, toy.n_embd),
+        f"{prefix}attn_v.weight": _matrix(rng, toy.n_kv_heads * toy.head_dim, toy.n_embd),
+        f"{prefix}attn_output.weight": _residual(rng, toy, toy.n_heads * toy.head_dim, scale),
+        f"{prefix}attn_q_norm.weight": _norm(rng, toy.head_dim),
+        f"{prefix}attn_k_norm.weight": _norm(rng, toy.head_dim),
+    }
+
+
+def _delta_net(rng: np.random.Generator, toy: Toy, prefix: str) -> dict[str, np.ndarray]:
+    inner = toy.ssm_v_heads * toy.state
+    channels = 2 * toy.ssm_k_heads * toy.state + inner
+    return {
+        f"{prefix}attn_qkv.weight": _matrix(rng, channels, toy.n_embd),
+        f"{prefix}attn_gate.weight": _matrix(rng, inner, toy.n_embd),
+        f"{prefix}ssm_conv1d.weight": rng.normal(0, 0.5, (channels, toy.conv)),
+        f"{prefix}ssm_dt.bias": rng.uniform(-3, 0, toy.ssm_v_heads),
+        f"{prefix}ssm_a": -np.exp(rng.uniform(-2, 1, toy.ssm_v_heads)),
+        f"{prefix}ssm_beta.weight": _matrix(rng, toy.ssm_v_heads, toy.n_embd),
+        f"{prefix}ssm_alpha.weight": _matrix(rng, toy.ssm_v_heads, toy.n_embd),
+        f"{prefix}ssm_norm.weight": _norm(rng, toy.state),
+        f"{prefix}ssm_out.weight": _residual(rng, toy, inner, 1.0),
+    }
+
+
+def _target_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    embedding = _matrix(rng, toy.n_vocab, toy.n_embd)
+    embedding[-1] = 0  # the mask token says nothing but its position
+    embedding[:, 0] = 1
+    # about half of the mean square after the last norm is coordinate 0, the other half everything else
+    constant = np.sqrt(toy.n_embd / 2)
+    head = rng.normal(0, toy.own * np.sqrt(2 / toy.n_embd), (toy.n_vocab, toy.n_embd))
+    head[:, 0] = rng.normal(0, toy.shared, toy.n_vocab) / constant
+    head[-len(_SPECIAL) :] = 0
+    head[-len(_SPECIAL) :, 0] = toy.special_logit / constant
+    tensors = {"token_embd.weight": embedding, "output_norm.weight": np.ones(toy.n_embd)}
+    if not toy.tied:
+        tensors["output.weight"] = head
+    for layer in range(toy.n_layers):
+        prefix = f"blk.{layer}."
+        tensors[f"{prefix}attn_norm.weight"] = _norm(rng, toy.n_embd)
+        tensors[f"{prefix}post_attention_norm.weight"] = _norm(rng, toy.n_embd)
+        if _recurrent(layer):
+            tensors |= _delta_net(rng, toy, prefix)
+        else:
+            tensors |= _attention(rng, toy, prefix, 2 * toy.n_heads * toy.head_dim, scale=1.0)
+        tensors |= _ffn(rng, toy, prefix, scale=1.0)
+    return tensors
+
+
+def _draft_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    tensors = {
+        "fc.weight": _matrix(rng, toy.n_embd, len(toy.taps) * toy.n_embd),
+        "enc.output_norm.weight": _norm(rng, toy.n_embd),
+        "output_norm.weight": np.ones(toy.n_embd),
+    }
+    for layer in range(toy.draft_layers):
+        prefix = f"blk.{layer}."
+        tensors[f"{prefix}attn_norm.weight"] = _norm(rng, toy.n_embd)
+        tensors[f"{prefix}ffn_norm.weight"] = _norm(rng, toy.n_embd)
+        tensors |= _attention(rng, toy, prefix, toy.n_heads * toy.head_dim, scale=toy.draft_own)
+        tensors |= _ffn(rng, toy, prefix, scale=toy.draft_own)
+    return tensors
