@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("huggingface_hub", reason="the hub extra is not installed")
 
+from dflash_ggml.errors import ConfigError  # noqa: E402
 from dflash_ggml.hub import Hub, HubError, RepoSpec, pick_draft, pick_sidecar, pick_target  # noqa: E402
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -147,7 +148,7 @@ def test_unreachable_hub(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "model", "a/b/c", "a/b:", "../x", "a/..", "http://a/b", "a/b c"])
 def test_bad_names(text: str) -> None:
-    with pytest.raises(HubError, match="user/repo"):
+    with pytest.raises(ConfigError, match="user/repo"):
         RepoSpec.parse(text)
 
 

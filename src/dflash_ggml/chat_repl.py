@@ -54,7 +54,7 @@ class Totals:
 
     def line(self) -> str:
         speed = 1e3 * self.tokens / self.ms if self.ms else 0.0
-        per_step = self.tokens / self.steps if self.steps else 0.0
+        per_step = 1.0 + self.accepted / self.steps if self.steps else 0.0
         return (
             f"{self.answers} answers, {self.tokens} tokens at {speed:.1f}/s, {per_step:.2f} per step, "
             f"{self.accepted} of {self.drafted} candidates accepted"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 
-from .errors import DflashError
+from .errors import ConfigError, DflashError
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 _SIDE_FILE = re.compile(r"^(mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)|imatrix|mmproj", re.IGNORECASE)
@@ -34,10 +34,10 @@ class RepoSpec:
 
     @classmethod
     def parse(cls, text: str) -> RepoSpec:
-        """Parse `user/repo[:quant]`; raises HubError for anything else."""
+        """Parse `user/repo[:quant]`; raises ConfigError for anything else."""
         repo, colon, quant = text.partition(":")
         if not _NAME.match(repo) or ".." in repo or (colon and not quant):
-            raise HubError(f"{text!r} does not name a repository: expected user/repo or user/repo:quant")
+            raise ConfigError(f"{text!r} does not name a repository: expected user/repo or user/repo:quant")
         return cls(repo, quant or None)
 
 

@@ -136,7 +136,14 @@ class ScriptedBackend:
         return sum(len(str(m["content"])) for m in request.messages)
 
     def info(self) -> dict[str, Any]:
-        return {"n_ctx": self.n_ctx, "n_vocab": 300, "has_draft": True, "mode": "auto", "budget": 15}
+        return {
+            "n_ctx": self.n_ctx,
+            "n_vocab": 300,
+            "has_draft": True,
+            "mode": "auto",
+            "budget": 15,
+            "chat_template": "x",
+        }
 
     def close(self) -> None:
         self.closed = True
@@ -172,7 +179,7 @@ def serving(app: Starlette) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Poll until `condition()`; fails after a bound that only a hang can reach."""
     end = time.monotonic() + seconds
     while not condition():

@@ -25,6 +25,7 @@ HEAD_SECONDS = (
     5.0  # how long a stream's status line waits for the first event, so that early failures get a status
 )
 PING_SECONDS = 10.0  # comment lines that keep idle streams open through proxies
+SHUTDOWN_SECONDS = 2.0  # between the end of draining and cutting the connections
 CLIENT_GONE = 499
 
 
@@ -32,8 +33,9 @@ class _JobStream(EventSourceResponse):
     """A stream that ends its job however it ends itself: read to the end, disconnected, or never started."""
 
     def __init__(self, worker: Worker[Any], job: Job[Any], drain_seconds: float, **options: Any) -> None:
-        # The running answer may finish after SIGTERM; the worker refuses new ones and cancels this one in time.
-        super().__init__(shutdown_event=anyio.Event(), shutdown_grace_period=drain_seconds, **options)
+        # After SIGTERM the running answer may go on; the worker cancels it in time, and its error has to be sent too.
+        grace = drain_seconds + SHUTDOWN_SECONDS
+        super().__init__(shutdown_event=anyio.Event(), shutdown_grace_period=grace, **options)
         self._worker, self._job = worker, job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

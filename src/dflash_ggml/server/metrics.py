@@ -1,4 +1,4 @@
-"""Prometheus metrics of one server; names follow vLLM's, with our prefix. `prometheus-client` is the official library."""
+"""Prometheus metrics of one server, kept by the official client library; names follow vLLM's, with our prefix."""
 
 from __future__ import annotations
 
