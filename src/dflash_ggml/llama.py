@@ -226,8 +226,8 @@ class Llama(LlamaCore):
                 if self.verbose:
                     print(usage_line(event), file=sys.stderr)
                 self._follow_engine()
-                if self.cache is not None and prompt:
-                    self.cache[self.engine.tokens] = self.save_state()
+        if self.cache is not None and prompt:
+            self.cache[self._input_ids.tolist()] = self.save_state()
 
     def _row_keeper(self) -> list[Any]:
         """With logits_all, a processor that changes nothing and fills `scores` for what is generated."""

@@ -218,7 +218,7 @@ class LlamaCore(LlamaBase):
 
     def save_state(self) -> LlamaState:
         """The evaluated context, to be given to load_state of this or an equal model."""
-        if not self.session.state.holds(self._input_ids) and self.n_tokens:
+        if self.engine.tokens != self._input_ids.tolist():
             self.eval(())
         snapshot = self.engine.snapshot() if self.n_tokens else None
         return LlamaState(

@@ -142,9 +142,10 @@ class ToolCallReader:
         found = [(at, m) for m in _VALUE_ENDS if (at := self._buf.find(m)) >= 0]
         if found:
             at, marker = min(found)
+            # the parameter's own closing tag is consumed, anything else belongs to what follows
+            rest = self._buf[at + (len(marker) if marker.endswith("</parameter>") else 0) :]
             self._end_value(self._buf[:at])
-            # closing tags of this parameter are consumed, anything else belongs to what follows
-            self._buf = self._buf[at + (len(marker) if marker.endswith("</parameter>") else 0) :]
+            self._buf = rest
             return True
         if text_only and self._buf:
             keep = partial_suffix(self._buf, _VALUE_ENDS)

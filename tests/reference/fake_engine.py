@@ -20,6 +20,7 @@ from dflash_ggml.tokenizer import Tokenizer
 
 SPECIALS = {"<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4}
 CALL_TAGS = {"<tool_call>": 4, "</tool_call>": 4}
+# "Ã ©" is the two bytes of é, "ä ¸" the first two of three: half a character in one token
 MERGES = [
     "h e",
     "l l",
@@ -30,9 +31,9 @@ MERGES = [
     "e r",
     "Ġ a",
     "o n",
-    "STO P",
     "S T",
     "ST O",
+    "STO P",
     "Ã ©",
     "ä ¸",
 ]
@@ -51,9 +52,9 @@ TOOL_TEMPLATE = (
     "{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n"
     "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}{% endif %}"
     "<|im_end|>\n{% endfor %}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n"
-    "{%- if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
-    "{%- else %}<think>\n{% endif %}{% endif %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}"
+    "{%- else %}{{ '<think>\\n' }}{% endif %}{% endif %}"
 )
 
 
@@ -66,8 +67,7 @@ def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE) -> Tokeniz
         alphabet[b] = chr(b)
     for i, b in enumerate(others):
         alphabet[b] = chr(0x100 + i)
-    merges = [m for m in MERGES if m != "STO P"] + ["STO P"]
-    tokens = alphabet + [m.replace(" ", "") for m in merges]
+    tokens = alphabet + [m.replace(" ", "") for m in MERGES]
     types = [1] * len(tokens)
     for text, kind in {**SPECIALS, **(CALL_TAGS if call_tags else {})}.items():
         tokens.append(text)
@@ -76,7 +76,7 @@ def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE) -> Tokeniz
     return Tokenizer(
         tokens,
         types,
-        merges,
+        MERGES,
         "qwen35",
         special_ids={"eos": ids["<|im_end|>"], "padding": ids["<|endoftext|>"]},
         chat_template=template,
