@@ -16,8 +16,6 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 
-from dflash_ggml._ggml import ffi, lib
-
 Type = GGMLQuantizationType
 Rule: TypeAlias = Callable[[str, int], GGMLQuantizationType]  # (tensor name, row length) -> type of a matrix
 
@@ -62,6 +60,8 @@ def quantize(x: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     """Rows of `x` quantised by ggml: float32 or float16 elements, else the bytes of each row."""
     if kind in (Type.F32, Type.F16):
         return np.ascontiguousarray(x, np.float32 if kind == Type.F32 else np.float16)
+    from dflash_ggml._ggml import ffi, lib  # only here: float files can be written where nothing is compiled
+
     if lib.ggml_quantize_requires_imatrix(int(kind)):
         raise ValueError(f"{kind.name} needs an importance matrix")
     rows, width = x.shape

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
@@ -52,15 +53,24 @@ class Toy:
     tied: bool = False
 
 
+# Corners of the architecture: head sizes and ratios, tied head, several KV heads. Seed -> fields of `Toy`.
+VARIANTS: dict[int, dict[str, Any]] = {
+    11: {},
+    12: {"n_vocab": 300, "n_layers": 8, "tied": True, "state": 32, "ssm_v_heads": 6},
+    13: {"state": 64, "ssm_k_heads": 1, "ssm_v_heads": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 32},
+    14: {"state": 128, "ssm_k_heads": 2, "ssm_v_heads": 2, "n_embd": 96, "n_rot": 64},
+}
+
+
 def write_pair(
-    directory: Path, seed: int, kind: GGMLQuantizationType = GGMLQuantizationType.F32, **sizes: object
+    directory: Path, seed: int, kind: GGMLQuantizationType = GGMLQuantizationType.F32, **sizes: Any
 ) -> tuple[Path, Path]:
     """Write `toy-SEED-target.gguf` and `toy-SEED-draft.gguf` to `directory`. Returns both paths.
 
     Matrices are of type `kind`. `sizes` are fields of `Toy`. Row lengths that do not fit the block of `kind`
     fall back as in `model_files`.
     """
-    toy = Toy(**sizes)  # type: ignore[arg-type]
+    toy = Toy(**sizes)
     rng = np.random.default_rng(seed)
     target, draft = directory / f"toy-{seed}-target.gguf", directory / f"toy-{seed}-draft.gguf"
     for path, arch, metadata, tensors in (
