@@ -91,6 +91,11 @@ def test_json_form(body: str) -> None:
     assert json.loads(out["calls"][0][1]) == {"city": 'a}]"{', "where": [1]}
 
 
+def test_closing_tag_inside_a_json_string() -> None:
+    out = parse(list('<tool_call>{"name": "weather", "arguments": {"city": "a</tool_call>b"}}</tool_call>c'))
+    assert json.loads(out["calls"][0][1]) == {"city": "a</tool_call>b"} and out["text"] == "c"
+
+
 def test_forgotten_closing_tags() -> None:
     text = "<tool_call><function=weather><parameter=city>Rome\n<parameter=days>2\n</function></tool_call>"
     assert json.loads(parse([text])["calls"][0][1]) == {"city": "Rome", "days": 2}

@@ -173,10 +173,13 @@ def block(name: str, *values: tuple[str, str]) -> str:
 def test_forced_calls_in_parameter_form() -> None:
     spec = forced_call_grammar({"w": SCHEMA, "l": LIMITED}, "xml", several=False)
     assert accepts(
-        spec, "\n\n" + block("w", ("city", "a\n<b> </par"), ("n", "12"), ("unit", "f"), ("fixed", "k"))
+        spec,
+        "\n\n" + block("w", ("city", "a\n<b> </par\n\n</parame"), ("n", "12"), ("unit", "f"), ("fixed", "k")),
     )
     assert accepts(spec, block("w", ("city", ""), ("unit", "c")))
     assert not accepts(spec, block("w", ("city", "x"), ("unit", "k")))
+    for inner in ("a</parameter>b", "a\n</function>b", "a</tool_call>", "\n<parameter=unit>"):
+        assert not accepts(spec, block("w", ("city", inner), ("unit", "c")))
     assert not accepts(spec, block("w", ("city", "x"), ("n", "1"), ("unit", "c")))
     assert not accepts(spec, block("w", ("unit", "c")))
     assert not accepts(spec, block("other"))

@@ -88,7 +88,9 @@ class ChatParser:
             at, tag = found
             head, self._buf = self._buf[:at], self._buf[at + len(tag) :]
             self._plain(head, events)
-            if not self.stopped:
+            if self._reader is not None and self._reader.in_string:
+                self._plain(tag, events)
+            elif not self.stopped:
                 self._switch(tag, events)
         return events
 

@@ -90,6 +90,9 @@ class ChatSink:
         else:
             text = self._decoder.feed([token]) if token < self._tokenizer.n_vocab else ""
         self._take(parser.feed(text))
+        if parser.in_reasoning or parser.in_call:
+            # what is not settled by now was the tag
+            self._entries.clear()
         if parser.stopped:
             self.finish = "stop"
         elif self._one_call and parser.n_calls and not parser.in_call:

@@ -24,6 +24,7 @@ _OBJECT_LIMITS = (
     "minProperties",
 )
 _END_VALUE = "\n</parameter>\n"
+_INNER_ENDS = r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>"
 
 
 def forced_call_grammar(
@@ -49,7 +50,8 @@ def forced_call_grammar(
         "gap: /\\n?/",
         f'block: {tags[0]} "\\n" call "\\n" {tags[1]}',
         f"call: {' | '.join(names)}",
-        f"text[suffix={_quote(_END_VALUE)}]: /(?s:.*)/",
+        # what the reader of calls takes for the end of a value must not stand inside one
+        f"text[suffix={_quote(_END_VALUE)}]: /(?s:.*)/ & ~/(?s:.*)({_INNER_ENDS})(?s:.*)/",
     ]
     return GrammarSpec("lark", "\n".join(head + rules) + "\n")
 

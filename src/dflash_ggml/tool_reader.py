@@ -61,6 +61,11 @@ class ToolCallReader:
         self._depth = 0
         self._in_string = self._escaped = False
 
+    @property
+    def in_string(self) -> bool:
+        """Inside a string of the JSON form, where even a closing tag is text."""
+        return self._state == self._json_args and self._in_string
+
     def feed(self, text: str) -> list[Event]:
         """Events that this text completes."""
         self._raw += text if not self._open and self._state == self._head else ""
