@@ -7,7 +7,6 @@ import pytest
 from fixtures import draft_blocks, greedy_cases
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.device import read
 from dflash_ggml.engine import Engine
 from dflash_ggml.sampling import Sampler, SamplingParams
 from dflash_ggml.tree import chain
@@ -52,7 +51,7 @@ def test_tapped_features(engine):
             engine.reset()
             engine.prefill(point.tokens[:-1])
             engine.passes.verify(chain(point.tokens[-1], np.zeros((0, 1), np.int32)), len(point.tokens) - 1)
-            features = read(engine.passes.state.features, len(point.taps))
+            features = engine.passes.device.read(engine.passes.state.features, len(point.taps))
             np.testing.assert_allclose(features, point.taps, atol=2e-3, rtol=1e-3)
 
 
@@ -64,7 +63,7 @@ def test_draft_block(engine, block):
     engine.prefill(context)
     ids, log_probs = engine.passes.draft(pending, len(context), ())
     graph = next(g for key, g in engine.passes._graphs.items() if key[0] == "draft" and g.valid)
-    hidden = read(graph.hidden).reshape(15, -1)
+    hidden = engine.passes.device.read(graph.hidden).reshape(15, -1)
     np.testing.assert_allclose(hidden, block.hidden_exact[1:], atol=5e-3, rtol=1e-3)
     np.testing.assert_allclose(log_probs, block.top_log_probs, atol=5e-3)
     assert (ids[:, 0] == block.top_ids[:, 0]).mean() > 0.9

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.device import read
 from dflash_ggml.engine import Engine
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
 from dflash_ggml.sampling import Sampler, SamplingParams
-from dflash_ggml.snapshot import _get, _row_slices
+from dflash_ggml.snapshot import row_slices
 from dflash_ggml.tree import Tree
 
 GREEDY = SamplingParams(temperature=0)
@@ -53,16 +52,16 @@ def test_any_commits_equal_a_fresh_prefill(engine):
         tokens += [int(tree.tokens[i]) for i in path]
         passes.feed_path(len(tokens), path)
     n = len(tokens)
-    state = [read(t) for t in passes.state.live_tensors]
-    rows = [_get(t, n * t.nb[1]).view(np.float32) for t in _row_slices(passes)]
+    state = [passes.device.read(t) for t in passes.state.live_tensors]
+    rows = [passes.device.read(t, n * t.nb[1] // 4) for t in row_slices(passes)]
     probe = int(rng.integers(engine.n_vocab - 4))
     logits = passes.logits_row(passes.linear([probe], n, True))
     engine.reset()
     engine.prefill(tokens)
-    for ours, fresh in zip(state, [read(t) for t in passes.state.live_tensors]):
+    for ours, fresh in zip(state, [passes.device.read(t) for t in passes.state.live_tensors]):
         np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
-    for ours, t in zip(rows, _row_slices(passes)):
-        fresh = _get(t, n * t.nb[1]).view(np.float32)
+    for ours, t in zip(rows, row_slices(passes)):
+        fresh = passes.device.read(t, n * t.nb[1] // 4)
         np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
     np.testing.assert_allclose(logits, passes.logits_row(passes.linear([probe], n, True)), atol=1e-3)
 
@@ -70,10 +69,11 @@ def test_any_commits_equal_a_fresh_prefill(engine):
 def test_verify_leaves_the_state_alone(engine):
     rng = np.random.default_rng(1)
     engine.prefill(rng.integers(0, 60, 20).tolist())
-    before = [read(t) for t in engine.passes.state.live_tensors]
-    engine.passes.verify(random_tree(rng, 40, 7, 60), 20)
-    for a, t in zip(before, engine.passes.state.live_tensors):
-        assert np.array_equal(a, read(t))
+    passes = engine.passes
+    before = [passes.device.read(t) for t in passes.state.live_tensors]
+    passes.verify(random_tree(rng, 40, 7, 60), 20)
+    for a, t in zip(before, passes.state.live_tensors):
+        assert np.array_equal(a, passes.device.read(t))
 
 
 def greedy_tokens(engine, n, **options) -> list[int]:

@@ -111,7 +111,29 @@ class Device:
             found.append(listed[len(found)])
         return found
 
+    def read(self, t, count: int | None = None, offset: int = 0) -> np.ndarray:
+        """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""
+        dtype = _NUMPY[t.type]
+        out = np.empty(lib.ggml_nelements(t) if count is None else count, dtype)
+        return self.read_bytes(t, out.view(np.uint8), offset).view(dtype)
+
+    def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
+        """Fill `out` with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
+        if out.nbytes:
+            with self.lock:
+                lib.ggml_backend_tensor_get_async(self.backend, t, ffi.from_buffer(out, require_writable=True), offset, out.nbytes)
+                lib.ggml_backend_synchronize(self.backend)
+        return out
+
+    def write(self, t, array: np.ndarray, offset: int = 0) -> None:
+        """Copy a contiguous array into tensor `t` from byte `offset` on, after all graphs before have run."""
+        if array.nbytes:
+            with self.lock:
+                lib.ggml_backend_tensor_set_async(self.backend, t, ffi.from_buffer(array), offset, array.nbytes)
+                lib.ggml_backend_synchronize(self.backend)
+
     def synchronize(self) -> None:
+        """Wait for all graphs."""
         lib.ggml_backend_synchronize(self.backend)
 
     def close(self) -> None:
@@ -203,24 +225,6 @@ class Workspace:
         if self._alloc != ffi.NULL:
             lib.ggml_gallocr_free(self._alloc)
             self._alloc = ffi.NULL
-
-
-def write(t, array: np.ndarray, offset: int = 0) -> None:
-    """Copy a contiguous array into tensor `t` from byte `offset` on."""
-    lib.ggml_backend_tensor_set(t, ffi.from_buffer(array), offset, array.nbytes)
-
-
-def read(t, count: int | None = None, offset: int = 0, out: np.ndarray | None = None) -> np.ndarray:
-    """Copy `count` elements (all by default) of tensor `t` from byte `offset` on into a flat array."""
-    if out is None:
-        out = np.empty(lib.ggml_nelements(t) if count is None else count, _NUMPY[t.type])
-    lib.ggml_backend_tensor_get(t, ffi.from_buffer(out, require_writable=True), offset, out.nbytes)
-    return out
-
-
-def shape(t) -> tuple[int, ...]:
-    """The four dimensions of `t`, dimension 0 contiguous."""
-    return tuple(t.ne)
 
 
 def is_host(t) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .config import EngineConfig
-from .device import Device, Workspace, read
+from .device import Device, Workspace
 from .ggml import Graph
+from .mask import HIDDEN, SlotMask
 from .models.dflash import append_context, context_graph, draft_graph
 from .models.draft_params import DraftParams
 from .models.qwen35 import linear_graph, tree_graph
@@ -21,7 +22,6 @@ from .state import DraftState, TargetState, commit_graph, kv_bucket
 from .tree import Tree, visibility
 from .weights import Weights
 
-HIDDEN = np.float16(-np.inf)
 MAX_GRAPHS = 24  # graphs kept; the least recently used goes first
 
 
@@ -57,6 +57,9 @@ class Passes:
             DraftState(device, self.draft_params, config.kv_type, first + self.block) if draft else None
         )
         self.in_draft = np.zeros(self._max_rows, bool)  # which positions the draft's context holds
+        self.tree_mask: SlotMask | None = None
+        self.draft_masks: list[SlotMask] = []
+        self._make_masks()
         self.workspace = Workspace(device)
         self._graphs: OrderedDict[tuple, Graph] = OrderedDict()
         self.builds = 0
@@ -90,7 +93,18 @@ class Passes:
             self.state.kv.grow(want)
             if self.draft_state:
                 self.draft_state.kv.grow(want + self.block)
+            self._make_masks()
         return min(kv_bucket(rows), self.state.kv.n_rows)
+
+    def _make_masks(self) -> None:
+        """Masks as long as the caches."""
+        for mask in (*self.draft_masks, *([self.tree_mask] if self.tree_mask else [])):
+            mask.close()
+        p, n_rows = self.draft_params, self.state.kv.n_rows
+        if p:
+            self.tree_mask = SlotMask(self.device, self.max_width, self.block, n_rows)
+            windows = [None, p.sliding_window] if any(p.window_layers) else [None]
+            self.draft_masks = [SlotMask(self.device, self.block, self.block, n_rows, w) for w in windows]
 
     # ---- passes
 
@@ -113,7 +127,7 @@ class Passes:
         graph.inputs["ints"].array.reshape(5, n)[:] = ids, start + steps, start + steps, steps - 1, steps
         mask = graph.inputs["mask"].array.reshape(n, n_kv)
         mask[:, :start] = 0
-        mask[:, start:] = np.where(np.arange(n_kv - start) > steps[:, None], HIDDEN, np.float16(0))
+        mask[:, start:] = np.where(np.arange(n_kv - start) > steps[:, None], HIDDEN, np.float32(0))
         graph.run()
         self.in_draft[start : start + n] = feed_draft
         return graph
@@ -130,7 +144,7 @@ class Passes:
             ("draft", n_kv),
             lambda: draft_graph(
                 self.device, self.draft_weights, p, self.draft_state, self.weights, self.state,
-                self.head_name, n_kv, self.candidates,
+                self.head_name, self.draft_masks, n_kv, self.candidates,
             ),
         )
         ints = graph.inputs["ints"].array.reshape(6, block)
@@ -139,22 +153,11 @@ class Passes:
         ints[3] = p.mask_id
         ints[3, 0] = pending
         ints[4] = ints[5] = start + steps
-        context = np.where(self.in_draft[:start], np.float16(0), HIDDEN)
-        for name, causal, window in (
-            ("mask_full", p.causal_full, None),
-            ("mask_window", p.causal_window, p.sliding_window),
-        ):
-            if name not in graph.inputs:
-                continue
-            mask = graph.inputs[name].array.reshape(block, n_kv)
-            mask[:, :start] = context
-            mask[:, start : start + block] = np.where(causal & (steps > steps[:, None]), HIDDEN, np.float16(0))
-            mask[:, start + block :] = HIDDEN
-            if window:
-                for i in range(block):
-                    mask[i, : max(0, start + i - window + 1)] = HIDDEN
+        below = steps <= steps[:, None]
+        for i, (mask, causal) in enumerate(zip(self.draft_masks, (p.causal_full, p.causal_window))):
+            mask.fill(graph, f"mask{i}", start, below if causal else np.ones_like(below), self.in_draft)
         graph.run()
-        best = read(graph.best).reshape(block - 1, 2, -1)
+        best = self.device.read(graph.best).reshape(block - 1, 2, -1)
         return best[:, 0].astype(np.int32), best[:, 1]
 
     def feed_path(self, start: int, path: Sequence[int]) -> None:
@@ -181,18 +184,16 @@ class Passes:
         n_kv = self.ensure_rows(start + width)
         graph = self._graph(
             ("verify", width, n_kv),
-            lambda: tree_graph(self.device, self.weights, self.params, self.state, width, n_kv, self.taps),
+            lambda: tree_graph(self.device, self.weights, self.params, self.state, self.tree_mask, width, n_kv, self.taps),
         )
         w = tree.width
         ints = graph.inputs["ints"].array.reshape(4, width)
         ints[0], ints[1], ints[3] = tree.tokens[0], start + 1, 0  # padding: children of the root, never looked at
         ints[0, :w], ints[1, :w], ints[3, :w] = tree.tokens, start + tree.depths, tree.parents
         ints[2] = start + np.arange(width)
-        mask = graph.inputs["mask"].array.reshape(width, n_kv)
-        mask[:, :start] = 0
-        mask[:, start:] = HIDDEN
-        mask[:w, start : start + w][visibility(tree)] = 0
-        mask[np.arange(w, width), start + np.arange(w, width)] = 0
+        visible = np.eye(width, dtype=bool)  # padding sees itself, so that no row is empty
+        visible[:w, :w] = visibility(tree)
+        self.tree_mask.fill(graph, "mask", start, visible)
         graph.run()
         return graph
 
@@ -219,12 +220,12 @@ class Passes:
 
     def choices(self, graph: Graph) -> np.ndarray:
         """The target's best token after each column of a pass, int32."""
-        return read(graph.choice)
+        return self.device.read(graph.choice)
 
     def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
         """One column of a pass's logits, float32 [n_vocab]; valid until the next pass runs."""
         n = self.params.n_vocab
-        return read(graph.logits, n, offset=4 * n * column)
+        return self.device.read(graph.logits, n, offset=4 * n * column)
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -239,6 +240,8 @@ class Passes:
             self._drop(key)
         self.workspace.close()
         self.state.close()
+        for mask in (*self.draft_masks, *([self.tree_mask] if self.tree_mask else [])):
+            mask.close()
         if self.draft_state:
             self.draft_state.close()
             self.draft_weights.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._ggml import ffi, lib
+from ._ggml import lib
 from .errors import ConfigError
 from .passes import Passes
 
@@ -32,8 +32,12 @@ class Snapshot:
 def save_state(passes: Passes, tokens: Sequence[int], logits: np.ndarray | None, with_rows: bool) -> Snapshot:
     """Copy the state of `tokens` out of the device."""
     n = len(tokens)
-    live = tuple(_get(t, lib.ggml_nbytes(t)) for t in passes.state.live_tensors)
-    rows = tuple(_get(t, n * t.nb[1]) for t in _row_slices(passes)) if with_rows else None
+
+    def copy(t, size: int) -> np.ndarray:
+        return passes.device.read_bytes(t, np.empty(size, np.uint8))
+
+    live = tuple(copy(t, lib.ggml_nbytes(t)) for t in passes.state.live_tensors)
+    rows = tuple(copy(t, n * t.nb[1]) for t in row_slices(passes)) if with_rows else None
     return Snapshot(tuple(tokens), live, rows, passes.in_draft[:n].copy(), None if logits is None else logits.copy())
 
 
@@ -45,29 +49,18 @@ def restore_state(passes: Passes, snapshot: Snapshot) -> None:
         raise ConfigError("snapshot: taken from a model or context of another shape")
     if snapshot.rows is not None:
         passes.ensure_rows(n)
-        slices = _row_slices(passes)
+        slices = row_slices(passes)
         if [a.nbytes for a in snapshot.rows] != [n * t.nb[1] for t in slices]:
             raise ConfigError("snapshot: its K/V rows have another shape than this engine's")
         for t, data in zip(slices, snapshot.rows):
-            _set(t, data)
+            passes.device.write(t, data)
     for t, data in zip(targets, snapshot.live):
-        _set(t, data)
+        passes.device.write(t, data)
     passes.in_draft[:n] = snapshot.in_draft
     passes.in_draft[n:] = False
 
 
-def _row_slices(passes: Passes) -> list:
+def row_slices(passes: Passes) -> list:
+    """The K/V tensors of all layers [row, n_rows], target's first: rows of committed tokens come first in each."""
     caches = [passes.state.kv] + ([passes.draft_state.kv] if passes.draft_state else [])
     return [f(layer) for c in caches for layer in range(c.layers) for f in (c.keys, c.values)]
-
-
-def _get(t, size: int) -> np.ndarray:
-    data = np.empty(size, np.uint8)
-    if size:
-        lib.ggml_backend_tensor_get(t, ffi.from_buffer(data, require_writable=True), 0, size)
-    return data
-
-
-def _set(t, data: np.ndarray) -> None:
-    if data.nbytes:
-        lib.ggml_backend_tensor_set(t, ffi.from_buffer(data), 0, data.nbytes)

@@ -6,8 +6,11 @@ K/V are scratch that the next step overwrites. B = block size, D = embedding len
 
 from __future__ import annotations
 
-from ..device import F16, Device
+from collections.abc import Sequence
+
+from ..device import Device
 from ..ggml import Graph, packed
+from ..mask import SlotMask
 from ..state import DraftState, TargetState
 from ..weights import Weights
 from .draft_params import DraftParams
@@ -49,22 +52,21 @@ def draft_graph(
     target: Weights,
     target_state: TargetState,
     head_name: str,
+    masks: Sequence[SlotMask],
     n_kv: int,
     candidates: int,
 ) -> Graph:
     """Graph of one drafting step: take in the last accepted path, then denoise one block.
 
     Inputs: ints = path | path positions | path rows | block ids | block positions | block rows, each B (path: node
-    indices of the last verify pass; unused entries point to spare rows); mask_full and mask_window [n_kv, B].
+    indices of the last verify pass; unused entries point to spare rows); those of `masks`: full layers, window layers.
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; hidden
     [D, B-1], the rows that the head saw.
     """
     g = Graph(device)
     block = p.block_size
     path, path_pos, path_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
-    masks = [g.input("mask_full", F16, n_kv, block)]
-    if any(p.window_layers):
-        masks.append(g.input("mask_window", F16, n_kv, block))
+    built = [mask.build(g, f"mask{i}", n_kv, block) for i, mask in enumerate(masks)]
     features = g.get_rows(target_state.features, path)
     caches = append_context(g, w, p, state, features, path_pos, path_rows)
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
@@ -82,7 +84,7 @@ def draft_graph(
         row = keys.nb[1]
         element = row // (d * kv_heads)
         keys, values = (g.view(t, (d, n_kv, kv_heads), (row, d * element)) for t in (keys, values))
-        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, masks[1 if p.window_layers[i] else 0], d**-0.5)
+        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, built[int(p.window_layers[i])], d**-0.5)
         x = g.add(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
         y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))

@@ -11,20 +11,23 @@ from collections.abc import Callable, Sequence
 
 from ..device import F16, Device
 from ..ggml import Graph, packed
+from ..mask import SlotMask
 from ..state import TargetState
 from ..weights import Weights
 from .target_params import TargetParams
 
 
 class _Builder:
-    """The layers of one graph over one batch; `tree` chooses how a layer treats its memory."""
+    """The layers of one graph over one batch. With a `mask` the batch is a tree and the state is only read."""
 
-    def __init__(self, g: Graph, w: Weights, p: TargetParams, state: TargetState, n: int, n_kv: int, tree: bool) -> None:
-        self.g, self.w, self.p, self.state, self.n, self.n_kv, self.tree = g, w, p, state, n, n_kv, tree
-        lengths = [n, n, n, n] if tree else [n, n, n, n, n]
+    def __init__(
+        self, g: Graph, w: Weights, p: TargetParams, state: TargetState, n: int, n_kv: int, mask: SlotMask | None
+    ) -> None:
+        self.g, self.w, self.p, self.state, self.n, self.n_kv, self.tree = g, w, p, state, n, n_kv, mask is not None
+        lengths = [n] * (4 if self.tree else 5)
         self.ids, self.positions, self.rows, self.parents, *rest = packed(g, "ints", *lengths)
         self.path = rest[0] if rest else None
-        self.mask = g.input("mask", F16, n_kv, n)
+        self.mask = mask.build(g, "mask", n_kv, n) if mask else g.input("mask", F16, n_kv, n)
 
     def trunk(self, taps: Sequence[int], on_tap: Callable[[int, object], None]):
         """Residual stream [D, n] after the last layer; `on_tap(i, x)` sees the output of each layer in `taps`."""
@@ -131,7 +134,7 @@ def linear_graph(
     Outputs: logits [n_vocab] of the last token, argmax [1].
     """
     g = Graph(device)
-    b = _Builder(g, w, p, state, n, n_kv, tree=False)
+    b = _Builder(g, w, p, state, n, n_kv, None)
     tapped: list = []
     x = b.trunk(taps if append else (), lambda _, t: tapped.append(t))
     if append:
@@ -147,16 +150,23 @@ def linear_graph(
 
 
 def tree_graph(
-    device: Device, w: Weights, p: TargetParams, state: TargetState, width: int, n_kv: int, taps: Sequence[int]
+    device: Device,
+    w: Weights,
+    p: TargetParams,
+    state: TargetState,
+    mask: SlotMask,
+    width: int,
+    n_kv: int,
+    taps: Sequence[int],
 ) -> Graph:
     """Graph for a token tree of `width` nodes (root included); the committed state is read, never written.
 
     K/V rows of the nodes, conv inputs, delta-net factors and tapped features go to `state` for the commit.
-    Inputs: ints = ids | positions | cache rows | parents, each `width`; mask [n_kv, width].
+    Inputs: ints = ids | positions | cache rows | parents, each `width`; those of `mask`.
     Outputs: logits [n_vocab, width], argmax [width].
     """
     g = Graph(device)
-    b = _Builder(g, w, p, state, width, n_kv, tree=True)
+    b = _Builder(g, w, p, state, width, n_kv, mask)
     x = b.trunk(taps, lambda i, t: g.expand(g.copy(t, _tap_columns(g, state, i, width))))
     g.logits = g.output(b.head(x), "logits")
     g.choice = g.output(g.argmax(g.logits), "argmax")
