@@ -3,7 +3,7 @@
 usage: ops.py [--threads N] [--device NAME] [--shape demo|27b] [--seconds S] [--json]
 
 One line per operation and width: microseconds per call (best repetition). The chain column is what ggml
-offers for the same number of tokens: ggml_gated_delta_net, and ggml_ssm_conv with the transpose and concat it needs.
+offers for the same number of tokens: ggml_gated_delta_net, and ggml_ssm_conv with its transpose and concat.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class OpGraph:
         return t
 
     def columns(self, t, first: int, *ne: int):
-        """View [*ne, n, seqs] of elements first.. of each row of t [row, n, seqs], as models cut projections."""
+        """View [*ne, n, seqs] of elements first.. of each row of t [row, n, seqs]."""
         size = lib.ggml_type_size(t.type)
         if len(ne) == 1:
             return lib.ggml_view_3d(self.ctx, t, ne[0], t.ne[1], t.ne[2], t.nb[1], t.nb[2], first * size)
