@@ -87,7 +87,7 @@ class TargetParams:
         params._check_relations(file)
         params._check_rope(file)
         shapes = params.tensor_shapes()
-        check_tensors(file.error, file.tensors, shapes, ignored=lambda name: _block(name) >= params.n_layers)
+        check_tensors(file.error, file.tensors, shapes, ignored=lambda name: trunk <= _block(name) < blocks)
         for name, shape in shapes.items():
             if (len(shape) == 1 or name.endswith("ssm_conv1d.weight")) and file.tensors[name].type != F32:
                 raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
