@@ -2,9 +2,9 @@
 
     python bench/server_soak.py --rounds 10 --clients 100 [dflash-serve options]
 
-Each client is one of: cuts its request half way, cuts a stream after the first bytes, goes away from a whole answer,
-sends malformed JSON, reads to the end. Memory is the server's resident set (Linux); it should level off after the
-first rounds. The exit code says only whether the server still answered at the end.
+Each client is one of: cuts its request half way, cuts a stream after the first bytes, goes away from a whole
+answer, sends malformed JSON, reads to the end. Memory is the server's resident set (Linux); it should level off
+after the first rounds. The exit code says only whether the server still answered at the end.
 """
 
 from __future__ import annotations
@@ -32,14 +32,20 @@ def resident_mib(pid: int) -> float:
 
 def post(path: str, body: bytes) -> bytes:
     """A request as bytes."""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
     return head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def client(port: int, kind: str, rng: random.Random) -> str:
     """Play one client; returns the status line's code, or "-" when it did not wait for one."""
     prompt = f"def f{rng.randrange(1 << 30)}(x):"
-    body = {"prompt": prompt, "max_tokens": 24 if kind == "whole stream" else 400, "stream": kind != "cut answer"}
+    body = {
+        "prompt": prompt,
+        "max_tokens": 24 if kind == "whole stream" else 400,
+        "stream": kind != "cut answer",
+    }
     data = post("/v1/completions", b'{"prompt": "a", ' if kind == "malformed" else json.dumps(body).encode())
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -83,7 +89,9 @@ async def play(port: int, clients: int, at_once: int, rng: random.Random) -> dic
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clients", type=int, default=100, help="per round")
     parser.add_argument("--at-once", type=int, default=8)

@@ -16,7 +16,14 @@ if not (shutil.which("chromium") and shutil.which("chromedriver")):
         "chromium or chromedriver is not installed: the chat page is not tested", allow_module_level=True
     )
 
-from reference.server_kit import ScriptedBackend, application, plain, serving, thoughtful, wait_until  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    ScriptedBackend,
+    application,
+    plain,
+    serving,
+    thoughtful,
+    wait_until,
+)
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402

@@ -181,8 +181,10 @@ def test_on_a_terminal(tmp_path: Path) -> None:
         terminal.wait_for("> ")
         terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("ends the program")
+        terminal.wait_for("> ")  # what is typed before the prompt may be read in another terminal mode
         terminal.type(f"/save {tmp_path / 'chat.json'}\n")
         terminal.wait_for("saved 2 messages")
+        terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.process.wait(60) == 0
     finally:

@@ -11,7 +11,13 @@ import pytest
 pytest.importorskip("starlette", reason="the server extra is not installed")
 anthropic = pytest.importorskip("anthropic")
 
-from reference.server_kit import ScriptedBackend, application, calling, plain, thoughtful  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    ScriptedBackend,
+    application,
+    calling,
+    plain,
+    thoughtful,
+)
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.errors import ContextOverflowError  # noqa: E402

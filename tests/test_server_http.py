@@ -13,7 +13,14 @@ import pytest
 
 pytest.importorskip("starlette", reason="the server extra is not installed")
 
-from reference.server_kit import ScriptedBackend, application, plain, service, serving, wait_until  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    ScriptedBackend,
+    application,
+    plain,
+    service,
+    serving,
+    wait_until,
+)
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.errors import ConfigError, DeviceError  # noqa: E402

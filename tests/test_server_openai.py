@@ -12,7 +12,14 @@ import pytest
 pytest.importorskip("starlette", reason="the server extra is not installed")
 openai = pytest.importorskip("openai")
 
-from reference.server_kit import LOGPROB, ScriptedBackend, application, calling, plain, thoughtful  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    LOGPROB,
+    ScriptedBackend,
+    application,
+    calling,
+    plain,
+    thoughtful,
+)
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.errors import ConfigError, ContextOverflowError  # noqa: E402

@@ -1,6 +1,6 @@
 """`dflash-chat`: talk to a model in the terminal. Model text on stdout, notes and progress on stderr.
 
-Line editing and history come from the standard library's readline: nothing to install, and it works over pipes.
+Line editing and history come from the standard library's readline: nothing to install.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def talk(conversation: Conversation, read: Callable[[str], str]) -> None:
 
 @contextmanager
 def stopping(conversation: Conversation) -> Iterator[None]:
-    """While an answer runs, Ctrl-C stops it, and a second one, while it still does not end, leaves the program."""
+    """While an answer runs, Ctrl-C stops it; a second one, if it still does not end, leaves the program."""
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
         if conversation.stop_asked:

@@ -1,4 +1,4 @@
-"""The conversation behind `dflash-chat`: reads lines, streams answers, knows the slash commands. No terminal code."""
+"""The conversation behind `dflash-chat`: messages, streamed answers, slash commands. No terminal code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .requests import ChatRequest
 from .sampling import SamplingParams
 from .session import Session, run_chat
 
-HELP = """Write a message and press Enter. A line that ends in \\ goes on; \"\"\" begins and ends a text of many lines.
+HELP = """Write a message and press Enter. A line that ends in \\ goes on; \"\"\" begins and ends a long text.
 Ctrl-C stops the answer, Ctrl-D ends the program.
 
 /system [TEXT]   set the system message; without TEXT show it, "/system -" removes it
 /reset           forget the conversation (the system message stays)
 /undo            take the last question and its answer back
 /save FILE       write the conversation as JSON        /load FILE  read it again
-/think on|off|auto                                     /set NAME VALUE  a sampling option, as /set temperature 0.2
+/think on|off|auto                 /set NAME VALUE  a sampling option, as /set temperature 0.2
 /tokens          how full the context is               /stats      speed and acceptance
 /help            this text                             /quit       end the program"""
 
@@ -157,7 +157,7 @@ class Conversation:
 
     def _request(self) -> ChatRequest:
         head = [{"role": "system", "content": self.system}] if self.system else []
-        # reasoning of earlier turns stays in the file that /save writes, the template decides whether it is shown
+        # reasoning of earlier turns is kept; the template decides whether the model sees it
         return ChatRequest(
             messages=[*head, *self.messages],
             sampling=self.sampling,
@@ -263,7 +263,7 @@ class Conversation:
 
 
 def checked_save(data: Any, name: str) -> tuple[str, list[dict[str, Any]]]:
-    """System message and messages of a saved conversation. Raises ConfigError naming what is wrong with it."""
+    """System message and messages of a saved conversation. Raises ConfigError naming what is wrong."""
     if not isinstance(data, dict) or data.get("version") != SAVE_VERSION:
         raise ConfigError(f"{name}: not a conversation saved by this version")
     system, messages = data.get("system", ""), data.get("messages")

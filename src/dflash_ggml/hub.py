@@ -42,7 +42,7 @@ class RepoSpec:
 
 
 def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
-    """The main model among a repository's files; raises HubError when there is none, or none of that quantisation.
+    """The main model among a repository's files; raises HubError when there is none (of that quantisation).
 
     Without a quantisation: Q4_K_M, else Q8_0, else the first file by name.
     """
@@ -53,7 +53,7 @@ def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
 
 
 def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
-    """The draft's GGUF in a repository of drafts; None when the repository holds one as safetensors instead."""
+    """The draft's GGUF in a repository of drafts; None when it is there as safetensors instead."""
     drafts = sorted(f for f in _gguf(files) if is_draft(f))
     if not drafts:  # a repository that is all draft need not say so in its file names
         drafts = sorted(f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name))
@@ -67,7 +67,7 @@ def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
 
 
 def pick_sidecar(files: Iterable[str], target: str) -> str | None:
-    """A draft that lies beside `target` in its own repository (`dflash-*.gguf` in the same folder), if any."""
+    """A draft that lies beside `target` in its repository (`dflash-*.gguf` in the same folder), if any."""
     folder = PurePosixPath(target).parent
     beside = sorted(
         f
@@ -106,13 +106,13 @@ def _pick(models: Sequence[str], spec: RepoSpec, what: str) -> str:
     split = _SPLIT_FILE.search(found)
     if split and int(split.group(1)) > 1:
         raise HubError(
-            f"{spec.repo}: {found} is one part of {int(split.group(1))}; only models in one file are supported"
+            f"{spec.repo}: {found} is one part of {int(split.group(1))}; only whole files can be read"
         )
     return found
 
 
 class Hub:
-    """Fetches files of the hub. `offline`: only what is already in the cache. `endpoint`: another hub's address."""
+    """Fetches files of the hub. `offline`: only what the cache holds. `endpoint`: another hub's address."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Hub:
         self._endpoint = endpoint
 
     def target(self, spec: RepoSpec, file: str | None = None) -> tuple[Path, Path | None]:
-        """Fetch the main model (`file` overrides the choice) and the draft beside it, if the repository has one."""
+        """Fetch the main model (`file` overrides the choice) and the draft beside it, if there is one."""
         files = self.files(spec.repo)
         name = file if file is not None else pick_target(files, spec)
         side = pick_sidecar(files, name)
@@ -202,11 +202,11 @@ def _plain_words(repo: str, file: str | None) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         raise HubError(
-            f"{repo} is gated: accept its terms on its page while logged in, then set HF_TOKEN to a token of that account"
+            f"{repo} is gated: accept its terms on its page, then set HF_TOKEN to a token of that account"
         ) from None
     except errors.RepositoryNotFoundError:
         raise HubError(
-            f"{repo} is not on the hub, or it is private: check the name; for a private repository set HF_TOKEN"
+            f"{repo} is not on the hub, or it is private: check the name, or set HF_TOKEN for a private one"
         ) from None
     except errors.RevisionNotFoundError:
         raise HubError(f"{repo} has no main branch") from None

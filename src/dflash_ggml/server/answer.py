@@ -1,4 +1,4 @@
-"""One answer put together from its events; every encoder renders the same object, so streams and bodies agree."""
+"""One answer put together from its events; all encoders render this, so streams and bodies agree."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def create_app(
 ) -> Starlette:
     """The ASGI application. It starts the worker and, at shutdown, stops it and frees the engine.
 
-    allowed_hosts: names that a Host header may carry (none: any), a guard against DNS rebinding. cors_origins: web
-    origins whose pages may call the API (none: none).
+    allowed_hosts: names that a Host header may carry (none: any), a guard against DNS rebinding. cors_origins:
+    web origins whose pages may call the API (none: none).
     """
     middleware = []
     if allowed_hosts:
@@ -216,7 +216,7 @@ async def _generate(service: Service, prepare: Prepare, request: Request) -> Res
 
 
 async def _check_prompt(backend: Backend, asked: ChatRequest | CompletionRequest) -> None:
-    """Refuse a prompt that cannot be rendered or does not fit before it waits its turn, while there is a status."""
+    """Refuse a prompt that cannot be rendered or does not fit before it waits, while there is a status."""
     try:
         n = await asyncio.to_thread(backend.count, asked)
     except DflashError as error:

@@ -16,7 +16,7 @@ from .steps import StepView
 
 
 class Backend:
-    """Owns a session's engine. `events` and `close` belong to the worker thread; the rest may be read by any."""
+    """Owns a session's engine. `events` and `close` belong to the worker thread, the rest to any."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -26,7 +26,7 @@ class Backend:
     def events(
         self, request: ChatRequest | CompletionRequest, cancelled: Callable[[], bool], return_steps: bool
     ) -> Iterator[Any]:
-        """The session's events, with a StepView of each engine step before the event it led to, if asked for."""
+        """The session's events; if asked for, a StepView of each engine step before the events it led to."""
         steps: deque[StepView] = deque()
         if return_steps:
             request = replace(request, on_step=lambda step: steps.append(StepView.of(step, self.tokenizer)))

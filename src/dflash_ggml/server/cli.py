@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="dflash-serve",
-        description="Serve a model over OpenAI's and Anthropic's APIs, decoding with DFlash drafts and DDTree.",
+        description="Serve a model over OpenAI's and Anthropic's APIs, with DFlash drafts and DDTree.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_keys(args: argparse.Namespace) -> list[str]:
-    """Keys from the options and the key file. Raises ConfigError for a file that cannot be read or holds none."""
+    """Keys from the options and the key file. Raises ConfigError for a file that is unreadable or empty."""
     keys = list(args.api_key)
     if args.api_key_file is not None:
         try:
@@ -129,14 +129,14 @@ def opener(config: EngineConfig, cache_bytes: int) -> Callable[[Callable[[str, i
 
 
 def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Host headers to accept: without a key those of this machine only, so that no web page can rebind a name."""
+    """Host headers to accept: without a key those of this machine, so that no page can rebind a name."""
     if keys:
         return []
     return ["localhost", "127.0.0.1", "[::1]", host, *extra]
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; at SIGTERM or SIGINT the worker stops taking requests and is given `drain_seconds`."""
+    """uvicorn's server; at SIGTERM or SIGINT the worker takes no more requests and gets `drain_seconds`."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        # uvicorn installs its own handlers while it runs and raises the signal again afterwards: that exit is clean.
+        # uvicorn has its own handlers while it runs and raises the signal again afterwards: a clean exit.
         server.should_exit = True
 
     for name in (signal.SIGTERM, signal.SIGINT):

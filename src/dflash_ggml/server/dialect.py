@@ -102,7 +102,7 @@ def merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def thinking(effort: str | None, param: str) -> tuple[bool | None, tuple[str, ...]]:
-    """Reasoning effort as a switch, and a note when a level was asked for: the models here know on and off only."""
+    """Reasoning effort as a switch, and a note when a level was asked for: models here know on and off only."""
     if effort is None:
         return None, ()
     if effort == "none":

@@ -31,7 +31,7 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """A failure with an HTTP status; `param` names the request field at fault (JSON path), `code` is OpenAI's code.
+    """A failure with an HTTP status. `param`: the field at fault (JSON path); `code`: OpenAI's error code.
 
     `retry_after` in seconds becomes a Retry-After header. `retry` says whether repeating the same request can
     succeed; the official clients repeat 408/409/429/5xx on their own unless told not to.
@@ -81,7 +81,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def from_exception(error: BaseException) -> ApiError:
-    """Map an exception of the engine side to an ApiError; anything not raised on purpose becomes a plain 500."""
+    """An exception of the engine side as an ApiError; what was not raised on purpose becomes a plain 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflowError):

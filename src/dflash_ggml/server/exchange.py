@@ -1,4 +1,4 @@
-"""One generating request from queue to response: streamed or whole, with cancellation when the client goes away."""
+"""One generating request from queue to response: streamed or whole, cancelled when the client goes away."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _JobStream(EventSourceResponse):
     """A stream that ends its job however it ends itself: read to the end, disconnected, or never started."""
 
     def __init__(self, worker: Worker[Any], job: Job[Any], drain_seconds: float, **options: Any) -> None:
-        # After SIGTERM the running answer may go on; the worker cancels it in time, and its error has to be sent too.
+        # After SIGTERM the running answer may go on; the worker cancels it in time, and that error is sent too.
         grace = drain_seconds + SHUTDOWN_SECONDS
         super().__init__(shutdown_event=anyio.Event(), shutdown_grace_period=grace, **options)
         self._worker, self._job = worker, job

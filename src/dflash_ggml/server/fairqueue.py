@@ -19,10 +19,10 @@ class QueueClosed(Exception):
 
 
 class FairQueue(Generic[T]):
-    """First in, first out within a client; round robin between clients. Every method may be called by any thread.
+    """First in, first out within a client; round robin between clients. Any thread may call any method.
 
-    `limit` bounds all waiting entries; one client may hold at most half of them (rounded up) while it waits, so
-    a client that floods the queue cannot make it look full to everybody else.
+    `limit` bounds all waiting entries; one client may hold at most half of them (rounded up), so that a client
+    that floods the queue cannot make it look full to everybody else.
     """
 
     def __init__(self, limit: int) -> None:

@@ -60,7 +60,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
-    """Parse a body into a JSON object; ApiError 400 for anything else, for NaN, lone surrogates and deep nesting."""
+    """Parse a body into a JSON object; ApiError 400 for all else, NaN, lone surrogates and deep nesting."""
     if not body:
         raise bad_request("the body is empty; a JSON object is expected")
     try:
@@ -75,7 +75,7 @@ def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def exceeds_depth(value: Any, limit: int) -> bool:
-    """True when lists and objects in `value` nest more than `limit` levels; walks level by level, not recursively."""
+    """True when lists and objects in `value` nest more than `limit` levels; level by level, no recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     depth = 0
     while level:

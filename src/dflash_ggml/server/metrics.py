@@ -1,4 +1,4 @@
-"""Prometheus metrics of one server, kept by the official client library; names follow vLLM's, with our prefix."""
+"""Prometheus metrics of one server, kept by the official client library; names follow vLLM's."""
 
 from __future__ import annotations
 

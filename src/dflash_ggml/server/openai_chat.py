@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions: validation into a ChatRequest, events into `chat.completion(.chunk)` objects."""
+"""OpenAI's /v1/chat/completions: a body becomes a ChatRequest, events become `chat.completion(.chunk)`s."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StreamOptions(Body):
 
 
 class ChatBody(SamplingFields):
-    """The request. Fields typed None or with one literal are known to the API and have only that meaning here."""
+    """The request. Fields typed None or with one literal are known to the API, and mean only that here."""
 
     model: str | None = None
     messages: list[Message]

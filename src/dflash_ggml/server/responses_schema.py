@@ -1,4 +1,4 @@
-"""OpenAI's Responses format: validation, its items as chat messages, and the memory behind previous_response_id."""
+"""OpenAI's Responses format: validation, items as chat messages, the memory of previous_response_id."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ResponsesStreamOptions(Body):
 
 
 class ResponsesBody(Body):
-    """The request. Fields typed None or with one literal are known to the API and have only that meaning here."""
+    """The request. Fields typed None or with one literal are known to the API, and mean only that here."""
 
     model: str | None = None
     input: str | list[MessageItem | CallItem | CallOutputItem | ReasoningItem]
@@ -188,7 +188,7 @@ class _Turn:
 
 
 class ResponseStore:
-    """Conversations of stored responses by response id; the oldest are forgotten beyond `limit`. In memory only."""
+    """Conversations of stored responses by response id, in memory; beyond `limit` the oldest are forgotten."""
 
     def __init__(self, limit: int = 256) -> None:
         self._limit = limit
@@ -199,7 +199,7 @@ class ResponseStore:
         return len(self._turns)
 
     def history(self, response_id: str) -> list[dict[str, Any]]:
-        """All messages up to and including a response's output; raises ApiError 400 when it is not (any more) known."""
+        """All messages up to and including a response's output; raises ApiError 400 when it is not known."""
         turn: _Turn | None = self._turn(response_id)
         turns: list[_Turn] = []
         while turn is not None:
@@ -208,7 +208,7 @@ class ResponseStore:
         return [message for t in reversed(turns) for message in t.messages]
 
     def put(self, response_id: str, previous: str | None, messages: list[dict[str, Any]]) -> None:
-        """Remember a response: the messages of its own input and output, and what it continued (if still known)."""
+        """Remember a response: the messages of its own input and output, and what it continued."""
         with self._lock:
             before = self._turns.get(previous) if previous is not None else None
             self._turns[response_id] = _Turn(before, tuple(messages))

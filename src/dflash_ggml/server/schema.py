@@ -1,7 +1,7 @@
 """Validation shared by the request dialects: strict types, unknown fields refused, one clear message.
 
-pydantic does the work: it is maintained, both official clients depend on it already, and its errors carry the path
-of the offending field.
+pydantic does the work: it is maintained, both official clients depend on it already, and its errors carry
+the path of the offending field.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Options(Speculation):
 
 
 class SamplingFields(Body):
-    """Sampling fields that OpenAI's endpoints have, and those that llama.cpp's server adds under the same names."""
+    """Sampling fields of OpenAI's endpoints, and those that llama.cpp's server adds, under the same names."""
 
     temperature: Temperature | None = None
     top_p: Probability | None = None

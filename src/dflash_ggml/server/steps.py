@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step. Node 0 is the root (the pending token); `path` are the accepted nodes, root first; `emitted` is the
-    text that the step added. A step without a draft has no nodes beyond the root."""
+    """One step. Node 0 is the root (the pending token); `path`: the accepted nodes, root first; `emitted`: the
+    texts that the step added. A step without a draft has no nodes."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]

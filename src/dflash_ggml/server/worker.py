@@ -45,7 +45,7 @@ class Job(Generic[B]):
         return self._cancelled.is_set()
 
     def cancel(self, reason: ApiError | None = None) -> None:
-        """Ask the job to end at its next step; `reason` is what its reader sees (None: nobody reads any more)."""
+        """Ask the job to end at its next step; `reason` is what its reader sees (None: nobody reads)."""
         if not self._cancelled.is_set():
             self.reason = reason
             self._cancelled.set()
@@ -58,7 +58,7 @@ class Job(Generic[B]):
             self.cancel()
 
     async def events(self) -> AsyncIterator[Any]:
-        """The events in order; ends with the job, raises ApiError when it failed or was cancelled with a reason."""
+        """The events in order, until the job ends; raises ApiError if it failed or was cancelled with a reason."""
         while True:
             event = await self._events.get()
             if isinstance(event, _End):
@@ -69,7 +69,7 @@ class Job(Generic[B]):
 
 
 class Worker(Generic[B]):
-    """Runs jobs one after the other in one thread. `open_backend(progress)` is called there first, `close()` last."""
+    """Runs jobs in turn in one thread; `open_backend(progress)` is called there first, its `close()` last."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Worker(Generic[B]):
         return 1 if self._current is not None else 0
 
     def retry_after(self) -> int:
-        """Whole seconds after which a place in the queue is likely: the waiting jobs times their mean duration."""
+        """Seconds after which a place in the queue is likely: the waiting jobs times their mean duration."""
         return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running))))
 
     def require_ready(self) -> B:
@@ -133,7 +133,7 @@ class Worker(Generic[B]):
         return self.backend
 
     def submit(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> Job[B]:
-        """Queue a job; raises ApiError 503 with Retry-After when the queue is full, loading or shutting down."""
+        """Queue a job; raises ApiError 503 with Retry-After when full, loading or shutting down."""
         self.require_ready()
         job = Job(client, work)
         try:
@@ -155,7 +155,7 @@ class Worker(Generic[B]):
         self._queue.remove(job.client, job)
 
     def drain(self) -> None:
-        """Take no more jobs, refuse those that wait, let the running one go on. Any thread; may be repeated."""
+        """Take no more jobs, refuse those that wait, let the running one go on. Any thread may call it."""
         self._draining = True
         gone = ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
         for job in self._queue.close():
@@ -171,7 +171,7 @@ class Worker(Generic[B]):
             )
 
     def stop(self, timeout: float = 30.0) -> bool:
-        """Drain, cancel the running job, close the backend; True when the thread has ended within `timeout` s."""
+        """Drain, cancel the running job, close the backend; True if the thread ended within `timeout` s."""
         self.drain()
         self.cancel_running()
         if self._thread.ident is not None:
