@@ -11,8 +11,9 @@ from .device import Device, list_devices
 from .errors import ConfigError, ModelFileError
 from .gguf import GGUFFile
 from .models.draft_params import DraftFile, check_pair
+from .memory import Sizes
 from .models.target_params import TargetParams
-from .passes import Passes
+from .passes import Passes, tree_width
 from .tokenizer import Tokenizer
 from .weights import Source, Weights
 
@@ -62,9 +63,6 @@ def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple
             log.warning("%s", warning)
     elif config.mode in ("chain", "tree"):
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
-    n_ctx = config.n_ctx or params.n_ctx_train
-    if n_ctx > params.n_ctx_train:
-        log.warning("n_ctx %d is above the %d that %s was trained for", n_ctx, params.n_ctx_train, config.model)
     device = choose_device(config)
     shapes = params.tensor_shapes()
     sources = {
@@ -72,10 +70,24 @@ def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple
         for name, info in target_file.tensors.items()
         if name in shapes
     }
+    draft_params = draft_file.params if draft_file else None
+    parts = {name: Source(*draft_file.tensor(name)) for name in draft_file.names} if draft_file else {}
+    n_ctx = config.n_ctx or params.n_ctx_train
+    if device.is_gpu:
+        width = tree_width(config.budget, draft_params.block_size) if draft_params else 0
+        sizes = Sizes(params, _nbytes(sources), draft_params, _nbytes(parts), width, config.n_batch, config.kv_type)
+        memory = sizes.fit(config.n_ctx, device.info.memory_free, params.n_ctx_train)
+        log.info("%s (%s): %s", device.info.name, device.info.description, memory)
+        n_ctx = memory.n_ctx
+    if n_ctx > params.n_ctx_train:
+        log.warning("n_ctx %d is above the %d that %s was trained for", n_ctx, params.n_ctx_train, config.model)
     weights = Weights.load(device, sources, progress=progress, stage="target")
     draft = None
-    if draft_file is not None:
-        parts = {name: Source(*draft_file.tensor(name)) for name in draft_file.names}
-        draft = draft_file.params, Weights.load(device, parts, gathered=(), progress=progress, stage="draft")
+    if draft_params is not None:
+        draft = draft_params, Weights.load(device, parts, gathered=(), progress=progress, stage="draft")
     passes = Passes(device, config, n_ctx, (params, weights), draft)
     return passes, tokenizer, dict(target_file.metadata), n_ctx
+
+
+def _nbytes(sources: dict[str, Source]) -> int:
+    return sum(memoryview(s.data).nbytes for s in sources.values())

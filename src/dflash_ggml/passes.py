@@ -31,6 +31,11 @@ def padded_width(nodes: int) -> int:
     return width if width <= 8 else -(-width // 8) * 8
 
 
+def tree_width(budget: int, block_size: int) -> int:
+    """Columns of the widest verify pass: a tree of `budget` nodes or the whole chain, whichever is wider."""
+    return padded_width(max(budget, block_size - 1))
+
+
 class Passes:
     """Graphs, states and scratch memory of one sequence on one device."""
 
@@ -48,7 +53,7 @@ class Passes:
         self.taps = self.draft_params.taps if draft else ()
         self.block = self.draft_params.block_size if draft else 0
         self.candidates = config.candidates
-        self.max_width = padded_width(max(config.budget, self.block - 1)) if draft else 0
+        self.max_width = tree_width(config.budget, self.block) if draft else 0
         # a tree near the end of the context still needs rows for all its nodes
         self._max_rows = -(-(n_ctx + max(self.max_width, 1) + self.block) // 256) * 256
         first = min(self._max_rows, 4096)

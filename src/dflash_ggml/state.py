@@ -6,8 +6,11 @@ tree under verification writes beside it (spare K/V rows, conv inputs, factors, 
 
 from __future__ import annotations
 
+import numpy as np
+
 from ._ggml import lib
 from .device import F16, F32, I32, Device, Store
+from .errors import DeviceError
 from .ggml import Graph, packed
 from .models.draft_params import DraftParams
 from .models.target_params import TargetParams
@@ -29,25 +32,35 @@ class KvCache:
     def __init__(self, device: Device, row: int, layers: int, type_: int, n_rows: int) -> None:
         self.device, self.row, self.layers, self.type, self.n_rows = device, row, layers, type_, 0
         self._store: Store | None = None
+        self._slices: list = []
         self.grow(n_rows)
 
     def grow(self, n_rows: int) -> None:
-        """Make room for `n_rows`, keeping the rows there are. Raises DeviceError when they do not fit."""
-        store = Store(self.device, 1 + 4 * self.layers)
-        whole = store.tensor(self.type, self.row, n_rows, 2 * self.layers, name="kv")
-        starts = [i * whole.nb[2] for i in range(2 * self.layers)]
-        slices = [store.view(whole, at, self.row, n_rows) for at in starts]
-        kept = [store.view(whole, at, self.row, self.n_rows) for at in starts] if self._store else []
+        """Make room for `n_rows`, keeping the rows there are. Raises DeviceError, and keeps all, when they do not fit."""
+        # through host memory: the device need not hold both
+        kept = [self.device.read_bytes(t, np.empty(t.nb[1] * self.n_rows, np.uint8)) for t in self._slices]
+        before = self.n_rows
+        self.close()
+        try:
+            self._allocate(n_rows)
+        except DeviceError:
+            if before:
+                self._allocate(before)
+            raise
+        finally:
+            for t, data in zip(self._slices, kept):
+                self.device.write(t, data)
+
+    def _allocate(self, n_rows: int) -> None:
+        store = Store(self.device, 1 + 2 * self.layers)
+        self.whole = store.tensor(self.type, self.row, n_rows, 2 * self.layers, name="kv")
+        slices = [store.view(self.whole, i * self.whole.nb[2], self.row, n_rows) for i in range(2 * self.layers)]
         try:
             store.allocate()
-        except Exception:
+        except DeviceError:
             store.close()
             raise
-        if self._store:
-            for old, new in zip(self._slices, kept):
-                lib.ggml_backend_tensor_copy(old, new)
-            self._store.close()
-        self._store, self.whole, self._slices, self.n_rows = store, whole, slices, n_rows
+        self._store, self._slices, self.n_rows = store, slices, n_rows
 
     def keys(self, layer: int):
         """Keys of one layer [row, n_rows]."""
@@ -64,7 +77,7 @@ class KvCache:
     def close(self) -> None:
         if self._store:
             self._store.close()
-            self._store = None
+            self._store, self._slices, self.n_rows = None, [], 0
 
 
 class TargetState:
