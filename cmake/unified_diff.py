@@ -1,8 +1,9 @@
 """A strict applier of unified diffs to files held in memory.
 
-No fuzz: every context and removed line must match byte for byte. A hunk whose line numbers have moved is accepted only
-if its lines occur at exactly one place after the previous hunk. Anything that a text patch cannot express (renames,
-binary files) is refused. Written here because neither git nor patch(1) may be assumed on the machine that builds.
+No fuzz: every context and removed line must match byte for byte. A hunk whose line numbers have moved is
+accepted only if its lines occur at exactly one place after the previous hunk. Anything that a text patch
+cannot express (renames, binary files) is refused. Written here because neither git nor patch(1) may be
+assumed on the machine that builds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class PatchError(Exception):
 
 @dataclass(slots=True)
 class Hunk:
-    """One change: ``old`` lines expected at 1-based line ``start`` and the ``new`` lines that replace them."""
+    """One change: the ``old`` lines expected at 1-based line ``start``; ``new`` lines take their place."""
 
     start: int
     old: list[bytes] = field(default_factory=list)

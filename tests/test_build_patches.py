@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import sys
-from pathlib import Path
 
 import pytest
+import unified_diff
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cmake"))
-
-import unified_diff
 
 SOURCE = b"".join(b"line %d\n" % i for i in range(30))
 
 
 def make_patch(path: str, old: bytes | None, new: bytes | None, context: int = 3) -> bytes:
     """A patch as git would write it; None stands for a file that does not exist."""
-    names = [b"/dev/null" if old is None else b"a/" + path.encode(), b"/dev/null" if new is None else b"b/" + path.encode()]
-    lines = difflib.diff_bytes(
-        difflib.unified_diff, split(old or b""), split(new or b""), names[0], names[1], n=context, lineterm=b"\n"
-    )
+    before = b"/dev/null" if old is None else b"a/" + path.encode()
+    after = b"/dev/null" if new is None else b"b/" + path.encode()
+    sides = split(old or b""), split(new or b"")
+    lines = difflib.diff_bytes(difflib.unified_diff, *sides, before, after, n=context, lineterm=b"\n")
     out = b""
     for line in lines:
         out += line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"
@@ -34,8 +29,11 @@ def split(content: bytes) -> list[bytes]:
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
-texts = st.lists(st.sampled_from([b"a", b"b", b"", b"--- x", b"+++ y", b"@@ z", b"caf\xc3\xa9", b"tab\t"]), max_size=25)
-contents = st.builds(lambda lines, tail: b"".join(line + b"\n" for line in lines) + tail, texts, st.sampled_from([b"", b"end"]))
+WORDS = [b"a", b"b", b"", b"--- x", b"+++ y", b"@@ z", b"caf\xc3\xa9", b"tab\t"]
+lines_of_text = st.lists(st.sampled_from(WORDS), max_size=25).map(
+    lambda lines: b"".join(x + b"\n" for x in lines)
+)
+contents = st.builds(bytes.__add__, lines_of_text, st.sampled_from([b"", b"no newline at the end"]))
 
 
 @given(old=contents, new=contents, context=st.integers(0, 4))
@@ -49,8 +47,9 @@ def test_applies_what_difflib_writes(old: bytes, new: bytes, context: int) -> No
 
 def test_creates_and_deletes_files_and_skips_a_mail_header() -> None:
     files = {"old.c": b"gone\n"}
-    header = b"From: someone\nSubject: [PATCH] two files\n\n---\n new.c | 1 +\n 2 files changed\n\ndiff --git a/new.c b/new.c\n"
-    patch = header + make_patch("new.c", None, b"here\n") + make_patch("old.c", b"gone\n", None) + b"-- \n2.39.5\n"
+    header = b"From: someone\nSubject: [PATCH] two files\n\n---\n new.c | 1 +\n 2 files changed\n\n"
+    patch = header + b"diff --git a/new.c b/new.c\n" + make_patch("new.c", None, b"here\n")
+    patch += make_patch("old.c", b"gone\n", None) + b"-- \n2.39.5\n"
     unified_diff.apply(patch, files)
     assert files == {"new.c": b"here\n"}
 

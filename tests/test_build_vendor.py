@@ -9,12 +9,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "cmake"))
-
 import vendor
 
+ROOT = Path(__file__).resolve().parents[1]
 TREE = {
     "LICENSE": b"terms\n",
     "ggml/CMakeLists.txt": b"project(ggml)\n",
@@ -22,8 +19,19 @@ TREE = {
     "ggml/src/ggml.c": b"int ggml(void) {\n    return 1;\n}\n",
     "ggml/src/ggml-cpu/ops.cpp": b"// cpu\n",
 }
-UNUSED = {"ggml/src/ggml-vulkan/big.cpp": b"x" * 1000, "src/llama.cpp": b"// not ours\n", "ggml/src/nested/a.c": b"-\n"}
-PATCH = b"--- a/ggml/src/ggml.c\n+++ b/ggml/src/ggml.c\n@@ -1,3 +1,3 @@\n int ggml(void) {\n-    return %d;\n+    return %d;\n }\n"
+UNUSED = {
+    "ggml/src/ggml-vulkan/big.cpp": b"x" * 1000,
+    "ggml/src/nested/a.c": b"-\n",
+    "src/llama.cpp": b"// not ours\n",
+}
+PATCH = b"""--- a/ggml/src/ggml.c
++++ b/ggml/src/ggml.c
+@@ -1,3 +1,3 @@
+ int ggml(void) {
+-    return %d;
++    return %d;
+ }
+"""
 
 
 def make_archive(path: Path, root: str = "llama_cpp_python-1/vendor/llama.cpp/") -> Path:
@@ -64,7 +72,9 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return archive
 
 
-def test_keeps_what_is_needed_and_applies_the_series_in_order(tmp_path: Path, patches: Path, pinned: Path) -> None:
+def test_keeps_what_is_needed_and_applies_the_series_in_order(
+    tmp_path: Path, patches: Path, pinned: Path
+) -> None:
     dest = tmp_path / "vendor" / "llama.cpp"
     assert vendor.fill(dest, patches, cache=tmp_path / "cache")
     assert contents(dest) == {**TREE, "ggml/src/ggml.c": TREE["ggml/src/ggml.c"].replace(b"1", b"3")}
@@ -81,7 +91,9 @@ def test_second_run_changes_nothing_and_needs_no_source(
     assert {path: path.stat().st_mtime_ns for path in dest.rglob("*")} == stamps
 
 
-def test_a_changed_series_rewrites_only_the_files_that_differ(tmp_path: Path, patches: Path, pinned: Path) -> None:
+def test_a_changed_series_rewrites_only_the_files_that_differ(
+    tmp_path: Path, patches: Path, pinned: Path
+) -> None:
     dest, cache = tmp_path / "llama.cpp", tmp_path / "cache"
     vendor.fill(dest, patches, cache=cache)
     (dest / "ggml" / "include" / "stale.h").write_bytes(b"left over\n")
@@ -103,10 +115,14 @@ def test_an_interrupted_run_is_done_again(tmp_path: Path, patches: Path, pinned:
     assert contents(dest) == whole
 
 
-def test_a_patch_that_does_not_apply_is_named_and_nothing_is_written(tmp_path: Path, patches: Path, pinned: Path) -> None:
+def test_a_patch_that_does_not_apply_is_named_and_nothing_is_written(
+    tmp_path: Path, patches: Path, pinned: Path
+) -> None:
     (patches / "0002-three.patch").write_bytes(PATCH % (7, 3))
     dest = tmp_path / "llama.cpp"
-    with pytest.raises(vendor.VendorError, match=r"patch 0002-three.patch does not apply: ggml/src/ggml.c: hunk 1"):
+    with pytest.raises(
+        vendor.VendorError, match=r"patch 0002-three.patch does not apply: ggml/src/ggml.c: hunk 1"
+    ):
         vendor.fill(dest, patches, cache=tmp_path / "cache")
     assert not dest.exists()
 
@@ -173,12 +189,12 @@ def test_sources_that_cannot_be_used_are_named(tmp_path: Path, patches: Path) ->
             vendor.fill(tmp_path / "llama.cpp", patches, source=tmp_path / name)
 
 
-def test_the_command_prints_one_error_and_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sys.argv, saved = ["vendor.py", "--dest", str(tmp_path / "d"), "--patches", str(tmp_path), "--source", "/no/such"], sys.argv
-    try:
-        assert vendor.main() == 1
-    finally:
-        sys.argv = saved
+def test_the_command_prints_one_error_and_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--dest", str(tmp_path / "d"), "--patches", str(tmp_path), "--source", "/no/such"]
+    monkeypatch.setattr(sys, "argv", ["vendor.py", *arguments])
+    assert vendor.main() == 1
     assert capfd.readouterr().err == "error: DFLASH_LLAMA_CPP=/no/such: no such file or folder\n"
 
 

@@ -1,7 +1,7 @@
 """Builds sdist and wheel into dist/ and checks them the slow way (`make dist`, some minutes).
 
-The wheel is built from the unpacked sdist without any network: no package index, an empty cache. Then it is installed
-into a venv of its own and asked for its ggml version.
+The wheel is built from the unpacked sdist without any network: no package index, an empty cache. Then it is
+installed into a venv of its own and asked for its ggml version.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ NOT_IN_WHEEL = (".c", ".h", ".a", ".cmake", "build_ffi.py")
 def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
     """Runs a command, shows it, and returns its standard output; exits when it fails."""
     print("+", *command, flush=True)
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode != 0:
         sys.exit(f"{done.stdout}\nfailed: {' '.join(map(str, command))}")
     return done.stdout
@@ -67,7 +69,11 @@ def main() -> None:
         source = next((tmp / "source").iterdir())
 
         offline = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-        offline |= {"PIP_NO_INDEX": "1", "XDG_CACHE_HOME": str(tmp / "empty-cache"), "PATH": os.environ["PATH"]}
+        offline |= {
+            "PIP_NO_INDEX": "1",
+            "XDG_CACHE_HOME": str(tmp / "empty-cache"),
+            "PATH": os.environ["PATH"],
+        }
         # a proxy that nobody listens on: any attempt to reach a network fails
         offline |= {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "all_proxy")}
         run(python, "-m", "build", "--wheel", "--no-isolation", "--outdir", DIST, source, env=offline)

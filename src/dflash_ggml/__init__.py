@@ -2,8 +2,8 @@
 
     from dflash_ggml import Llama
 
-The names below are loaded when first used, so that importing the package costs nothing and its pure parts work
-without the compiled binding.
+The names below are loaded when first used, so that importing the package costs nothing and its pure parts
+work without the compiled binding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,22 @@ _HOME = {
     "DeviceError": "errors",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "ConfigError",
+    "ContextOverflowError",
+    "DeviceError",
+    "DflashError",
+    "Engine",
+    "EngineConfig",
+    "GGUFFile",
+    "Llama",
+    "ModelFileError",
+    "Sampler",
+    "SamplingParams",
+    "Step",
+    "Tokenizer",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     __version__: str
@@ -52,4 +67,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

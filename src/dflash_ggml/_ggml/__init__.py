@@ -1,7 +1,7 @@
 """The compiled binding of the vendored ggml: ``ffi`` and ``lib``.
 
-Everything above this package goes through :mod:`dflash_ggml.ggml`, which checks shapes first: a check that fails
-inside ggml ends the process.
+Everything above this package goes through :mod:`dflash_ggml.ggml`, which checks shapes first: a check that
+fails inside ggml ends the process.
 """
 
 from __future__ import annotations
