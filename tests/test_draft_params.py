@@ -118,7 +118,7 @@ def test_zlab_shards(tmp_path: Path):
     for part in set(where.values()):
         tensors = {name: ("F32", x) for name, x in names.items() if where[name] == part}
         (folder / part).write_bytes(tiny.safetensors_bytes(tensors))
-    with pytest.raises(ModelFileError, match="holds 2 .safetensors files"):
+    with pytest.raises(ModelFileError, match="2 .safetensors files in this folder"):
         DraftFile.open(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": where}))
@@ -129,7 +129,7 @@ def test_zlab_shards(tmp_path: Path):
     index.unlink()
     (folder / "part-0.safetensors").unlink()
     (folder / "part-1.safetensors").unlink()
-    with pytest.raises(ModelFileError, match="holds no .safetensors file"):
+    with pytest.raises(ModelFileError, match="0 .safetensors files"):
         DraftFile.open(folder)
 
 
@@ -251,7 +251,7 @@ def test_other_kinds_of_draft_are_refused(file: Path, extra: str, kind: str):
         ({"num_key_value_heads": 3}, "do not divide over 3"),
         ({"rope_theta": 0}, "key 'rope_theta': 0.0 should be a positive number"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling.rope_type"),
-        ({"hidden_act": "gelu"}, "key 'hidden_act': 'gelu' is not supported"),
+        ({"hidden_act": "gelu"}, "key 'hidden_act' is a string .'gelu'., but only 'silu' is supported"),
         ({"dflash_config": {}}, "key 'dflash_config.mask_token_id' is missing"),
         ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": []}}, "number of tapped layers: 0"),
         ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [2, 0]}}, "should ascend"),
@@ -279,10 +279,10 @@ def test_bad_config(tmp_path: Path, changes: dict[str, Any], message: str):
     [
         ({"target_layers": None}, "key 'dflash.target_layers' is missing"),
         ({"target_layers": [0, 2]}, "should be layer ids"),
-        ({"attention.value_length": 9}, "value_length': 9 is not supported"),
-        ({"rope.dimension_count": 4}, "rope.dimension_count': 4 is not supported"),
+        ({"attention.value_length": 9}, "value_length' is an integer .'9'., but only 10 is supported"),
+        ({"rope.dimension_count": 4}, "rope.dimension_count' is an integer .'4'., but only 10"),
         ({"attention.sliding_window": 9}, "key 'dflash.attention.sliding_window_pattern' is missing"),
-        ({"embedding_scale": 2.0}, "embedding_scale': 2.0 is not supported"),
+        ({"embedding_scale": 2.0}, "embedding_scale' is a number .'2.0'., but only 1.0"),
         ({"embedding_length": 9}, "tensor 'fc.weight' has shape"),
     ],
 )

@@ -224,7 +224,7 @@ def one_key(key: str | bytes, count: int = 1) -> bytes:
         (bytes(small(**{"general.alignment": 0}).data), "general.alignment': 0 is not a power of two"),
         (bytes(small(**{"general.alignment": 48}).data), "48 is not a power of two"),
         (bytes(small(**{"general.alignment": "32"}).data), "general.alignment' should be an integer"),
-        (bytes(small(**{"split.count": 3}).data), "one of 3 parts of a split model"),
+        (bytes(small(**{"split.count": 3}).data), "one of 3 parts of a model"),
     ],
 )
 def test_bad_file(tmp_path: Path, data: bytes, message: str):
@@ -244,8 +244,13 @@ def test_strings_that_are_not_utf8_are_reported_on_use(tmp_path: Path):
 def test_not_a_file(tmp_path: Path):
     with pytest.raises(ModelFileError, match="no such file"):
         GGUFFile(tmp_path / "absent.gguf")
-    with pytest.raises(ModelFileError, match="not a regular file"):
-        GGUFFile(tmp_path)
+    for path, what in (
+        (tmp_path, "not a regular file"),
+        ("a\0b", "cannot be read"),
+        ("x" * 5000, "cannot be read"),
+    ):
+        with pytest.raises(ModelFileError, match=what):
+            GGUFFile(path)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,30 @@ def test_other_element_types_are_refused(tmp_path: Path):
     folder = tiny.write_zlab_draft(tmp_path / "draft")
     values = {tiny.zlab_name(name): ("F64", x.astype(np.float64)) for name, x in tiny.draft_values().items()}
     (folder / "model.safetensors").write_bytes(tiny.safetensors_bytes(values))
-    with pytest.raises(ModelFileError, match="has type F64"):
+    with pytest.raises(ModelFileError, match="is stored as f64, which no weight may be"):
+        DraftFile.open(folder)
+    values |= {"extra": ("U8", np.zeros(4, np.uint8))}
+    (folder / "model.safetensors").write_bytes(tiny.safetensors_bytes(values))
+    with pytest.raises(ModelFileError, match="'extra' has the unsupported type U8"):
+        DraftFile.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("candidate_selector.hidden_projection", "DFlash2"),
+        ("layers.0.attention_conv.base_kernel", "DFlash2"),
+        ("model.layers.0.mlp_conv.kernel_projection", "DFlash2"),
+        ("markov_head.markov_w1", "DSpark"),
+        ("confidence_head.proj", "DSpark"),
+        ("d2t", "DSpark"),
+    ],
+)
+def test_later_kinds_of_draft_are_refused(tmp_path: Path, name: str, kind: str):
+    folder = tiny.write_zlab_draft(tmp_path / "draft")
+    values = {name: ("I64", np.zeros(4, np.int64))}
+    (folder / "model.safetensors").write_bytes(tiny.safetensors_bytes(values))
+    with pytest.raises(ModelFileError, match=kind):
         DraftFile.open(folder)
 
 

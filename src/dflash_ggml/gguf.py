@@ -8,6 +8,7 @@ wrong with a file is reported as one `ModelFileError` that names the file and th
 from __future__ import annotations
 
 import mmap
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,9 +142,8 @@ class StringArray(Sequence[str]):
                     pos = start + unpack(blob, pos)[0]
                     items.append(blob[start:pos].decode())
             except UnicodeDecodeError:
-                raise ModelFileError(
-                    f"{self._field}: string {len(items)} is not UTF-8; the file is damaged"
-                ) from None
+                what = f"string {len(items)} is not UTF-8; the file is damaged"
+                raise ModelFileError(f"{self._field}: {what}") from None
             self._items = items
         return self._items
 
@@ -170,7 +170,7 @@ class GGUFFile(KeyedFile):
         self.metadata = MappingProxyType(metadata)
         if (parts := self.get("split.count", int)) is not None and parts > 1:
             raise self.error(
-                f"one of {parts} parts of a split model; join them with `llama-gguf-split --merge` first"
+                f"one of {parts} parts of a model; join them with `llama-gguf-split --merge` first"
             )
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._read_tensors(n_tensors))
 
@@ -335,14 +335,17 @@ class GGUFFile(KeyedFile):
 
 def map_file(path: Path) -> np.ndarray:
     """The bytes of a file as a read-only uint8 array over a memory map. Raises `ModelFileError`."""
-    if path.exists() and not path.is_file():  # a pipe would block, a folder has no bytes
-        raise ModelFileError(f"{path}: not a regular file")
     try:
-        with open(path, "rb") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
+            what = "not a regular file"
+        elif not status.st_size:
+            what = "the file is empty"
+        else:
+            with open(path, "rb") as file:
+                return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except FileNotFoundError:
-        raise ModelFileError(f"{path}: no such file") from None
-    except ValueError:
-        raise ModelFileError(f"{path}: the file is empty") from None
-    except OSError as reason:
-        raise ModelFileError(f"{path}: cannot be read ({reason.strerror})") from None
+        what = "no such file"
+    except (OSError, ValueError) as reason:
+        what = f"cannot be read ({reason})"
+    raise ModelFileError(f"{path}: {what}")

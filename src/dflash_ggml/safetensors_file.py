@@ -20,7 +20,7 @@ from .gguf import BF16, F16, F32, TensorInfo, map_file, tensor_nbytes
 from .metadata import KeyedFile
 
 MAX_JSON = 1 << 24  # bytes of a header or of config.json; real ones stay below 1 MB
-_TYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+_TYPES = {"F32": F32, "F16": F16, "BF16": BF16, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28}
 
 
 class SafetensorsFile(KeyedFile):
@@ -56,18 +56,15 @@ class SafetensorsFile(KeyedFile):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; `ModelFileError` when it is missing, too large or not a JSON object."""
+    """A JSON object from a file; `ModelFileError` when it cannot be read, is too large or is no JSON object."""
+    if not path.exists():
+        raise ModelFileError(f"{path}: no such file; it must lie beside the safetensors weights")
+    raw = map_file(path)
+    if len(raw) > MAX_JSON:
+        raise ModelFileError(f"{path}: {len(raw)} bytes are too many for a configuration file")
     try:
-        if path.stat().st_size > MAX_JSON:
-            raise ModelFileError(f"{path}: too large for a configuration file")
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelFileError(f"{path}: no such file; it must lie beside the safetensors weights") from None
-    except OSError as reason:
-        raise ModelFileError(f"{path}: cannot be read ({reason.strerror})") from None
+        value = json.loads(bytes(raw))
     except (ValueError, RecursionError) as reason:
-        if isinstance(reason, ModelFileError):
-            raise
         raise ModelFileError(f"{path}: not valid JSON ({reason})") from None
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: expected a JSON object, found a {type(value).__name__}")
@@ -93,12 +90,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(names)]
     found = sorted(folder.glob("*.safetensors"))
     if len(found) != 1:
-        what = (
-            "holds no .safetensors file"
-            if not found
-            else f"holds {len(found)} .safetensors files; name one of them"
-        )
-        raise ModelFileError(f"{folder}: {what}")
+        raise ModelFileError(f"{folder}: {len(found)} .safetensors files in this folder (expected 1)")
     return found
 
 
@@ -107,7 +99,7 @@ def _read_shard(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
     length = int.from_bytes(bytes(whole[:8]), "little")
     if len(whole) < 8 or length > min(MAX_JSON, len(whole) - 8):
         raise ModelFileError(
-            f"{path}: header length: {length} does not fit; not a safetensors file, or truncated"
+            f"{path}: header length {length} does not fit; truncated, or no safetensors file"
         )
     try:
         with safe_open(path, framework="np"):
@@ -120,14 +112,10 @@ def _read_shard(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
         if name == "__metadata__":
             continue
         if entry["dtype"] not in _TYPES:
-            raise ModelFileError(
-                f"{path}: tensor {name!r} has type {entry['dtype']} (expected one of {[*_TYPES]})"
-            )
+            raise ModelFileError(f"{path}: tensor {name!r} has the unsupported type {entry['dtype']}")
         kind, shape = _TYPES[entry["dtype"]], tuple(reversed(entry["shape"]))
         if not shape or 0 in shape or len(shape) > 4:
-            raise ModelFileError(
-                f"{path}: tensor {name!r} has the shape {entry['shape']} (expected 1 to 4 dimensions)"
-            )
+            raise ModelFileError(f"{path}: tensor {name!r} has the unsupported shape {entry['shape']}")
         info = TensorInfo(name, kind, shape, start + entry["data_offsets"][0], tensor_nbytes(kind, shape))
         shard.append((info, whole[info.offset : info.offset + info.nbytes]))
     return shard

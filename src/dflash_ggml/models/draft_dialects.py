@@ -8,12 +8,12 @@ upstream   GGUF of llama.cpp, architecture `dflash`; a tap is named by the layer
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..gguf import GGUFFile, StringArray
-from ..metadata import KeyedFile
+from ..metadata import KeyedFile, describe
 from ..safetensors_file import SafetensorsFile
 from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, in_range, positive
 
@@ -106,25 +106,19 @@ def _lucebox(file: GGUFFile) -> Dialect:
         "taps": tuple(file.require_array(f"{arch}.dflash.target_layer_ids", int)),
     }
     # Here `post_attention_norm` is the norm before the FFN; in upstream files it would be an extra one.
-    names = (
-        (
-            _LUCEBOX_GLOBAL.get(name, re.sub(r"^(blk\.\d+)\.post_attention_norm\.", r"\1.ffn_norm.", name)),
-            name,
-        )
-        for name in file.tensors
-    )
+    norm = re.compile(r"^(blk\.\d+)\.post_attention_norm\.")
+    names = ((_LUCEBOX_GLOBAL.get(name, norm.sub(r"\1.ffn_norm.", name)), name) for name in file.tensors)
     return Dialect(fields, _unique(file, names))
 
 
 def _zlab(file: SafetensorsFile) -> Dialect:
     archs = file.get_array("architectures", str)
     if archs is not None and "DFlashDraftModel" not in archs:
-        raise file.error(
-            f"config.json key 'architectures': {archs} is not supported (expected DFlashDraftModel)"
-        )
-    rope = file.first_of(
-        "rope_theta", "rope_parameters.rope_theta", "rope_parameters.full_attention.rope_theta"
-    )
+        raise file.error(f"key 'architectures': {', '.join(archs)} is not supported, only DFlashDraftModel")
+    nested = "rope_parameters"
+    rope = file.first_of("rope_theta", f"{nested}.rope_theta", f"{nested}.full_attention.rope_theta")
+    taps = file.first_of("dflash_config.target_layer_ids", "target_layer_ids")
+    block = file.first_of("dflash_config.block_size", "block_size")
     n_layers = _count(file, "num_hidden_layers", MAX_LAYERS)
     n_embd, n_heads = _count(file, "hidden_size"), _count(file, "num_attention_heads", MAX_HEADS)
     head_dim = _count(file, "head_dim") if "head_dim" in file.metadata else n_embd // n_heads
@@ -144,7 +138,6 @@ def _zlab(file: SafetensorsFile) -> Dialect:
             "input_embedding_scale": 1.0,
         },
     )
-    block = file.first_of("dflash_config.block_size", "block_size")
     fields = {
         "n_layers": n_layers,
         "n_embd": n_embd,
@@ -156,9 +149,7 @@ def _zlab(file: SafetensorsFile) -> Dialect:
         "rms_eps": positive(file.error, "key 'rms_norm_eps'", file.require("rms_norm_eps", float)),
         "block_size": _optional(file, block, int, DEFAULT_BLOCK),
         "mask_id": file.require(file.first_of("dflash_config.mask_token_id", "mask_token_id"), int),
-        "taps": tuple(
-            file.require_array(file.first_of("dflash_config.target_layer_ids", "target_layer_ids"), int)
-        ),
+        "taps": tuple(file.require_array(taps, int)),
         "n_vocab": file.get("vocab_size", int),
         "sliding_window": window,
         "window_layers": layers,
@@ -208,6 +199,7 @@ def _gguf_fields(file: GGUFFile, arch: str) -> dict[str, Any]:
         layers = file.require_array(f"{arch}.attention.sliding_window_pattern", bool)
     theta, eps = f"{arch}.rope.freq_base", f"{arch}.attention.layer_norm_rms_epsilon"
     tokens = file.metadata.get("tokenizer.ggml.tokens")
+    n_tokens = len(tokens) if isinstance(tokens, StringArray) else None
     return {
         "n_layers": n_layers,
         "n_embd": _count(file, f"{arch}.embedding_length"),
@@ -217,9 +209,7 @@ def _gguf_fields(file: GGUFFile, arch: str) -> dict[str, Any]:
         "head_dim": head_dim,
         "rope_theta": positive(file.error, f"key {theta!r}", file.require(theta, float)),
         "rms_eps": positive(file.error, f"key {eps!r}", file.require(eps, float)),
-        "n_vocab": _optional(
-            file, f"{arch}.vocab_size", int, len(tokens) if isinstance(tokens, StringArray) else None
-        ),
+        "n_vocab": _optional(file, f"{arch}.vocab_size", int, n_tokens),
         "sliding_window": window,
         "window_layers": tuple(layers),
         "declared_causal": file.get(f"{arch}.attention.causal", bool),
@@ -230,10 +220,11 @@ def _plain_only(file: KeyedFile, plain: Mapping[str, Any]) -> None:
     """Refuse values that ask for maths which the graph does not have."""
     for key, value in plain.items():
         if (found := file.get(key, type(value))) not in (None, value):
-            raise file.error(f"key {key!r}: {found!r} is not supported (expected {value!r})")
+            raise file.error(f"key {key!r} is {describe(found)}, but only {value!r} is supported")
 
 
-def _unique(file: KeyedFile, pairs: Any) -> dict[str, str]:
+def _unique(file: KeyedFile, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The mapping of new names to old ones; two old ones must not become the same."""
     names: dict[str, str] = {}
     for new, old in pairs:
         if new in names:
