@@ -1,4 +1,4 @@
-"""The compiled binding: nothing leaks out of it, nothing leaks into it, and it declares what ggml declares."""
+"""The compiled binding: nothing leaks out of it or into it, and it declares what ggml declares."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEWER_THAN_GGML_PYTHON = {
 # Declarations that an unpatched CPU build of ggml does not have either.
 NOT_STOCK = {"35_tree_ops.h", "80_shims.h", "90_cuda.h"}
 
-# Multiplies two matrices with our ggml and compares with numpy: wrong if another ggml answered any of the calls.
+# Multiplies two matrices with our ggml and compares with numpy: wrong if another ggml answered a call.
 PRODUCT = """
 import numpy as np
 from dflash_ggml._ggml import ffi, lib

@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 import vendor
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,15 +6,15 @@ fails inside ggml ends the process.
 
 from __future__ import annotations
 
-from dflash_ggml._ggml._bindings import ffi, lib
 from dflash_ggml._ggml import callbacks
+from dflash_ggml._ggml._bindings import ffi, lib
 
 __all__ = ["ffi", "lib"]
 
 _missing = lib.dflash_missing_cpu_feature()
 if _missing != ffi.NULL:
     raise ImportError(
-        f"dflash-ggml was compiled for a CPU with {ffi.string(_missing).decode()}, which this one lacks: build it on "
-        "this machine, or anywhere with -C cmake.define.DFLASH_PORTABLE=ON"
+        f"dflash-ggml was compiled for a CPU with {ffi.string(_missing).decode()}, which this one lacks: build it "
+        "on this machine, or anywhere with -C cmake.define.DFLASH_PORTABLE=ON"
     )
 callbacks.install()
