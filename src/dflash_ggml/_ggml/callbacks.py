@@ -35,12 +35,12 @@ def dflash_abort_trace() -> None:
 
 
 def set_log_level(min_level: int) -> None:
-    """Forward ggml's log lines of at least ``min_level`` (``lib.GGML_LOG_LEVEL_*``) to ``dflash_ggml.ggml``."""
+    """Send ggml's log lines of at least ``min_level`` (``lib.GGML_LOG_LEVEL_*``) to that logger."""
     lib.dflash_log_install(min_level)
 
 
 def install() -> None:
-    """Route ggml's warnings and errors to :mod:`logging`, explain aborts; called once, as the binding loads."""
+    """Route ggml's warnings to :mod:`logging` and explain aborts; called once, as the binding loads."""
     lib.dflash_abort_install()
     set_log_level(lib.GGML_LOG_LEVEL_WARN)
     # a worker thread that logs while the interpreter is shutting down must not call into Python
