@@ -56,7 +56,7 @@ class SafetensorsFile(KeyedFile):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; `ModelFileError` when it cannot be read, is too large or is no JSON object."""
+    """A JSON object from a file. Raises `ModelFileError` when it is missing, too large or no such object."""
     if not path.exists():
         raise ModelFileError(f"{path}: no such file; it must lie beside the safetensors weights")
     raw = map_file(path)
