@@ -150,12 +150,22 @@ class Terminal:
         os.close(side)
         self.seen = ""
 
-    def wait_for(self, text: str) -> None:
-        """Read until `text` appears after what was waited for before."""
-        while text not in self.seen:
-            ready, _, _ = select.select([self.main], [], [], 60)
-            assert ready, f"{text!r} did not come; seen: {self.seen!r}"
-            self.seen += os.read(self.main, 65536).decode("utf-8", "replace")
+    def wait_for(self, text: str, poke: signal.Signals | None = None) -> None:
+        """Read until `text` appears after what was waited for before; send `poke` each second until it does.
+
+        A signal that comes after readline's prompt and before its wait for input is only seen at the next one.
+        """
+        for attempt in range(60):
+            while (
+                text not in self.seen
+                and select.select([self.main], [], [], 0 if poke and not attempt else 1)[0]
+            ):
+                self.seen += os.read(self.main, 65536).decode("utf-8", "replace")
+            if text in self.seen:
+                break
+            if poke is not None:
+                self.process.send_signal(poke)
+        assert text in self.seen, f"{text!r} did not come; seen: {self.seen!r}"
         self.seen = self.seen.partition(text)[2]
 
     def type(self, text: str) -> None:
@@ -179,8 +189,7 @@ def test_on_a_terminal(tmp_path: Path) -> None:
         terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("[stopped]")
         terminal.wait_for("> ")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("ends the program")
+        terminal.wait_for("ends the program", poke=signal.SIGINT)
         terminal.wait_for("> ")  # what is typed before the prompt may be read in another terminal mode
         terminal.type(f"/save {tmp_path / 'chat.json'}\n")
         terminal.wait_for("saved 2 messages")
