@@ -1,0 +1,58 @@
+"""All GPU checks in one go, with a table at the end: op tests, compute-sanitizer, engine tests.
+
+    python bench/gpu_check.py --ops PATH/test-backend-ops [--sanitize] [--json FILE]
+
+Needs a build with CUDA and with -C cmake.define.DFLASH_BUILD_TESTS=ON, which makes test-backend-ops. Exit code 1 if any fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+
+from common import ROOT, header, save
+from step_time import gpu_facts
+
+OPS = ("SSM_CONV_TREE", "SSM_CONV_TREE_COMMIT", "GATED_DELTA_NET_TREE_PERSIST", "GATED_DELTA_NET_TREE_COMMIT", "TOP_K_LOG_PROBS")
+
+
+def run(name: str, command: list[str], rows: list[dict]) -> None:
+    """Run a check, keep its verdict and the line that sums it up."""
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    text = done.stdout + done.stderr
+    tail = [line for line in text.splitlines() if re.search(r"passed|ERROR SUMMARY|failed|skipped", line)]
+    clean = re.sub(r"\x1b\[[0-9;]*m", "", tail[-1] if tail else text.strip()[-200:])
+    rows.append({"check": name, "ok": done.returncode == 0, "seconds": round(time.perf_counter() - began, 1), "says": clean.strip()})
+    if done.returncode:
+        print(f"---- {name}\n{text[-4000:]}")
+    print(f"{'ok  ' if done.returncode == 0 else 'FAIL'} {name}: {rows[-1]['says']}", flush=True)
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--ops", metavar="PATH", help="the test-backend-ops program")
+    p.add_argument("--sanitize", action="store_true", help="run the op tests under compute-sanitizer too (slow)")
+    p.add_argument("--json", metavar="FILE")
+    a = p.parse_args()
+    rows: list[dict] = []
+    if a.ops:
+        for op in OPS:
+            run(f"{op} against the CPU", [a.ops, "test", "-b", "CUDA0", "-o", op], rows)
+        if a.sanitize:
+            for tool in ("memcheck", "racecheck"):
+                for op in OPS:
+                    run(f"{tool} {op}", ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", a.ops, "test", "-b", "CUDA0", "-o", op], rows)
+    run("engine on the GPU", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_gpu.py"], rows)
+    print(f"\n{'check':<48} {'':<5} {'s':>6}  summary")
+    for r in rows:
+        print(f"{r['check']:<48} {'ok' if r['ok'] else 'FAIL':<5} {r['seconds']:>6}  {r['says']}")
+    save(a.json, {**header(gpu=gpu_facts()), "checks": rows})
+    return 0 if all(r["ok"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Where a step's time goes, on files of any shape (see shapes.py); random weights give times, not text.
+
+    python bench/step_time.py -m TARGET -md DRAFT [--context 2048] [--synthetic-acceptance 8.31] [--json FILE]
+
+Pass times: `--repeat` runs are queued, the device is waited for once, the mean is taken, after a warm-up that lets CUDA graphs
+be captured: launch overhead is in, Python around it is not. "with Python" is the median of whole calls, inputs and
+read-back included. Whole-loop speed with `--synthetic-acceptance L` forces the accepted length to L in the mean (the
+spine of the tree is accepted, whatever the target says): NOT MODEL TEXT, but the true cost of steps with that length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+from common import header, save
+
+import dflash_ggml.engine as engine_module
+from dflash_ggml.accept import Accepted
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine import Engine
+from dflash_ggml.sampling import Sampler, SamplingParams
+from dflash_ggml.tree import Tree
+
+WIDTHS = (1, 2, 4, 8, 9, 16, 17, 24, 32, 48, 64, 128)
+
+
+def gpu_facts() -> dict:
+    """Name, driver, clocks and power limit of the GPU, as nvidia-smi tells them; empty without one."""
+    fields = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,memory.total"
+    try:
+        done = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True)
+    except OSError:
+        return {}
+    return dict(zip(fields.split(","), done.stdout.splitlines()[0].split(", "))) if done.returncode == 0 else {}
+
+
+def random_tree(rng: np.random.Generator, width: int, n_vocab: int, depth: int) -> Tree:
+    """A spine of `depth` (or less) with random branches, `width` nodes in all."""
+    spine = min(depth, width - 1)
+    parents, depths = [-1, *range(spine)], list(range(spine + 1))
+    while len(parents) < width:
+        p = int(rng.integers(0, max(1, len(parents) - 1)))
+        if depths[p] < depth:
+            parents.append(p)
+            depths.append(depths[p] + 1)
+    tokens = rng.integers(0, n_vocab, width).astype(np.int32)
+    return Tree(tokens, np.array(parents, np.int32), np.array(depths, np.int32), np.zeros(width, np.float32))
+
+
+def pass_ms(engine: Engine, graph, repeat: int) -> float:
+    """Milliseconds of one run of a graph, device time and launches."""
+    for _ in range(3):
+        graph.run()
+    engine.passes.device.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeat):
+        graph.run()
+    engine.passes.device.synchronize()
+    return (time.perf_counter() - began) / repeat * 1e3
+
+
+def call_ms(call, repeat: int) -> float:
+    """Median milliseconds of a whole call."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e3
+
+
+def measure_passes(engine: Engine, context: int, widths: list[int], repeat: int) -> dict[str, dict[str, float]]:
+    """Times of every pass with `context` tokens committed."""
+    rng, passes = np.random.default_rng(0), engine.passes
+    n_vocab, n = engine.n_vocab, context
+    rows: dict[str, dict[str, float]] = {}
+
+    def row(name: str, graph, call) -> None:
+        # on the CPU a graph's inputs are its own scratch memory: it cannot run again without being filled
+        queued = pass_ms(engine, graph, repeat) if engine.passes.device.is_gpu else float("nan")
+        rows[name] = {"pass_ms": queued, "call_ms": call_ms(call, repeat)}
+        print(f"  {name:<14} {rows[name]['pass_ms']:9.3f} {rows[name]['call_ms']:9.3f}", flush=True)
+
+    def plain():
+        return passes.choices(passes.linear([5], n, False))
+
+    plain()
+    row("plain", passes._graphs[next(reversed(passes._graphs))], plain)
+    for width in widths:
+        tree = random_tree(rng, width, n_vocab, passes.block - 1)
+        row(f"verify {width}", passes.verify(tree, n), lambda tree=tree: passes.choices(passes.verify(tree, n)))
+    passes.draft(5, n, ())
+    row("draft", passes._graphs[next(reversed(passes._graphs))], lambda: passes.draft(5, n, tuple(range(9))))
+    for name, path in (("commit", tuple(range(9))), ("commit, moved", (0, 2, 4, 6, 8, 10, 12, 14, 15))):
+        passes.commit(path, n)
+        graph = passes._graphs[next(reversed(passes._graphs))]
+
+        def commit(path=path):
+            passes.commit(path, n)
+            engine.passes.device.synchronize()
+
+        row(name, graph, commit)
+    return rows
+
+
+def forced(length: float):
+    """An accept step that keeps the tree's deepest path as far as a mean of `length` emitted tokens asks for."""
+    owed = 0.0
+
+    def accept(tree: Tree, argmax, emit) -> Accepted:
+        nonlocal owed
+        owed += length
+        n = max(1, int(owed))
+        owed -= n
+        node, path = int(np.argmax(tree.depths)), []
+        while node >= 0:
+            path.append(node)
+            node = int(tree.parents[node])
+        path = path[::-1][:n]
+        tokens = [int(tree.tokens[i]) for i in path[1:]] + [int(argmax[path[-1]])]
+        for i, token in enumerate(tokens):
+            if emit(token):
+                return Accepted(tuple(path[: i + 1]), tuple(tokens[: i + 1]), stopped=True)
+        return Accepted(tuple(path), tuple(tokens))
+
+    return accept
+
+
+def whole_loop(engine: Engine, ids: list[int], mode: str, budget: int | None, length: float | None, n: int) -> dict:
+    """Tokens per second and mean stage times of `n` tokens in a mode."""
+    engine.reset()
+    engine.prefill(ids)
+    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+    original = engine_module.greedy
+    engine_module.greedy = forced(length) if length and mode != "plain" else original
+    try:
+        steps, emitted, began = [], 0, None
+        for step in engine.generate(sampler, max_tokens=n + 64, mode=mode, budget=budget, stop=lambda t: False):
+            if began is not None:
+                steps.append(step)
+                emitted += len(step.tokens)
+            elif step.mode != "prefill" and (warm := warm + 1) == 5:  # graphs are captured by then
+                began = time.perf_counter()
+            elif step.mode == "prefill":
+                warm = 0
+        seconds = time.perf_counter() - began
+    finally:
+        engine_module.greedy = original
+    stages = {s: statistics.mean(getattr(x.timings, s) for x in steps) for s in ("draft", "tree", "verify", "commit", "host")}
+    return {"tokens_per_second": emitted / seconds, "length": emitted / len(steps), "step_ms": seconds / len(steps) * 1e3, **stages}
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("-m", "--model", required=True)
+    p.add_argument("-md", "--model-draft", required=True)
+    p.add_argument("--context", type=int, default=2048)
+    p.add_argument("-c", "--ctx-size", type=int, default=8192)
+    p.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
+    p.add_argument("--budgets", type=int, nargs="*", default=[15, 23, 31])
+    p.add_argument("--synthetic-acceptance", type=float, metavar="L")
+    p.add_argument("--repeat", type=int, default=20)
+    p.add_argument("-n", type=int, default=256)
+    p.add_argument("-t", "--threads", type=int)
+    p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
+    p.add_argument("--json", metavar="FILE")
+    a = p.parse_args()
+    config = EngineConfig(Path(a.model), Path(a.model_draft), n_ctx=a.ctx_size, budget=max(max(a.widths) - 1, *a.budgets),
+                          n_threads=a.threads, n_gpu_layers=a.gpu_layers, chain_seed=True)
+    began = time.perf_counter()
+    with Engine.load(config) as engine:
+        device = engine.passes.device.info
+        facts = header(device=device.description, gpu=gpu_facts(), model=Path(a.model).name, draft=Path(a.model_draft).name,
+                       context=a.context, load_s=time.perf_counter() - began)
+        print(f"{device.description}, {Path(a.model).name}, {a.context} tokens of context, commit {facts['commit']}; {facts['gpu']}")
+        rng = np.random.default_rng(1)
+        ids = rng.integers(0, engine.n_vocab, a.context).tolist()
+        prefill = []
+        for _ in range(3):
+            engine.reset()
+            engine.passes.device.synchronize()
+            began = time.perf_counter()
+            engine.prefill(ids)
+            prefill.append(a.context / (time.perf_counter() - began))
+        print(f"  prefill {max(prefill):.0f} tokens/s")
+        print(f"  {'pass':<14} {'pass ms':>9} {'with Python':>9}")
+        rows = measure_passes(engine, a.context, a.widths, a.repeat)
+        for part, size in engine.passes.nbytes.items():
+            print(f"  {part:<16} {size / 2**20:10.1f} MiB")
+        loops = {}
+        length = a.synthetic_acceptance
+        if length:
+            print(f"whole loop, accepted length FORCED to {length} in the mean (not model text)")
+        for mode, budget in [("plain", None), ("chain", None), *(("tree", b) for b in a.budgets)]:
+            if mode != "plain" and not length:
+                continue
+            name = mode if mode != "tree" else f"tree {budget}"
+            loops[name] = whole_loop(engine, ids, mode, budget, length, a.n)
+            stages = " ".join(f"{k} {v:.2f}" for k, v in loops[name].items() if k not in ("tokens_per_second", "length", "step_ms"))
+            print(f"  {name:<8} {loops[name]['tokens_per_second']:8.1f} tokens/s, {loops[name]['length']:.2f} per step of {loops[name]['step_ms']:.2f} ms: {stages}")
+        graphs = {f"{key}": g.runs for key, g in engine.passes._graphs.items()}
+        print(f"graphs built {engine.passes.builds}; runs per graph (the 1st eager, the 2nd captured, the rest replayed): {graphs}")
+        save(a.json, {**facts, "prefill_tokens_per_second": prefill, "passes": rows, "memory": engine.passes.nbytes,
+                      "tree_bytes_per_node": tree_bytes(engine), "synthetic_acceptance": length, "loops": loops, "graph_runs": graphs})
+
+
+def tree_bytes(engine: Engine) -> dict[str, float]:
+    """Bytes per tree node over all layers, as allocated."""
+    state, w = engine.passes.state, engine.passes.max_width
+    parts = {"factors u|k|G": state.all_factors, "conv inputs": state.conv_inputs}
+    found = {name: 4 * t.ne[0] * t.ne[2] for name, t in parts.items()}
+    for name, size in found.items():
+        print(f"  tree: {name:<14} {size / 1e6:.3f} MB per node over all layers ({size * w / 1e6:.1f} MB for {w})")
+    return found
+
+
+if __name__ == "__main__":
+    main()
