@@ -67,6 +67,22 @@ def test_disconnect_ends_a_stream(backend: ScriptedBackend) -> None:
             assert json.load(response)["choices"][0]["message"]["content"] == "Hello there"
 
 
+def test_closing_a_stream_of_the_official_clients_cancels(backend: ScriptedBackend) -> None:
+    openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
+    with serving(application(backend)) as port:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
+        with client.chat.completions.create(**ENDLESS, stream=True) as chunks:
+            next(iter(chunks))
+        wait_until(lambda: backend.cancelled == 1)
+        with client.responses.create(model="toy", input="endless", stream=True) as events:
+            next(iter(events))
+        wait_until(lambda: backend.cancelled == 2)
+        other = anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="x", max_retries=0)
+        with other.messages.create(**ENDLESS, max_tokens=9, stream=True) as events:
+            next(iter(events))
+        wait_until(lambda: backend.cancelled == 3)
+
+
 def test_disconnect_ends_a_whole_answer_and_a_waiting_one(backend: ScriptedBackend) -> None:
     made = service(backend)
     with serving(create_app(made)) as port:

@@ -120,6 +120,15 @@ def test_store_forgets_the_oldest() -> None:
         store.history("r1")
 
 
+def test_store_is_bounded_by_size_too() -> None:
+    store = ResponseStore(limit=100, budget=3000)
+    for i in range(5):
+        store.put(f"r{i}", None, [{"role": "user", "content": "x" * 1000}])
+    assert len(store) == 2
+    store.put("huge", "r4", [{"role": "user", "content": "x" * 5000}])
+    assert len(store) == 0
+
+
 def test_incomplete_logprobs_and_format(client: Any, backend: ScriptedBackend) -> None:
     ending = plain("", reason="length")[1:]
     backend.script = lambda request: [Begin(1, 0), TextDelta("Hi", (LOGPROB,)), *ending]

@@ -185,13 +185,19 @@ class _Turn:
 
     before: _Turn | None
     messages: tuple[dict[str, Any], ...]
+    size: int  # characters of the whole conversation up to here
 
 
 class ResponseStore:
-    """Conversations of stored responses by response id, in memory; beyond `limit` the oldest are forgotten."""
+    """Conversations of stored responses by response id, in memory; beyond a bound the oldest are forgotten.
 
-    def __init__(self, limit: int = 256) -> None:
+    limit: responses; budget: characters of all their conversations, where shared beginnings count every time.
+    """
+
+    def __init__(self, limit: int = 256, budget: int = 64 << 20) -> None:
         self._limit = limit
+        self._budget = budget
+        self._size = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
         self._lock = threading.Lock()  # large requests are prepared beside the event loop
 
@@ -211,9 +217,12 @@ class ResponseStore:
         """Remember a response: the messages of its own input and output, and what it continued."""
         with self._lock:
             before = self._turns.get(previous) if previous is not None else None
-            self._turns[response_id] = _Turn(before, tuple(messages))
-            while len(self._turns) > self._limit:
-                self._turns.popitem(last=False)
+            size = sum(len(str(m)) for m in messages) + (before.size if before is not None else 0)
+            self._turns[response_id] = _Turn(before, tuple(messages), size)
+            self._size += size
+            while len(self._turns) > self._limit or self._size > self._budget:
+                _, forgotten = self._turns.popitem(last=False)
+                self._size -= forgotten.size
 
     def _turn(self, response_id: str) -> _Turn:
         with self._lock:

@@ -12,7 +12,7 @@ function element(name, attributes, parent) {
 
 /** A token's text with its white space made visible. */
 export function visible(text) {
-  const shown = text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+  const shown = text.replace(/ {4,}/g, (run) => `␣${run.length}`).replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
   return shown.length > LONGEST ? `${shown.slice(0, LONGEST - 1)}…` : shown;
 }
 
