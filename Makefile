@@ -5,7 +5,7 @@
 # Everything is set up in .venv. Nothing but Python >= 3.10 and a C and C++ compiler has to be there before.
 
 PYTHON ?= python3
-PROMPT ?= def is_prime(n: int) -> bool:
+PROMPT ?= class Stack:
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build
