@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -133,25 +132,24 @@ class Conversation:
     def _stream(self, said: dict[type, list[str]]) -> None:
         request = self._request()
         thinking = False
-        with closing(run_chat(self.session, request, should_stop=lambda: self.stop_asked)) as events:
-            for event in events:
-                if isinstance(event, (TextDelta, ReasoningDelta)):
-                    if isinstance(event, ReasoningDelta) != thinking:
-                        thinking = not thinking
-                        self.write(self.look.dim if thinking else f"{self.look.plain}\n\n")
-                    said[type(event)].append(event.text)
-                    self.write(event.text)
-                elif isinstance(event, Progress) and self.progress is not None:
-                    self.progress(event.done, event.total)
-                elif isinstance(event, Usage):
-                    self.last = event
-                    self.totals.add(event)
-                elif isinstance(event, Finish):
-                    self.write(f"{self.look.plain if thinking else ''}\n")
-                    if event.reason == "length":
-                        self.note("cut: the token limit or the end of the context was reached")
-                    elif event.reason == "cancelled":
-                        self.note("stopped")
+        for event in run_chat(self.session, request, should_stop=lambda: self.stop_asked):
+            if isinstance(event, (TextDelta, ReasoningDelta)):
+                if isinstance(event, ReasoningDelta) != thinking:
+                    thinking = not thinking
+                    self.write(self.look.dim if thinking else f"{self.look.plain}\n\n")
+                said[type(event)].append(event.text)
+                self.write(event.text)
+            elif isinstance(event, Progress) and self.progress is not None:
+                self.progress(event.done, event.total)
+            elif isinstance(event, Usage):
+                self.last = event
+                self.totals.add(event)
+            elif isinstance(event, Finish):
+                self.write(f"{self.look.plain if thinking else ''}\n")
+                if event.reason == "length":
+                    self.note("cut: the token limit or the end of the context was reached")
+                elif event.reason == "cancelled":
+                    self.note("stopped")
         if self.last is not None:
             self.note(usage_line(self.last))
 

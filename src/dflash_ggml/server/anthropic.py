@@ -68,7 +68,7 @@ def _prompt(body: CountBody, settings: Settings) -> tuple[dict[str, Any], tuple[
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         notes.append("thinking.budget_tokens is not enforced; max_tokens bounds thinking and text together")
     choice = body.tool_choice
-    arguments = {
+    arguments: dict[str, Any] = {
         "messages": chat_messages(body),
         "tools": chat_tools(body.tools),
         "tool_choice": _tool_choice(body),

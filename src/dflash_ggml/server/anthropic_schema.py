@@ -152,8 +152,10 @@ def chat_messages(body: CountBody) -> list[dict[str, Any]]:
     if body.system:
         messages.append({"role": "system", "content": _text(body.system)})
     for i, message in enumerate(body.messages):
-        if isinstance(message.content, str) or isinstance(message, SystemMessage):
-            messages.append({"role": message.role, "content": _text(message.content)})
+        if isinstance(message, SystemMessage):
+            messages.append({"role": "system", "content": _text(message.content)})
+        elif isinstance(message.content, str):
+            messages.append({"role": message.role, "content": message.content})
         elif isinstance(message, UserMessage):
             messages.extend(_user(message.content, f"messages[{i}]"))
         else:

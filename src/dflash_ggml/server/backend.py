@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from ..events import Finish, Usage
+from ..events import Event, Finish, Usage
 from ..requests import ChatRequest, CompletionRequest
 from ..session import Session, run_chat, run_completion
 from .metrics import Metrics
@@ -25,17 +25,24 @@ class Backend:
 
     def events(
         self, request: ChatRequest | CompletionRequest, cancelled: Callable[[], bool], return_steps: bool
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """The session's events; if asked for, a StepView of each engine step before the events it led to."""
         steps: deque[StepView] = deque()
         if return_steps:
             request = replace(request, on_step=lambda step: steps.append(StepView.of(step, self.tokenizer)))
-        run = run_chat if isinstance(request, ChatRequest) else run_completion
-        with closing(run(self.session, request, should_stop=cancelled)) as events:
+        with closing(self._run(request, cancelled)) as events:
             for event in events:
                 while steps:
                     yield steps.popleft()
                 yield event
+
+    def _run(
+        self, request: ChatRequest | CompletionRequest, cancelled: Callable[[], bool]
+    ) -> Generator[Event, None, None]:
+        if isinstance(request, ChatRequest):
+            yield from run_chat(self.session, request, should_stop=cancelled)
+        else:
+            yield from run_completion(self.session, request, should_stop=cancelled)
 
     def count(self, request: ChatRequest | CompletionRequest) -> int:
         """Tokens of a request's prompt. Raises ConfigError for one that cannot be rendered."""

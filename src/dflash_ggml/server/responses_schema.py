@@ -170,9 +170,10 @@ def _extend_assistant(messages: list[dict[str, Any]], item: MessageItem | CallIt
         text = _text(item.content or item.summary)
         last["reasoning_content"] = last.get("reasoning_content", "") + text
     else:
-        call = {"id": item.call_id, "type": "function"}
-        call["function"] = {"name": item.name, "arguments": item.arguments}
-        last.setdefault("tool_calls", []).append(call)
+        function = {"name": item.name, "arguments": item.arguments}
+        last.setdefault("tool_calls", []).append(
+            {"id": item.call_id, "type": "function", "function": function}
+        )
 
 
 def _text(content: str | list[Text]) -> str:
