@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 
 import pytest
-import unified_diff
 from hypothesis import given
 from hypothesis import strategies as st
+
+import unified_diff
 
 SOURCE = b"".join(b"line %d\n" % i for i in range(30))
 
