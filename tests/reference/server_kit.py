@@ -133,7 +133,7 @@ class ScriptedBackend:
         """One token per character of the prompt."""
         if isinstance(request, CompletionRequest):
             return len(request.prompt)
-        return sum(len(str(m["content"])) for m in request.messages)
+        return sum(len(str(m.get("content", ""))) for m in request.messages)
 
     def info(self) -> dict[str, Any]:
         return {
