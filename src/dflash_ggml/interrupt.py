@@ -1,0 +1,43 @@
+"""Ctrl-C that stops between two steps, and at once when it is pressed again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+
+class Interrupt:
+    """While open, the first SIGINT sets `asked` and the second ends the process with exit code 130.
+
+    Python calls a signal handler between two of its own instructions, so not before the pass under way ends. The
+    second signal must not wait for that: a thread reads the pipe to which the interpreter writes each signal at once.
+    Open it in the main thread only; ValueError elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Interrupt:
+        self._handler = signal.signal(signal.SIGINT, lambda signum, frame: None)
+        self._pipe, into = os.pipe()
+        os.set_blocking(into, False)
+        self._into = into
+        self._wakeup = signal.set_wakeup_fd(into)
+        self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        signal.signal(signal.SIGINT, self._handler)
+        os.close(self._into)  # which ends the thread
+        self._thread.join()
+        os.close(self._pipe)
+
+    def _watch(self) -> None:
+        while byte := os.read(self._pipe, 1):
+            if byte[0] == signal.SIGINT:
+                if self.asked:
+                    os._exit(130)
+                self.asked = True
