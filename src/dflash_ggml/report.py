@@ -48,8 +48,15 @@ class Run:
     """The record of one generation. Create it just before the prefill."""
 
     def __init__(self, engine: Engine, prompt_n: int) -> None:
-        self.config, self.prompt_n = engine.config, prompt_n
-        self.mode = "plain" if not engine.has_draft else "tree" if engine.config.mode == "auto" else engine.config.mode
+        self.prompt_n = prompt_n
+        self.mode = (
+            "plain"
+            if not engine.has_draft
+            else "tree"
+            if engine.config.mode == "auto"
+            else engine.config.mode
+        )
+        self.budget = {"plain": 0, "chain": engine.passes.block - 1}.get(self.mode, engine.config.budget)
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
         self.steps: list[Step] = []
@@ -95,7 +102,7 @@ class Run:
             "draft_n_accepted": sum(s.n_accepted for s in self.steps),
             "acceptance_length": round(self.acceptance_length, 4),
             "mode": self.mode,
-            "budget": {"plain": 0, "chain": max((s.n_draft for s in self.steps), default=0)}.get(self.mode, self.config.budget),
+            "budget": self.budget,
             "finish_reason": self.finish_reason,
             "step_ms": self.step_ms(),
         }
@@ -104,7 +111,7 @@ class Run:
         """One line for people."""
         speed = 1e3 * len(self.token_ids) / self.predicted_ms if self.predicted_ms else 0.0
         prompt_speed = 1e3 * self.prompt_n / self.prompt_ms if self.prompt_ms else 0.0
-        mode = f"{self.mode} {self.config.budget}" if self.mode == "tree" else self.mode
+        mode = f"{self.mode} {self.budget}" if self.budget else self.mode
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.step_ms().items())
         return (
             f"prompt {self.prompt_n} tokens at {prompt_speed:.0f}/s; {len(self.token_ids)} tokens at {speed:.1f}/s "
