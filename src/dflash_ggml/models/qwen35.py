@@ -90,9 +90,10 @@ class _Builder:
         g.expand(c)
         if not self.tree:
             g.expand(g.ssm_conv_tree_commit(window, qkv, self.path))
-        stride = c.nb[1]
-        q, k = (g.l2_norm(g.view(c, (s, h_k, n), (s * 4, stride), offset=i * s * h_k * 4), p.rms_eps) for i in (0, 1))
-        v = g.view(c, (s, h_v, n), (s * 4, stride), offset=2 * s * h_k * 4)
+        # q and k heads lie side by side: one norm for both
+        qk = g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), p.rms_eps)
+        q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
+        v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
         alpha = g.add(g.mul_mat(w[name + "ssm_alpha.weight"], y), w[name + "ssm_dt.bias"])
         decay = g.reshape(g.mul(g.softplus(alpha), w[name + "ssm_a"]), 1, h_v, n)
         beta = g.reshape(g.sigmoid(g.mul_mat(w[name + "ssm_beta.weight"], y)), 1, h_v, n)
