@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import dflash_ggml
+
+# a busy machine is no failure: no test depends on time
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 DATA = Path(dflash_ggml.__file__).parent / "data"
 
