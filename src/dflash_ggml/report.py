@@ -49,13 +49,8 @@ class Run:
 
     def __init__(self, engine: Engine, prompt_n: int) -> None:
         self.prompt_n = prompt_n
-        self.mode = (
-            "plain"
-            if not engine.has_draft
-            else "tree"
-            if engine.config.mode == "auto"
-            else engine.config.mode
-        )
+        mode = "tree" if engine.config.mode == "auto" else engine.config.mode
+        self.mode = mode if engine.has_draft else "plain"
         self.budget = {"plain": 0, "chain": engine.passes.block - 1}.get(self.mode, engine.config.budget)
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
