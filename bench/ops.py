@@ -2,7 +2,7 @@
 
 usage: ops.py [--threads N] [--device NAME] [--shape demo|27b] [--seconds S] [--json]
 
-One line per operation and width: microseconds per call (best repetition). The chain column is what ggml
+One line per operation and width: microseconds per layer (best repetition). The chain column is what ggml
 offers for the same number of tokens: ggml_gated_delta_net, and ggml_ssm_conv with its transpose and concat.
 """
 
@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dflash_ggml._ggml import ffi, lib
-from dflash_ggml.device import F32, I32, Device, Store, list_devices, write
+from dflash_ggml.device import F32, I32, Device, Store, list_devices
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
-COPIES = 24
+LAYERS = 48  # each with its own state, so that caches are as cold as in a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Bench:
     def __init__(self, device: Device, shape: Shape, n: int, seconds: float) -> None:
         self.device, self.shape, self.n, self.seconds = device, shape, n, seconds
         self.rng = np.random.default_rng(0)
-        self.store = Store(device, 2048)
+        self.store = Store(device, 1024)
         self._fill: list[tuple[object, np.ndarray]] = []
 
     def floats(self, *ne: int, low: float = -1.0, high: float = 1.0):
@@ -80,17 +80,18 @@ class Bench:
         self._fill.append((t, values.astype(np.int32)))
         return t
 
-    def time(self, build: Callable[[object], object]) -> float:
-        """Microseconds per operation; `build(ctx)` returns one new node."""
-        ctx = self.store.ctx
+    def time(self, build: Callable[[object, int], object], nodes: int = LAYERS) -> float:
+        """Microseconds per layer; `build(ctx, i)` returns node i, all nodes together are LAYERS layers."""
         arena = ffi.new("char[]", lib.ggml_graph_overhead_custom(1024, False) + 1024)
         graph_ctx = lib.ggml_init({"mem_size": len(arena), "mem_buffer": arena, "no_alloc": True})
         graph = lib.ggml_new_graph_custom(graph_ctx, 1024, False)
-        for _ in range(COPIES):
-            lib.ggml_build_forward_expand(graph, build(ctx))
+        for i in range(nodes):
+            lib.ggml_build_forward_expand(graph, build(self.store.ctx, i))
         self.store.allocate()
         for t, values in self._fill:
-            write(t, values)
+            self.device.write(t, values)
+        for _ in range(3):  # CUDA captures the second run as a graph
+            lib.ggml_backend_graph_compute(self.device.backend, graph)
         best, stop = float("inf"), time.perf_counter() + self.seconds
         while time.perf_counter() < stop:
             start = time.perf_counter()
@@ -98,7 +99,7 @@ class Bench:
             best = min(best, time.perf_counter() - start)
         lib.ggml_free(graph_ctx)
         self.store.close()
-        return best / COPIES * 1e6
+        return best / LAYERS * 1e6
 
 
 def tree_parents(n: int, depth: int = 15) -> np.ndarray:
@@ -121,45 +122,46 @@ def delta_net(bench: Bench, tree: bool) -> float:
     v = bench.floats(s.size, s.n_value, n, 1)
     g = bench.floats(1, s.n_value, n, 1, low=-0.5, high=-1e-4)
     beta = bench.floats(1, s.n_value, n, 1, low=0.0)
-    state = bench.floats(s.size, s.size, s.n_value, 1)
-    if tree:
-        parents = bench.ints(tree_parents(n))
-        return bench.time(
-            lambda ctx: lib.ggml_gated_delta_net_tree_persist(ctx, q, k, v, g, beta, state, parents)
-        )
-    return bench.time(lambda ctx: lib.ggml_gated_delta_net(ctx, q, k, v, g, beta, state, 1))
+    states = [bench.floats(s.size, s.size, s.n_value, 1) for _ in range(LAYERS)]
+    if not tree:
+        return bench.time(lambda ctx, i: lib.ggml_gated_delta_net(ctx, q, k, v, g, beta, states[i], 1))
+    parents = bench.ints(tree_parents(n))
+    op = lib.ggml_gated_delta_net_tree_persist
+    return bench.time(lambda ctx, i: op(ctx, q, k, v, g, beta, states[i], parents))
 
 
 def delta_net_commit(bench: Bench, n_path: int) -> float:
-    """Moving the state to the end of a path of `n_path` nodes."""
+    """Moving the states of all layers to the end of a path of `n_path` nodes, in one operation."""
     s = bench.shape
-    state = bench.floats(s.size, s.size, s.n_value, 1)
-    factors = bench.floats(s.row - s.size * s.n_value, bench.n, 1, low=-1e-3, high=-1e-4)
+    state = bench.floats(s.size, s.size, s.n_value, LAYERS)
+    factors = bench.floats(s.row - s.size * s.n_value, bench.n, LAYERS, low=-1e-3, high=-1e-4)
     path = bench.ints(np.arange(n_path))
-    return bench.time(lambda ctx: lib.ggml_gated_delta_net_tree_commit(ctx, state, factors, path))
+    return bench.time(lambda ctx, i: lib.ggml_gated_delta_net_tree_commit(ctx, state, factors, path), nodes=1)
 
 
 def conv(bench: Bench, tree: bool) -> float:
     """One convolution over `n` tokens; the chain form includes the transpose and concat of its input."""
     s = bench.shape
-    state = bench.floats(s.taps - 1, s.channels, 1)
+    states = [bench.floats(s.taps - 1, s.channels, 1) for _ in range(LAYERS)]
     x = bench.floats(s.channels, bench.n, 1)
     c = bench.floats(s.taps, s.channels)
     if tree:
         parents = bench.ints(tree_parents(bench.n))
-        return bench.time(lambda ctx: lib.ggml_ssm_conv_tree(ctx, state, x, c, parents))
-    return bench.time(
-        lambda ctx: lib.ggml_ssm_conv(ctx, lib.ggml_concat(ctx, state, lib.ggml_transpose(ctx, x), 0), c)
-    )
+        return bench.time(lambda ctx, i: lib.ggml_ssm_conv_tree(ctx, states[i], x, c, parents))
+
+    def chain(ctx: object, i: int) -> object:
+        return lib.ggml_ssm_conv(ctx, lib.ggml_concat(ctx, states[i], lib.ggml_transpose(ctx, x), 0), c)
+
+    return bench.time(chain)
 
 
 def conv_commit(bench: Bench, n_path: int) -> float:
-    """Moving the convolution window to the end of a path of `n_path` nodes."""
+    """Moving the windows of all layers to the end of a path of `n_path` nodes, in one operation."""
     s = bench.shape
-    state = bench.floats(s.taps - 1, s.channels, 1)
-    x = bench.floats(s.channels, bench.n, 1)
+    state = bench.floats(s.taps - 1, s.channels, LAYERS)
+    x = bench.floats(s.channels, bench.n, LAYERS)
     path = bench.ints(np.arange(n_path))
-    return bench.time(lambda ctx: lib.ggml_ssm_conv_tree_commit(ctx, state, x, path))
+    return bench.time(lambda ctx, i: lib.ggml_ssm_conv_tree_commit(ctx, state, x, path), nodes=1)
 
 
 def measure(device: Device, shape: Shape, seconds: float) -> list[Result]:
