@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .prefix_cache import MIN_GAP, PrefixCache, common_prefix
+from .prefix_cache import PrefixCache, common_prefix
 
 if TYPE_CHECKING:
     from .engine import Engine, Snapshot
@@ -55,7 +55,7 @@ class PromptState:
         if kept is not None and len(kept.tokens) > start:
             goes_on, start = False, len(kept.tokens)
         if not goes_on:
-            self._park(live, max(shared, start))
+            self._park(live, shared)
             if kept is None:
                 self.reset()
             else:
@@ -100,13 +100,11 @@ class PromptState:
             yield self.engine.logits
 
     def _park(self, live: Sequence[int], shared: int) -> None:
-        """Another conversation takes over and will write over this one's K/V rows: keep one snapshot with them."""
-        if self.cache.budget <= 0 or len(live) - shared < MIN_GAP:
-            return
+        """Another conversation will write over this one's K/V rows: complete its last snapshot with them.
+
+        The last snapshot, not the live state, because a template may render the answer after it differently.
+        """
         last = self.cache.best(live, len(live), self.engine.can_restore)
-        if last is not None and len(last.tokens) > shared:
-            # the last boundary, because a template may render the answer after it differently
-            if last.rows is not None:
-                return
+        if last is not None and last.rows is None and len(last.tokens) > shared:
             self.engine.restore(last)
-        self.cache.put(self.engine.snapshot(with_rows=True))
+            self.cache.put(self.engine.snapshot(with_rows=True))
