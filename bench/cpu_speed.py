@@ -20,13 +20,14 @@ from common import header, prompts, save
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import Engine
+from dflash_ggml.ggml import Graph
 from dflash_ggml.loading import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.sampling import Sampler, SamplingParams
 
 RIVAL = r'''
 import sys, time, ctypes, llama_cpp as L, numpy as np
 path, n, threads, extra = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"
-L.llama_log_set(L.llama_log_callback(lambda *a: None), None)
+quiet = L.llama_log_callback(lambda *a: None); L.llama_log_set(quiet, None)
 L.llama_backend_init()
 mp = L.llama_model_default_params(); mp.use_extra_bufts = extra
 model = L.llama_model_load_from_file(path.encode(), mp)
@@ -61,6 +62,23 @@ def ours(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[float, list
     return (emitted - warm) / (time.perf_counter() - began), steps
 
 
+def graph_time(engine: Engine, ids: list[int], n: int) -> float:
+    """Median milliseconds that a plain step spends inside ggml."""
+    times, run = [], Graph.run
+
+    def timed(graph: Graph) -> None:
+        began = time.perf_counter()
+        run(graph)
+        times.append(time.perf_counter() - began)
+
+    Graph.run = timed
+    try:
+        ours(engine, ids, "plain", n)
+    finally:
+        Graph.run = run
+    return statistics.median(times) * 1e3
+
+
 def rival(python: str, model: str, ids: list[int], n: int, threads: int, extra: bool) -> float | None:
     """llama.cpp's tokens per second, None when it fails (its AMX path crashes when built with GCC 12)."""
     command = [python, "-c", RIVAL, model, str(n), str(threads), "1" if extra else "0", repr(ids)]
@@ -90,13 +108,7 @@ def main() -> None:
             for name, extra in (("llama.cpp", True), ("llama.cpp, weights not repacked", False)):
                 if a.rival and (speed := rival(a.rival, a.model, ids, a.n, a.threads, extra)) is not None:
                     speeds.setdefault(name, []).append(speed)
-        graph = next(g for key, g in engine.passes._graphs.items() if key[:2] == ("linear", 1))
-        times = []
-        for _ in range(200):
-            began = time.perf_counter()
-            graph.run()
-            times.append(time.perf_counter() - began)
-        graph_ms = statistics.median(times) * 1e3
+        graph_ms = graph_time(engine, ids, a.n)
     print(f"{Path(a.model).name}, {a.threads} threads, {a.n} tokens greedy, median (min .. max) of {a.rounds}")
     for name, found in speeds.items():
         print(f"  {name:<34} {statistics.median(found):8.1f} tokens/s ({min(found):.1f} .. {max(found):.1f})")

@@ -138,6 +138,9 @@ def run(args: argparse.Namespace) -> int:
             )
             for name, size in engine.passes.nbytes.items():
                 print(f"  {name:16} {size / 2**20:9.1f} MiB", file=sys.stderr)
+            if engine.passes.device.is_gpu:
+                counts = ", ".join(f"{n} {name}" for name, n in engine.passes.replay_counts().items())
+                print(f"  CUDA graph runs: {counts}", file=sys.stderr)
         return 130 if report.finish_reason == "cancelled" else 0
 
 

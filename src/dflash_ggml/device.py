@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from dataclasses import dataclass
@@ -55,6 +56,24 @@ def list_devices() -> list[DeviceInfo]:
     return sorted(found, key=lambda d: not d.is_gpu)
 
 
+def cuda_capability(name: str) -> tuple[int, int] | None:
+    """Compute capability of the CUDA device that ggml calls `name` ("CUDA0"), asked of the driver; None for others."""
+    if not name.startswith("CUDA") or not name[4:].isdigit():
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, value, found = ctypes.c_int(), ctypes.c_int(), []
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), int(name[4:])):
+        return None
+    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
+        found.append(value.value)
+    return found[0], found[1]
+
+
 class Device:
     """An open ggml backend. `lock` guards it: ggml backends are not re-entrant and cffi releases the GIL."""
 
@@ -91,6 +110,12 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         return self.info.is_gpu
+
+    @property
+    def lacks_bf16(self) -> bool:
+        """Whether this is an NVIDIA GPU without BF16 tensor cores (before Ampere)."""
+        capability = cuda_capability(self.info.name)
+        return capability is not None and capability < (8, 0)
 
     @property
     def buffer_type(self):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .config import EngineConfig
-from .device import Device, list_devices
+from .device import BF16, Device, list_devices
 from .errors import ConfigError, ModelFileError
 from .gguf import GGUFFile
 from .models.draft_params import DraftFile, check_pair
@@ -15,7 +15,7 @@ from .memory import Sizes
 from .models.target_params import TargetParams
 from .passes import Passes, tree_width
 from .tokenizer import Tokenizer
-from .weights import Source, Weights
+from .weights import Source, Weights, bf16_as_f16
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
@@ -84,6 +84,9 @@ def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple
     weights = Weights.load(device, sources, progress=progress, stage="target")
     draft = None
     if draft_params is not None:
+        if device.lacks_bf16 and any(part.type == BF16 for part in parts.values()):
+            log.warning("%s has no BF16 tensor cores: the draft's BF16 weights become float16", device.info.name)
+            parts = {name: bf16_as_f16(name, part) for name, part in parts.items()}
         draft = draft_params, Weights.load(device, parts, gathered=(), progress=progress, stage="draft")
     passes = Passes(device, config, n_ctx, (params, weights), draft)
     return passes, tokenizer, dict(target_file.metadata), n_ctx

@@ -68,6 +68,7 @@ class Passes:
         self.workspace = Workspace(device)
         self._graphs: OrderedDict[tuple, Graph] = OrderedDict()
         self.builds = 0
+        self._past_runs: list[int] = []  # of graphs that are gone
 
     # ---- graphs
 
@@ -86,7 +87,9 @@ class Passes:
         return graph
 
     def _drop(self, key: tuple) -> None:
-        self._graphs.pop(key).close()
+        graph = self._graphs.pop(key)
+        self._past_runs.append(graph.runs)
+        graph.close()
 
     def ensure_rows(self, rows: int) -> int:
         """Make the caches hold `rows`; returns the bucket of rows that a graph over them sees."""
@@ -239,6 +242,15 @@ class Passes:
         if self.draft_state:
             parts |= {"draft weights": self.draft_weights.nbytes, "draft kv": self.draft_state.kv.nbytes}
         return parts | {"scratch": self.workspace.nbytes}
+
+    def replay_counts(self) -> dict[str, int]:
+        """Graph runs so far. With CUDA a graph's first run is eager, its second is captured, all later ones are replayed."""
+        runs = [*self._past_runs, *(g.runs for g in self._graphs.values())]
+        return {
+            "eager": sum(n > 0 for n in runs),
+            "captured": sum(n > 1 for n in runs),
+            "replayed": sum(max(0, n - 2) for n in runs),
+        }
 
     def close(self) -> None:
         for key in list(self._graphs):

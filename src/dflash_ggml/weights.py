@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._ggml import ffi, lib
-from .device import F32, Device, Store
+from .device import BF16, F16, F32, Device, Store
 from .errors import DeviceError, ModelFileError
 
 TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
@@ -21,6 +21,19 @@ class Source(NamedTuple):
     type: int
     shape: tuple[int, ...]
     data: np.ndarray | memoryview
+
+
+def bf16_as_f16(name: str, s: Source) -> Source:
+    """The same tensor in float16, for GPUs that multiply BF16 slowly; values below 6e-8 become 0.
+
+    Raises ModelFileError when a value is too large for float16."""
+    if s.type != BF16:
+        return s
+    bits = np.frombuffer(s.data, np.uint16).astype(np.uint32) << 16
+    values = bits.view(np.float32)
+    if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+        raise ModelFileError(f"tensor {name}: BF16 values beyond float16's range, and this GPU has no BF16 products; use a Q8_0 file")
+    return Source(F16, s.shape, values.astype(np.float16).view(np.uint8))
 
 
 class Weights(Mapping):
