@@ -21,7 +21,12 @@ from dflash_ggml.grammar import (
     response_format_spec,
 )
 from dflash_ggml.requests import GrammarSpec
-from dflash_ggml.tool_grammar import fits_parameter_form, forced_call_grammar
+from dflash_ggml.tool_grammar import (
+    call_or_answer_grammar,
+    fits_parameter_form,
+    forced_call_grammar,
+    inner_call_grammar,
+)
 
 TOKENIZER = byte_vocabulary()
 N_VOCAB = TOKENIZER.n_vocab + 3
@@ -107,7 +112,7 @@ def test_input_row_is_not_changed() -> None:
 
 def test_history_that_breaks_the_grammar() -> None:
     processor = COMPILER.processor(GrammarSpec("regex", "ab"), 3)
-    with pytest.raises(DflashError, match="do not match"):
+    with pytest.raises(DflashError, match="does not match"):
         allowed(processor, TOKENIZER.encode("ba"))
 
 
@@ -195,6 +200,33 @@ def test_forced_calls_in_json_form() -> None:
     call = '<tool_call>\n{"name": "w", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'
     assert accepts(spec, call) and accepts(spec, f"{call}\n{call}")
     assert not accepts(spec, "hello")
+
+
+def test_calls_or_an_answer() -> None:
+    spec = call_or_answer_grammar({"CALL": SCHEMA}, "json", '{"type": "integer"}', several=False)
+    assert accepts(spec, "42") and accepts(spec, "\n\n42") and not accepts(spec, "x")
+    assert accepts(
+        spec, '<tool_call>\n{"name": "CALL", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 260), min_size=1, max_size=8))
+def test_calls_begun_freely_are_bound_each_time(lengths: list[int]) -> None:
+    """Free text, a bound call, free text, a bound call; and again the mask depends on the history alone."""
+    spec = inner_call_grammar({"w": SCHEMA}, "xml")
+    ids = TOKENIZER.encode(
+        "hi " + block("w", ("city", "a"), ("unit", "c")) + "\n x" + block("w", ("city", ""), ("unit", "f"))
+    )
+    reused = COMPILER.processor(spec, len(PROMPT), after="<tool_call>", repeat=True)
+    for n in lengths:
+        fresh = COMPILER.processor(spec, len(PROMPT), after="<tool_call>", repeat=True)
+        mask = allowed(reused, ids[:n])
+        assert mask == allowed(fresh, ids[:n])
+        text = TOKENIZER.decode(ids[:n])
+        inside = text.count("<tool_call>") > text.count("</tool_call>")
+        assert (len(mask) < N_VOCAB) == inside
+        assert n >= len(ids) or ids[n] in mask
 
 
 def test_quotes_in_tool_names_do_not_break_the_grammar() -> None:

@@ -254,6 +254,28 @@ def test_forced_calls_fit_their_schema(
         assert message["function_call"] == call["function"] and call["function"]["name"] == "weather"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_strict_tools_in_auto(llm: ToyLlama, seed: int) -> None:
+    pytest.importorskip("llguidance")
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    llm.toy.replies = ["free { thought</think>Free text. <tool_call>"]
+    choice = llm.create_chat_completion(
+        HI, tools=[strict], temperature=1, seed=seed, max_tokens=900, logits_processor=[ending(llm)]
+    )["choices"][0]
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Free text.", "free { thought")
+    assert choice["finish_reason"] == "tool_calls"
+    for call in message["tool_calls"]:
+        jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER["function"]["parameters"])
+
+
+def test_json_or_a_call(llm: ToyLlama) -> None:
+    pytest.importorskip("llguidance")
+    options: dict[str, Any] = {"tools": TOOLS, "response_format": {"type": "json_object"}}
+    assert both_ways(llm, '</think>{"a": 1}', **options)["message"]["content"] == '{"a": 1}'
+    assert both_ways(llm, f"</think>{CALL}", **options)["finish_reason"] == "tool_calls"
+
+
 def test_forced_call_keeps_what_the_model_wanted_to_say(llm: ToyLlama) -> None:
     pytest.importorskip("llguidance")
     choice = both_ways(llm, f"hm</think>\n\n{CALL}", tools=TOOLS, tool_choice=NAMED)
@@ -305,6 +327,9 @@ def test_results_go_back_to_the_model(llm: ToyLlama) -> None:
         ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice: 'perhaps'"),
         ({"tools": [{"type": "mcp"}]}, r"tools\[0\]"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, "exclude each other"),
+        ({"mode": "fast"}, "mode: 'fast'"),
+        ({"budget": 0}, "budget"),
         (
             {"response_format": {"type": "json_object"}, "tools": TOOLS, "tool_choice": "required"},
             "exclude each other",

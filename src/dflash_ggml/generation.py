@@ -68,12 +68,13 @@ class Generation:
     def events(self, *, prompt_logprobs: bool = False) -> Generator[Event, None, None]:
         """The events, in the order that module `events` promises."""
         began = time.perf_counter()
-        if prompt_logprobs:
-            yield from self._prefill_rows(began)
-        else:
-            yield from self._prefill(began)
-        if self._reason is None:
-            yield from self._decode()
+        try:
+            yield from self._prefill_rows(began) if prompt_logprobs else self._prefill(began)
+            if self._reason is None:
+                yield from self._decode()
+        except (Exception, KeyboardInterrupt):
+            self._state.reset()  # an interrupt may have torn the state
+            raise
         self._sink.flush()
         yield from self._drain()
         yield self._usage()

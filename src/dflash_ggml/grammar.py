@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError, DflashError
 from .requests import GrammarSpec
+from .token_rows import piece
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -132,9 +133,11 @@ class GrammarCompiler:
             raise ConfigError(f"grammar ({spec.kind}): {_one_line(matcher.get_error())}")
         return matcher
 
-    def processor(self, spec: GrammarSpec, n_prompt: int, after: str | None = None) -> GrammarProcessor:
-        """A logits processor that binds what follows the first n_prompt tokens, or follows `after` in that."""
-        return GrammarProcessor(self.matcher(spec), self.tokenizer, n_prompt, after)
+    def processor(
+        self, spec: GrammarSpec, n_prompt: int, after: str | None = None, repeat: bool = False
+    ) -> GrammarProcessor:
+        """A logits processor for one generation; arguments as there."""
+        return GrammarProcessor(self.matcher(spec), self.tokenizer, n_prompt, after, repeat)
 
     def _tokens(self) -> LLTokenizer:
         if self._vocabulary is None:
@@ -148,17 +151,27 @@ class GrammarCompiler:
 
 
 class GrammarProcessor:
-    """(history int32 [n], scores float32 [V]) -> scores with -inf where the grammar forbids the token."""
+    """(history int32 [n], scores float32 [V]) -> scores with -inf where the grammar forbids the token.
+
+    Binds what follows the first n_prompt tokens; with `after`, what follows that text in it; with `repeat`, once more
+    after each further occurrence when the grammar has been completed.
+    """
 
     def __init__(
-        self, matcher: LLMatcher, tokenizer: Tokenizer, n_prompt: int, after: str | None = None
+        self,
+        matcher: LLMatcher,
+        tokenizer: Tokenizer,
+        n_prompt: int,
+        after: str | None = None,
+        repeat: bool = False,
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._n_prompt = n_prompt
         self._after = after.encode() if after else None
+        self._repeat = repeat
         self._seen = np.empty(0, np.int32)
-        self._start: int | None = None if after else 0  # index in _seen of the first token under the grammar
+        self._restart()
 
     def __call__(self, history: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """Raises DflashError if the history itself breaks the grammar or the grammar exceeds its limits."""
@@ -170,7 +183,15 @@ class GrammarProcessor:
         allowed = np.unpackbits(bits, bitorder="little", count=len(scores)).astype(bool)
         return np.where(allowed, scores, np.float32(-np.inf))
 
+    def _restart(self) -> None:
+        self._matcher.reset()
+        self._start: int | None = (
+            None if self._after else 0
+        )  # index in _seen of the first token that is bound
+        self._tail = b""  # of the text in which `after` is looked for
+
     def _follow(self, new: NDArray[np.int32]) -> None:
+        """Bring the matcher from the history of the last call to this one."""
         n = min(len(self._seen), len(new))
         if not np.array_equal(self._seen[:n], new[:n]):
             n = int(np.flatnonzero(self._seen[:n] != new[:n])[0])
@@ -178,27 +199,24 @@ class GrammarProcessor:
             if self._start is not None and n >= self._start:
                 self._matcher.rollback(len(self._seen) - n)
             else:
-                self._matcher.reset()
-                self._start = None if self._after else 0
-        if self._start is None:
-            self._start = self._find_start(new)
-            n = len(new) if self._start is None else self._start
-        if self._start is not None:
-            fresh = [int(t) for t in new[n:]]
-            if self._matcher.try_consume_tokens(fresh) < len(fresh):
-                self._check()
-                raise DflashError("grammar: the tokens generated so far do not match it")
+                self._restart()
+                n = 0
+        for i, token in enumerate(new[n:].tolist(), n):
+            if self._start is None:
+                self._look(token, i)
+            elif not self._matcher.consume_token(token):
+                raise DflashError(
+                    f"grammar: token {token} does not match it: {_one_line(self._matcher.get_error())}"
+                )
+            elif self._repeat and self._matcher.is_stopped():
+                self._restart()
         self._seen = new.copy()
 
-    def _find_start(self, ids: NDArray[np.int32]) -> int | None:
+    def _look(self, token: int, index: int) -> None:
         assert self._after is not None
-        text = b""
-        for i, token in enumerate(ids.tolist()):
-            piece = self._tokenizer.token_bytes(token) if token < self._tokenizer.n_vocab else b""
-            text = text[-len(self._after) :] + piece
-            if self._after in text:
-                return i + 1
-        return None
+        self._tail = self._tail[-len(self._after) :] + piece(self._tokenizer, token)
+        if self._after in self._tail:
+            self._start = index + 1
 
     def _check(self) -> None:
         if self._matcher.is_error():

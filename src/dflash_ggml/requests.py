@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, get_args, Union
 
 import numpy as np
 
+from .config import Mode
 from .errors import ConfigError
 from .sampling import SamplingParams
 
@@ -63,6 +64,10 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
             raise ConfigError("stop: expected a sequence of strings")
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise ConfigError(f"mode: {self.mode!r} is none of {', '.join(get_args(Mode))}")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(f"budget: expected 1 or more, got {self.budget}")
         if self.logprobs is not None and self.logprobs < 0:
             raise ConfigError(f"logprobs: expected 0 or more, got {self.logprobs}")
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .chat import ChatTemplate, normalise_messages
-from .chat_parse import TAGS, ChatParser, new_call_id, reasoning_at_start
+from .chat_parse import ChatParser, new_call_id, reasoning_at_start
+from .constraints import chat_constraint, special_tags
 from .errors import ConfigError
 from .events import Event
 from .generation import Generation
-from .grammar import GrammarCompiler, GrammarProcessor, response_format_spec
+from .grammar import GrammarCompiler, GrammarProcessor
 from .prefix_cache import PrefixCache
 from .prompt_state import PromptState
-from .requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool
+from .requests import ChatRequest, CompletionRequest, NamedTool
 from .sinks import ChatSink, TextSink
 from .stopping import StopStrings
-from .tool_grammar import forced_call_grammar
 from .tool_specs import check_tools, with_generic_tool_prompt
 from .turns import Turns
 
@@ -112,7 +112,7 @@ class Session:
         return ids
 
 
-def model_template(tokenizer: Any, name: str | None = None) -> ChatTemplate | None:
+def model_template(tokenizer: Any) -> ChatTemplate | None:
     """The chat template that a model file carries, or None."""
     source = tokenizer.chat_template
     if not source:
@@ -154,12 +154,12 @@ def run_chat(
     )
     one_call = parse_calls and (isinstance(choice, NamedTool) or not request.parallel_tool_calls)
     sink = ChatSink(session.tokenizer, parser, stops, one_call)
-    spec = _chat_grammar(session, request, template, schemas)
+    bound = chat_constraint(request, template.tool_format, schemas, special_tags(session.tokenizer))
     grammar = None
-    if spec is not None:
+    if bound is not None:
         # what binds the answer does not bind the thinking before it
-        thinking = reasoning_at_start(prompt) == "open"
-        grammar = session.grammars.processor(spec, len(ids), after="</think>" if thinking else None)
+        after = bound.after or ("</think>" if reasoning_at_start(prompt) == "open" else None)
+        grammar = session.grammars.processor(bound.spec, len(ids), after, bound.repeat)
     generation = Generation(
         session.state,
         ids,
@@ -189,23 +189,3 @@ def run_completion(
         should_stop=should_stop,
     )
     yield from session.turns.run(generation.events(prompt_logprobs=request.prompt_logprobs))
-
-
-def _chat_grammar(
-    session: Session, request: ChatRequest, template: ChatTemplate, schemas: Mapping[str, Mapping[str, Any]]
-) -> GrammarSpec | None:
-    """The one constraint on the visible text. Raises ConfigError if two are asked for."""
-    choice = request.tool_choice
-    from_format = response_format_spec(request.response_format)
-    asked = [s for s in (request.grammar, from_format) if s is not None]
-    if isinstance(choice, NamedTool) or choice == "required":
-        tools = {choice.name: schemas[choice.name]} if isinstance(choice, NamedTool) else schemas
-        several = choice == "required" and request.parallel_tool_calls
-        tokenizer = session.tokenizer
-        special = frozenset(
-            t for t in TAGS if (i := tokenizer.id_of(t)) is not None and tokenizer.is_control(i)
-        )
-        asked.append(forced_call_grammar(tools, template.tool_format, several=several, special_tags=special))
-    if len(asked) > 1:
-        raise ConfigError("grammar, response_format and a forced tool_choice exclude each other: give one")
-    return asked[0] if asked else None

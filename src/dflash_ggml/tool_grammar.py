@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .chat import ToolFormat
 from .grammar import JSON_OPTIONS
 from .requests import GrammarSpec
 from .tool_specs import value_types
+
+Schemas = Mapping[str, Mapping[str, Any]]
 
 # keywords that free text between parameter tags cannot enforce; such tools are called in the JSON form
 _STRING_LIMITS = ("pattern", "format", "minLength", "maxLength", "contentEncoding")
@@ -23,32 +25,60 @@ _OBJECT_LIMITS = (
     "dependentRequired",
     "minProperties",
 )
+_BLOCKS = ("lead: /\\n{0,2}/", "gap: /\\n?/", 'block: CALL "\\n" call "\\n" END_CALL')
 _END_VALUE = "\n</parameter>\n"
 _INNER_ENDS = r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>"
 
 
 def forced_call_grammar(
-    schemas: Mapping[str, Mapping[str, Any]],
+    schemas: Schemas, form: ToolFormat, *, several: bool, special_tags: frozenset[str] = frozenset()
+) -> GrammarSpec:
+    """A grammar of one call (or `several`) of the tools in `schemas` (name -> argument schema) and nothing else.
+
+    form: "xml" or "json", as the model was taught; special_tags: tags that are control tokens of the vocabulary.
+    """
+    start = f"start: lead block{' (gap block)*' if several else ''}"
+    return _grammar([start, *_BLOCKS], schemas, form, special_tags)
+
+
+def call_or_answer_grammar(
+    schemas: Schemas,
     form: ToolFormat,
+    answer: str,
     *,
     several: bool,
     special_tags: frozenset[str] = frozenset(),
 ) -> GrammarSpec:
-    """A Lark grammar of one call (or `several`) of the tools in `schemas` (name -> argument schema).
+    """As forced_call_grammar, or else a text that fits the JSON schema `answer` (JSON text)."""
+    schema = {**json.loads(answer), "x-guidance": JSON_OPTIONS}
+    start = f"start: lead (block{' (gap block)*' if several else ''} | answer)"
+    return _grammar([start, *_BLOCKS], schemas, form, special_tags, [f"answer: %json {json.dumps(schema)}"])
 
-    form: "xml" or "json", as the model was taught; special_tags: tags that are control tokens of the vocabulary.
-    """
-    rules, names = [], []
+
+def inner_call_grammar(
+    schemas: Schemas, form: ToolFormat, *, special_tags: frozenset[str] = frozenset()
+) -> GrammarSpec:
+    """What follows a `<tool_call>` tag that the model wrote of its own accord, to the closing tag."""
+    return _grammar(['start: "\\n" call "\\n" END_CALL'], schemas, form, special_tags)
+
+
+def _grammar(
+    start: list[str],
+    schemas: Schemas,
+    form: ToolFormat,
+    special_tags: frozenset[str],
+    more: Sequence[str] = (),
+) -> GrammarSpec:
+    for name, tag in (("END_CALL", "</tool_call>"), ("CALL", "<tool_call>")):
+        start = [line.replace(name, tag if tag in special_tags else _quote(tag)) for line in start]
+    rules, names = list(more), []
     for i, (name, schema) in enumerate(schemas.items()):
         as_text = form == "xml" and fits_parameter_form(schema)
         rules += _parameter_rules(i, name, schema) if as_text else _json_rules(i, name, schema)
         names.append(f"call_{i}")
-    tags = [t if t in special_tags else _quote(t) for t in ("<tool_call>", "</tool_call>")]
     head = [
         "%llguidance {}",
-        f"start: /\\n{{0,2}}/ block{' (gap block)*' if several else ''}",
-        "gap: /\\n?/",
-        f'block: {tags[0]} "\\n" call "\\n" {tags[1]}',
+        *start,
         f"call: {' | '.join(names)}",
         # what the reader of calls takes for the end of a value must not stand inside one
         f"text[suffix={_quote(_END_VALUE)}]: /(?s:.*)/ & ~/(?s:.*)({_INNER_ENDS})(?s:.*)/",
