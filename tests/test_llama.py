@@ -81,6 +81,8 @@ def test_attributes_that_others_read(llm: ToyLlama) -> None:
     assert llm._is_hybrid and llm.cache is None and llm.last_n_tokens_size == 64
     with pytest.raises(RuntimeError):
         llm.create_embedding("x")
+    with pytest.raises(AttributeError, match="no libllama"):
+        llm.ctx
 
 
 # --- text completions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import ContextOverflowError
+from .errors import ConfigError, ContextOverflowError
 from .events import Begin, Event, Finish, FinishReason, Progress, PromptLogprobs, TokenLogprob, Usage, merged
 from .prompt_state import PromptState
 from .requests import GenerationOptions
@@ -39,6 +39,9 @@ class Generation:
             raise ContextOverflowError(
                 f"Requested tokens ({len(ids)}) exceed context window of {self.engine.n_ctx}"
             )
+        bad = next((i for i in ids if not 0 <= i < self.engine.n_vocab), None)
+        if bad is not None:
+            raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {self.engine.n_vocab}")
         self._state = state
         self._ids = list(ids)
         self._options = options

@@ -124,6 +124,13 @@ class LlamaBase:
         params = TargetParams.from_gguf(file)
         return Tokenizer.from_gguf(file), params, file.metadata, self._options.n_ctx or params.n_ctx_train
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("ctx", "model", "_ctx", "_model", "_batch", "_candidates"):
+            raise AttributeError(
+                f"{name}: there is no libllama behind this Llama, so its pointers do not exist"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def engine(self) -> Engine:
         """The engine. Raises ConfigError after close() or with vocab_only."""

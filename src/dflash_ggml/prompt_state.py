@@ -83,7 +83,7 @@ class PromptState:
                     return
                 end = min(position + batch, stop)
                 self._row_valid = False
-                self.engine.prefill(ids[position:end], should_stop=should_stop)
+                self.engine.prefill(ids[position:end])
                 self._row_valid = True
                 position = end
                 yield position
