@@ -198,6 +198,8 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
         assert not llm.engine.has_draft
     with pytest.raises(ModelFileError):
         Llama(str(target), draft_model=str(draft), verbose=False)
+    with pytest.raises(ConfigError, match="needs a draft"):
+        Llama(str(target), draft_model=False, mode="tree", verbose=False)
     with pytest.raises(ConfigError, match="nowhere"):
         Llama(str(target), draft_model=tmp_path / "nowhere", verbose=False)
     with pytest.warns(UserWarning, match="a function cannot draft here"):

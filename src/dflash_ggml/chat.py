@@ -151,10 +151,10 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 def _normalise_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where}: expected an object with role and content")
-    role = message.get("role")
-    role = {"developer": "system", "function": "tool"}.get(role, role)
+    said = message.get("role")
+    role = {"developer": "system", "function": "tool"}.get(str(said), said)
     if role not in ROLES:
-        raise ConfigError(f"{where}.role: {message.get('role')!r} is none of {', '.join(ROLES)}")
+        raise ConfigError(f"{where}.role: {said!r} is none of {', '.join(ROLES)}")
     out: dict[str, Any] = {"role": role, "content": content_text(message.get("content"), f"{where}.content")}
     calls = message.get("tool_calls") or []
     if message.get("function_call"):

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import chat_handlers, grammar, llama, llama_cache, llama_state, llama_tokenizer
+from . import chat_handlers, grammar, llama, llama_cache, llama_state, llama_tokenizer, llama_types
 from .errors import ConfigError
 from .llama_options import LLAMA_DEFAULT_SEED
 
@@ -94,6 +94,7 @@ def install() -> ModuleType:
         "llama_chat_format": _CHAT,
         "llama_speculative": draft,
         "llama_cpp": _CONSTANTS,
+        "llama_types": {k: v for k, v in vars(llama_types).items() if not k.startswith("_")},
     }
     package = _module("llama_cpp", {**_CONSTANTS, **public, "__version__": VERSION}, package=True)
     sys.modules["llama_cpp"] = package
@@ -101,7 +102,6 @@ def install() -> ModuleType:
         module = _module(f"llama_cpp.{name}", content, package=False)
         sys.modules[module.__name__] = module
         setattr(package, name, module)
-    sys.modules["llama_cpp.llama_types"] = package.llama_types = _types_module()
     return package
 
 
@@ -119,10 +119,3 @@ def _module(name: str, content: dict[str, Any], package: bool) -> _Facade:
     if package:
         module.__path__ = []
     return module
-
-
-def _types_module() -> _Facade:
-    from . import llama_types
-
-    public = {name: value for name, value in vars(llama_types).items() if not name.startswith("_")}
-    return _module("llama_cpp.llama_types", public, package=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class Generation:
     def _decode(self) -> Generator[Event, None, None]:
         options = self._options
         self._state.spent()
-        steps = self.engine.generate(
+        steps: Any = self.engine.generate(
             self._sampler,
             max_tokens=self._limit,
             mode=options.mode,
@@ -145,7 +145,7 @@ class Generation:
     def _take(self, token: int) -> bool:
         """Called by the engine for every emitted token, in text order, inside the walk; True ends it there."""
         tokenizer, options = self.engine.tokenizer, self._options
-        row = self._tap.row if self._tap is not None else None
+        row: Any = self._tap.row if self._tap is not None else None
         n = len(self._ids) + self._n_out
         if any(criterion(self._text[:n], row) for criterion in options.stopping_criteria):
             self._reason = "stop"

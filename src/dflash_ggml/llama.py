@@ -18,7 +18,7 @@ from .grammar import LlamaGrammar
 from .llama_core import LlamaCore
 from .llama_hub import fetch_pretrained
 from .llama_options import LLAMA_DEFAULT_SEED, LlamaOptions
-from .llama_requests import chat_request, completion_request, legacy_tools, sampling_params
+from .llama_requests import SAMPLING_OPTIONS, chat_request, completion_request, legacy_tools, sampling_params
 from .llama_state import LlamaState, LogitsProcessorList, StoppingCriteriaList
 from .openai_shapes import usage_line
 from .requests import CompletionRequest, NamedTool
@@ -315,7 +315,7 @@ class Llama(LlamaCore):
         parallel_tool_calls: bool = True,
         **options: Any,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        sampling = {name: options.pop(name) for name in _CHAT_SAMPLING if name in options}
+        sampling = {name: options.pop(name) for name in (*SAMPLING_OPTIONS, "logit_bias") if name in options}
         params = self._sampling(seed, temperature=temperature, **sampling)
         all_tools, choice = legacy_tools(functions, function_call, tools, tool_choice)
         request = chat_request(
@@ -349,7 +349,7 @@ class Llama(LlamaCore):
             raise ImportError(
                 "create_chat_completion_openai_v1 needs the openai package: pip install openai"
             ) from None
-        answer = self.create_chat_completion(*args, **kwargs)
+        answer: Any = self.create_chat_completion(*args, **kwargs)
         if kwargs.get("stream", False):
             return (ChatCompletionChunk(**chunk) for chunk in answer)
         return ChatCompletion(**answer)
@@ -380,17 +380,4 @@ class Llama(LlamaCore):
 
 _CHAT_EXTRAS = frozenset(
     ("chat_template_kwargs", "enable_thinking", "parallel_tool_calls", "mode", "budget", "on_step")
-)
-_CHAT_SAMPLING = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
-    "logit_bias",
 )

@@ -106,14 +106,14 @@ class LlamaBase:
             return None, False
         from .loading import draft_beside
 
-        path = draft_beside(Path(self.model_path))
-        if path is None:
+        beside = draft_beside(Path(self.model_path))
+        if beside is None:
             warnings.warn(
                 f"no DFlash draft beside {self.model_path} (one file with 'dflash' in its name): decoding plainly; "
                 "pass draft_model=PATH for speculation, draft_model=False to silence this",
                 stacklevel=6,
             )
-        return path, True
+        return beside, True
 
     def _load_vocabulary(self) -> tuple[Any, Any, Any, int]:
         from .gguf import GGUFFile
@@ -236,7 +236,7 @@ class LlamaBase:
         return {**self._options.as_dict(), "seed": self._seed, "n_ctx": self._n_ctx}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        self.__init__(**state)  # type: ignore[misc]
 
     def close(self) -> None:
         """Free the model; a second call does nothing."""

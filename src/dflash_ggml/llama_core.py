@@ -103,10 +103,10 @@ class LlamaCore(LlamaBase):
         if idx is not None and idx % self.n_tokens != last:
             if not self._logits_all:
                 raise ConfigError("sample: idx needs a model opened with logits_all=True")
-            return sampler.sample(self.scores[idx], self._input_ids[: idx + 1])
+            return sampler.sample(self.scores[idx], self._input_ids[: idx + 1].tolist())
         if not self.session.state.holds(self._input_ids):
             self.eval(())
-        return sampler.sample(self.engine.logits, self._input_ids)
+        return sampler.sample(self.engine.logits, self._input_ids.tolist())
 
     def _sampler(
         self,
@@ -203,7 +203,7 @@ class LlamaCore(LlamaBase):
             return ended
 
         self.session.state.spent()
-        steps = self.engine.generate(sampler, stop=stop)
+        steps: Any = self.engine.generate(sampler, stop=stop)
         try:
             for step in steps:
                 for token in step.tokens[:-1] if ended else step.tokens:

@@ -50,4 +50,4 @@ def _fetch(hub: Hub, repo_id: str, name: str, local_dir: str | os.PathLike[str] 
 
     path = PurePosixPath(name)
     folder = None if str(path.parent) == "." else str(path.parent)
-    return hf_hub_download(repo_id=repo_id, filename=path.name, subfolder=folder, local_dir=local_dir)
+    return hf_hub_download(repo_id=repo_id, filename=path.name, subfolder=folder, local_dir=Path(local_dir))

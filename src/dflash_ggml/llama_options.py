@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .config import EngineConfig, Mode
+from .config import EngineConfig, KvType, Mode
 from .errors import ConfigError
 from .session import CACHE_BYTES
 
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF
-_KV_TYPES = {None: "f16", 0: "f32", 1: "f16"}  # ggml type numbers
+_KV_TYPES: dict[int | None, KvType] = {None: "f16", 0: "f32", 1: "f16"}  # ggml type numbers
 _OVERRIDABLE = ("tokenizer.chat_template",)
 _ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is what LangChain always sends
 
@@ -103,7 +103,7 @@ class LlamaOptions:
         if ignored:
             warnings.warn(f"these options have no meaning in dflash-ggml: {', '.join(ignored)}", stacklevel=4)
 
-    def kv_type(self) -> str:
+    def kv_type(self) -> KvType:
         """The K/V cache's element type. Raises ConfigError for types other than f16 and f32, or two different ones."""
         if self.type_k != self.type_v or self.type_k not in _KV_TYPES:
             raise ConfigError(
@@ -121,7 +121,7 @@ class LlamaOptions:
             n_threads=self.n_threads,
             n_gpu_layers=self.n_gpu_layers,
             main_gpu=self.main_gpu,
-            mode=self.mode if draft is not None else "plain",
+            mode="plain" if draft is None and self.mode == "auto" else self.mode,
             budget=self.budget,
             chain_seed=self.chain_seed,
             kv_type=self.kv_type(),

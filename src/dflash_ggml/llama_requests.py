@@ -13,6 +13,20 @@ from .requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, To
 from .sampling import SamplingParams
 
 
+SAMPLING_OPTIONS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+
+
 def sampling_params(
     *,
     seed: int,
@@ -23,22 +37,12 @@ def sampling_params(
 ) -> SamplingParams:
     """Sampler options; a seed of -1 or 2^32-1 asks for fresh entropy, as in llama.cpp."""
     seed &= 0xFFFFFFFF
-    names = (
-        "top_k",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    )
-    names += ("mirostat_mode", "mirostat_tau", "mirostat_eta")
     return SamplingParams(
         temperature=temperature,
         penalty_last_n=last_n_tokens_size,
         logit_bias={int(k): float(v) for k, v in (logit_bias or {}).items()},
         seed=None if seed == LLAMA_DEFAULT_SEED else seed,
-        **{name: options[name] for name in names if name in options},
+        **{name: options[name] for name in SAMPLING_OPTIONS if name in options},
     )
 
 
@@ -70,7 +74,7 @@ def shared_options(
     grammar: Any,
     logits_processor: Any,
     stopping_criteria: Any = None,
-    mode: str | None = None,
+    mode: Any = None,
     budget: int | None = None,
     on_step: Callable[..., None] | None = None,
 ) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .token_rows import piece
 
 if TYPE_CHECKING:
-    from .llama import Llama
+    from .llama_base import LlamaBase
 
 
 class BaseLlamaTokenizer(ABC):
@@ -29,7 +29,7 @@ class BaseLlamaTokenizer(ABC):
 class LlamaTokenizer(BaseLlamaTokenizer):
     """The model's own tokenizer."""
 
-    def __init__(self, llama: Llama) -> None:
+    def __init__(self, llama: LlamaBase) -> None:
         self._tokenizer = llama._engine_tokenizer
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:

@@ -10,27 +10,17 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
 INTERVAL = 4096  # tokens between snapshots inside one long message
 MIN_GAP = 32  # a snapshot must save at least this many tokens over the one before it
 N_RECENT = 8  # prompts remembered to find where prompts part
-
-
-class SnapshotLike(Protocol):
-    """What the cache needs to know of engine.Snapshot."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def rows(self) -> object | None: ...
-
-    @property
-    def nbytes(self) -> int: ...
 
 
 class PrefixCache:
@@ -40,13 +30,13 @@ class PrefixCache:
         self.budget = budget
         self.nbytes = 0
         self.hits = self.misses = 0
-        self._entries: OrderedDict[bytes, SnapshotLike] = OrderedDict()
+        self._entries: OrderedDict[bytes, Snapshot] = OrderedDict()
         self._recent: deque[NDArray[np.int32]] = deque(maxlen=N_RECENT)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, snapshot: SnapshotLike) -> bool:
+    def put(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot; False if it is larger than the whole budget."""
         if snapshot.nbytes > self.budget:
             return False
@@ -59,9 +49,7 @@ class PrefixCache:
             self.nbytes -= self._entries.popitem(last=False)[1].nbytes
         return True
 
-    def best(
-        self, ids: Sequence[int], limit: int, usable: Callable[[SnapshotLike], bool]
-    ) -> SnapshotLike | None:
+    def best(self, ids: Sequence[int], limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
         """The longest usable snapshot that is a prefix of ids[:limit]; it becomes the most recently used."""
         wanted = _key(ids[:limit])
         for key in sorted((k for k in self._entries if wanted.startswith(k)), key=len, reverse=True):
@@ -70,7 +58,7 @@ class PrefixCache:
                 return self._entries[key]
         return None
 
-    def sweep(self, usable: Callable[[SnapshotLike], bool]) -> None:
+    def sweep(self, usable: Callable[[Snapshot], bool]) -> None:
         """Drop the snapshots that can no longer be restored."""
         for key in [k for k, s in self._entries.items() if not usable(s)]:
             self.nbytes -= self._entries.pop(key).nbytes

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from .prefix_cache import PrefixCache, common_prefix
 
 if TYPE_CHECKING:
-    from .engine import Engine, Snapshot
+    from .engine import Engine
+    from .snapshot import Snapshot
 
 
 class PromptState:
@@ -36,7 +37,7 @@ class PromptState:
         """The caller has prefilled: the engine's logits are those of its last token."""
         self._row_valid = True
 
-    def holds(self, ids: Sequence[int]) -> bool:
+    def holds(self, ids: Sequence[int] | NDArray[np.int32]) -> bool:
         """Whether the state is exactly ids, with the logits after them."""
         live = self.engine.tokens
         return self._row_valid and len(live) == len(ids) and common_prefix(live, ids) == len(ids)

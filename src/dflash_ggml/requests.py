@@ -57,7 +57,7 @@ class GenerationOptions:
     logprobs: int | None = None
     logits_processor: tuple[LogitsProcessorFn, ...] = ()
     stopping_criteria: tuple[StoppingCriterionFn, ...] = ()
-    mode: str | None = None
+    mode: Mode | None = None
     budget: int | None = None
     on_step: Callable[[Step], None] | None = None
 

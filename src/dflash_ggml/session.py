@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .chat import ChatTemplate, normalise_messages
@@ -102,8 +102,9 @@ class Session:
         else:
             ids = tokenizer.encode(request.prompt, special=False)
         if request.suffix is not None:
-            marks = [tokenizer.id_of(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle")]
-            if None in marks:
+            found = [tokenizer.id_of(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle")]
+            marks = [i for i in found if i is not None]
+            if len(marks) < 3:
                 raise ConfigError("suffix: this model has no fill-in-the-middle tokens")
             before, after = [marks[0], *ids], [marks[1], *tokenizer.encode(request.suffix, special=False)]
             ids = bos + (after + before if request.suffix_first else before + after) + [marks[2]]
@@ -131,7 +132,7 @@ def run_chat(
     *,
     should_stop: Callable[[], bool] | None = None,
     new_call_id: Callable[[int, str], str] = new_call_id,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """Yield the events of one answer; see `events` for their order. Closing the iterator cancels within one step.
 
     should_stop is asked once per step; new_call_id makes the id of a tool call from its index and name.
@@ -174,7 +175,7 @@ def run_chat(
 
 def run_completion(
     session: Session, request: CompletionRequest, *, should_stop: Callable[[], bool] | None = None
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """As run_chat, for a plain continuation: of the deltas only TextDelta occurs."""
     ids = session.completion_ids(request)
     grammar: GrammarProcessor | None = None

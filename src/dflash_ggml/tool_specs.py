@@ -100,7 +100,7 @@ def coerce(text: str, types: frozenset[str]) -> Any:
     trimmed = text.strip()
     python_words = {"True": True, "False": False, "None": None}
     try:
-        value = python_words[trimmed] if trimmed in python_words else json.loads(trimmed)
+        value: Any = python_words[trimmed] if trimmed in python_words else json.loads(trimmed)
     except json.JSONDecodeError:
         return text
     kind = _type_name(value)

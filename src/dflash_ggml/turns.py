@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import TypeVar
 
 from .errors import DflashError
@@ -23,7 +23,7 @@ class Turns:
         self._owner: int | None = None
         self._current: Generator[object, None, None] | None = None
 
-    def run(self, inner: Generator[T, None, None]) -> Iterator[T]:
+    def run(self, inner: Generator[T, None, None]) -> Generator[T, None, None]:
         """Yield from `inner` while holding the turn; it is taken at the first next() and given back at the end."""
         self._take(inner)
         try:
