@@ -103,6 +103,28 @@ def test_snapshot_goes_back(engine, with_rows):
             engine.restore(snapshot)
 
 
+@pytest.mark.parametrize("between", ["prefill", "plain"])
+def test_the_draft_sees_what_was_committed(engine, between):
+    """The draft's context after trees, then something else, is that of a prefill: acceptance depends on it, text does not."""
+    engine.prefill([3, 1, 4, 1, 5])
+    greedy_tokens(engine, 25)
+    if between == "prefill":
+        engine.prefill([7, 8])
+    else:
+        engine.prefill([7])
+        greedy_tokens(engine, 20)
+        engine._plain_step(Sampler(GREEDY, engine.n_vocab), engine.tokens, lambda t: False, False, True)
+    n, passes = engine.n_tokens, engine.passes
+    assert passes.in_draft[:n].all()
+    rows = [passes.device.read(t, n * t.nb[1] // 4) for t in row_slices(passes)]
+    tokens = engine.tokens
+    engine.reset()
+    engine.prefill(tokens)
+    for ours, t in zip(rows, row_slices(passes)):
+        fresh = passes.device.read(t, n * t.nb[1] // 4)
+        np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
+
+
 def test_growth_keeps_the_text(toy_pair):
     """A context that outgrows its first allocation continues as if it had been large from the start."""
     target, draft = toy_pair

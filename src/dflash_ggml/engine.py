@@ -6,7 +6,7 @@ State between steps: the committed tokens, and one pending token that was emitte
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -133,6 +133,7 @@ class Engine:
             )
         self.check_ids(ids)
         if len(ids):
+            self._feed_path()
             self.pending = self._logits = None
         for at in range(0, len(ids), self.config.n_batch):
             if should_stop and should_stop():
@@ -159,7 +160,7 @@ class Engine:
         stop: Callable[[int], bool] | None = None,
         should_stop: Callable[[], bool] | None = None,
         keep_rows: bool = False,
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         """Decode from `logits` until `stop(token)` (None: an end-of-generation token), `max_tokens` or the context's end.
 
         `should_stop` is asked between steps. However it ends, also by closing the generator, `tokens` then holds the prompt
@@ -252,6 +253,7 @@ class Engine:
     def _plain_step(self, sampler: Sampler, history: list[int], emit, keep_rows: bool, feed_draft: bool) -> Step:
         """Run the pending token alone."""
         clock = _Clock()
+        self._feed_path()
         self._torn = True
         graph = self.passes.linear([self.pending], len(self._tokens), feed_draft)
         self._tokens.append(self.pending)
@@ -268,6 +270,12 @@ class Engine:
         clock.lap("host")
         return Step((self.pending,), "plain", rows=(row,) if keep_rows else None, timings=clock.times)
 
+    def _feed_path(self) -> None:
+        """Let the draft take in the last accepted path before anything else is committed behind it."""
+        if self._path:
+            self.passes.feed_path(len(self._tokens), self._path)
+            self._path = ()
+
     def _sample(self, sampler: Sampler, row: np.ndarray, history: list[int]) -> int:
         return int(sampler.sample(row, history))
 
@@ -279,9 +287,7 @@ class Engine:
         Without its K/V rows a snapshot is small and good for as long as the cache still holds the same tokens' rows.
         """
         self._usable()
-        if self._path:
-            self.passes.feed_path(len(self._tokens), self._path)
-            self._path = ()
+        self._feed_path()
         return save_state(self.passes, self._tokens, self._logits, with_rows)
 
     def can_restore(self, snapshot: Snapshot) -> bool:
