@@ -27,9 +27,9 @@ def append_context(g: Graph, w: Weights, p: DraftParams, state: DraftState, feat
     caches = []
     for i in range(p.n_layers):
         name = f"blk.{i}.attn_"
-        k = g.reshape(g.mul_mat(w[name + "k.weight"], c), d, kv_heads, n)
+        k, v = (g.expand(g.mul_mat(w[f"{name}{x}.weight"], c)) for x in "kv")
+        k = g.reshape(k, d, kv_heads, n)
         k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions, d, p.rope_theta)
-        v = g.mul_mat(w[name + "v.weight"], c)
         keys = g.expand(g.set_rows(state.keys(i), g.reshape(k, d * kv_heads, n), rows))
         values = g.expand(g.set_rows(state.values(i), v, rows))
         caches.append((keys, values))
@@ -74,11 +74,10 @@ def draft_graph(
     for i in range(p.n_layers):
         name = f"blk.{i}."
         y = g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"])
-        q = g.reshape(g.mul_mat(w[name + "attn_q.weight"], y), d, heads, block)
-        q = g.rope(g.rms_norm(q, p.rms_eps, w[name + "attn_q_norm.weight"]), positions, d, p.rope_theta)
-        k = g.reshape(g.mul_mat(w[name + "attn_k.weight"], y), d, kv_heads, block)
-        k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "attn_k_norm.weight"]), positions, d, p.rope_theta)
-        v = g.mul_mat(w[name + "attn_v.weight"], y)
+        q, k, v = (g.expand(g.mul_mat(w[f"{name}attn_{x}.weight"], y)) for x in "qkv")
+        q = g.rms_norm(g.reshape(q, d, heads, block), p.rms_eps, w[name + "attn_q_norm.weight"])
+        k = g.rms_norm(g.reshape(k, d, kv_heads, block), p.rms_eps, w[name + "attn_k_norm.weight"])
+        q, k = (g.rope(x, positions, d, p.rope_theta) for x in (q, k))
         keys = g.set_rows(caches[i][0], g.reshape(k, d * kv_heads, block), rows)
         values = g.set_rows(caches[i][1], v, rows)
         row = keys.nb[1]

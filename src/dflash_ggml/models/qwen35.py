@@ -60,14 +60,14 @@ class _Builder:
         g, w, p, n = self.g, self.w, self.p, self.n
         d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
         name = f"blk.{layer}.attn_"
+        # products of one input stand together: the GPU converts it once for all of them
+        q_gate, k, v = (g.expand(g.mul_mat(w[f"{name}{x}.weight"], y)) for x in "qkv")
         # attn_q interleaves per head: d query rows, then d gate rows
-        q_gate = g.mul_mat(w[name + "q.weight"], y)
         strides = (2 * d * 4, 2 * d * heads * 4)
         q = g.rms_norm(g.view(q_gate, (d, heads, n), strides), p.rms_eps, w[name + "q_norm.weight"])
         q = g.expand(g.rope(q, self.positions, p.n_rot, p.rope_theta))
-        v = g.expand(g.mul_mat(w[name + "v.weight"], y))
-        k = g.reshape(g.mul_mat(w[name + "k.weight"], y), d, kv_heads, n)
-        k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), self.positions, p.n_rot, p.rope_theta)
+        k = g.rms_norm(g.reshape(k, d, kv_heads, n), p.rms_eps, w[name + "k_norm.weight"])
+        k = g.rope(k, self.positions, p.n_rot, p.rope_theta)
         keys = g.expand(g.set_rows(self.state.keys(index), g.reshape(k, d * kv_heads, n), self.rows))
         values = g.expand(g.set_rows(self.state.values(index), v, self.rows))
         row = keys.nb[1]
@@ -82,9 +82,13 @@ class _Builder:
         g, w, p, n = self.g, self.w, self.p, self.n
         s, h_k, h_v = p.ssm_state, p.ssm_k_heads, p.ssm_v_heads
         name = f"blk.{layer}."
-        qkv = g.mul_mat(w[name + "attn_qkv.weight"], y)
+        # products of one input stand together: the GPU converts it once for all of them
+        products = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")
+        qkv, z, alpha, beta = (g.mul_mat(w[f"{name}{x}.weight"], y) for x in products)
         if self.tree:
             qkv = g.land(qkv, self.state.conv_inputs, index)
+        for product in (qkv, z, alpha, beta):
+            g.expand(product)
         window = self.state.window(index)
         c = g.silu(g.ssm_conv_tree(window, qkv, w[name + "ssm_conv1d.weight"], self.parents))
         g.expand(c)
@@ -94,9 +98,9 @@ class _Builder:
         qk = g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), p.rms_eps)
         q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
         v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
-        alpha = g.add(g.mul_mat(w[name + "ssm_alpha.weight"], y), w[name + "ssm_dt.bias"])
+        alpha = g.add(alpha, w[name + "ssm_dt.bias"])
         decay = g.reshape(g.mul(g.softplus(alpha), w[name + "ssm_a"]), 1, h_v, n)
-        beta = g.reshape(g.sigmoid(g.mul_mat(w[name + "ssm_beta.weight"], y)), 1, h_v, n)
+        beta = g.reshape(g.sigmoid(beta), 1, h_v, n)
         live = self.state.delta(index)
         if self.tree:
             rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, live, self.parents)
@@ -108,7 +112,7 @@ class _Builder:
             g.expand(g.copy(g.view(out, (s, s, h_v), offset=s * h_v * n * 4), live))
             o = g.view(out, (s, h_v, n))
         o = g.rms_norm(o, p.rms_eps, w[name + "ssm_norm.weight"])
-        z = g.silu(g.reshape(g.mul_mat(w[name + "attn_gate.weight"], y), s, h_v, n))
+        z = g.silu(g.reshape(z, s, h_v, n))
         return g.mul_mat(w[name + "ssm_out.weight"], g.reshape(g.mul(o, z), s * h_v, n))
 
 
