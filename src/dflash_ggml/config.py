@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from .errors import ConfigError
 
 Mode = Literal["auto", "plain", "chain", "tree"]
-KvType = Literal["f16", "f32"]
+KvType = Literal["auto", "f16", "f32"]
 
 MAX_BUDGET = 256
 
@@ -26,7 +26,7 @@ class EngineConfig:
     mode, budget: how to draft, and the number of tree nodes without the root.
     candidates: best tokens per drafted position that the tree may branch over.
     chain_seed: put the most likely chain into the tree first.
-    kv_type: element type of the K/V caches.
+    kv_type: element type of the K/V caches; auto: f16 on a GPU, f32 on the CPU, where attention over f16 takes twice as long.
     reference: CPU kernels whose results do not depend on the batch width (slow; for exact tests).
     """
 
@@ -41,7 +41,7 @@ class EngineConfig:
     budget: int = 31
     candidates: int = 8
     chain_seed: bool = False
-    kv_type: KvType = "f16"
+    kv_type: KvType = "auto"
     reference: bool = False
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from .errors import ConfigError
 from .session import CACHE_BYTES
 
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF
-_KV_TYPES: dict[int | None, KvType] = {None: "f16", 0: "f32", 1: "f16"}  # ggml type numbers
+_KV_TYPES: dict[int | None, KvType] = {None: "auto", 0: "f32", 1: "f16"}  # ggml type numbers
 _OVERRIDABLE = ("tokenizer.chat_template",)
 _ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is what LangChain always sends
 

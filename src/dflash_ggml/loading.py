@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from .config import EngineConfig
@@ -27,11 +28,13 @@ EMBEDDED_DRAFT = DATA / "demo-draft-q8_0.gguf"
 
 def draft_beside(model: Path) -> Path | None:
     """The draft that lies in the target's folder: the one sibling GGUF with `dflash` in its name, or the embedded draft for
-    the embedded target. None when there is none, or more than one to choose from."""
+    the embedded target; None when there is none. Raises ConfigError when there are several."""
     if model == EMBEDDED_TARGET:
         return EMBEDDED_DRAFT
     found = [f for f in model.parent.glob("*.gguf") if "dflash" in f.name.lower() and f.name != model.name]
-    return found[0] if len(found) == 1 else None
+    if len(found) > 1:
+        raise ConfigError(f"several drafts beside {model}: {', '.join(sorted(f.name for f in found))}; name one with -md")
+    return found[0] if found else None
 
 
 def choose_device(config: EngineConfig) -> Device:
@@ -64,6 +67,8 @@ def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple
     elif config.mode in ("chain", "tree"):
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device = choose_device(config)
+    if config.kv_type == "auto":
+        config = replace(config, kv_type="f16" if device.is_gpu else "f32")
     shapes = params.tensor_shapes()
     sources = {
         name: Source(info.type, info.shape, target_file.data(name))

@@ -61,8 +61,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "-ctk",
         "--cache-type",
         choices=get_args(KvType),
-        default="f16",
-        help="type of the K/V caches (default f16)",
+        default="auto",
+        help="type of the K/V caches (default auto: f16 on a GPU, f32 on the CPU, where it is faster)",
     )
     decode = parser.add_argument_group("decoding")
     decode.add_argument("--mode", choices=get_args(Mode), default="auto", help="how to draft (default auto)")
@@ -111,7 +111,10 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         "frequency_penalty",
         "seed",
     )
-    params = SamplingParams(**{name: getattr(args, name) for name in names})
+    values = {name: getattr(args, name) for name in names}
+    if values["seed"] == -1:  # as in llama.cpp: random
+        values["seed"] = None
+    params = SamplingParams(**values)
     params.validate()
     return params
 
@@ -155,7 +158,8 @@ def _target(args: argparse.Namespace) -> tuple[Path, Path | None]:
         if args.hf_file is not None:
             raise ConfigError("-hff names a file of a repository: give -hf too")
         model = Path(args.model) if args.model is not None else EMBEDDED_TARGET
-        return model, draft_beside(model)
+        named = args.model_draft is not None or args.hf_repo_draft is not None or args.mode == "plain"
+        return model, None if named else draft_beside(model)
     if args.model is not None:
         raise ConfigError("give one target only: -m or -hf")
     return Hub(offline=args.offline).target(RepoSpec.parse(args.hf_repo), args.hf_file)
