@@ -76,6 +76,23 @@ def call_ms(call, repeat: int) -> float:
     return statistics.median(times) * 1e3
 
 
+def measure_stock(engine: Engine, context: int, widths: list[int], repeat: int, ours: dict) -> dict[str, float]:
+    """Times of the target's passes with ggml's own matrix products, beside ours."""
+    rng, passes = np.random.default_rng(0), engine.passes
+    passes.device.use_narrow_products(False)
+    found = {}
+    for width in [0, *(w for w in widths if w <= 64)]:
+        if width:
+            graph = passes.verify(random_tree(rng, width, engine.n_vocab, passes.block - 1), context)
+        else:
+            graph = passes.linear([5], context, False)
+        name = f"verify {width}" if width else "plain"
+        found[name] = pass_ms(engine, graph, max(3, repeat // 2))
+        print(f"  {name:<14} {found[name]:9.3f} ms with stock products, {found[name] / ours[name]['pass_ms']:.2f} times ours", flush=True)
+    passes.device.use_narrow_products(True)
+    return found
+
+
 def measure_passes(engine: Engine, context: int, widths: list[int], repeat: int) -> dict[str, dict[str, float]]:
     """Times of every pass with `context` tokens committed."""
     rng, passes = np.random.default_rng(0), engine.passes
@@ -166,6 +183,7 @@ def main() -> None:
     p.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
     p.add_argument("--budgets", type=int, nargs="*", default=[15, 23, 31])
     p.add_argument("--synthetic-acceptance", type=float, metavar="L")
+    p.add_argument("--stock", action="store_true", help="also time the passes with ggml's own matrix products (CUDA)")
     p.add_argument("--repeat", type=int, default=20)
     p.add_argument("-n", type=int, default=256)
     p.add_argument("-t", "--threads", type=int)
@@ -192,6 +210,7 @@ def main() -> None:
         print(f"  prefill {max(prefill):.0f} tokens/s")
         print(f"  {'pass':<14} {'pass ms':>9} {'with Python':>9}")
         rows = measure_passes(engine, a.context, a.widths, a.repeat)
+        stock = measure_stock(engine, a.context, a.widths, a.repeat, rows) if a.stock else None
         for part, size in engine.passes.nbytes.items():
             print(f"  {part:<16} {size / 2**20:10.1f} MiB")
         loops = {}
@@ -207,7 +226,7 @@ def main() -> None:
             print(f"  {name:<8} {loops[name]['tokens_per_second']:8.1f} tokens/s, {loops[name]['length']:.2f} per step of {loops[name]['step_ms']:.2f} ms: {stages}")
         graphs = {f"{key}": g.runs for key, g in engine.passes._graphs.items()}
         print(f"graphs built {engine.passes.builds}; runs per graph (the 1st eager, the 2nd captured, the rest replayed): {graphs}")
-        save(a.json, {**facts, "prefill_tokens_per_second": prefill, "passes": rows, "memory": engine.passes.nbytes,
+        save(a.json, {**facts, "prefill_tokens_per_second": prefill, "passes": rows, "stock_products_ms": stock, "memory": engine.passes.nbytes,
                       "tree_bytes_per_node": tree_bytes(engine), "synthetic_acceptance": length, "loops": loops, "graph_runs": graphs})
 
 

@@ -157,6 +157,11 @@ class Device:
                 lib.ggml_backend_tensor_set_async(self.backend, t, ffi.from_buffer(array), offset, array.nbytes)
                 lib.ggml_backend_synchronize(self.backend)
 
+    def use_narrow_products(self, on: bool) -> None:
+        """CUDA: our kernels for products of 1 to 64 columns (the default), or ggml's own, for comparisons."""
+        if self.info.name.startswith("CUDA"):
+            lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, on)
+
     def synchronize(self) -> None:
         """Wait for all graphs."""
         lib.ggml_backend_synchronize(self.backend)

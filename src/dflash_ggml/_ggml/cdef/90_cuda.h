@@ -10,3 +10,4 @@ void ggml_backend_cuda_get_device_memory(int device, size_t *free, size_t *total
 bool ggml_backend_cuda_register_host_buffer(void *buffer, size_t size);
 void ggml_backend_cuda_unregister_host_buffer(void *buffer);
 ggml_backend_reg_t ggml_backend_cuda_reg(void);
+void ggml_backend_cuda_set_narrow_mul_mat(ggml_backend_t backend, bool enabled); // from patches/
