@@ -155,8 +155,7 @@ def test_langchain(facade: Any, demo_target: Path, llm: Llama) -> None:
 
 def test_llama_index(facade: Any, demo_target: Path, text: str) -> None:
     pytest.importorskip("llama_index.core")
-    if importlib.util.find_spec("llama_index.llms.llama_cpp") is None:
-        pytest.skip("llama-index-llms-llama-cpp is not installed")
+    pytest.importorskip("llama_index.llms.llama_cpp", reason="llama-index-llms-llama-cpp is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from llama_index.llms.llama_cpp import LlamaCPP

@@ -8,7 +8,8 @@ work without the compiled binding.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+import importlib.metadata as distributions  # not as "metadata": a module of the package has that name
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 _HOME = {
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        value: object = metadata.version("dflash-ggml")
+        value: object = distributions.version("dflash-ggml")
     elif name in _HOME:
         value = getattr(import_module(f"dflash_ggml.{_HOME[name]}"), name)
     else:
