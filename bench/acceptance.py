@@ -46,16 +46,27 @@ def main() -> None:
     rows = []
     with Engine.load(config) as engine:
         device = engine.passes.device.info.description
-        print(f"{Path(a.model).name} + {Path(a.model_draft).name}, {a.n} tokens, temperature {a.temp}, {device}")
+        print(
+            f"{Path(a.model).name} + {Path(a.model_draft).name}, {a.n} tokens, temperature {a.temp}, {device}"
+        )
         print(f"{'prompt':<28} {'chain':>6} {'tree ' + str(a.budget):>8} {'gain':>6}  loops")
         for entry in prompts(a.limit):
             ids = engine.tokenizer.encode(entry["prompt"])
             found = {mode: measure(engine, ids, mode, a.n, a.temp) for mode in ("chain", "tree")}
             chain, tree = found["chain"]["length"], found["tree"]["length"]
             loops = repeats(found["tree"]["tokens"])
-            rows.append({"id": entry["id"], "chain": chain, "tree": tree, "loops": loops,
-                         "steps": {m: f["steps"] for m, f in found.items()}})
-            print(f"{entry['id']:<28} {chain:6.2f} {tree:8.2f} {tree / chain - 1:6.0%}  {'yes' if loops else ''}")
+            rows.append(
+                {
+                    "id": entry["id"],
+                    "chain": chain,
+                    "tree": tree,
+                    "loops": loops,
+                    "steps": {m: f["steps"] for m, f in found.items()},
+                }
+            )
+            print(
+                f"{entry['id']:<28} {chain:6.2f} {tree:8.2f} {tree / chain - 1:6.0%}  {'yes' if loops else ''}"
+            )
 
     def mean(mode: str, pick) -> float:
         chosen = [r[mode] for r in rows if pick(r)]
@@ -65,8 +76,20 @@ def main() -> None:
         n = sum(map(pick, rows))
         chain, tree = mean("chain", pick), mean("tree", pick)
         print(f"mean of {n:3} {label:<16} {chain:6.2f} {tree:8.2f} {tree / chain - 1:6.0%}")
-    save(a.json, {**header(device=device, model=Path(a.model).name, draft=Path(a.model_draft).name, budget=a.budget,
-                           temperature=a.temp, n=a.n), "prompts": rows})
+    save(
+        a.json,
+        {
+            **header(
+                device=device,
+                model=Path(a.model).name,
+                draft=Path(a.model_draft).name,
+                budget=a.budget,
+                temperature=a.temp,
+                n=a.n,
+            ),
+            "prompts": rows,
+        },
+    )
 
 
 if __name__ == "__main__":

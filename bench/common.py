@@ -23,8 +23,12 @@ def commit() -> str:
     """The checkout's commit, with "+" when files differ from it; "unknown" outside a checkout."""
     try:
         git = ["git", "-C", str(ROOT)]
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
@@ -63,4 +67,7 @@ def save(path: str | None, result: dict) -> None:
 def repeats(tokens: list[int], period: int = 32, share: float = 0.5) -> bool:
     """Whether at least `share` of the tokens repeat the text some 1..`period` tokens before: a loop flatters acceptance."""
     n = len(tokens)
-    return any(sum(tokens[i] == tokens[i - p] for i in range(p, n)) >= share * n for p in range(1, min(period, n - 1) + 1))
+    return any(
+        sum(tokens[i] == tokens[i - p] for i in range(p, n)) >= share * n
+        for p in range(1, min(period, n - 1) + 1)
+    )

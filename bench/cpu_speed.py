@@ -24,7 +24,7 @@ from dflash_ggml.ggml import Graph
 from dflash_ggml.loading import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.sampling import Sampler, SamplingParams
 
-RIVAL = r'''
+RIVAL = r"""
 import sys, time, ctypes, llama_cpp as L, numpy as np
 path, n, threads, extra = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"
 quiet = L.llama_log_callback(lambda *a: None); L.llama_log_set(quiet, None)
@@ -44,7 +44,7 @@ for _ in range(16): token = decode([token])
 t = time.perf_counter()
 for _ in range(n): token = decode([token])
 print(n / (time.perf_counter() - t))
-'''
+"""
 
 
 def ours(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[float, list]:
@@ -109,19 +109,30 @@ def main() -> None:
                 if a.rival and (speed := rival(a.rival, a.model, ids, a.n, a.threads, extra)) is not None:
                     speeds.setdefault(name, []).append(speed)
         graph_ms = graph_time(engine, ids, a.n)
-    print(f"{Path(a.model).name}, {a.threads} threads, {a.n} tokens greedy, median (min .. max) of {a.rounds}")
+    print(
+        f"{Path(a.model).name}, {a.threads} threads, {a.n} tokens greedy, median (min .. max) of {a.rounds}"
+    )
     for name, found in speeds.items():
         print(f"  {name:<34} {statistics.median(found):8.1f} tokens/s ({min(found):.1f} .. {max(found):.1f})")
     step_ms = 1e3 / statistics.median(speeds["plain"])
     verify = statistics.median(s.timings.verify for s in plain_steps)
-    print(f"plain step {step_ms:.3f} ms: graph {graph_ms:.3f}, inputs and read-back {verify - graph_ms:.3f}, Python {step_ms - verify:.3f}")
+    print(
+        f"plain step {step_ms:.3f} ms: graph {graph_ms:.3f}, inputs and read-back {verify - graph_ms:.3f}, Python {step_ms - verify:.3f}"
+    )
     rivals = [statistics.median(v) for k, v in speeds.items() if k.startswith("llama.cpp")]
     if rivals:
         best = max(rivals)
         print(f"plain / llama.cpp's better one: {statistics.median(speeds['plain']) / best:.2f}")
     elif a.rival:
         print("llama.cpp did not run", file=sys.stderr)
-    save(a.json, {**header(threads=a.threads, model=Path(a.model).name), "tokens_per_second": speeds, "graph_ms": graph_ms})
+    save(
+        a.json,
+        {
+            **header(threads=a.threads, model=Path(a.model).name),
+            "tokens_per_second": speeds,
+            "graph_ms": graph_ms,
+        },
+    )
 
 
 if __name__ == "__main__":

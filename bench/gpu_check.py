@@ -16,7 +16,13 @@ import time
 from common import ROOT, header, save
 from step_time import gpu_facts
 
-OPS = ("SSM_CONV_TREE", "SSM_CONV_TREE_COMMIT", "GATED_DELTA_NET_TREE_PERSIST", "GATED_DELTA_NET_TREE_COMMIT", "TOP_K_LOG_PROBS")
+OPS = (
+    "SSM_CONV_TREE",
+    "SSM_CONV_TREE_COMMIT",
+    "GATED_DELTA_NET_TREE_PERSIST",
+    "GATED_DELTA_NET_TREE_COMMIT",
+    "TOP_K_LOG_PROBS",
+)
 
 
 def run(name: str, command: list[str], rows: list[dict]) -> None:
@@ -26,7 +32,14 @@ def run(name: str, command: list[str], rows: list[dict]) -> None:
     text = done.stdout + done.stderr
     tail = [line for line in text.splitlines() if re.search(r"passed|ERROR SUMMARY|failed|skipped", line)]
     clean = re.sub(r"\x1b\[[0-9;]*m", "", tail[-1] if tail else text.strip()[-200:])
-    rows.append({"check": name, "ok": done.returncode == 0, "seconds": round(time.perf_counter() - began, 1), "says": clean.strip()})
+    rows.append(
+        {
+            "check": name,
+            "ok": done.returncode == 0,
+            "seconds": round(time.perf_counter() - began, 1),
+            "says": clean.strip(),
+        }
+    )
     if done.returncode:
         print(f"---- {name}\n{text[-4000:]}")
     print(f"{'ok  ' if done.returncode == 0 else 'FAIL'} {name}: {rows[-1]['says']}", flush=True)
@@ -35,7 +48,9 @@ def run(name: str, command: list[str], rows: list[dict]) -> None:
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--ops", metavar="PATH", help="the test-backend-ops program")
-    p.add_argument("--sanitize", action="store_true", help="run the op tests under compute-sanitizer too (slow)")
+    p.add_argument(
+        "--sanitize", action="store_true", help="run the op tests under compute-sanitizer too (slow)"
+    )
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     rows: list[dict] = []
@@ -45,8 +60,26 @@ def main() -> int:
         if a.sanitize:
             for tool in ("memcheck", "racecheck"):
                 for op in OPS:
-                    run(f"{tool} {op}", ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", a.ops, "test", "-b", "CUDA0", "-o", op], rows)
-    run("engine on the GPU", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_gpu.py"], rows)
+                    run(
+                        f"{tool} {op}",
+                        [
+                            "compute-sanitizer",
+                            f"--tool={tool}",
+                            "--error-exitcode=9",
+                            a.ops,
+                            "test",
+                            "-b",
+                            "CUDA0",
+                            "-o",
+                            op,
+                        ],
+                        rows,
+                    )
+    run(
+        "engine on the GPU",
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_gpu.py"],
+        rows,
+    )
     print(f"\n{'check':<48} {'':<5} {'s':>6}  summary")
     for r in rows:
         print(f"{r['check']:<48} {'ok' if r['ok'] else 'FAIL':<5} {r['seconds']:>6}  {r['says']}")

@@ -36,10 +36,17 @@ def main() -> None:
     p.add_argument("--repeat", type=int, default=5)
     a = p.parse_args()
     rng = np.random.default_rng(0)
-    with Engine.load(EngineConfig(Path(a.model), Path(a.model_draft), n_ctx=8192, budget=max(31, *a.widths), chain_seed=True)) as engine:
+    with Engine.load(
+        EngineConfig(
+            Path(a.model), Path(a.model_draft), n_ctx=8192, budget=max(31, *a.widths), chain_seed=True
+        )
+    ) as engine:
         passes, n = engine.passes, a.context
         engine.prefill(rng.integers(0, engine.n_vocab, n).tolist())
-        calls = {"plain": lambda: passes.choices(passes.linear([5], n, False)), "draft": lambda: passes.draft(5, n, (0, 1, 2))}
+        calls = {
+            "plain": lambda: passes.choices(passes.linear([5], n, False)),
+            "draft": lambda: passes.draft(5, n, (0, 1, 2)),
+        }
         for width in a.widths:
             tree = random_tree(rng, width, engine.n_vocab, passes.block - 1)
             calls[f"verify {width}"] = lambda tree=tree: passes.choices(passes.verify(tree, n))
@@ -55,9 +62,13 @@ def main() -> None:
                 found[short(event.name)].append(event.time_range.elapsed_us())
             kernels = {k: v for k, v in found.items() if not k.startswith(("Memcpy", "Memset", "cuda"))}
             total = sum(map(sum, kernels.values())) / a.repeat
-            print(f"{name}: {sum(map(len, kernels.values())) / a.repeat:.0f} kernels, {total / 1e3:.3f} ms in kernels")
+            print(
+                f"{name}: {sum(map(len, kernels.values())) / a.repeat:.0f} kernels, {total / 1e3:.3f} ms in kernels"
+            )
             for kernel, times in sorted(kernels.items(), key=lambda kv: -sum(kv[1]))[: a.top]:
-                print(f"  {sum(times) / a.repeat / 1e3:8.3f} ms {len(times) / a.repeat:7.1f} x {np.median(times):8.2f} us  {kernel}")
+                print(
+                    f"  {sum(times) / a.repeat / 1e3:8.3f} ms {len(times) / a.repeat:7.1f} x {np.median(times):8.2f} us  {kernel}"
+                )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ SHAPES = {
     "9b": Shape(32, 4096, 12288, 16, 4, 256, 16, 32),
     "4b": Shape(32, 2560, 9216, 16, 4, 256, 16, 32),
     "0.8b": Shape(24, 1024, 3584, 8, 2, 256, 16, 16),
-    "demo": Shape(16, 256, 768, 4, 2, 64, 2, 8, state=64, vocab=8192, draft_heads=4, draft_kv_heads=2, draft_head_dim=64),
+    "demo": Shape(
+        16, 256, 768, 4, 2, 64, 2, 8, state=64, vocab=8192, draft_heads=4, draft_kv_heads=2, draft_head_dim=64
+    ),
 }
 
 
@@ -106,36 +108,65 @@ def target(path: Path, s: Shape, quantise: bool = True) -> None:
     inner, keys = s.v_heads * s.state, s.k_heads * s.state
     q4, q6 = (Q4_K, Q6_K) if quantise and s.embd % 256 == 0 else (Q8_0, Q8_0)
     rows: list[tuple[str, int, tuple[int, ...]]] = [
-        ("token_embd.weight", q4, (s.embd, s.vocab)), ("output_norm.weight", F32, (s.embd,)), ("output.weight", q6, (s.embd, s.vocab)),
+        ("token_embd.weight", q4, (s.embd, s.vocab)),
+        ("output_norm.weight", F32, (s.embd,)),
+        ("output.weight", q6, (s.embd, s.vocab)),
     ]
     eighth = s.layers // 8
     for i in range(s.layers):
         better = i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2
         blk = f"blk.{i}."
-        rows += [(blk + "attn_norm.weight", F32, (s.embd,)), (blk + "post_attention_norm.weight", F32, (s.embd,)),
-                 (blk + "ffn_gate.weight", q4, (s.embd, s.ff)), (blk + "ffn_up.weight", q4, (s.embd, s.ff)),
-                 (blk + "ffn_down.weight", q6 if better else q4, (s.ff, s.embd))]
+        rows += [
+            (blk + "attn_norm.weight", F32, (s.embd,)),
+            (blk + "post_attention_norm.weight", F32, (s.embd,)),
+            (blk + "ffn_gate.weight", q4, (s.embd, s.ff)),
+            (blk + "ffn_up.weight", q4, (s.embd, s.ff)),
+            (blk + "ffn_down.weight", q6 if better else q4, (s.ff, s.embd)),
+        ]
         if (i + 1) % 4 == 0:
-            rows += [(blk + "attn_q.weight", q4, (s.embd, 2 * s.heads * s.head_dim)),
-                     (blk + "attn_k.weight", q4, (s.embd, s.kv_heads * s.head_dim)),
-                     (blk + "attn_v.weight", q6 if better else q4, (s.embd, s.kv_heads * s.head_dim)),
-                     (blk + "attn_output.weight", q4, (s.heads * s.head_dim, s.embd)),
-                     (blk + "attn_q_norm.weight", F32, (s.head_dim,)), (blk + "attn_k_norm.weight", F32, (s.head_dim,))]
+            rows += [
+                (blk + "attn_q.weight", q4, (s.embd, 2 * s.heads * s.head_dim)),
+                (blk + "attn_k.weight", q4, (s.embd, s.kv_heads * s.head_dim)),
+                (blk + "attn_v.weight", q6 if better else q4, (s.embd, s.kv_heads * s.head_dim)),
+                (blk + "attn_output.weight", q4, (s.heads * s.head_dim, s.embd)),
+                (blk + "attn_q_norm.weight", F32, (s.head_dim,)),
+                (blk + "attn_k_norm.weight", F32, (s.head_dim,)),
+            ]
         else:
-            rows += [(blk + "attn_qkv.weight", q6 if better else q4, (s.embd, 2 * keys + inner)),
-                     (blk + "attn_gate.weight", q4, (s.embd, inner)), (blk + "ssm_conv1d.weight", F32, (4, 2 * keys + inner)),
-                     (blk + "ssm_dt.bias", F32, (s.v_heads,)), (blk + "ssm_a", F32, (s.v_heads,)),
-                     (blk + "ssm_beta.weight", q4, (s.embd, s.v_heads)), (blk + "ssm_alpha.weight", q4, (s.embd, s.v_heads)),
-                     (blk + "ssm_norm.weight", F32, (s.state,)), (blk + "ssm_out.weight", q4, (inner, s.embd))]
+            rows += [
+                (blk + "attn_qkv.weight", q6 if better else q4, (s.embd, 2 * keys + inner)),
+                (blk + "attn_gate.weight", q4, (s.embd, inner)),
+                (blk + "ssm_conv1d.weight", F32, (4, 2 * keys + inner)),
+                (blk + "ssm_dt.bias", F32, (s.v_heads,)),
+                (blk + "ssm_a", F32, (s.v_heads,)),
+                (blk + "ssm_beta.weight", q4, (s.embd, s.v_heads)),
+                (blk + "ssm_alpha.weight", q4, (s.embd, s.v_heads)),
+                (blk + "ssm_norm.weight", F32, (s.state,)),
+                (blk + "ssm_out.weight", q4, (inner, s.embd)),
+            ]
     a = "qwen35."
     metadata = {
-        "general.architecture": "qwen35", "general.name": "random weights, for timing only",
-        a + "block_count": s.layers, a + "context_length": 262144, a + "embedding_length": s.embd, a + "feed_forward_length": s.ff,
-        a + "attention.head_count": s.heads, a + "attention.head_count_kv": s.kv_heads, a + "attention.key_length": s.head_dim,
-        a + "attention.value_length": s.head_dim, a + "attention.layer_norm_rms_epsilon": 1e-6,
-        a + "rope.dimension_count": s.head_dim // 4, a + "rope.freq_base": 1e7, a + "rope.dimension_sections": [11, 11, 10, 0],
-        a + "ssm.conv_kernel": 4, a + "ssm.state_size": s.state, a + "ssm.group_count": s.k_heads,
-        a + "ssm.time_step_rank": s.v_heads, a + "ssm.inner_size": inner, a + "full_attention_interval": 4, **vocabulary(s.vocab),
+        "general.architecture": "qwen35",
+        "general.name": "random weights, for timing only",
+        a + "block_count": s.layers,
+        a + "context_length": 262144,
+        a + "embedding_length": s.embd,
+        a + "feed_forward_length": s.ff,
+        a + "attention.head_count": s.heads,
+        a + "attention.head_count_kv": s.kv_heads,
+        a + "attention.key_length": s.head_dim,
+        a + "attention.value_length": s.head_dim,
+        a + "attention.layer_norm_rms_epsilon": 1e-6,
+        a + "rope.dimension_count": s.head_dim // 4,
+        a + "rope.freq_base": 1e7,
+        a + "rope.dimension_sections": [11, 11, 10, 0],
+        a + "ssm.conv_kernel": 4,
+        a + "ssm.state_size": s.state,
+        a + "ssm.group_count": s.k_heads,
+        a + "ssm.time_step_rank": s.v_heads,
+        a + "ssm.inner_size": inner,
+        a + "full_attention_interval": 4,
+        **vocabulary(s.vocab),
     }
     write(path, metadata, [(n, t, d, nbytes(t, d)) for n, t, d in rows], random_bytes)
 
@@ -144,24 +175,45 @@ def draft(path: Path, s: Shape, kind: int) -> None:
     """Write the draft, upstream's dialect."""
     q, kv = s.draft_heads * s.draft_head_dim, s.draft_kv_heads * s.draft_head_dim
     taps = [1 + round(i * (s.layers - 4) / 4) for i in range(5)]
-    rows = [("fc.weight", kind, (5 * s.embd, s.embd)), ("enc.output_norm.weight", F32, (s.embd,)), ("output_norm.weight", F32, (s.embd,))]
+    rows = [
+        ("fc.weight", kind, (5 * s.embd, s.embd)),
+        ("enc.output_norm.weight", F32, (s.embd,)),
+        ("output_norm.weight", F32, (s.embd,)),
+    ]
     for i in range(s.draft_layers):
         blk = f"blk.{i}."
-        rows += [(blk + "attn_norm.weight", F32, (s.embd,)), (blk + "ffn_norm.weight", F32, (s.embd,)),
-                 (blk + "attn_q.weight", kind, (s.embd, q)), (blk + "attn_k.weight", kind, (s.embd, kv)),
-                 (blk + "attn_v.weight", kind, (s.embd, kv)), (blk + "attn_output.weight", kind, (q, s.embd)),
-                 (blk + "attn_q_norm.weight", F32, (s.draft_head_dim,)), (blk + "attn_k_norm.weight", F32, (s.draft_head_dim,)),
-                 (blk + "ffn_gate.weight", kind, (s.embd, s.ff)), (blk + "ffn_up.weight", kind, (s.embd, s.ff)),
-                 (blk + "ffn_down.weight", kind, (s.ff, s.embd))]
+        rows += [
+            (blk + "attn_norm.weight", F32, (s.embd,)),
+            (blk + "ffn_norm.weight", F32, (s.embd,)),
+            (blk + "attn_q.weight", kind, (s.embd, q)),
+            (blk + "attn_k.weight", kind, (s.embd, kv)),
+            (blk + "attn_v.weight", kind, (s.embd, kv)),
+            (blk + "attn_output.weight", kind, (q, s.embd)),
+            (blk + "attn_q_norm.weight", F32, (s.draft_head_dim,)),
+            (blk + "attn_k_norm.weight", F32, (s.draft_head_dim,)),
+            (blk + "ffn_gate.weight", kind, (s.embd, s.ff)),
+            (blk + "ffn_up.weight", kind, (s.embd, s.ff)),
+            (blk + "ffn_down.weight", kind, (s.ff, s.embd)),
+        ]
     mask = vocabulary(128)["tokenizer.ggml.eos_token_id"] + 1
     a = "dflash."
     metadata = {
-        "general.architecture": "dflash", "general.name": "random weights, for timing only",
-        a + "block_count": s.draft_layers, a + "context_length": 4096, a + "embedding_length": s.embd, a + "feed_forward_length": s.ff,
-        a + "attention.head_count": s.draft_heads, a + "attention.head_count_kv": s.draft_kv_heads,
-        a + "attention.key_length": s.draft_head_dim, a + "attention.value_length": s.draft_head_dim,
-        a + "attention.layer_norm_rms_epsilon": 1e-6, a + "rope.freq_base": 1e7, a + "rope.dimension_count": s.draft_head_dim,
-        a + "block_size": 16, a + "target_layers": [t + 1 for t in taps], "tokenizer.ggml.mask_token_id": mask,
+        "general.architecture": "dflash",
+        "general.name": "random weights, for timing only",
+        a + "block_count": s.draft_layers,
+        a + "context_length": 4096,
+        a + "embedding_length": s.embd,
+        a + "feed_forward_length": s.ff,
+        a + "attention.head_count": s.draft_heads,
+        a + "attention.head_count_kv": s.draft_kv_heads,
+        a + "attention.key_length": s.draft_head_dim,
+        a + "attention.value_length": s.draft_head_dim,
+        a + "attention.layer_norm_rms_epsilon": 1e-6,
+        a + "rope.freq_base": 1e7,
+        a + "rope.dimension_count": s.draft_head_dim,
+        a + "block_size": 16,
+        a + "target_layers": [t + 1 for t in taps],
+        "tokenizer.ggml.mask_token_id": mask,
     }
     write(path, metadata, [(n, t, d, nbytes(t, d)) for n, t, d in rows], random_bytes)
 
@@ -175,7 +227,9 @@ def main() -> None:
     a.out.mkdir(parents=True, exist_ok=True)
     shape = SHAPES[a.size]
     target(a.out / f"random-{a.size}.gguf", shape)
-    draft(a.out / f"random-{a.size}-dflash-{a.draft_type}.gguf", shape, Q8_0 if a.draft_type == "q8_0" else BF16)
+    draft(
+        a.out / f"random-{a.size}-dflash-{a.draft_type}.gguf", shape, Q8_0 if a.draft_type == "q8_0" else BF16
+    )
     for file in sorted(a.out.glob(f"random-{a.size}*.gguf")):
         print(f"{file.stat().st_size / 1e9:7.3f} GB  {file}")
 

@@ -33,10 +33,14 @@ def gpu_facts() -> dict:
     """Name, driver, clocks and power limit of the GPU, as nvidia-smi tells them; empty without one."""
     fields = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,memory.total"
     try:
-        done = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True
+        )
     except OSError:
         return {}
-    return dict(zip(fields.split(","), done.stdout.splitlines()[0].split(", "))) if done.returncode == 0 else {}
+    return (
+        dict(zip(fields.split(","), done.stdout.splitlines()[0].split(", "))) if done.returncode == 0 else {}
+    )
 
 
 def random_tree(rng: np.random.Generator, width: int, n_vocab: int, depth: int) -> Tree:
@@ -76,7 +80,9 @@ def call_ms(call, repeat: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def measure_stock(engine: Engine, context: int, widths: list[int], repeat: int, ours: dict) -> dict[str, float]:
+def measure_stock(
+    engine: Engine, context: int, widths: list[int], repeat: int, ours: dict
+) -> dict[str, float]:
     """Times of the target's passes with ggml's own matrix products, beside ours."""
     rng, passes = np.random.default_rng(0), engine.passes
     passes.device.use_narrow_products(False)
@@ -88,12 +94,17 @@ def measure_stock(engine: Engine, context: int, widths: list[int], repeat: int, 
             graph = passes.linear([5], context, False)
         name = f"verify {width}" if width else "plain"
         found[name] = pass_ms(engine, graph, max(3, repeat // 2))
-        print(f"  {name:<14} {found[name]:9.3f} ms with stock products, {found[name] / ours[name]['pass_ms']:.2f} times ours", flush=True)
+        print(
+            f"  {name:<14} {found[name]:9.3f} ms with stock products, {found[name] / ours[name]['pass_ms']:.2f} times ours",
+            flush=True,
+        )
     passes.device.use_narrow_products(True)
     return found
 
 
-def measure_passes(engine: Engine, context: int, widths: list[int], repeat: int) -> dict[str, dict[str, float]]:
+def measure_passes(
+    engine: Engine, context: int, widths: list[int], repeat: int
+) -> dict[str, dict[str, float]]:
     """Times of every pass with `context` tokens committed."""
     rng, passes = np.random.default_rng(0), engine.passes
     n_vocab, n = engine.n_vocab, context
@@ -112,7 +123,11 @@ def measure_passes(engine: Engine, context: int, widths: list[int], repeat: int)
     row("plain", passes._graphs[next(reversed(passes._graphs))], plain)
     for width in widths:
         tree = random_tree(rng, width, n_vocab, passes.block - 1)
-        row(f"verify {width}", passes.verify(tree, n), lambda tree=tree: passes.choices(passes.verify(tree, n)))
+        row(
+            f"verify {width}",
+            passes.verify(tree, n),
+            lambda tree=tree: passes.choices(passes.verify(tree, n)),
+        )
     passes.draft(5, n, ())
     row("draft", passes._graphs[next(reversed(passes._graphs))], lambda: passes.draft(5, n, tuple(range(9))))
     for name, path in (("commit", tuple(range(9))), ("commit, moved", (0, 2, 4, 6, 8, 10, 12, 14, 15))):
@@ -150,7 +165,9 @@ def forced(length: float):
     return accept
 
 
-def whole_loop(engine: Engine, ids: list[int], mode: str, budget: int | None, length: float | None, n: int) -> dict:
+def whole_loop(
+    engine: Engine, ids: list[int], mode: str, budget: int | None, length: float | None, n: int
+) -> dict:
     """Tokens per second and mean stage times of `n` tokens in a mode."""
     engine.reset()
     engine.prefill(ids)
@@ -158,20 +175,30 @@ def whole_loop(engine: Engine, ids: list[int], mode: str, budget: int | None, le
     original = engine_module.greedy
     engine_module.greedy = forced(length) if length and mode != "plain" else original
     try:
-        steps, emitted, began = [], 0, None
-        for step in engine.generate(sampler, max_tokens=n + 64, mode=mode, budget=budget, stop=lambda t: False):
+        steps, emitted, warm, began = [], 0, 0, None
+        for step in engine.generate(
+            sampler, max_tokens=n + 64, mode=mode, budget=budget, stop=lambda t: False
+        ):
             if began is not None:
                 steps.append(step)
                 emitted += len(step.tokens)
-            elif step.mode != "prefill" and (warm := warm + 1) == 5:  # graphs are captured by then
-                began = time.perf_counter()
-            elif step.mode == "prefill":
-                warm = 0
+            elif step.mode != "prefill":
+                warm += 1
+                if warm == 5:  # graphs are captured by then
+                    began = time.perf_counter()
         seconds = time.perf_counter() - began
     finally:
         engine_module.greedy = original
-    stages = {s: statistics.mean(getattr(x.timings, s) for x in steps) for s in ("draft", "tree", "verify", "commit", "host")}
-    return {"tokens_per_second": emitted / seconds, "length": emitted / len(steps), "step_ms": seconds / len(steps) * 1e3, **stages}
+    stages = {
+        s: statistics.mean(getattr(x.timings, s) for x in steps)
+        for s in ("draft", "tree", "verify", "commit", "host")
+    }
+    return {
+        "tokens_per_second": emitted / seconds,
+        "length": emitted / len(steps),
+        "step_ms": seconds / len(steps) * 1e3,
+        **stages,
+    }
 
 
 def main() -> None:
@@ -183,21 +210,38 @@ def main() -> None:
     p.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
     p.add_argument("--budgets", type=int, nargs="*", default=[15, 23, 31])
     p.add_argument("--synthetic-acceptance", type=float, metavar="L")
-    p.add_argument("--stock", action="store_true", help="also time the passes with ggml's own matrix products (CUDA)")
+    p.add_argument(
+        "--stock", action="store_true", help="also time the passes with ggml's own matrix products (CUDA)"
+    )
     p.add_argument("--repeat", type=int, default=20)
     p.add_argument("-n", type=int, default=256)
     p.add_argument("-t", "--threads", type=int)
     p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
-    config = EngineConfig(Path(a.model), Path(a.model_draft), n_ctx=a.ctx_size, budget=max(max(a.widths) - 1, *a.budgets),
-                          n_threads=a.threads, n_gpu_layers=a.gpu_layers, chain_seed=True)
+    config = EngineConfig(
+        Path(a.model),
+        Path(a.model_draft),
+        n_ctx=a.ctx_size,
+        budget=max(max(a.widths) - 1, *a.budgets),
+        n_threads=a.threads,
+        n_gpu_layers=a.gpu_layers,
+        chain_seed=True,
+    )
     began = time.perf_counter()
     with Engine.load(config) as engine:
         device = engine.passes.device.info
-        facts = header(device=device.description, gpu=gpu_facts(), model=Path(a.model).name, draft=Path(a.model_draft).name,
-                       context=a.context, load_s=time.perf_counter() - began)
-        print(f"{device.description}, {Path(a.model).name}, {a.context} tokens of context, commit {facts['commit']}; {facts['gpu']}")
+        facts = header(
+            device=device.description,
+            gpu=gpu_facts(),
+            model=Path(a.model).name,
+            draft=Path(a.model_draft).name,
+            context=a.context,
+            load_s=time.perf_counter() - began,
+        )
+        print(
+            f"{device.description}, {Path(a.model).name}, {a.context} tokens of context, commit {facts['commit']}; {facts['gpu']}"
+        )
         rng = np.random.default_rng(1)
         ids = rng.integers(0, engine.n_vocab, a.context).tolist()
         prefill = []
@@ -222,12 +266,32 @@ def main() -> None:
                 continue
             name = mode if mode != "tree" else f"tree {budget}"
             loops[name] = whole_loop(engine, ids, mode, budget, length, a.n)
-            stages = " ".join(f"{k} {v:.2f}" for k, v in loops[name].items() if k not in ("tokens_per_second", "length", "step_ms"))
-            print(f"  {name:<8} {loops[name]['tokens_per_second']:8.1f} tokens/s, {loops[name]['length']:.2f} per step of {loops[name]['step_ms']:.2f} ms: {stages}")
+            stages = " ".join(
+                f"{k} {v:.2f}"
+                for k, v in loops[name].items()
+                if k not in ("tokens_per_second", "length", "step_ms")
+            )
+            print(
+                f"  {name:<8} {loops[name]['tokens_per_second']:8.1f} tokens/s, {loops[name]['length']:.2f} per step of {loops[name]['step_ms']:.2f} ms: {stages}"
+            )
         graphs = {f"{key}": g.runs for key, g in engine.passes._graphs.items()}
-        print(f"graphs built {engine.passes.builds}; runs per graph (the 1st eager, the 2nd captured, the rest replayed): {graphs}")
-        save(a.json, {**facts, "prefill_tokens_per_second": prefill, "passes": rows, "stock_products_ms": stock, "memory": engine.passes.nbytes,
-                      "tree_bytes_per_node": tree_bytes(engine), "synthetic_acceptance": length, "loops": loops, "graph_runs": graphs})
+        print(
+            f"graphs built {engine.passes.builds}; runs per graph (the 1st eager, the 2nd captured, the rest replayed): {graphs}"
+        )
+        save(
+            a.json,
+            {
+                **facts,
+                "prefill_tokens_per_second": prefill,
+                "passes": rows,
+                "stock_products_ms": stock,
+                "memory": engine.passes.nbytes,
+                "tree_bytes_per_node": tree_bytes(engine),
+                "synthetic_acceptance": length,
+                "loops": loops,
+                "graph_runs": graphs,
+            },
+        )
 
 
 def tree_bytes(engine: Engine) -> dict[str, float]:
@@ -236,7 +300,9 @@ def tree_bytes(engine: Engine) -> dict[str, float]:
     parts = {"factors u|k|G": state.all_factors, "conv inputs": state.conv_inputs}
     found = {name: 4 * t.ne[0] * t.ne[2] for name, t in parts.items()}
     for name, size in found.items():
-        print(f"  tree: {name:<14} {size / 1e6:.3f} MB per node over all layers ({size * w / 1e6:.1f} MB for {w})")
+        print(
+            f"  tree: {name:<14} {size / 1e6:.3f} MB per node over all layers ({size * w / 1e6:.1f} MB for {w})"
+        )
     return found
 
 

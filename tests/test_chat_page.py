@@ -16,6 +16,11 @@ if not (shutil.which("chromium") and shutil.which("chromedriver")):
         "chromium or chromedriver is not installed: the chat page is not tested", allow_module_level=True
     )
 
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
 from reference.server_kit import (  # noqa: E402
     ScriptedBackend,
     application,
@@ -24,10 +29,6 @@ from reference.server_kit import (  # noqa: E402
     thoughtful,
     wait_until,
 )
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 # without these a closed network fills the log with refused connections
 QUIET = (

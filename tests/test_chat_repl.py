@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
 from dflash_ggml.chat_cli import read_message
 from dflash_ggml.chat_repl import Conversation, Quit
 from dflash_ggml.sampling import SamplingParams
 from dflash_ggml.session import Session
+from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
 
 def conversation(*replies: str, template: str | None = None) -> Conversation:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE
 
 from dflash_ggml.chat import ChatTemplate, normalise_messages
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.tool_specs import check_tools, with_generic_tool_prompt
+from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

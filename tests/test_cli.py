@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from reference import toys
 
 pytest.importorskip("dflash_ggml._ggml")

@@ -28,13 +28,33 @@ def test_patches_bring_cuda_files():
 def test_compiles(name, tmp_path):
     """One architecture, no code generation below PTX: that is enough to find what the compiler refuses."""
     stub = [] if _has_cublas() else ["-I", str(ROOT / "tests" / "reference" / "cublas_stub")]
-    command = [NVCC, "-ptx", "-arch=compute_90", "-std=c++17", "-O1", "--expt-relaxed-constexpr", "--extended-lambda"]
-    include = ["-I", str(GGML / "include"), "-I", str(GGML / "src"), "-I", str(GGML / "src" / "ggml-cuda"), *stub]
+    command = [
+        NVCC,
+        "-ptx",
+        "-arch=compute_90",
+        "-std=c++17",
+        "-O1",
+        "--expt-relaxed-constexpr",
+        "--extended-lambda",
+    ]
+    include = [
+        "-I",
+        str(GGML / "include"),
+        "-I",
+        str(GGML / "src"),
+        "-I",
+        str(GGML / "src" / "ggml-cuda"),
+        *stub,
+    ]
     source = ROOT / "vendor" / "llama.cpp" / name
-    done = subprocess.run([*command, *include, str(source), "-o", str(tmp_path / "out.ptx")], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *include, str(source), "-o", str(tmp_path / "out.ptx")], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def _has_cublas() -> bool:
-    probe = subprocess.run([NVCC, "-E", "-x", "cu", "-"], input="#include <cublas_v2.h>\n", capture_output=True, text=True)
+    probe = subprocess.run(
+        [NVCC, "-E", "-x", "cu", "-"], input="#include <cublas_v2.h>\n", capture_output=True, text=True
+    )
     return probe.returncode == 0

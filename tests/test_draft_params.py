@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import tiny_models as tiny
-from reference.gguf_bytes import Tensor, build
 
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.gguf import BF16, F32, GGUFFile
 from dflash_ggml.models.draft_params import DraftFile, DraftParams, check_pair
 from dflash_ggml.models.target_params import TargetParams
+from reference import tiny_models as tiny
+from reference.gguf_bytes import Tensor, build
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fixtures import draft_blocks, greedy_cases
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import Engine
 from dflash_ggml.sampling import Sampler, SamplingParams
 from dflash_ggml.tree import chain
+from fixtures import draft_blocks, greedy_cases
 
 GREEDY = SamplingParams(temperature=0)
 NEAR_TIE = 2e-3  # logits this close may swap between two float32 implementations
@@ -41,7 +41,9 @@ def test_greedy_tokens(engine, case):
     tokens = [t for step in engine.generate(sampler, max_tokens=200, mode="plain") for t in step.tokens]
     fork = next((i for i, (a, b) in enumerate(zip(tokens, case.greedy)) if a != b), None)
     if fork is not None:
-        assert tokens[fork] == case.runner_up[fork] and case.gap[fork] < NEAR_TIE, f"fork at {fork}, gap {case.gap[fork]}"
+        assert tokens[fork] == case.runner_up[fork] and case.gap[fork] < NEAR_TIE, (
+            f"fork at {fork}, gap {case.gap[fork]}"
+        )
 
 
 def test_tapped_features(engine):
@@ -75,6 +77,8 @@ def test_chain_acceptance(engine, case):
     engine.reset()
     engine.prefill(case.prompt)
     sampler = Sampler(GREEDY, engine.n_vocab)
-    steps = [len(s.tokens) for s in engine.generate(sampler, max_tokens=200, mode="chain") if s.mode == "chain"]
+    steps = [
+        len(s.tokens) for s in engine.generate(sampler, max_tokens=200, mode="chain") if s.mode == "chain"
+    ]
     assert sum(steps) == 199
     assert abs(len(steps) - len(case.chain_steps)) <= 2, (steps, case.chain_steps)

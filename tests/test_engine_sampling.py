@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference.chi_square import assert_drawn_from, assert_same_source
 
 import dflash_ggml.engine
 from dflash_ggml.accept import Accepted, walk
@@ -20,6 +19,7 @@ from dflash_ggml.engine import Engine
 from dflash_ggml.sampling import Sampler, SamplingParams
 from dflash_ggml.snapshot import Snapshot
 from dflash_ggml.tree import Tree
+from reference.chi_square import assert_drawn_from, assert_same_source
 
 PROMPT = [3, 14, 15]
 TEXTS, LENGTH = 2500, 8  # 20,000 draws a sample

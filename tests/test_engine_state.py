@@ -30,7 +30,9 @@ def random_tree(rng: np.random.Generator, n_nodes: int, max_depth: int, n_vocab:
             parents.append(parent)
             depths.append(depths[parent] + 1)
     tokens = rng.integers(0, n_vocab, len(parents)).astype(np.int32)
-    return Tree(tokens, np.array(parents, np.int32), np.array(depths, np.int32), np.zeros(len(parents), np.float32))
+    return Tree(
+        tokens, np.array(parents, np.int32), np.array(depths, np.int32), np.zeros(len(parents), np.float32)
+    )
 
 
 def test_any_commits_equal_a_fresh_prefill(engine):
@@ -78,7 +80,9 @@ def test_verify_leaves_the_state_alone(engine):
 
 def greedy_tokens(engine, n, **options) -> list[int]:
     sampler = Sampler(GREEDY, engine.n_vocab)
-    return [t for s in engine.generate(sampler, max_tokens=n, stop=lambda t: False, **options) for t in s.tokens]
+    return [
+        t for s in engine.generate(sampler, max_tokens=n, stop=lambda t: False, **options) for t in s.tokens
+    ]
 
 
 @pytest.mark.parametrize("with_rows", [True, False])

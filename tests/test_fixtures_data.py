@@ -6,10 +6,10 @@ import hashlib
 import re
 from pathlib import Path
 
-import fixtures
 import numpy as np
 
 import dflash_ggml
+import fixtures
 
 DATA = Path(dflash_ggml.__file__).parent / "data"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fixtures
 import pytest
 
+import fixtures
 from dflash_ggml.gguf import GGUFFile
 from dflash_ggml.tokenizer import Tokenizer
 

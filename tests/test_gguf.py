@@ -15,8 +15,6 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import tiny_models
-from reference.gguf_bytes import Builder, Tensor, build, f32_tensor
 
 from dflash_ggml import gguf
 from dflash_ggml.errors import ModelFileError
@@ -24,6 +22,8 @@ from dflash_ggml.gguf import GGUFFile
 from dflash_ggml.models.draft_params import DraftFile
 from dflash_ggml.models.target_params import TargetParams
 from dflash_ggml.tokenizer import Tokenizer
+from reference import tiny_models
+from reference.gguf_bytes import Builder, Tensor, build, f32_tensor
 
 KEYS = {
     "general.architecture": "test",

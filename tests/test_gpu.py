@@ -7,20 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_engine_state import random_tree
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.device import list_devices
 from dflash_ggml.engine import Engine
 from dflash_ggml.sampling import Sampler, SamplingParams
 from dflash_ggml.snapshot import row_slices
+from test_engine_state import random_tree
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
 PROMPT_FILE = Path(__file__).resolve().parents[1] / "bench" / "prompts" / "python.jsonl"
 PROMPTS = [json.loads(line)["prompt"] for line in PROMPT_FILE.read_text().splitlines() if line.strip()][:50]
 GREEDY = SamplingParams(temperature=0)
-LOGITS_TOLERANCE = 0.25  # Q8_0 products round activations in blocks, on both sides; logits spread over about 30
+LOGITS_TOLERANCE = (
+    0.25  # Q8_0 products round activations in blocks, on both sides; logits spread over about 30
+)
 NEAR_TIE = 0.3
 
 
@@ -131,8 +133,10 @@ def test_acceptance(cpu, gpu, capsys):
         difference = on_gpu - on_cpu
         noise = difference.std(ddof=1) / len(difference) ** 0.5
         with capsys.disabled():
-            print(f"\n{mode}: {on_cpu.mean():.3f} tokens per pass on the CPU, {on_gpu.mean():.3f} on the GPU, "
-                  f"standard error {noise:.3f}; {sum(same)} of {len(same)} texts equal")
+            print(
+                f"\n{mode}: {on_cpu.mean():.3f} tokens per pass on the CPU, {on_gpu.mean():.3f} on the GPU, "
+                f"standard error {noise:.3f}; {sum(same)} of {len(same)} texts equal"
+            )
         equal = np.array(same)
         assert abs(on_gpu[equal].mean() - on_cpu[equal].mean()) < 0.01 * on_cpu[equal].mean()
         assert abs(difference.mean()) < 3 * noise + 0.01

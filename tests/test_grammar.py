@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from reference.fake_engine import byte_vocabulary
 
 pytest.importorskip("llguidance")

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference.toy_llama import ToyLlama
 
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DflashError
 from dflash_ggml.llama_cache import LlamaDiskCache, LlamaRAMCache
 from dflash_ggml.llama_state import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
+from reference.toy_llama import ToyLlama
 
 
 @pytest.fixture(scope="session")

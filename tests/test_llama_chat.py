@@ -7,11 +7,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from reference.fake_engine import TOOL_TEMPLATE
-from reference.toy_llama import ToyLlama
 
 from dflash_ggml.chat_handlers import register_chat_completion_handler
 from dflash_ggml.errors import ConfigError
+from reference.fake_engine import TOOL_TEMPLATE
+from reference.toy_llama import ToyLlama
 
 WEATHER = {
     "type": "function",

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reference.toy_llama import ToyLlama
 
 from dflash_ggml import llama_hub
 from dflash_ggml.errors import ConfigError
+from reference.toy_llama import ToyLlama
 
 FILES = ["README.md", "dflash-model-Q8_0.gguf", "model-Q4_K_M.gguf", "model-Q8_0.gguf", "sub/other.gguf"]
 

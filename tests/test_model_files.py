@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures import hf_layout
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader
-from reference import model_files, toys
 
 from dflash_ggml.gguf import GGUFFile
+from fixtures import hf_layout
+from reference import model_files, toys
 
 
 def test_float32_holds_the_dequantised_weights(demo_target: Path, f32_target: Path):

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.fake_engine import FakeEngine
 
 from dflash_ggml.events import Begin, Finish, TextDelta
 from dflash_ggml.prefix_cache import INTERVAL, MIN_GAP, PrefixCache, common_prefix
 from dflash_ggml.requests import ChatRequest, CompletionRequest
 from dflash_ggml.sampling import SamplingParams
 from dflash_ggml.session import Session, run_chat, run_completion
+from reference.fake_engine import FakeEngine
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import tiny_models as tiny
 
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.models.draft_params import DraftFile
+from reference import tiny_models as tiny
 
 
 def test_truncated_safetensors(tmp_path: Path):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.chi_square import assert_drawn_from
 
 from dflash_ggml.errors import ConfigError, DflashError
 from dflash_ggml.sampling import Sampler, SamplingParams, largest, log_softmax, token_log_probs
+from reference.chi_square import assert_drawn_from
 
 NEUTRAL = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 

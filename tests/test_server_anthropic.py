@@ -11,6 +11,10 @@ import pytest
 pytest.importorskip("starlette", reason="the server extra is not installed")
 anthropic = pytest.importorskip("anthropic")
 
+from starlette.testclient import TestClient  # noqa: E402
+
+from dflash_ggml.errors import ContextOverflowError  # noqa: E402
+from dflash_ggml.requests import NamedTool  # noqa: E402
 from reference.server_kit import (  # noqa: E402
     ScriptedBackend,
     application,
@@ -18,10 +22,6 @@ from reference.server_kit import (  # noqa: E402
     plain,
     thoughtful,
 )
-from starlette.testclient import TestClient  # noqa: E402
-
-from dflash_ggml.errors import ContextOverflowError  # noqa: E402
-from dflash_ggml.requests import NamedTool  # noqa: E402
 
 ASK = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "weather", "description": "Weather", "input_schema": {"type": "object", "properties": {}}}

@@ -12,11 +12,12 @@ pytest.importorskip("starlette", reason="the server extra is not installed")
 
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
-from reference.server_kit import ScriptedBackend, application, calling  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
+
 from dflash_ggml.requests import ChatRequest  # noqa: E402
 from dflash_ggml.session import Session  # noqa: E402
+from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
+from reference.server_kit import ScriptedBackend, application, calling  # noqa: E402
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -132,7 +133,9 @@ def client() -> Iterator[TestClient]:
     backend = ScriptedBackend(lambda request: calling())
     session = Session(FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE)))
 
-    def count(request: Any) -> int:  # a real session renders and counts the prompt, only the answer is scripted
+    def count(
+        request: Any,
+    ) -> int:  # a real session renders and counts the prompt, only the answer is scripted
         return session.count_tokens(request) if isinstance(request, ChatRequest) else 1
 
     backend.n_ctx = 4096

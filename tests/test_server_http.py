@@ -13,14 +13,6 @@ import pytest
 
 pytest.importorskip("starlette", reason="the server extra is not installed")
 
-from reference.server_kit import (  # noqa: E402
-    ScriptedBackend,
-    application,
-    plain,
-    service,
-    serving,
-    wait_until,
-)
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.errors import ConfigError, DeviceError  # noqa: E402
@@ -29,6 +21,14 @@ from dflash_ggml.server.auth import KeyRing, is_loopback, require_safe_bind  # n
 from dflash_ggml.server.errors import ApiError  # noqa: E402
 from dflash_ggml.server.limits import Limits, exceeds_depth  # noqa: E402
 from dflash_ggml.server.worker import Worker  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    ScriptedBackend,
+    application,
+    plain,
+    service,
+    serving,
+    wait_until,
+)
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "Hi"}]}
 ENDLESS = {"model": "toy", "messages": [{"role": "user", "content": "endless"}]}

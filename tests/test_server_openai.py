@@ -12,6 +12,11 @@ import pytest
 pytest.importorskip("starlette", reason="the server extra is not installed")
 openai = pytest.importorskip("openai")
 
+from starlette.testclient import TestClient  # noqa: E402
+
+from dflash_ggml.errors import ConfigError, ContextOverflowError  # noqa: E402
+from dflash_ggml.events import Begin, TextDelta  # noqa: E402
+from dflash_ggml.requests import NamedTool  # noqa: E402
 from reference.server_kit import (  # noqa: E402
     LOGPROB,
     ScriptedBackend,
@@ -20,11 +25,6 @@ from reference.server_kit import (  # noqa: E402
     plain,
     thoughtful,
 )
-from starlette.testclient import TestClient  # noqa: E402
-
-from dflash_ggml.errors import ConfigError, ContextOverflowError  # noqa: E402
-from dflash_ggml.events import Begin, TextDelta  # noqa: E402
-from dflash_ggml.requests import NamedTool  # noqa: E402
 
 ASK = [{"role": "user", "content": "Hi"}]
 TOOL = {

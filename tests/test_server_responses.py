@@ -10,6 +10,11 @@ import pytest
 pytest.importorskip("starlette", reason="the server extra is not installed")
 openai = pytest.importorskip("openai")
 
+from starlette.testclient import TestClient  # noqa: E402
+
+from dflash_ggml.events import Begin, TextDelta  # noqa: E402
+from dflash_ggml.server.errors import ApiError  # noqa: E402
+from dflash_ggml.server.responses_schema import ResponseStore  # noqa: E402
 from reference.server_kit import (  # noqa: E402
     LOGPROB,
     ScriptedBackend,
@@ -18,11 +23,6 @@ from reference.server_kit import (  # noqa: E402
     plain,
     thoughtful,
 )
-from starlette.testclient import TestClient  # noqa: E402
-
-from dflash_ggml.events import Begin, TextDelta  # noqa: E402
-from dflash_ggml.server.errors import ApiError  # noqa: E402
-from dflash_ggml.server.responses_schema import ResponseStore  # noqa: E402
 
 TOOL = {
     "type": "function",

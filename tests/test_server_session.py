@@ -13,7 +13,6 @@ pytest.importorskip("starlette", reason="the server extra is not installed")
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
 
-from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.config import EngineConfig  # noqa: E402
@@ -23,6 +22,7 @@ from dflash_ggml.server.app import create_app, make_service  # noqa: E402
 from dflash_ggml.server.backend import Backend  # noqa: E402
 from dflash_ggml.server.dialect import Settings  # noqa: E402
 from dflash_ggml.session import Session  # noqa: E402
+from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
 
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
 from dflash_ggml.chat import ChatTemplate
 from dflash_ggml.config import EngineConfig
@@ -25,6 +24,7 @@ from dflash_ggml.events import (
 from dflash_ggml.requests import ChatRequest, CompletionRequest
 from dflash_ggml.sampling import SamplingParams
 from dflash_ggml.session import Session, run_chat, run_completion
+from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
 GREEDY = SamplingParams(temperature=0)
 USER = {"role": "user", "content": "hello " * 30}

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reference.chi_square import assert_drawn_from, assert_same_source
 
 from dflash_ggml.accept import walk
 from dflash_ggml.sampling import Sampler, SamplingParams, log_softmax
 from dflash_ggml.tree import Tree, best_first, chain
+from reference.chi_square import assert_drawn_from, assert_same_source
 
 V, DEPTHS, RANKS = 12, 5, 4
 N = 20_000

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import tiny_models as tiny
-from reference.gguf_bytes import Tensor, build, f32_tensor
 
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.gguf import BF16, GGUFFile
 from dflash_ggml.models.target_params import TargetParams
+from reference import tiny_models as tiny
+from reference.gguf_bytes import Tensor, build, f32_tensor
 
 SHAPES = tiny.target_shapes()
 

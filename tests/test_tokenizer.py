@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import tiny_models as tiny
-from reference.gguf_bytes import build
 
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.gguf import GGUFFile
 from dflash_ggml.tokenizer import Tokenizer
+from reference import tiny_models as tiny
+from reference.gguf_bytes import build
 
 ID = {text: i for i, text in enumerate(tiny.TOKENS)}
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

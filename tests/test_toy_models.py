@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fixtures
 import numpy as np
 import pytest
-from fixtures import hf_layout
-from reference import toys
 
+import fixtures
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import Engine
+from fixtures import hf_layout
+from reference import toys
 
 
 @pytest.mark.parametrize("seed", toys.VARIANTS)

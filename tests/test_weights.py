@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_ggml.device import BF16, F16, F32, Device, list_devices
+from dflash_ggml.device import BF16, F16, F32, Device, Workspace, list_devices
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.ggml import Graph
-from dflash_ggml.device import Workspace
 from dflash_ggml.weights import Source, Weights, bf16_as_f16
 
 

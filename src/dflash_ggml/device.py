@@ -47,12 +47,20 @@ def list_devices() -> list[DeviceInfo]:
     for i in range(lib.ggml_backend_dev_count()):
         dev = lib.ggml_backend_dev_get(i)
         kind = lib.ggml_backend_dev_type(dev)
-        if kind not in (lib.GGML_BACKEND_DEVICE_TYPE_CPU, lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU):
+        if kind not in (
+            lib.GGML_BACKEND_DEVICE_TYPE_CPU,
+            lib.GGML_BACKEND_DEVICE_TYPE_GPU,
+            lib.GGML_BACKEND_DEVICE_TYPE_IGPU,
+        ):
             continue
         free, total = ffi.new("size_t *"), ffi.new("size_t *")
         lib.ggml_backend_dev_memory(dev, free, total)
-        text = [ffi.string(f(dev)).decode() for f in (lib.ggml_backend_dev_name, lib.ggml_backend_dev_description)]
-        found.append(DeviceInfo(text[0], text[1], kind != lib.GGML_BACKEND_DEVICE_TYPE_CPU, free[0], total[0], dev))
+        text = [
+            ffi.string(f(dev)).decode() for f in (lib.ggml_backend_dev_name, lib.ggml_backend_dev_description)
+        ]
+        found.append(
+            DeviceInfo(text[0], text[1], kind != lib.GGML_BACKEND_DEVICE_TYPE_CPU, free[0], total[0], dev)
+        )
     return sorted(found, key=lambda d: not d.is_gpu)
 
 
@@ -146,7 +154,9 @@ class Device:
         """Fill `out` with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
         if out.nbytes:
             with self.lock:
-                lib.ggml_backend_tensor_get_async(self.backend, t, ffi.from_buffer(out, require_writable=True), offset, out.nbytes)
+                lib.ggml_backend_tensor_get_async(
+                    self.backend, t, ffi.from_buffer(out, require_writable=True), offset, out.nbytes
+                )
                 lib.ggml_backend_synchronize(self.backend)
         return out
 
@@ -154,7 +164,9 @@ class Device:
         """Copy a contiguous array into tensor `t` from byte `offset` on, after all graphs before have run."""
         if array.nbytes:
             with self.lock:
-                lib.ggml_backend_tensor_set_async(self.backend, t, ffi.from_buffer(array), offset, array.nbytes)
+                lib.ggml_backend_tensor_set_async(
+                    self.backend, t, ffi.from_buffer(array), offset, array.nbytes
+                )
                 lib.ggml_backend_synchronize(self.backend)
 
     def use_narrow_products(self, on: bool) -> None:
@@ -246,7 +258,9 @@ class Workspace:
         """Give each tensor of a graph its place; the generation in which that holds. Raises DeviceError when it does not fit."""
         before = self.nbytes
         if not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
-            raise DeviceError(f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context")
+            raise DeviceError(
+                f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
+            )
         if self.nbytes != before:
             self.generation += 1
         return self.generation

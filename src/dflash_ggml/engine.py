@@ -61,7 +61,9 @@ class Step:
 class Engine:
     """One sequence on one target and, if given, one draft. Not for two threads at a time."""
 
-    def __init__(self, config: EngineConfig, passes: Passes, tokenizer: Tokenizer, metadata: dict, n_ctx: int) -> None:
+    def __init__(
+        self, config: EngineConfig, passes: Passes, tokenizer: Tokenizer, metadata: dict, n_ctx: int
+    ) -> None:
         self.config, self.tokenizer, self.metadata, self.n_ctx = config, tokenizer, metadata, n_ctx
         self.passes = passes
         self.params = passes.params
@@ -69,7 +71,9 @@ class Engine:
         self.has_draft = passes.draft_params is not None
         self.pending: int | None = None
         self._tokens: list[int] = []
-        self._rows: tuple[int, ...] = ()  # tokens whose K/V rows outlive a reset or restore, until the next write
+        self._rows: tuple[
+            int, ...
+        ] = ()  # tokens whose K/V rows outlive a reset or restore, until the next write
         self._path: tuple[int, ...] = ()  # last committed path, not yet in the draft's context
         self._logits: np.ndarray | None = None
         self._torn = False
@@ -171,13 +175,17 @@ class Engine:
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens: {max_tokens} is below 1")
         if budget is not None and budget > self.config.budget:
-            raise ConfigError(f"budget: {budget} is above the {self.config.budget} that the engine was loaded with")
+            raise ConfigError(
+                f"budget: {budget} is above the {self.config.budget} that the engine was loaded with"
+            )
         if self._running:
             raise ConfigError("a generation is running on this engine; close it first")
         room = self.n_ctx - len(self._tokens)
         if room < 1:
             raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
-        step_plan = plan(mode or self.config.mode, budget or self.config.budget, self.passes.block, self.config.chain_seed)
+        step_plan = plan(
+            mode or self.config.mode, budget or self.config.budget, self.passes.block, self.config.chain_seed
+        )
         limit = room if max_tokens is None else min(max_tokens, room)
         ends = stop or self.tokenizer.eog_ids.__contains__
         history = list(self._tokens)
@@ -206,7 +214,9 @@ class Engine:
                 if finish:
                     return
                 if step_plan.kind == "plain":
-                    step = self._plain_step(sampler, history, emit, keep_rows, feed_draft=(mode or self.config.mode) == "auto")
+                    step = self._plain_step(
+                        sampler, history, emit, keep_rows, feed_draft=(mode or self.config.mode) == "auto"
+                    )
                 else:
                     step = self._tree_step(step_plan, sampler, history, emit, keep_rows)
         finally:
@@ -239,8 +249,14 @@ class Engine:
         self._commit(tree, accepted, start)
         clock.lap("commit")
         return Step(
-            accepted.tokens, step_plan.kind, tree, accepted.path, tree.n_nodes, accepted.n_accepted,
-            tuple(rows) if keep_rows else None, timings=clock.times,
+            accepted.tokens,
+            step_plan.kind,
+            tree,
+            accepted.path,
+            tree.n_nodes,
+            accepted.n_accepted,
+            tuple(rows) if keep_rows else None,
+            timings=clock.times,
         )
 
     def _commit(self, tree: Tree, accepted: Accepted, start: int) -> None:
@@ -250,7 +266,9 @@ class Engine:
         self._path, self.pending = accepted.path, accepted.tokens[-1]
         self._torn = False
 
-    def _plain_step(self, sampler: Sampler, history: list[int], emit, keep_rows: bool, feed_draft: bool) -> Step:
+    def _plain_step(
+        self, sampler: Sampler, history: list[int], emit, keep_rows: bool, feed_draft: bool
+    ) -> Step:
         """Run the pending token alone."""
         clock = _Clock()
         self._feed_path()
@@ -299,7 +317,9 @@ class Engine:
         """Go back to a snapshot of this engine. Raises ConfigError when its K/V rows are gone or its shape differs."""
         if not self.can_restore(snapshot):
             raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
-        self._rows = snapshot.tokens if snapshot.rows is not None else max(self._rows, tuple(self._tokens), key=len)
+        self._rows = (
+            snapshot.tokens if snapshot.rows is not None else max(self._rows, tuple(self._tokens), key=len)
+        )
         self._torn = True
         restore_state(self.passes, snapshot)
         self._tokens = list(snapshot.tokens)
@@ -310,7 +330,9 @@ class Engine:
 
     def _usable(self) -> None:
         if self._torn:
-            raise DeviceError("the state was torn by an interrupt inside a pass; call reset() and prefill again")
+            raise DeviceError(
+                "the state was torn by an interrupt inside a pass; call reset() and prefill again"
+            )
 
     def close(self) -> None:
         """Free the device memory; the engine is of no use afterwards."""

@@ -35,7 +35,9 @@ class Input:
 
     def upload(self, backend) -> None:
         if not self._in_place:
-            lib.ggml_backend_tensor_set_async(backend, self.tensor, ffi.from_buffer(self.array), 0, self.array.nbytes)
+            lib.ggml_backend_tensor_set_async(
+                backend, self.tensor, ffi.from_buffer(self.array), 0, self.array.nbytes
+            )
 
 
 class Graph:
@@ -83,9 +85,13 @@ class Graph:
             node = lib.ggml_graph_node(self.cgraph, i)
             if not lib.ggml_backend_dev_supports_op(self.device.info.handle, node):
                 op = ffi.string(lib.ggml_op_desc(node)).decode()
-                raise DeviceError(f"{self.device.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there")
+                raise DeviceError(
+                    f"{self.device.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there"
+                )
         self._generation = workspace.place(self.cgraph)
-        lib.dflash_graph_set_uid(self.cgraph)  # a CUDA graph of this identity replays without comparing every node
+        lib.dflash_graph_set_uid(
+            self.cgraph
+        )  # a CUDA graph of this identity replays without comparing every node
         self._workspace = workspace
         for i in self.inputs.values():
             i.bind()
@@ -131,7 +137,9 @@ class Graph:
             nb[i] = nb[i - 1] * ne4[i] if i else nb[0]
         last = offset + sum((n - 1) * s for n, s in zip(ne4[1:], nb)) + lib.ggml_row_size(t.type, ne4[0])
         if last > lib.ggml_nbytes(t):
-            raise ValueError(f"view {ne} at {offset} leaves tensor '{ffi.string(t.name).decode()}' of shape {tuple(t.ne)}")
+            raise ValueError(
+                f"view {ne} at {offset} leaves tensor '{ffi.string(t.name).decode()}' of shape {tuple(t.ne)}"
+            )
         return lib.ggml_view_4d(self.ctx, t, *ne4, *nb, offset)
 
     def slice(self, t, index: int, columns: int):
@@ -188,7 +196,9 @@ class Graph:
     def mul_mat(self, w, x):
         """w [k, m] times x [k, n] -> [m, n], float32."""
         if w.ne[0] != x.ne[0]:
-            raise ValueError(f"mul_mat: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)}")
+            raise ValueError(
+                f"mul_mat: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)}"
+            )
         return lib.ggml_mul_mat(self.ctx, w, x)
 
     def add(self, a, b):
@@ -227,7 +237,19 @@ class Graph:
     def rope(self, a, positions, n_dims: int, theta: float):
         """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims)."""
         return lib.ggml_rope_ext(
-            self.ctx, a, positions, ffi.NULL, n_dims, lib.GGML_ROPE_TYPE_NEOX, 0, theta, 1.0, 0.0, 1.0, 0.0, 0.0
+            self.ctx,
+            a,
+            positions,
+            ffi.NULL,
+            n_dims,
+            lib.GGML_ROPE_TYPE_NEOX,
+            0,
+            theta,
+            1.0,
+            0.0,
+            1.0,
+            0.0,
+            0.0,
         )
 
     def attention(self, q, k, v, mask, scale: float):

@@ -12,7 +12,6 @@ from .llama_options import LLAMA_DEFAULT_SEED
 from .requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, ToolChoice
 from .sampling import SamplingParams
 
-
 SAMPLING_OPTIONS = (
     "top_k",
     "top_p",

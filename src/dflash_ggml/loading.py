@@ -11,8 +11,8 @@ from .config import EngineConfig
 from .device import BF16, Device, list_devices
 from .errors import ConfigError, ModelFileError
 from .gguf import GGUFFile
-from .models.draft_params import DraftFile, check_pair
 from .memory import Sizes
+from .models.draft_params import DraftFile, check_pair
 from .models.target_params import TargetParams
 from .passes import Passes, tree_width
 from .tokenizer import Tokenizer
@@ -33,7 +33,9 @@ def draft_beside(model: Path) -> Path | None:
         return EMBEDDED_DRAFT
     found = [f for f in model.parent.glob("*.gguf") if "dflash" in f.name.lower() and f.name != model.name]
     if len(found) > 1:
-        raise ConfigError(f"several drafts beside {model}: {', '.join(sorted(f.name for f in found))}; name one with -md")
+        raise ConfigError(
+            f"several drafts beside {model}: {', '.join(sorted(f.name for f in found))}; name one with -md"
+        )
     return found[0] if found else None
 
 
@@ -42,14 +44,18 @@ def choose_device(config: EngineConfig) -> Device:
     gpus = [d for d in list_devices() if d.is_gpu]
     if config.n_gpu_layers == 0 or not gpus:
         if config.n_gpu_layers > 0:
-            log.warning("n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers)
+            log.warning(
+                "n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers
+            )
         return Device.cpu(config.n_threads, config.reference)
     if config.main_gpu >= len(gpus):
         raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
     return Device(gpus[config.main_gpu], config.n_threads)
 
 
-def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple[Passes, Tokenizer, dict, int]:
+def load_passes(
+    config: EngineConfig, progress: Progress | None = None
+) -> tuple[Passes, Tokenizer, dict, int]:
     """Load what `config` names: passes, tokenizer, the target's metadata and the context length in tokens.
 
     Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
@@ -58,7 +64,9 @@ def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple
     params = TargetParams.from_gguf(target_file)
     tokenizer = Tokenizer.from_gguf(target_file)
     if tokenizer.n_vocab > params.n_vocab:
-        raise ModelFileError(f"{config.model}: {tokenizer.n_vocab} tokens but an output of {params.n_vocab} rows")
+        raise ModelFileError(
+            f"{config.model}: {tokenizer.n_vocab} tokens but an output of {params.n_vocab} rows"
+        )
     draft_file = None
     if config.draft is not None:
         draft_file = DraftFile.open(config.draft)
@@ -80,17 +88,23 @@ def load_passes(config: EngineConfig, progress: Progress | None = None) -> tuple
     n_ctx = config.n_ctx or params.n_ctx_train
     if device.is_gpu:
         width = tree_width(config.budget, draft_params.block_size) if draft_params else 0
-        sizes = Sizes(params, _nbytes(sources), draft_params, _nbytes(parts), width, config.n_batch, config.kv_type)
+        sizes = Sizes(
+            params, _nbytes(sources), draft_params, _nbytes(parts), width, config.n_batch, config.kv_type
+        )
         memory = sizes.fit(config.n_ctx, device.info.memory_free, params.n_ctx_train)
         log.info("%s (%s): %s", device.info.name, device.info.description, memory)
         n_ctx = memory.n_ctx
     if n_ctx > params.n_ctx_train:
-        log.warning("n_ctx %d is above the %d that %s was trained for", n_ctx, params.n_ctx_train, config.model)
+        log.warning(
+            "n_ctx %d is above the %d that %s was trained for", n_ctx, params.n_ctx_train, config.model
+        )
     weights = Weights.load(device, sources, progress=progress, stage="target")
     draft = None
     if draft_params is not None:
         if device.lacks_bf16 and any(part.type == BF16 for part in parts.values()):
-            log.warning("%s has no BF16 tensor cores: the draft's BF16 weights become float16", device.info.name)
+            log.warning(
+                "%s has no BF16 tensor cores: the draft's BF16 weights become float16", device.info.name
+            )
             parts = {name: bf16_as_f16(name, part) for name, part in parts.items()}
         draft = draft_params, Weights.load(device, parts, gathered=(), progress=progress, stage="draft")
     passes = Passes(device, config, n_ctx, (params, weights), draft)

@@ -21,7 +21,9 @@ class SlotMask:
     window: a column at position p sees slots above p - window only (None: all).
     """
 
-    def __init__(self, device: Device, width: int, max_advance: int, n_rows: int, window: int | None = None) -> None:
+    def __init__(
+        self, device: Device, width: int, max_advance: int, n_rows: int, window: int | None = None
+    ) -> None:
         """`width`: most columns of a pass; `max_advance`: most slots committed between two passes."""
         self.device, self.width, self.window = device, width, window
         self.n_changes = min(max_advance + width, n_rows)
@@ -29,7 +31,9 @@ class SlotMask:
         self._store = Store(device, 1)
         self._slots = self._store.tensor(F16, width, n_rows, name="mask slots")
         self._store.allocate(clear=False)
-        self._below = self._above = 0  # slots under `_below` are as a pass starting there left them, from `_above` on hidden
+        self._below = self._above = (
+            0  # slots under `_below` are as a pass starting there left them, from `_above` on hidden
+        )
         self._unwritten = True
 
     @property
@@ -46,7 +50,9 @@ class SlotMask:
             slots = g.set_rows(slots, values, rows)
         return g.cont(g.transpose(g.view(slots, (columns, n_kv), (slots.nb[1],))))
 
-    def fill(self, graph: Graph, name: str, start: int, visible: np.ndarray, valid: np.ndarray | None = None) -> None:
+    def fill(
+        self, graph: Graph, name: str, start: int, visible: np.ndarray, valid: np.ndarray | None = None
+    ) -> None:
         """Set the inputs for a pass at `start`: visible bool [w, w], row i the own columns that column i sees.
 
         valid: bool, slots of the prefix that hold something (None: all).
@@ -66,7 +72,9 @@ class SlotMask:
             graph.inputs[f"{name}_values{i}"].array[:] = self._values(rows, start, visible, valid)
         self._below, self._above, self._unwritten = start, start + w, False
 
-    def _values(self, rows: np.ndarray, start: int, visible: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
+    def _values(
+        self, rows: np.ndarray, start: int, visible: np.ndarray, valid: np.ndarray | None
+    ) -> np.ndarray:
         """Values float32 [len(rows), width] of some slots for a pass at `start`."""
         w = len(visible)
         values = np.full((len(rows), self.width), HIDDEN, np.float32)

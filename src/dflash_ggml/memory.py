@@ -98,4 +98,6 @@ class Sizes:
             "tree": "lower the budget (--budget)",
             "graphs (estimate)": "lower the batch size (-b)",
         }.get(biggest, "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)")
-        raise DeviceError(f"not enough device memory for {plan} (and {MARGIN // MIB} MiB of margin); the largest part is {biggest}: {advice}")
+        raise DeviceError(
+            f"not enough device memory for {plan} (and {MARGIN // MIB} MiB of margin); the largest part is {biggest}: {advice}"
+        )

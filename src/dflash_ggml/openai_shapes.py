@@ -68,22 +68,23 @@ def completion_logprobs(entries: Sequence[TokenLogprob], base: int) -> dict[str,
     }
 
 
+def logprob_entry(token: TokenLogprob) -> dict[str, Any]:
+    """One entry of a chat's log-probabilities."""
+    return {
+        "token": _text(token.data),
+        "bytes": list(token.data),
+        "logprob": token.logprob,
+        "top_logprobs": [
+            {"token": _text(t.data), "bytes": list(t.data), "logprob": t.logprob} for t in token.top
+        ],
+    }
+
+
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     """The `logprobs` object of a chat choice."""
     if not entries:
         return None
-    content = [
-        {
-            "token": _text(e.data),
-            "bytes": list(e.data),
-            "logprob": e.logprob,
-            "top_logprobs": [
-                {"token": _text(t.data), "bytes": list(t.data), "logprob": t.logprob} for t in e.top
-            ],
-        }
-        for e in entries
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [logprob_entry(e) for e in entries], "refusal": None}
 
 
 def _text(data: bytes) -> str:

@@ -123,12 +123,21 @@ class Passes:
         feed_draft = feed_draft and self.draft_params is not None
 
         def append(g, features, positions, rows):
-            append_context(g, self.draft_weights, self.draft_params, self.draft_state, features, positions, rows)
+            append_context(
+                g, self.draft_weights, self.draft_params, self.draft_state, features, positions, rows
+            )
 
         graph = self._graph(
             ("linear", n, n_kv, feed_draft),
             lambda: linear_graph(
-                self.device, self.weights, self.params, self.state, n, n_kv, self.taps, append if feed_draft else None
+                self.device,
+                self.weights,
+                self.params,
+                self.state,
+                n,
+                n_kv,
+                self.taps,
+                append if feed_draft else None,
             ),
         )
         steps = np.arange(n, dtype=np.int32)
@@ -151,8 +160,16 @@ class Passes:
         graph = self._graph(
             ("draft", n_kv),
             lambda: draft_graph(
-                self.device, self.draft_weights, p, self.draft_state, self.weights, self.state,
-                self.head_name, self.draft_masks, n_kv, self.candidates,
+                self.device,
+                self.draft_weights,
+                p,
+                self.draft_state,
+                self.weights,
+                self.state,
+                self.head_name,
+                self.draft_masks,
+                n_kv,
+                self.candidates,
             ),
         )
         ints = graph.inputs["ints"].array.reshape(6, block)
@@ -172,7 +189,9 @@ class Passes:
         """Let the draft take in the last committed path (which ends before position `start`) without drafting."""
         graph = self._graph(
             ("context",),
-            lambda: context_graph(self.device, self.draft_weights, self.draft_params, self.draft_state, self.state),
+            lambda: context_graph(
+                self.device, self.draft_weights, self.draft_params, self.draft_state, self.state
+            ),
         )
         self._fill_path(graph.inputs["ints"].array.reshape(3, self.block), path, start)
         graph.run()
@@ -192,11 +211,17 @@ class Passes:
         n_kv = self.ensure_rows(start + width)
         graph = self._graph(
             ("verify", width, n_kv),
-            lambda: tree_graph(self.device, self.weights, self.params, self.state, self.tree_mask, width, n_kv, self.taps),
+            lambda: tree_graph(
+                self.device, self.weights, self.params, self.state, self.tree_mask, width, n_kv, self.taps
+            ),
         )
         w = tree.width
         ints = graph.inputs["ints"].array.reshape(4, width)
-        ints[0], ints[1], ints[3] = tree.tokens[0], start + 1, 0  # padding: children of the root, never looked at
+        ints[0], ints[1], ints[3] = (
+            tree.tokens[0],
+            start + 1,
+            0,
+        )  # padding: children of the root, never looked at
         ints[0, :w], ints[1, :w], ints[3, :w] = tree.tokens, start + tree.depths, tree.parents
         ints[2] = start + np.arange(width)
         visible = np.eye(width, dtype=bool)  # padding sees itself, so that no row is empty

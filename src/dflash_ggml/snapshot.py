@@ -25,7 +25,12 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Host memory it holds."""
-        parts = (*self.live, *(self.rows or ()), self.in_draft, *([] if self.logits is None else [self.logits]))
+        parts = (
+            *self.live,
+            *(self.rows or ()),
+            self.in_draft,
+            *([] if self.logits is None else [self.logits]),
+        )
         return sum(p.nbytes for p in parts)
 
 
@@ -38,7 +43,9 @@ def save_state(passes: Passes, tokens: Sequence[int], logits: np.ndarray | None,
 
     live = tuple(copy(t, lib.ggml_nbytes(t)) for t in passes.state.live_tensors)
     rows = tuple(copy(t, n * t.nb[1]) for t in row_slices(passes)) if with_rows else None
-    return Snapshot(tuple(tokens), live, rows, passes.in_draft[:n].copy(), None if logits is None else logits.copy())
+    return Snapshot(
+        tuple(tokens), live, rows, passes.in_draft[:n].copy(), None if logits is None else logits.copy()
+    )
 
 
 def restore_state(passes: Passes, snapshot: Snapshot) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ._ggml import lib
 from .device import F16, F32, I32, Device, Store
 from .errors import DeviceError
-from .ggml import Graph, packed
+from .ggml import Graph
 from .models.draft_params import DraftParams
 from .models.target_params import TargetParams
 
@@ -54,7 +54,9 @@ class KvCache:
     def _allocate(self, n_rows: int) -> None:
         store = Store(self.device, 1 + 2 * self.layers)
         self.whole = store.tensor(self.type, self.row, n_rows, 2 * self.layers, name="kv")
-        slices = [store.view(self.whole, i * self.whole.nb[2], self.row, n_rows) for i in range(2 * self.layers)]
+        slices = [
+            store.view(self.whole, i * self.whole.nb[2], self.row, n_rows) for i in range(2 * self.layers)
+        ]
         try:
             store.allocate()
         except DeviceError:
@@ -83,17 +85,26 @@ class KvCache:
 class TargetState:
     """Memory of the target for one sequence: the committed state, and room for one tree of `max_width` nodes."""
 
-    def __init__(self, device: Device, p: TargetParams, kv_type: str, n_rows: int, max_width: int, n_taps: int) -> None:
+    def __init__(
+        self, device: Device, p: TargetParams, kv_type: str, n_rows: int, max_width: int, n_taps: int
+    ) -> None:
         """`n_rows` K/V rows to begin with; `max_width` 0 leaves the tree's memory out (plain decoding)."""
         self.p, self.max_width = p, max_width
         self._n_delta = sum(p.recurrent)
-        self.kv = KvCache(device, p.n_kv_heads * p.head_dim, p.n_layers - self._n_delta, KV_TYPES[kv_type], n_rows)
+        self.kv = KvCache(
+            device, p.n_kv_heads * p.head_dim, p.n_layers - self._n_delta, KV_TYPES[kv_type], n_rows
+        )
         s, h_v, channels = p.ssm_state, p.ssm_v_heads, p.conv_channels
         self._live = Store(device, 2 + 2 * self._n_delta)
         self.windows = self._live.tensor(F32, p.conv_kernel - 1, channels, self._n_delta, name="conv windows")
         self.deltas = self._live.tensor(F32, s, s, h_v, self._n_delta, name="delta states")
-        self._window = [self._live.view(self.windows, i * self.windows.nb[2], p.conv_kernel - 1, channels) for i in range(self._n_delta)]
-        self._delta = [self._live.view(self.deltas, i * self.deltas.nb[3], s, s, h_v) for i in range(self._n_delta)]
+        self._window = [
+            self._live.view(self.windows, i * self.windows.nb[2], p.conv_kernel - 1, channels)
+            for i in range(self._n_delta)
+        ]
+        self._delta = [
+            self._live.view(self.deltas, i * self.deltas.nb[3], s, s, h_v) for i in range(self._n_delta)
+        ]
         self._live.allocate()
         self._tree = Store(device, 3)
         if max_width:

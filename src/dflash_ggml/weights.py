@@ -32,7 +32,9 @@ def bf16_as_f16(name: str, s: Source) -> Source:
     bits = np.frombuffer(s.data, np.uint16).astype(np.uint32) << 16
     values = bits.view(np.float32)
     if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-        raise ModelFileError(f"tensor {name}: BF16 values beyond float16's range, and this GPU has no BF16 products; use a Q8_0 file")
+        raise ModelFileError(
+            f"tensor {name}: BF16 values beyond float16's range, and this GPU has no BF16 products; use a Q8_0 file"
+        )
     return Source(F16, s.shape, values.astype(np.float16).view(np.uint8))
 
 
@@ -76,10 +78,15 @@ class Weights(Mapping):
         groups: dict[object, list[str]] = {}
         for name, s in sources.items():
             is_matrix = len(s.shape) == 2 and s.shape[1] > 1 and name not in gathered and s.type != F32
-            chosen = next((b for b in device.matmul_buffer_types() if is_matrix and _can_multiply(device, s, b)), plain_type)
+            chosen = next(
+                (b for b in device.matmul_buffer_types() if is_matrix and _can_multiply(device, s, b)),
+                plain_type,
+            )
             if is_matrix and chosen == plain_type and not _can_multiply(device, s, plain_type):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
-                raise ModelFileError(f"tensor {name}: {device.info.name} has no matrix product for type {kind}")
+                raise ModelFileError(
+                    f"tensor {name}: {device.info.name} has no matrix product for type {kind}"
+                )
             groups.setdefault(chosen, []).append(name)
         done = 0
         for buffer_type, names in groups.items():
@@ -95,7 +102,9 @@ class Weights(Mapping):
                 store.allocate(clear=False, weights=True)
                 for name in names:
                     data = sources[name].data
-                    lib.ggml_backend_tensor_set(self._tensors[name], ffi.from_buffer(data), 0, memoryview(data).nbytes)
+                    lib.ggml_backend_tensor_set(
+                        self._tensors[name], ffi.from_buffer(data), 0, memoryview(data).nbytes
+                    )
                     done += memoryview(data).nbytes
                     if progress:
                         progress(stage, done, total)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from reference.fake_engine import byte_vocabulary
 from starlette.applications import Starlette
 
 from dflash_ggml.events import (
@@ -31,6 +30,7 @@ from dflash_ggml.server.app import Service, create_app, make_service
 from dflash_ggml.server.dialect import Settings
 from dflash_ggml.server.limits import Limits
 from dflash_ggml.server.steps import StepView
+from reference.fake_engine import byte_vocabulary
 
 STEP = StepView(
     tokens=(72, 101, 105, 108),

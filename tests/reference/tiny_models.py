@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from reference.gguf_bytes import Builder, Tensor, build, f32_tensor
 
 D, FF, HEADS, KV, HEAD_DIM, ROT = 8, 12, 4, 2, 6, 4  # target; every size differs, so that a mix-up shows

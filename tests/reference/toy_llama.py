@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reference.fake_engine import TEMPLATE, FakeEngine, byte_vocabulary
-
 from dflash_ggml.llama import Llama
+from reference.fake_engine import TEMPLATE, FakeEngine, byte_vocabulary
 
 
 class ToyLlama(Llama):

@@ -16,7 +16,9 @@ from ..weights import Weights
 from .draft_params import DraftParams
 
 
-def append_context(g: Graph, w: Weights, p: DraftParams, state: DraftState, features, positions, rows) -> list:
+def append_context(
+    g: Graph, w: Weights, p: DraftParams, state: DraftState, features, positions, rows
+) -> list:
     """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n], cache rows int32 [n].
 
     Returns the caches per layer as (keys, values), so that what reads them comes after the write.
@@ -36,7 +38,9 @@ def append_context(g: Graph, w: Weights, p: DraftParams, state: DraftState, feat
     return caches
 
 
-def context_graph(device: Device, w: Weights, p: DraftParams, state: DraftState, target_state: TargetState) -> Graph:
+def context_graph(
+    device: Device, w: Weights, p: DraftParams, state: DraftState, target_state: TargetState
+) -> Graph:
     """Graph that takes in the last accepted path and drafts nothing. Input: ints = path | positions | rows, each B."""
     g = Graph(device, 512)
     path, positions, rows = packed(g, "ints", *[p.block_size] * 3)

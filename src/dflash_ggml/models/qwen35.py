@@ -21,9 +21,24 @@ class _Builder:
     """The layers of one graph over one batch. With a `mask` the batch is a tree and the state is only read."""
 
     def __init__(
-        self, g: Graph, w: Weights, p: TargetParams, state: TargetState, n: int, n_kv: int, mask: SlotMask | None
+        self,
+        g: Graph,
+        w: Weights,
+        p: TargetParams,
+        state: TargetState,
+        n: int,
+        n_kv: int,
+        mask: SlotMask | None,
     ) -> None:
-        self.g, self.w, self.p, self.state, self.n, self.n_kv, self.tree = g, w, p, state, n, n_kv, mask is not None
+        self.g, self.w, self.p, self.state, self.n, self.n_kv, self.tree = (
+            g,
+            w,
+            p,
+            state,
+            n,
+            n_kv,
+            mask is not None,
+        )
         lengths = [n] * (4 if self.tree else 5)
         self.ids, self.positions, self.rows, self.parents, *rest = packed(g, "ints", *lengths)
         self.path = rest[0] if rest else None
@@ -44,7 +59,9 @@ class _Builder:
                 attention_index += 1
             x = g.add(y, x)
             y = g.rms_norm(x, p.rms_eps, w[f"blk.{i}.post_attention_norm.weight"])
-            y = g.swiglu(g.mul_mat(w[f"blk.{i}.ffn_gate.weight"], y), g.mul_mat(w[f"blk.{i}.ffn_up.weight"], y))
+            y = g.swiglu(
+                g.mul_mat(w[f"blk.{i}.ffn_gate.weight"], y), g.mul_mat(w[f"blk.{i}.ffn_up.weight"], y)
+            )
             x = g.add(g.mul_mat(w[f"blk.{i}.ffn_down.weight"], y), x)
             if i in taps:
                 on_tap(taps.index(i), x)

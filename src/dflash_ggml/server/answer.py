@@ -90,49 +90,6 @@ class Answer:
         return self.usage, self.finish
 
 
-def openai_usage(usage: Usage) -> dict[str, Any]:
-    """The `usage` object of OpenAI's chat and text completions."""
-    return {
-        "prompt_tokens": usage.prompt_n,
-        "completion_tokens": usage.predicted_n,
-        "total_tokens": usage.prompt_n + usage.predicted_n,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_n},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_n},
-    }
-
-
-def timings(usage: Usage) -> dict[str, Any]:
-    """Speed and acceptance under the names of llama.cpp's server, and what a tree adds to them."""
-    return {
-        "cache_n": usage.cached_n,
-        "prompt_n": usage.prompt_n - usage.cached_n,
-        "prompt_ms": round(usage.prompt_ms, 3),
-        "prompt_per_second": round(usage.prompt_per_second, 2),
-        "predicted_n": usage.predicted_n,
-        "predicted_ms": round(usage.predicted_ms, 3),
-        "predicted_per_second": round(usage.predicted_per_second, 2),
-        "draft_n": usage.draft_n,
-        "draft_n_accepted": usage.draft_n_accepted,
-        "steps": usage.steps,
-        "tokens_per_step": round(usage.tokens_per_step, 3),
-        "mode": usage.mode,
-        "budget": usage.budget,
-    }
-
-
-def logprob_entry(token: TokenLogprob) -> dict[str, Any]:
-    """One entry of OpenAI's chat logprobs."""
-    return {
-        "token": token.data.decode("utf-8", "replace"),
-        "bytes": list(token.data),
-        "logprob": token.logprob,
-        "top_logprobs": [
-            {"token": t.data.decode("utf-8", "replace"), "bytes": list(t.data), "logprob": t.logprob}
-            for t in token.top
-        ],
-    }
-
-
 def dumps(value: Any) -> str:
     """Compact JSON, non-ASCII kept; NaN is an error rather than invalid JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

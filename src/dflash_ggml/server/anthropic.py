@@ -18,8 +18,9 @@ from ..events import (
     ToolCallEnd,
     Usage,
 )
+from ..openai_shapes import timings_dict
 from ..requests import ChatRequest, NamedTool, ToolChoice
-from .answer import Answer, timings
+from .answer import Answer
 from .anthropic_schema import CountBody, MessagesBody, chat_messages, chat_tools
 from .dialect import Prepared, Settings, data_event, new_id, speculation
 from .errors import ApiError, anthropic_body, bad_request
@@ -145,7 +146,7 @@ class MessageEncoder:
                 "stop_sequence": event.stop_string,
                 "stop_details": None,
             }
-            yield self._event("message_delta", delta=delta, usage=_usage(usage), timings=timings(usage))
+            yield self._event("message_delta", delta=delta, usage=_usage(usage), timings=timings_dict(usage))
             yield self._event("message_stop")
 
     def _open(self, kind: str, block: dict[str, Any]) -> Iterator[ServerSentEvent]:
@@ -220,7 +221,7 @@ class MessageEncoder:
                 arguments = json.loads(block.text or "{}")
                 content.append({"type": "tool_use", "id": block.id, "name": block.name, "input": arguments})
         message = self._message(content, self._stop_reason(), finish.stop_string, _usage(usage))
-        return {**message, "timings": timings(usage)}
+        return {**message, "timings": timings_dict(usage)}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from pydantic import Field
 from sse_starlette import ServerSentEvent
 
 from ..events import Finish, Progress, ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, Usage
+from ..openai_shapes import logprob_entry, timings_dict, usage_dict
 from ..requests import ChatRequest, NamedTool, ToolChoice
-from .answer import Answer, Block, logprob_entry, openai_usage, timings
+from .answer import Answer, Block
 from .dialect import Prepared, Settings, data_event, new_id, openai_error, speculation, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count, check_stops
@@ -247,13 +248,13 @@ class ChatEncoder:
 
     def _finish(self) -> Iterator[ServerSentEvent]:
         usage, finish = self.answer.done()
-        yield self._chunk({}, finish.reason, timings=timings(usage))
+        yield self._chunk({}, finish.reason, timings=timings_dict(usage))
         if self._include_usage:
             yield data_event(self._usage_chunk(usage))
         yield ServerSentEvent("[DONE]", sep="\n")
 
     def _usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": openai_usage(usage)}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_dict(usage)}
 
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
         return openai_error(error)
@@ -272,7 +273,7 @@ class ChatEncoder:
             logprobs = {"content": [logprob_entry(t) for t in answer.logprobs], "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish.reason}
         body: dict[str, Any] = {**self._head, "object": "chat.completion", "choices": [choice]}
-        body |= {"usage": openai_usage(usage), "timings": timings(usage)}
+        body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
         if answer.steps:
             body["dflash"] = {"steps": [s.as_dict() for s in answer.steps]}
         return body

@@ -10,8 +10,9 @@ from pydantic import Field
 from sse_starlette import ServerSentEvent
 
 from ..events import Finish, Progress, TextDelta, TokenLogprob
+from ..openai_shapes import timings_dict, usage_dict
 from ..requests import CompletionRequest
-from .answer import Answer, openai_usage, timings
+from .answer import Answer
 from .dialect import Prepared, Settings, data_event, new_id, openai_error, speculation
 from .errors import ApiError, bad_request
 from .limits import check_stops
@@ -131,9 +132,9 @@ class CompletionEncoder:
             yield self._chunk("", dflash={"step": event.as_dict()})
         elif isinstance(event, Finish):
             usage, finish = self.answer.done()
-            yield self._chunk("", finish.reason, timings=timings(usage))
+            yield self._chunk("", finish.reason, timings=timings_dict(usage))
             if self._include_usage:
-                yield data_event({**self._head, "choices": [], "usage": openai_usage(usage)})
+                yield data_event({**self._head, "choices": [], "usage": usage_dict(usage)})
             yield ServerSentEvent("[DONE]", sep="\n")
 
     def _logprob_object(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -160,7 +161,7 @@ class CompletionEncoder:
         text = self._echo + answer.text
         choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish.reason}
         body: dict[str, Any] = {**self._head, "choices": [choice]}
-        body |= {"usage": openai_usage(usage), "timings": timings(usage)}
+        body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
         if answer.steps:
             body["dflash"] = {"steps": [s.as_dict() for s in answer.steps]}
         return body

@@ -16,8 +16,9 @@ from ..events import (
     ToolCallBegin,
     ToolCallEnd,
 )
+from ..openai_shapes import logprob_entry, timings_dict
 from ..requests import ChatRequest, NamedTool, ToolChoice
-from .answer import Answer, Block, logprob_entry, timings
+from .answer import Answer, Block
 from .dialect import Prepared, Settings, data_event, new_id, speculation, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count
@@ -254,7 +255,7 @@ class ResponseEncoder:
                 "output_tokens_details": {"reasoning_tokens": usage.reasoning_n},
                 "total_tokens": usage.prompt_n + usage.predicted_n,
             }
-            response["timings"] = timings(usage)
+            response["timings"] = timings_dict(usage)
         return response
 
 
