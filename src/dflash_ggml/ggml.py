@@ -80,7 +80,9 @@ class Graph:
         return t
 
     def place(self, workspace: Workspace) -> Graph:
-        """Give the graph its memory. Raises DeviceError when there is not enough, or the device lacks an operation."""
+        """Give the graph its memory, once. Raises DeviceError when there is not enough, or the device lacks an operation."""
+        if self._workspace is not None:
+            raise ValueError("a graph is placed once; build another")
         for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
             node = lib.ggml_graph_node(self.cgraph, i)
             if not lib.ggml_backend_dev_supports_op(self.device.info.handle, node):
