@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import Engine
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
+from dflash_ggml.models.draft_params import DraftFile
 from dflash_ggml.sampling import Sampler, SamplingParams
 from dflash_ggml.snapshot import row_slices
 from dflash_ggml.tree import Tree
@@ -225,3 +228,26 @@ def test_modes_need_a_draft(toy_pair):
 def test_draft_of_another_model_is_refused(toy_pair, demo_target):
     with pytest.raises(ModelFileError, match=toy_pair[1].name):
         Engine.load(EngineConfig(demo_target, toy_pair[1]))
+
+
+def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
+    """Window layers, which the newer drafts have, change what is drafted and never what is written."""
+    target, draft = toy_pair
+    opened = DraftFile.open
+
+    def with_windows(path, **options):
+        file = opened(path, **options)
+        file.params = replace(file.params, sliding_window=12, window_layers=(True, False))
+        return file
+
+    texts = []
+    for windows in (False, True):
+        if windows:
+            monkeypatch.setattr("dflash_ggml.loading.DraftFile.open", with_windows)
+        with Engine.load(EngineConfig(target, draft, n_ctx=1024, kv_type="f32", reference=True)) as e:
+            assert len(e.passes.draft_masks) == 1 + windows
+            for mode in ("plain", "chain", "tree"):
+                e.reset()
+                e.prefill([5, 4, 3, 2, 1])
+                texts.append(greedy_tokens(e, 300, mode=mode))
+    assert all(text == texts[0] for text in texts)
