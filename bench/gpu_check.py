@@ -16,6 +16,8 @@ import time
 from common import ROOT, header, save
 from step_time import gpu_facts
 
+from dflash_ggml.device import list_devices
+
 OPS = (
     "SSM_CONV_TREE",
     "SSM_CONV_TREE_COMMIT",
@@ -56,6 +58,12 @@ def main() -> int:
     )
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
+    if not gpu_facts():  # without one every check is skipped, which none of them calls a failure
+        print("no GPU here: nvidia-smi finds none", file=sys.stderr)
+        return 1
+    if not any(d.is_gpu for d in list_devices()):
+        print("gpu_check: this build or machine has no GPU; nothing was checked", file=sys.stderr)
+        return 2
     rows: list[dict] = []
     if a.ops:
         for op in OPS:

@@ -9,6 +9,7 @@ attn_qkv or attn_v. Sizes are those of the Qwen3.5 family; the draft has 5 layer
 from __future__ import annotations
 
 import argparse
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def nbytes(type_: int, shape: tuple[int, ...]) -> int:
 
 def random_bytes(name: str, type_: int, size: int) -> np.ndarray:
     """Finite weights around zero: random quants under fixed small scales, repeated from a pool of blocks."""
-    rng = np.random.default_rng(abs(hash(name)) % 2**32)
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
     if type_ == F32:
         values = rng.uniform(-0.02, 0.02, size // 4).astype(np.float32)
         if name.endswith("norm.weight"):

@@ -251,3 +251,100 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
                 e.prefill([5, 4, 3, 2, 1])
                 texts.append(greedy_tokens(e, 300, mode=mode))
     assert all(text == texts[0] for text in texts)
+
+
+def test_a_foreign_snapshot_leaves_the_state_as_it_is(engine, demo_target):
+    with Engine.load(EngineConfig(demo_target, n_ctx=256, n_threads=1)) as other:
+        other.prefill([1, 2, 3])
+        foreign = other.snapshot()
+    engine.prefill([1, 2, 3])
+    with pytest.raises(ConfigError, match="snapshot"):
+        engine.restore(foreign)
+    assert engine.tokens == [1, 2, 3] and len(greedy_tokens(engine, 5)) == 5
+
+
+@pytest.mark.parametrize("options", [{"budget": 0}, {"budget": -1}, {"mode": "forest"}])
+def test_options_of_a_generation_are_checked(engine, options):
+    engine.prefill([1, 2, 3])
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        greedy_tokens(engine, 5, **options)
+    assert len(greedy_tokens(engine, 5)) == 5
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree"])
+def test_a_sampler_that_raises_leaves_the_state_whole(engine, mode):
+    """What was committed by then is that of a prefill, and goes on as such."""
+
+    class Fails(Sampler):
+        def sample(self, row, history=()):
+            if len(history) == 12:
+                raise RuntimeError("no such token")
+            return super().sample(row, history)
+
+    engine.prefill([1, 2, 3])
+    text = []
+    with pytest.raises(RuntimeError):
+        sampler = Fails(SamplingParams(temperature=1, seed=1), engine.n_vocab)
+        for step in engine.generate(sampler, mode=mode, stop=lambda t: False):
+            text += step.tokens
+    committed = engine.tokens
+    assert committed == [1, 2, 3, *text][: len(committed)]
+    engine.prefill([7])
+    rest = greedy_tokens(engine, 20)
+    engine.reset()
+    engine.prefill([*committed, 7])
+    assert greedy_tokens(engine, 20) == rest
+
+
+@pytest.mark.parametrize("part", ["draft", "masks"])
+def test_growth_that_does_not_fit_can_be_tried_again(toy_pair, monkeypatch, part):
+    """Memory that runs out half way through leaves caches and masks of one length in use."""
+    target, draft = toy_pair
+    ids = np.random.default_rng(3).integers(0, 60, 4200).tolist()
+    with Engine.load(EngineConfig(target, draft, n_ctx=8192, kv_type="f32", reference=True)) as e:
+        e.prefill(ids[:4000])
+
+        def full(*_):
+            raise DeviceError("no room")
+
+        if part == "draft":
+            monkeypatch.setattr(e.passes.draft_state.kv, "grow", full)
+        else:
+            monkeypatch.setattr("dflash_ggml.passes.SlotMask", full)
+        with pytest.raises(DeviceError, match="no room"):
+            e.prefill(ids[4000:])
+        monkeypatch.undo()
+        e.reset()
+        e.prefill(ids[:100])
+        short = greedy_tokens(e, 20)
+        e.reset()
+        e.prefill(ids)
+        long = greedy_tokens(e, 20)
+    with Engine.load(EngineConfig(target, draft, n_ctx=8192, kv_type="f32", reference=True)) as e:
+        e.prefill(ids[:100])
+        assert greedy_tokens(e, 20) == short
+        e.reset()
+        e.prefill(ids)
+        assert greedy_tokens(e, 20) == long
+
+
+def test_an_interrupt_before_a_pass_runs_leaves_no_stale_mask(engine, monkeypatch):
+    """A pass whose inputs were filled but that never ran has not rewritten the mask's slots."""
+    engine.prefill([1, 2, 3])
+    text = greedy_tokens(engine, 60)
+    engine.reset()
+    engine.prefill([1, 2, 3])
+    steps = engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: False)
+    out = [t for _ in range(6) for t in next(steps).tokens]
+    fill = engine.passes.tree_mask.fill
+
+    def interrupted(*args):
+        fill(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.passes.tree_mask, "fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    monkeypatch.undo()
+    engine.prefill([engine.pending])
+    assert [*out, *greedy_tokens(engine, 60 - len(out))] == text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -30,8 +30,10 @@ class Plan:
 def plan(mode: Mode, budget: int, block_size: int, chain_seed: bool = False) -> Plan:
     """The plan of a mode; `block_size` 0 means that there is no draft.
 
-    `auto` is a tree of `budget` nodes when there is a draft, else plain. Raises ConfigError for a mode without its draft.
+    `auto` is a tree of `budget` nodes when there is a draft, else plain. Raises ConfigError for an unknown mode, or one without its draft.
     """
+    if mode not in get_args(Mode):
+        raise ConfigError(f"mode: {mode!r} is none of {', '.join(get_args(Mode))}")
     if not block_size:
         if mode in ("chain", "tree"):
             raise ConfigError(f"mode {mode} needs a draft model (-md)")

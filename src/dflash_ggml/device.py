@@ -215,11 +215,13 @@ class Store:
         size = lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self.ctx, self.buffer_type)
         if size == 0:
             return self
-        self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
-        if self._buffer == ffi.NULL:
+        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
+        if buffer == ffi.NULL:
             raise DeviceError(
                 f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; lower the context (-c) or the budget, or take a smaller model"
             )
+        # what a failed load drops unclosed must not stay allocated
+        self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
         if weights:
             lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         if clear:
@@ -232,7 +234,7 @@ class Store:
 
     def close(self) -> None:
         if self._buffer != ffi.NULL:
-            lib.ggml_backend_buffer_free(self._buffer)
+            ffi.release(self._buffer)
             self._buffer = ffi.NULL
         if self.ctx != ffi.NULL:
             lib.ggml_free(self.ctx)
@@ -258,6 +260,7 @@ class Workspace:
         """Give each tensor of a graph its place; the generation in which that holds. Raises DeviceError when it does not fit."""
         before = self.nbytes
         if not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
+            self.generation += 1  # the old memory is gone by now
             raise DeviceError(
                 f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
             )

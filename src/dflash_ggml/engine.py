@@ -19,7 +19,7 @@ from .errors import ConfigError, ContextOverflowError, DeviceError
 from .loading import Progress, load_passes
 from .passes import Passes
 from .sampling import Sampler
-from .snapshot import Snapshot, restore_state, save_state
+from .snapshot import Snapshot, make_room, restore_state, save_state
 from .tokenizer import Tokenizer
 from .tree import Tree
 
@@ -71,9 +71,8 @@ class Engine:
         self.has_draft = passes.draft_params is not None
         self.pending: int | None = None
         self._tokens: list[int] = []
-        self._rows: tuple[
-            int, ...
-        ] = ()  # tokens whose K/V rows outlive a reset or restore, until the next write
+        # tokens whose K/V rows outlive a reset or restore, until the next write
+        self._rows: tuple[int, ...] = ()
         self._path: tuple[int, ...] = ()  # last committed path, not yet in the draft's context
         self._logits: np.ndarray | None = None
         self._torn = False
@@ -174,9 +173,9 @@ class Engine:
         row = self.logits
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens: {max_tokens} is below 1")
-        if budget is not None and budget > self.config.budget:
+        if budget is not None and not 1 <= budget <= self.config.budget:
             raise ConfigError(
-                f"budget: {budget} is above the {self.config.budget} that the engine was loaded with"
+                f"budget: {budget} is outside 1..{self.config.budget}, what the engine was loaded with"
             )
         if self._running:
             raise ConfigError("a generation is running on this engine; close it first")
@@ -275,15 +274,16 @@ class Engine:
         self._torn = True
         graph = self.passes.linear([self.pending], len(self._tokens), feed_draft)
         self._tokens.append(self.pending)
-        row = None
+        row = choice = None
         if sampler.greedy and not keep_rows:
-            self.pending = int(self.passes.choices(graph)[0])
-            clock.lap("verify")
+            choice = int(self.passes.choices(graph)[0])
         else:
             row = self.passes.logits_row(graph)
-            clock.lap("verify")
-            self.pending = self._sample(sampler, row, history)
-        self._torn = False
+        # from here on the state is whole: a sampler that raises leaves the row to start from again
+        self.pending, self._logits, self._torn = choice, row, False
+        clock.lap("verify")
+        if row is not None:
+            self.pending, self._logits = self._sample(sampler, row, history), None
         emit(self.pending)
         clock.lap("host")
         return Step((self.pending,), "plain", rows=(row,) if keep_rows else None, timings=clock.times)
@@ -317,12 +317,11 @@ class Engine:
         """Go back to a snapshot of this engine. Raises ConfigError when its K/V rows are gone or its shape differs."""
         if not self.can_restore(snapshot):
             raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
-        self._rows = (
-            snapshot.tokens if snapshot.rows is not None else max(self._rows, tuple(self._tokens), key=len)
-        )
-        self._torn = True
+        make_room(self.passes, snapshot)
+        rows = snapshot.tokens if snapshot.rows is not None else max(self._rows, tuple(self._tokens), key=len)
+        self._torn, self._rows = True, ()
         restore_state(self.passes, snapshot)
-        self._tokens = list(snapshot.tokens)
+        self._rows, self._tokens = rows, list(snapshot.tokens)
         self._path, self.pending, self._logits = (), None, snapshot.logits
         self._torn = False
 
@@ -331,7 +330,7 @@ class Engine:
     def _usable(self) -> None:
         if self._torn:
             raise DeviceError(
-                "the state was torn by an interrupt inside a pass; call reset() and prefill again"
+                "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"
             )
 
     def close(self) -> None:

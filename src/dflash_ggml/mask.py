@@ -55,6 +55,7 @@ class SlotMask:
     ) -> None:
         """Set the inputs for a pass at `start`: visible bool [w, w], row i the own columns that column i sees.
 
+        Call `ran` once the pass has run: without it the next pass rewrites every slot.
         valid: bool, slots of the prefix that hold something (None: all).
         """
         w = len(visible)
@@ -70,7 +71,11 @@ class SlotMask:
             rows = np.arange(first, first + self.n_changes, dtype=np.int32)
             graph.inputs[f"{name}_rows{i}"].array[:] = rows
             graph.inputs[f"{name}_values{i}"].array[:] = self._values(rows, start, visible, valid)
-        self._below, self._above, self._unwritten = start, start + w, False
+        self._below, self._above, self._unwritten = start, start + w, True
+
+    def ran(self) -> None:
+        """The pass that `fill` prepared has rewritten its slots."""
+        self._unwritten = False
 
     def _values(
         self, rows: np.ndarray, start: int, visible: np.ndarray, valid: np.ndarray | None

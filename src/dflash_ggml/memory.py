@@ -85,13 +85,16 @@ class Sizes:
             if plan.fits:
                 return plan
         else:
+            plan = self.plan(longest, free)
+            if plan.fits:
+                return plan
             low, high = 0, longest // 256
             while low < high:
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if self.plan(middle * 256, free).fits else (low, middle - 1)
-            if low or longest < 256:
-                return self.plan(low * 256 or longest, free)
-            plan = self.plan(256, free)
+            if low:
+                return self.plan(low * 256, free)
+            plan = self.plan(min(256, longest), free)
         biggest = max(plan.parts, key=plan.parts.__getitem__)
         advice = {
             "target K/V": "lower the context (-c; 0 takes what fits)",

@@ -64,7 +64,8 @@ class Passes:
         self.in_draft = np.zeros(self._max_rows, bool)  # which positions the draft's context holds
         self.tree_mask: SlotMask | None = None
         self.draft_masks: list[SlotMask] = []
-        self._make_masks()
+        self._n_rows = 0  # committed and spare rows that caches and masks all have
+        self._make_masks(first)
         self.workspace = Workspace(device)
         self._graphs: OrderedDict[tuple, Graph] = OrderedDict()
         self.builds = 0
@@ -93,26 +94,32 @@ class Passes:
 
     def ensure_rows(self, rows: int) -> int:
         """Make the caches hold `rows`; returns the bucket of rows that a graph over them sees."""
-        have = self.state.kv.n_rows
-        if rows > have:
-            want = min(self._max_rows, max(2 * have, -(-rows // 256) * 256))
+        if rows > self._n_rows:
+            want = min(self._max_rows, max(2 * self._n_rows, -(-rows // 256) * 256))
             for key in list(self._graphs):
                 self._drop(key)
-            self.state.kv.grow(want)
-            if self.draft_state:
+            # after an error one of them may have grown already
+            if self.state.kv.n_rows < want:
+                self.state.kv.grow(want)
+            if self.draft_state and self.draft_state.kv.n_rows < want + self.block:
                 self.draft_state.kv.grow(want + self.block)
-            self._make_masks()
-        return min(kv_bucket(rows), self.state.kv.n_rows)
+            self._make_masks(want)
+        return min(kv_bucket(rows), self._n_rows)
 
-    def _make_masks(self) -> None:
-        """Masks as long as the caches."""
-        for mask in (*self.draft_masks, *([self.tree_mask] if self.tree_mask else [])):
-            mask.close()
-        p, n_rows = self.draft_params, self.state.kv.n_rows
+    def _make_masks(self, n_rows: int) -> None:
+        """Masks of `n_rows` slots, which the caches have."""
+        self._close_masks()
+        p, self._n_rows = self.draft_params, 0
         if p:
             self.tree_mask = SlotMask(self.device, self.max_width, self.block, n_rows)
             windows = [None, p.sliding_window] if any(p.window_layers) else [None]
             self.draft_masks = [SlotMask(self.device, self.block, self.block, n_rows, w) for w in windows]
+        self._n_rows = n_rows
+
+    def _close_masks(self) -> None:
+        for mask in (*self.draft_masks, *([self.tree_mask] if self.tree_mask else [])):
+            mask.close()
+        self.tree_mask, self.draft_masks = None, []
 
     # ---- passes
 
@@ -182,6 +189,8 @@ class Passes:
         for i, (mask, causal) in enumerate(zip(self.draft_masks, (p.causal_full, p.causal_window))):
             mask.fill(graph, f"mask{i}", start, below if causal else np.ones_like(below), self.in_draft)
         graph.run()
+        for mask in self.draft_masks:
+            mask.ran()
         best = self.device.read(graph.best).reshape(block - 1, 2, -1)
         return best[:, 0].astype(np.int32), best[:, 1]
 
@@ -228,6 +237,7 @@ class Passes:
         visible[:w, :w] = visibility(tree)
         self.tree_mask.fill(graph, "mask", start, visible)
         graph.run()
+        self.tree_mask.ran()
         return graph
 
     def commit(self, path: Sequence[int], start: int) -> None:
@@ -256,7 +266,7 @@ class Passes:
         return self.device.read(graph.choice)
 
     def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
-        """One column of a pass's logits, float32 [n_vocab]; valid until the next pass runs."""
+        """One column of a pass's logits, float32 [n_vocab], a copy; read it before the next pass runs."""
         n = self.params.n_vocab
         return self.device.read(graph.logits, n, offset=4 * n * column)
 
@@ -282,8 +292,7 @@ class Passes:
             self._drop(key)
         self.workspace.close()
         self.state.close()
-        for mask in (*self.draft_masks, *([self.tree_mask] if self.tree_mask else [])):
-            mask.close()
+        self._close_masks()
         if self.draft_state:
             self.draft_state.close()
             self.draft_weights.close()

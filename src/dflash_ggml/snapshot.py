@@ -48,20 +48,28 @@ def save_state(passes: Passes, tokens: Sequence[int], logits: np.ndarray | None,
     )
 
 
-def restore_state(passes: Passes, snapshot: Snapshot) -> None:
-    """Copy a snapshot back. Raises ConfigError when it was taken from an engine of another shape."""
+def make_room(passes: Passes, snapshot: Snapshot) -> None:
+    """Make sure that a snapshot can be copied back, with nothing written yet.
+
+    Raises ConfigError when it was taken from an engine of another shape, DeviceError when its rows do not fit.
+    """
     n = len(snapshot.tokens)
-    targets = passes.state.live_tensors
-    if [a.nbytes for a in snapshot.live] != [lib.ggml_nbytes(t) for t in targets] or n > passes.n_ctx:
+    live = [lib.ggml_nbytes(t) for t in passes.state.live_tensors]
+    if [a.nbytes for a in snapshot.live] != live or n > passes.n_ctx:
         raise ConfigError("snapshot: taken from a model or context of another shape")
     if snapshot.rows is not None:
-        passes.ensure_rows(n)
-        slices = row_slices(passes)
-        if [a.nbytes for a in snapshot.rows] != [n * t.nb[1] for t in slices]:
+        if [a.nbytes for a in snapshot.rows] != [n * t.nb[1] for t in row_slices(passes)]:
             raise ConfigError("snapshot: its K/V rows have another shape than this engine's")
-        for t, data in zip(slices, snapshot.rows):
+        passes.ensure_rows(n)
+
+
+def restore_state(passes: Passes, snapshot: Snapshot) -> None:
+    """Copy a snapshot back, after `make_room`."""
+    n = len(snapshot.tokens)
+    if snapshot.rows is not None:
+        for t, data in zip(row_slices(passes), snapshot.rows):
             passes.device.write(t, data)
-    for t, data in zip(targets, snapshot.live):
+    for t, data in zip(passes.state.live_tensors, snapshot.live):
         passes.device.write(t, data)
     passes.in_draft[:n] = snapshot.in_draft
     passes.in_draft[n:] = False

@@ -130,6 +130,7 @@ class TargetState:
 
     def reset(self) -> None:
         """Forget the sequence. K/V rows stay as they are: masks hide them."""
+        self.kv.device.synchronize()  # clearing does not wait for a commit that a GPU is still at
         lib.ggml_backend_buffer_clear(self.windows.buffer, 0)
 
     @property
