@@ -58,9 +58,6 @@ def main() -> int:
     )
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
-    if not gpu_facts():  # without one every check is skipped, which none of them calls a failure
-        print("no GPU here: nvidia-smi finds none", file=sys.stderr)
-        return 1
     if not any(d.is_gpu for d in list_devices()):
         print("gpu_check: this build or machine has no GPU; nothing was checked", file=sys.stderr)
         return 2
