@@ -45,6 +45,7 @@ def test_equals_the_mask_written_out(window, seed):
         visible = np.tril(rng.random((columns, columns)) < 0.5) | np.eye(columns, dtype=bool)
         mask.fill(g, "m", start, visible, valid)
         g.run()
+        mask.ran()
         found = device.read(g.result).reshape(columns, n_kv).astype(np.float32)
         np.testing.assert_array_equal(found, expected(start, visible, valid, window, n_kv))
         step = rng.random()
