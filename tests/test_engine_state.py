@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dflash_ggml import device, loading
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import Engine
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
@@ -348,3 +349,50 @@ def test_an_interrupt_before_a_pass_runs_leaves_no_stale_mask(engine, monkeypatc
     monkeypatch.undo()
     engine.prefill([engine.pending])
     assert [*out, *greedy_tokens(engine, 60 - len(out))] == text
+
+
+def test_scratch_memory_that_could_not_grow_voids_the_graphs_in_it(engine, monkeypatch):
+    """ggml frees the old memory first."""
+    engine.prefill([1, 2, 3])
+    (graph,) = engine.passes._graphs.values()
+    assert graph.valid
+
+    class NoRoom:
+        def __getattr__(self, name):
+            return (lambda *_: False) if name == "ggml_gallocr_alloc_graph" else getattr(lib, name)
+
+    lib = device.lib
+    monkeypatch.setattr(device, "lib", NoRoom())
+    with pytest.raises(DeviceError, match="scratch"):
+        engine.passes.workspace.place(graph.cgraph)
+    assert not graph.valid
+
+
+def test_memory_dropped_unclosed_is_freed(engine, monkeypatch):
+    """What a load that fails half way leaves behind."""
+    freed = []
+
+    class Counting:
+        def __getattr__(self, name):
+            if name != "ggml_backend_buffer_free":
+                return getattr(lib, name)
+            return lambda buffer: (freed.append(1), lib.ggml_backend_buffer_free(buffer))
+
+    lib = device.lib
+    monkeypatch.setattr(device, "lib", Counting())
+    for close in (False, True):
+        store = device.Store(engine.passes.device, 1)
+        store.tensor(device.F32, 8)
+        store.allocate()
+        if close:
+            store.close()
+        del store
+        assert len(freed) == 1 + close
+
+
+def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
+    gpu = replace(device.list_devices()[-1], name="CUDA0", is_gpu=True)
+    monkeypatch.setattr(loading, "list_devices", lambda: [gpu])
+    chosen = loading.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
+    assert not chosen.is_gpu
+    chosen.close()

@@ -40,7 +40,9 @@ def draft_beside(model: Path) -> Path | None:
 
 
 def choose_device(config: EngineConfig) -> Device:
-    """The GPU `main_gpu` if layers may go there and one is present, else the CPU, which alone has `reference` kernels. Raises ConfigError for a missing GPU."""
+    """The GPU `main_gpu` if layers may go there and one is present, else the CPU, which alone has `reference` kernels.
+
+    Raises ConfigError for a missing GPU."""
     gpus = [d for d in list_devices() if d.is_gpu]
     if config.n_gpu_layers == 0 or config.reference or not gpus:
         if config.n_gpu_layers > 0 and not gpus:
