@@ -396,3 +396,10 @@ def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
     chosen = loading.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
     assert not chosen.is_gpu
     chosen.close()
+
+
+def test_a_closed_engine_says_so(toy_pair):
+    e = Engine.load(EngineConfig(*toy_pair, n_ctx=512))
+    e.close()
+    with pytest.raises(DeviceError, match="closed"):
+        e.prefill([1])

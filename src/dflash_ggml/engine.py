@@ -328,6 +328,8 @@ class Engine:
     # ---- life
 
     def _usable(self) -> None:
+        if self.passes is None:
+            raise DeviceError("the engine is closed")
         if self._torn:
             raise DeviceError(
                 "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"

@@ -77,6 +77,23 @@ def load_passes(
     elif config.mode in ("chain", "tree"):
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device = choose_device(config)
+    try:
+        passes = _on_device(device, config, target_file, params, draft_file, progress)
+    except BaseException:
+        device.close()
+        raise
+    return passes, tokenizer, dict(target_file.metadata), passes.n_ctx
+
+
+def _on_device(
+    device: Device,
+    config: EngineConfig,
+    target_file: GGUFFile,
+    params: TargetParams,
+    draft_file: DraftFile | None,
+    progress: Progress | None,
+) -> Passes:
+    """Plan the memory, bring the weights to the device and make the state."""
     if config.kv_type == "auto":
         config = replace(config, kv_type="f16" if device.is_gpu else "f32")
     shapes = params.tensor_shapes()
@@ -109,8 +126,7 @@ def load_passes(
             )
             parts = {name: bf16_as_f16(name, part) for name, part in parts.items()}
         draft = draft_params, Weights.load(device, parts, gathered=(), progress=progress, stage="draft")
-    passes = Passes(device, config, n_ctx, (params, weights), draft)
-    return passes, tokenizer, dict(target_file.metadata), n_ctx
+    return Passes(device, config, n_ctx, (params, weights), draft)
 
 
 def _nbytes(sources: dict[str, Source]) -> int:
