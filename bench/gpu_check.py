@@ -85,7 +85,16 @@ def main() -> int:
                     )
     run(
         "engine on the GPU",
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_gpu.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/test_gpu.py",
+            "tests/test_tree_ops.py",
+        ],
         rows,
     )
     print(f"\n{'check':<48} {'':<5} {'s':>6}  summary")
