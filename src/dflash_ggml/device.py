@@ -13,6 +13,7 @@ from ._ggml import ffi, lib
 from .errors import ConfigError, DeviceError
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
+_PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
 _NUMPY = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), I32: np.dtype(np.int32)}
 
 
@@ -82,6 +83,25 @@ def cuda_capability(name: str) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
+class Pinned:
+    """Host memory that a GPU copies to without the driver's help; none for a device without such a `buffer_type`."""
+
+    def __init__(self, buffer_type, size: int) -> None:
+        self.array, self._buffer = np.empty(0, np.uint8), ffi.NULL
+        if buffer_type == ffi.NULL:
+            return
+        buffer = lib.ggml_backend_buft_alloc_buffer(buffer_type, size)
+        if buffer != ffi.NULL:
+            self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
+            self.array = np.frombuffer(ffi.buffer(lib.ggml_backend_buffer_get_base(buffer), size), np.uint8)
+
+    def close(self) -> None:
+        if self._buffer != ffi.NULL:
+            self.array = np.empty(0, np.uint8)
+            ffi.release(self._buffer)
+            self._buffer = ffi.NULL
+
+
 class Device:
     """An open ggml backend. `lock` guards it: ggml backends are not re-entrant and cffi releases the GIL."""
 
@@ -109,6 +129,7 @@ class Device:
             lib.ggml_backend_cpu_set_use_ref(self.backend, reference)
         elif reference:
             raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
+        self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
 
     @classmethod
     def cpu(cls, n_threads: int | None = None, reference: bool = False) -> Device:
@@ -151,13 +172,17 @@ class Device:
         return self.read_bytes(t, out.view(np.uint8), offset).view(dtype)
 
     def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
-        """Fill `out` with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
+        """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
         if out.nbytes:
             with self.lock:
+                pinned = self._pinned.array[: out.nbytes]
+                landing = pinned if len(pinned) == out.nbytes else out
                 lib.ggml_backend_tensor_get_async(
-                    self.backend, t, ffi.from_buffer(out, require_writable=True), offset, out.nbytes
+                    self.backend, t, ffi.from_buffer(landing, require_writable=True), offset, out.nbytes
                 )
                 lib.ggml_backend_synchronize(self.backend)
+                if landing is not out:
+                    out[:] = landing
         return out
 
     def write(self, t, array: np.ndarray, offset: int = 0) -> None:
@@ -180,6 +205,7 @@ class Device:
 
     def close(self) -> None:
         """Free the backend. Every store, graph and workspace on it must be closed before."""
+        self._pinned.close()
         if self.backend != ffi.NULL:
             lib.ggml_backend_free(self.backend)
             self.backend = ffi.NULL

@@ -8,36 +8,29 @@ from __future__ import annotations
 import numpy as np
 
 from ._ggml import ffi, lib
-from .device import _NUMPY, F32, I32, Device, Workspace, is_host
+from .device import _NUMPY, F32, I32, Device, Store, Workspace, is_host
 from .errors import DeviceError
+
+_TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
 
 
 class Input:
-    """An input tensor and the numpy array that fills it. On the CPU the array is the tensor's own memory."""
+    """An input tensor and the numpy array that fills it (reverse dimension order), there once the graph is placed."""
 
     def __init__(self, tensor) -> None:
         self.tensor = tensor
         self.array: np.ndarray = np.empty(0)
-        self._in_place = False
 
-    def bind(self) -> None:
-        """Attach the array; called once the tensor has memory."""
-        dtype = _NUMPY[self.tensor.type]
+    @property
+    def nbytes(self) -> int:
+        return lib.ggml_nbytes(self.tensor)
+
+    def use(self, memory: np.ndarray) -> None:
+        """Let these bytes be the array."""
         dims = [int(n) for n in self.tensor.ne]
         while len(dims) > 1 and dims[-1] == 1:
             dims.pop()
-        self._in_place = is_host(self.tensor)
-        if self._in_place:
-            flat = np.frombuffer(ffi.buffer(self.tensor.data, lib.ggml_nbytes(self.tensor)), dtype)
-        else:
-            flat = np.zeros(int(np.prod(dims)), dtype)
-        self.array = flat.reshape(dims[::-1])
-
-    def upload(self, backend) -> None:
-        if not self._in_place:
-            lib.ggml_backend_tensor_set_async(
-                backend, self.tensor, ffi.from_buffer(self.array), 0, self.array.nbytes
-            )
+        self.array = memory.view(_NUMPY[self.tensor.type]).reshape(dims[::-1])
 
 
 class Graph:
@@ -54,13 +47,15 @@ class Graph:
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
         self.runs = 0
+        self._together = Store(device, 1)
+        self._uploads: list[tuple] = []  # tensor, its bytes on the host, how many
         self._workspace: Workspace | None = None
         self._generation = -1
 
     # ---- life of a graph
 
     def input(self, name: str, type_: int, *ne: int):
-        """A tensor that `inputs[name].array` fills before each run (the array has the reverse dimension order)."""
+        """A tensor that `inputs[name].array` fills before each run."""
         t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
         lib.ggml_set_input(t)
         lib.ggml_set_name(t, name.encode())
@@ -90,14 +85,40 @@ class Graph:
                 raise DeviceError(
                     f"{self.device.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there"
                 )
+        small = [i for i in self.inputs.values() if i.nbytes <= _TOGETHER]
+        self._gather(small)
         self._generation = workspace.place(self.cgraph)
         lib.dflash_graph_set_uid(
             self.cgraph
         )  # a CUDA graph of this identity replays without comparing every node
         self._workspace = workspace
         for i in self.inputs.values():
-            i.bind()
+            if i not in small:
+                i.use(self._host_memory(i.tensor))
         return self
+
+    def _gather(self, inputs: list[Input]) -> None:
+        """Put inputs side by side in memory of their own, so that one copy brings them all to the device."""
+        unit = lib.ggml_backend_buft_get_alignment(self.device.buffer_type)
+        ends = np.cumsum([-(-i.nbytes // unit) * unit for i in inputs]).tolist()
+        if not ends:
+            return
+        whole = self._together.tensor(I32, -(-ends[-1] // 4), name="inputs")
+        self._together.allocate()
+        memory = self._host_memory(whole)
+        for i, at in zip(inputs, [0, *ends]):
+            address = ffi.cast("char *", whole.data) + at
+            if lib.ggml_backend_tensor_alloc(whole.buffer, i.tensor, address) != lib.GGML_STATUS_SUCCESS:
+                raise DeviceError(f"{self.device.info.name}: an input could not be placed")
+            i.use(memory[at : at + i.nbytes])
+
+    def _host_memory(self, t) -> np.ndarray:
+        """The bytes of an input tensor: its own memory on the CPU, else an array that `run` uploads."""
+        if is_host(t):
+            return np.frombuffer(ffi.buffer(t.data, lib.ggml_nbytes(t)), np.uint8)
+        memory = np.zeros(lib.ggml_nbytes(t), np.uint8)
+        self._uploads.append((t, ffi.from_buffer(memory), memory.nbytes))
+        return memory
 
     @property
     def valid(self) -> bool:
@@ -115,14 +136,15 @@ class Graph:
         """
         with self.device.lock:
             backend = self.device.backend
-            for i in self.inputs.values():
-                i.upload(backend)
+            for tensor, memory, size in self._uploads:
+                lib.ggml_backend_tensor_set_async(backend, tensor, memory, 0, size)
             status = lib.ggml_backend_graph_compute_async(backend, self.cgraph)
         self.runs += 1
         if status != lib.GGML_STATUS_SUCCESS:
             raise DeviceError(f"{self.device.info.name}: graph ended with status {status}")
 
     def close(self) -> None:
+        self._together.close()
         if self.ctx != ffi.NULL:
             lib.ggml_free(self.ctx)
             self.ctx = ffi.NULL
@@ -294,7 +316,7 @@ class Graph:
 
 
 def packed(graph: Graph, name: str, *lengths: int) -> list:
-    """One int32 input cut into contiguous views, so that a step uploads its small arrays in one copy."""
+    """One int32 input cut into contiguous views, so that a step fills its small arrays as one."""
     whole = graph.input(name, I32, sum(lengths))
     views, at = [], 0
     for n in lengths:
