@@ -43,7 +43,7 @@ def test_equals_the_mask_written_out(window, seed):
             graphs[columns, n_kv] = g.place(Workspace(device))
         g = graphs[columns, n_kv]
         visible = np.tril(rng.random((columns, columns)) < 0.5) | np.eye(columns, dtype=bool)
-        mask.fill(g, "m", start, visible, valid)
+        mask.fill(g, "m", start, np.packbits(visible.T, axis=1, bitorder="little"), valid)
         g.run()
         mask.ran()
         found = device.read(g.result).reshape(columns, n_kv).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.tree import Tree, best_first, chain, padded, visibility
+from dflash_ggml.tree import Tree, best_first, chain, observers, padded
 
 
 def candidates(seed: int, n_depths: int, n_ranks: int, n_vocab: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -159,28 +159,36 @@ def test_bad_sizes_are_refused() -> None:
         padded(best_first(0, ids, log_probs, 4), 4)
 
 
-@given(shapes, st.integers(0, 140))
-def test_visibility_is_ancestors_and_self(shape: tuple[int, int, int], budget: int) -> None:
+def visible(bits: np.ndarray) -> np.ndarray:
+    """What each node attends to, row by row, from who attends to each node."""
+    return np.unpackbits(bits, axis=1, count=len(bits), bitorder="little").T.astype(bool)
+
+
+@given(shapes, st.integers(0, 140), st.integers(0, 9))
+def test_nodes_are_observed_by_themselves_and_what_descends(
+    shape: tuple[int, int, int], budget: int, extra: int
+) -> None:
     tree = best_first(0, *candidates(*shape), budget)
-    expected = np.zeros((tree.width, tree.width), bool)
+    expected = np.eye(tree.width + extra, dtype=bool)
     for node in range(tree.width):
         ancestor = node
         while ancestor >= 0:
             expected[node, ancestor] = True
             ancestor = tree.parents[ancestor]
-    mask = visibility(tree)
-    assert mask.dtype == np.bool_ and (mask == expected).all()
-    assert (visibility(tree.parents) == expected).all()
+    bits = observers(tree, tree.width + extra)
+    assert bits.dtype == np.uint8 and bits.shape == (len(expected), -(-len(expected) // 8))
+    assert (visible(bits) == expected).all()
+    assert (visible(observers(tree.parents)) == expected[: tree.width, : tree.width]).all()
 
 
-def test_visibility_of_several_roots() -> None:
-    assert visibility([-1, -1, 1]).tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+def test_observers_of_several_roots() -> None:
+    assert visible(observers([-1, -1, 1])).tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
 
 
-def test_visibility_refuses_parents_after_their_children() -> None:
+def test_observers_refuse_parents_after_their_children() -> None:
     for parents in ([-1, 1], [0], [-1, 2, 0], [-2]):
         with pytest.raises(ValueError, match="parents"):
-            visibility(parents)
+            observers(parents)
 
 
 @given(shapes, st.integers(0, 40), st.integers(0, 40))
@@ -191,6 +199,6 @@ def test_padding_adds_leaves_at_the_root(shape: tuple[int, int, int], budget: in
     for name in ("tokens", "parents", "depths", "log_probs"):
         assert (getattr(wide, name)[: tree.width] == getattr(tree, name)).all()
     assert (wide.tokens[tree.width :] == 5).all() and (wide.depths[tree.width :] == 1).all()
-    mask = visibility(wide)
+    mask = visible(observers(wide))
     assert (mask[tree.width :].sum(axis=1) == 2).all()
     assert not mask[: tree.width, tree.width :].any(), "a real node sees a dummy"

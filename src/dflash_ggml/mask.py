@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .device import F16, F32, I32, Device, Store
+from .device import F16, I32, Device, Store
 from .ggml import Graph
 
-HIDDEN = np.float32(-np.inf)
+HIDDEN = np.float16(-np.inf)
+# the mask values of 8 columns, from their bits: 1 = visible, lowest bit first
+_OF_BITS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.float16(0), HIDDEN
+)
 
 
 class SlotMask:
@@ -35,6 +39,7 @@ class SlotMask:
             0  # slots under `_below` are as a pass starting there left them, from `_above` on hidden
         )
         self._unwritten = True
+        self._steps = np.arange(self.n_changes, dtype=np.int32)
 
     @property
     def n_updates(self) -> int:
@@ -46,52 +51,50 @@ class SlotMask:
         slots = self._slots
         for i in range(self.n_updates):
             rows = g.input(f"{name}_rows{i}", I32, self.n_changes)
-            values = g.input(f"{name}_values{i}", F32, self.width, self.n_changes)
+            values = g.input(f"{name}_values{i}", F16, self.width, self.n_changes)
             slots = g.set_rows(slots, values, rows)
         return g.cont(g.transpose(g.view(slots, (columns, n_kv), (slots.nb[1],))))
 
     def fill(
-        self, graph: Graph, name: str, start: int, visible: np.ndarray, valid: np.ndarray | None = None
+        self, graph: Graph, name: str, start: int, seen_by: np.ndarray, valid: np.ndarray | None = None
     ) -> None:
-        """Set the inputs for a pass at `start`: visible bool [w, w], row i the own columns that column i sees.
+        """Set the inputs for a pass at `start` whose own column j is seen by the columns seen_by[j]: uint8 [w, w / 8], bits.
 
         Call `ran` once the pass has run: without it the next pass rewrites every slot.
         valid: bool, slots of the prefix that hold something (None: all).
         """
-        w = len(visible)
-        low, high = min(self._below, start), max(self._above, start + w)
-        far = self._unwritten or high - low > self.n_changes or start < self._below
-        if far:
-            everything = np.arange(self.n_rows)
-            self.device.write(self._slots, self._values(everything, start, visible, valid).astype(np.float16))
+        own = _OF_BITS.take(seen_by, 0).reshape(len(seen_by), -1)[:, : self.width]
+        low, high = min(self._below, start), max(self._above, start + len(own))
+        if self._unwritten or high - low > self.n_changes or start < self._below:
+            everything = np.empty((self.n_rows, self.width), np.float16)
+            self._write(everything, 0, start, own, valid)
+            self.device.write(self._slots, everything)
             low = start
-        groups = [low] if self.window is None else [low, low - self.window + 1]
-        for i, first in enumerate(groups):
+        for i, first in enumerate([low] if self.window is None else [low, low - self.window + 1]):
             first = max(0, min(first, self.n_rows - self.n_changes))
-            rows = np.arange(first, first + self.n_changes, dtype=np.int32)
-            graph.inputs[f"{name}_rows{i}"].array[:] = rows
-            graph.inputs[f"{name}_values{i}"].array[:] = self._values(rows, start, visible, valid)
-        self._below, self._above, self._unwritten = start, start + w, True
+            np.add(self._steps, first, graph.inputs[f"{name}_rows{i}"].array)
+            self._write(graph.inputs[f"{name}_values{i}"].array, first, start, own, valid)
+        self._below, self._above, self._unwritten = start, start + len(own), True
 
     def ran(self) -> None:
         """The pass that `fill` prepared has rewritten its slots."""
         self._unwritten = False
 
-    def _values(
-        self, rows: np.ndarray, start: int, visible: np.ndarray, valid: np.ndarray | None
-    ) -> np.ndarray:
-        """Values float32 [len(rows), width] of some slots for a pass at `start`."""
-        w = len(visible)
-        values = np.full((len(rows), self.width), HIDDEN, np.float32)
-        prefix = rows < start
-        if valid is not None:
-            prefix &= valid[np.minimum(rows, len(valid) - 1)]
-        values[prefix] = 0
-        own = np.flatnonzero((rows >= start) & (rows < start + w))
-        values[own, :w] = np.where(visible.T[rows[own] - start], np.float32(0), HIDDEN)
-        if self.window is not None:
-            values[rows[:, None] <= start + np.arange(self.width) - self.window] = HIDDEN
-        return values
+    def _write(
+        self, out: np.ndarray, first: int, start: int, own: np.ndarray, valid: np.ndarray | None
+    ) -> None:
+        """Fill out [slots, width] with the values of the slots from `first` on, for a pass at `start`."""
+        at = start - first  # of the own slots, which may begin before or end after the others
+        prefix = out[: max(at, 0)]
+        prefix[:] = 0
+        if valid is not None and not (held := valid[first : first + len(prefix)]).all():
+            prefix[~held] = HIDDEN
+        out[len(prefix) :] = HIDDEN
+        slots = out[max(at, 0) : max(at + len(own), 0)]
+        slots[:, : own.shape[1]] = own[max(-at, 0) :][: len(slots)]
+        if self.window is not None and at + self.width > self.window:
+            lag = np.arange(first, first + len(out))[:, None] - np.arange(start, start + self.width)
+            out[lag <= -self.window] = HIDDEN
 
     def close(self) -> None:
         self._store.close()

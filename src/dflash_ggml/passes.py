@@ -19,7 +19,7 @@ from .models.draft_params import DraftParams
 from .models.qwen35 import linear_graph, tree_graph
 from .models.target_params import TargetParams
 from .state import DraftState, TargetState, commit_graph, kv_bucket
-from .tree import Tree, visibility
+from .tree import Tree, observers
 from .weights import Weights
 
 MAX_GRAPHS = 24  # graphs kept; the least recently used goes first
@@ -64,6 +64,7 @@ class Passes:
         self.in_draft = np.zeros(self._max_rows, bool)  # which positions the draft's context holds
         self.tree_mask: SlotMask | None = None
         self.draft_masks: list[SlotMask] = []
+        self._block_seen_by: list[np.ndarray] = []  # who sees each column of a block, as bits, per draft mask
         self._n_rows = 0  # committed and spare rows that caches and masks all have
         self._make_masks(first)
         self.workspace = Workspace(device)
@@ -114,6 +115,11 @@ class Passes:
             self.tree_mask = SlotMask(self.device, self.max_width, self.block, n_rows)
             windows = [None, p.sliding_window] if any(p.window_layers) else [None]
             self.draft_masks = [SlotMask(self.device, self.block, self.block, n_rows, w) for w in windows]
+            every = np.ones((self.block, self.block), bool)
+            self._block_seen_by = [
+                np.packbits(np.triu(every) if causal else every, axis=1, bitorder="little")
+                for causal in (p.causal_full, p.causal_window)
+            ]
         self._n_rows = n_rows
 
     def _close_masks(self) -> None:
@@ -151,7 +157,7 @@ class Passes:
         graph.inputs["ints"].array.reshape(5, n)[:] = ids, start + steps, start + steps, steps - 1, steps
         mask = graph.inputs["mask"].array.reshape(n, n_kv)
         mask[:, :start] = 0
-        mask[:, start:] = np.where(np.arange(n_kv - start) > steps[:, None], HIDDEN, np.float32(0))
+        mask[:, start:] = np.where(np.arange(n_kv - start) > steps[:, None], HIDDEN, np.float16(0))
         graph.run()
         self.in_draft[start : start + n] = feed_draft
         return graph
@@ -179,15 +185,11 @@ class Passes:
                 self.candidates,
             ),
         )
-        ints = graph.inputs["ints"].array.reshape(6, block)
-        self._fill_path(ints[:3], path, start)
-        steps = np.arange(block, dtype=np.int32)
-        ints[3] = p.mask_id
-        ints[3, 0] = pending
-        ints[4] = ints[5] = start + steps
-        below = steps <= steps[:, None]
-        for i, (mask, causal) in enumerate(zip(self.draft_masks, (p.causal_full, p.causal_window))):
-            mask.fill(graph, f"mask{i}", start, below if causal else np.ones_like(below), self.in_draft)
+        own = range(start, start + block)
+        ids = (pending, *[p.mask_id] * (block - 1))
+        graph.inputs["ints"].array[:] = (*self._path_columns(path, start), *ids, *own, *own)
+        for i, (mask, seen_by) in enumerate(zip(self.draft_masks, self._block_seen_by)):
+            mask.fill(graph, f"mask{i}", start, seen_by, self.in_draft)
         graph.run()
         for mask in self.draft_masks:
             mask.ran()
@@ -202,17 +204,15 @@ class Passes:
                 self.device, self.draft_weights, self.draft_params, self.draft_state, self.state
             ),
         )
-        self._fill_path(graph.inputs["ints"].array.reshape(3, self.block), path, start)
+        graph.inputs["ints"].array[:] = self._path_columns(path, start)
         graph.run()
 
-    def _fill_path(self, ints: np.ndarray, path: Sequence[int], end: int) -> None:
-        """Rows path | positions | cache rows of the context append; unused columns go to spare rows."""
-        m, block = len(path), self.block
-        ints[0] = 0
-        ints[0, :m] = path
-        ints[1] = ints[2] = np.arange(end - m, end - m + block)
-        ints[2, m:] = self.draft_state.spare_row + np.arange(block - m)
-        self.in_draft[end - m : end] = True
+    def _path_columns(self, path: Sequence[int], end: int) -> tuple[int, ...]:
+        """Nodes | positions | cache rows of the context append of a path; columns it leaves over go to spare rows."""
+        start, over, spare = end - len(path), self.block - len(path), self.draft_state.spare_row
+        self.in_draft[start:end] = True
+        positions, rows = range(start, end + over), (*range(start, end), *range(spare, spare + over))
+        return (*path, *[0] * over, *positions, *rows)
 
     def verify(self, tree: Tree, start: int) -> Graph:
         """Run a tree whose root sits at position `start` through the target; `choice` and `logits` have one column a node."""
@@ -225,34 +225,27 @@ class Passes:
             ),
         )
         w = tree.width
-        ints = graph.inputs["ints"].array.reshape(4, width)
-        ints[0], ints[1], ints[3] = (
-            tree.tokens[0],
-            start + 1,
-            0,
-        )  # padding: children of the root, never looked at
-        ints[0, :w], ints[1, :w], ints[3, :w] = tree.tokens, start + tree.depths, tree.parents
-        ints[2] = start + np.arange(width)
-        visible = np.eye(width, dtype=bool)  # padding sees itself, so that no row is empty
-        visible[:w, :w] = visibility(tree)
-        self.tree_mask.fill(graph, "mask", start, visible)
+        ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
+        ids[:w], ids[w:] = tree.tokens, tree.tokens[0]
+        positions[:w], positions[w:] = tree.depths + start, start + 1
+        rows[:] = range(start, start + width)
+        parents[:w], parents[w:] = tree.parents, 0  # padding: children of the root, never looked at
+        self.tree_mask.fill(graph, "mask", start, observers(tree, width))
         graph.run()
         self.tree_mask.ran()
         return graph
 
     def commit(self, path: Sequence[int], start: int) -> None:
         """Make the nodes of `path` (root first, root at position `start`) the next committed tokens."""
-        block, m = self.block, len(path)
-        move = any(node != depth for depth, node in enumerate(path))
+        block, over = self.block, self.block - len(path)
+        path = tuple(path)
+        move = path != tuple(range(len(path)))
         graph = self._graph(("commit", move), lambda: commit_graph(self.device, self.state, block, move))
-        row = graph.inputs["path"].array
-        row[:] = -1
-        row[:m] = path
+        graph.inputs["path"].array[:] = (*path, *[-1] * over)
         if move:
-            slots = start + np.arange(block, dtype=np.int32)
-            graph.inputs["to"].array[:] = slots
-            slots[:m] = start + np.asarray(path, np.int32)
-            graph.inputs["from"].array[:] = slots
+            to = range(start, start + block)
+            graph.inputs["to"].array[:] = to
+            graph.inputs["from"].array[:] = (*[start + node for node in path], *to[len(path) :])
         graph.run()
 
     # ---- odds and ends

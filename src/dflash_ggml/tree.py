@@ -1,4 +1,4 @@
-"""Draft trees: DDTree's best-first expansion, chains, ancestor masks and padding.
+"""Draft trees: DDTree's best-first expansion, chains, who attends to whom, and padding.
 
 Best-first expansion follows DDTree (arXiv 2604.12989): a draft block gives one distribution per depth, all
 conditioned on the same context, so the probability of a path is the product of its tokens' probabilities. It
@@ -103,7 +103,7 @@ def best_first(
         np.array(tokens, np.int32),
         np.array(parents, np.int32),
         np.array(depths, np.int32),
-        -np.array(costs, np.float32) + np.float32(0),  # + 0 turns the root's -0 into 0
+        0 - np.array(costs, np.float32),  # the root's is 0, not -0
     )
 
 
@@ -128,24 +128,25 @@ def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length:
     return Tree(np.concatenate((np.array([root], np.int32), ids)), depths - 1, depths, paths)
 
 
-def visibility(tree: Tree | ArrayLike) -> NDArray[np.bool_]:
-    """Which nodes each node attends to: bool [width, width], row i = the ancestors of node i and i itself.
+def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.uint8]:
+    """Which nodes attend to each node, as bits: bit i of row j, lowest first, says that j is node i or an ancestor of it.
 
-    Takes a Tree or parents [width] with -1 for roots. Raises ValueError if a parent does not precede its
-    child.
+    Takes a Tree or parents with -1 for roots; uint8 [width, width / 8 rounded up]. Nodes up to `width` that the tree does
+    not have attend to themselves only. Raises ValueError if a parent does not precede its child.
     """
     parents = np.asarray(tree.parents if isinstance(tree, Tree) else tree).tolist()
-    width = len(parents)
-    # Bit j of rows[i] is entry (i, j): one integer operation per node instead of a row copy.
-    rows: list[int] = []
-    for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
+    width = width or len(parents)
+    bits = [1 << node for node in range(width)]
+    # children hand what they collected to their parents, last child first
+    for node in range(len(parents) - 1, -1, -1):
+        parent = parents[node]
+        if 0 <= parent < node:
+            bits[parent] |= bits[node]
+        elif parent != -1:
             raise ValueError(f"parents[{node}] = {parent}: a parent must come before its child (-1 = none)")
-        rows.append((rows[parent] if parent >= 0 else 0) | 1 << node)
     n_bytes = (width + 7) // 8
-    packed = np.frombuffer(b"".join([row.to_bytes(n_bytes, "little") for row in rows]), np.uint8)
-    bits = np.unpackbits(packed.reshape(width, n_bytes), axis=1, count=width, bitorder="little")
-    return bits.view(np.bool_)
+    rows = b"".join([row.to_bytes(n_bytes, "little") for row in bits])
+    return np.frombuffer(rows, np.uint8).reshape(width, n_bytes)
 
 
 def padded(tree: Tree, width: int) -> Tree:
@@ -172,9 +173,9 @@ def _candidates(ids: ArrayLike, log_probs: ArrayLike) -> tuple[list[list[int]], 
     ids, log_probs = np.asarray(ids), np.asarray(log_probs)
     if ids.ndim != 2 or ids.shape != log_probs.shape or (ids.shape[0] and not ids.shape[1]):
         raise ValueError(f"ids {ids.shape} and log_probs {log_probs.shape} must both be [L, K] with K >= 1")
-    # Negated comparisons, so that NaN fails them too.
-    if not (log_probs <= _ROUNDING).all():
+    # Counting what is right, so that NaN fails too.
+    if np.count_nonzero(log_probs <= _ROUNDING) < log_probs.size:
         raise ValueError("log_probs must be log-probabilities: found NaN or a value above 0")
-    if not (log_probs[:, 1:] <= log_probs[:, :-1]).all():
+    if np.count_nonzero(log_probs[:, 1:] <= log_probs[:, :-1]) < log_probs[:, 1:].size:
         raise ValueError("log_probs must fall along each row: sort the candidates by rank")
     return ids.tolist(), log_probs.tolist()
