@@ -41,19 +41,18 @@ def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] |
     True ends the walk with that token as the bonus, even if a child carries it. Of children with equal tokens
     the first is taken.
     """
-    children: dict[tuple[int, int], int] = {}
-    for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        children.setdefault(edge, node)
-    path, tokens = [0], []
-    while True:
-        token = int(choose(path[-1]))
-        tokens.append(token)
-        if stop is not None and stop(token):
-            return Accepted(tuple(path), tuple(tokens), stopped=True)
-        child = children.get((path[-1], token))
-        if child is None:
-            return Accepted(tuple(path), tuple(tokens))
-        path.append(child)
+    node, token = 0, int(choose(0))
+    path, tokens, stopped = [node], [token], stop is not None and stop(token)
+    # children come after their parent: one scan over the nodes meets the whole path
+    for child, (parent, carried) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        if stopped:
+            break
+        if parent == node and carried == token:
+            node, token = child, int(choose(child))
+            path.append(node)
+            tokens.append(token)
+            stopped = stop is not None and stop(token)
+    return Accepted(tuple(path), tuple(tokens), bool(stopped))
 
 
 def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | None = None) -> Accepted:
@@ -63,4 +62,4 @@ def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | 
     """
     if len(argmax) < tree.width:
         raise ValueError(f"argmax has {len(argmax)} entries for a tree of width {tree.width}")
-    return walk(tree, argmax.__getitem__, stop)
+    return walk(tree, argmax.tolist().__getitem__, stop)

@@ -245,7 +245,7 @@ class Engine:
         else:
             accepted = walk(tree, choose, emit)
         clock.lap("host")
-        self._commit(tree, accepted, start)
+        self._commit(accepted, start)
         clock.lap("commit")
         return Step(
             accepted.tokens,
@@ -258,10 +258,10 @@ class Engine:
             timings=clock.times,
         )
 
-    def _commit(self, tree: Tree, accepted: Accepted, start: int) -> None:
+    def _commit(self, accepted: Accepted, start: int) -> None:
         self._torn = True
         self.passes.commit(accepted.path, start)
-        self._tokens.extend(int(tree.tokens[node]) for node in accepted.path)
+        self._tokens += (self.pending, *accepted.tokens[:-1])  # what the path's nodes carry
         self._path, self.pending = accepted.path, accepted.tokens[-1]
         self._torn = False
 
@@ -351,7 +351,7 @@ class Engine:
 
 
 class _Clock:
-    """Laps of one step."""
+    """Laps of one step, each name once."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
@@ -359,5 +359,5 @@ class _Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        setattr(self.times, name, getattr(self.times, name) + (now - self._at) * 1e3)
+        setattr(self.times, name, (now - self._at) * 1e3)
         self._at = now
