@@ -27,9 +27,12 @@ def append_context(
     d, kv_heads = p.head_dim, p.n_kv_heads
     c = g.rms_norm(g.mul_mat(w["fc.weight"], features), p.rms_eps, w["enc.output_norm.weight"])
     caches = []
-    for i in range(p.n_layers):
+    # products of one input stand together, right after its norm: the GPU converts it once for all of them
+    products = [
+        [g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], c)) for x in "kv"] for i in range(p.n_layers)
+    ]
+    for i, (k, v) in enumerate(products):
         name = f"blk.{i}.attn_"
-        k, v = (g.expand(g.mul_mat(w[f"{name}{x}.weight"], c)) for x in "kv")
         k = g.reshape(k, d, kv_heads, n)
         k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions, d, p.rope_theta)
         keys = g.expand(g.set_rows(state.keys(i), g.reshape(k, d * kv_heads, n), rows))

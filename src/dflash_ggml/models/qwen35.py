@@ -49,6 +49,7 @@ class _Builder:
         g, w, p = self.g, self.w, self.p
         x = g.get_rows(w["token_embd.weight"], self.ids)
         attention_index = delta_index = 0
+        tapped = None
         for i in range(p.n_layers):
             y = g.expand(g.rms_norm(x, p.rms_eps, w[f"blk.{i}.attn_norm.weight"]))
             if p.recurrent[i]:
@@ -57,6 +58,9 @@ class _Builder:
             else:
                 y = self._attention(y, i, attention_index)
                 attention_index += 1
+            if tapped is not None:
+                on_tap(*tapped)
+                tapped = None
             x = g.add(y, x)
             y = g.rms_norm(x, p.rms_eps, w[f"blk.{i}.post_attention_norm.weight"])
             y = g.swiglu(
@@ -64,7 +68,10 @@ class _Builder:
             )
             x = g.add(g.mul_mat(w[f"blk.{i}.ffn_down.weight"], y), x)
             if i in taps:
-                on_tap(taps.index(i), x)
+                # seen once the next layer's products stand: the GPU adds, normalises and converts for them in one go
+                tapped = (taps.index(i), x)
+        if tapped is not None:
+            on_tap(*tapped)
         return x
 
     def head(self, x):
@@ -77,7 +84,7 @@ class _Builder:
         g, w, p, n = self.g, self.w, self.p, self.n
         d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
         name = f"blk.{layer}.attn_"
-        # products of one input stand together: the GPU converts it once for all of them
+        # products of one input stand together, right after its norm: the GPU converts it once for all of them
         q_gate, k, v = (g.expand(g.mul_mat(w[f"{name}{x}.weight"], y)) for x in "qkv")
         # attn_q interleaves per head: d query rows, then d gate rows
         strides = (2 * d * 4, 2 * d * heads * 4)
@@ -106,18 +113,19 @@ class _Builder:
             qkv = g.land(qkv, self.state.conv_inputs, index)
         for product in (qkv, z, alpha, beta):
             g.expand(product)
+        # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
         window = self.state.window(index)
-        c = g.silu(g.ssm_conv_tree(window, qkv, w[name + "ssm_conv1d.weight"], self.parents))
-        g.expand(c)
+        c = g.expand(g.silu(g.ssm_conv_tree(window, qkv, w[name + "ssm_conv1d.weight"], self.parents)))
+        # q and k heads lie side by side: one norm for both
+        qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), p.rms_eps))
+        alpha = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
+        decay = g.expand(g.mul(alpha, w[name + "ssm_a"]))
+        beta = g.expand(g.sigmoid(beta))
         if not self.tree:
             g.expand(g.ssm_conv_tree_commit(window, qkv, self.path))
-        # q and k heads lie side by side: one norm for both
-        qk = g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), p.rms_eps)
         q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
         v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
-        alpha = g.add(alpha, w[name + "ssm_dt.bias"])
-        decay = g.reshape(g.mul(g.softplus(alpha), w[name + "ssm_a"]), 1, h_v, n)
-        beta = g.reshape(g.sigmoid(beta), 1, h_v, n)
+        decay, beta = (g.reshape(t, 1, h_v, n) for t in (decay, beta))
         live = self.state.delta(index)
         if self.tree:
             rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, live, self.parents)
@@ -126,7 +134,9 @@ class _Builder:
             o = g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
         else:
             out = g.gated_delta_net(q, k, v, decay, beta, live)
-            g.expand(g.copy(g.view(out, (s, s, h_v), offset=s * h_v * n * 4), live))
+            # flat, so that a GPU writes the state right there instead of copying it
+            size = s * s * h_v
+            g.expand(g.copy(g.view(out, (size,), offset=s * h_v * n * 4), g.view(live, (size,))))
             o = g.view(out, (s, h_v, n))
         o = g.rms_norm(o, p.rms_eps, w[name + "ssm_norm.weight"])
         z = g.silu(g.reshape(z, s, h_v, n))
