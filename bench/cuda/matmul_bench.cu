@@ -3,7 +3,8 @@
 //   nvcc -O3 -std=c++17 -use_fast_math -arch=native -I <patched ggml>/src/ggml-cuda bench/cuda/matmul_bench.cu -o matmul_bench
 //   ./matmul_bench check [small]    error of every type and width against float64 products of the dequantised weights
 //   ./matmul_bench shapes [type] [dependent launch 0|1]   time and bandwidth per shape of the 27B model, every variant of matmul_variants.inc
-//   ./matmul_bench profile TYPE     one launch per variant, for a profiler; types are numbers: q4_0 q8_0 q4_K q5_K q6_K f16 bf16
+//   ./matmul_bench profile TYPE     one launch per variant, for a profiler; types are numbers: q4_0 q8_0 q4_K q5_K q6_K f16 bf16 iq4_xs
+//   ./matmul_bench tune             the same with every variant, the fastest kept
 //   ./matmul_bench model            all matrix products of one 27B pass, in layer order, as one CUDA graph
 //
 // Timings rotate through buffers larger than the L2 cache and replay a CUDA graph; shares are of the measured copy bandwidth.
@@ -25,8 +26,8 @@
 #define CHECK(call) do { cudaError_t e_ = (call); if (e_ != cudaSuccess) { \
     fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); exit(1); } } while (0)
 
-static const char * const type_name[] = { "q4_0", "q8_0", "q4_K", "q5_K", "q6_K", "f16", "bf16" };
-static const int          step_bytes[] = { 144, 272, 144, 176, 210, 512, 512 };
+static const char * const type_name[] = { "q4_0", "q8_0", "q4_K", "q5_K", "q6_K", "f16", "bf16", "iq4_xs" };
+static const int          step_bytes[] = { 144, 272, 144, 176, 210, 512, 512, 136 };
 
 static int n_sm;
 static int use_pdl = 1;
@@ -206,7 +207,7 @@ static int check(cudaStream_t s, const bool small) {
             CHECK(cudaMalloc(&w, blocks*step_bytes[v.type] + 128));
             CHECK(cudaMalloc(&x, 4ll*k*64)); CHECK(cudaMalloc(&dst, 4ll*rows*64)); 
             CHECK(cudaMalloc(&ref, 8ll*rows*64)); CHECK(cudaMalloc(&ref8, 8ll*rows*64));
-            fill_weights<<<(blocks + 127)/128, 128, 0, s>>>(v.type, w, blocks, step_bytes[v.type], 99 + k + rows);
+            fill_weights<<<(blocks + 127)/128, 128, 0, s>>>(v.type, w, blocks, step_bytes[v.type], 99 + k + rows, true);
             fill_x<<<(k*64 + 255)/256, 256, 0, s>>>(x, k*64ll, 5 + k);
             const int64_t stride = (int64_t) (k/256)*step_bytes[v.type];
             reference<<<dim3(rows, v.nt*8), 32, 0, s>>>(v.type, w, stride, x, k, rows, ref, false);
@@ -268,7 +269,7 @@ static void shapes(cudaStream_t s, double peak, int only_type) {
     for (const variant & v : variants()) {
         if (v.grid == 0 || (only_type >= 0 && v.type != only_type)) continue;
         if (filled != v.type) {
-            fill_weights<<<(pool/step_bytes[v.type] + 127)/128, 128, 0, s>>>(v.type, w, pool/step_bytes[v.type], step_bytes[v.type], 7);
+            fill_weights<<<(pool/step_bytes[v.type] + 127)/128, 128, 0, s>>>(v.type, w, pool/step_bytes[v.type], step_bytes[v.type], 7, false);
             filled = v.type;
         }
         printf("%-5s %-16s x%d:", type_name[v.type], v.label().c_str(), v.grid/n_sm);
@@ -298,7 +299,7 @@ static void profile(cudaStream_t s, int type) {
     uint8_t * w; float * x, * dst;
     CHECK(cudaMalloc(&w, blocks*512)); CHECK(cudaMalloc(&x, 4ll*k*64)); CHECK(cudaMalloc(&dst, 4ll*rows*64));
     fill_x<<<(k*64 + 255)/256, 256, 0, s>>>(x, k*64ll, 5);
-    fill_weights<<<(blocks + 127)/128, 128, 0, s>>>(type, w, blocks, step_bytes[type], 7);
+    fill_weights<<<(blocks + 127)/128, 128, 0, s>>>(type, w, blocks, step_bytes[type], 7, false);
     for (const variant & v : variants()) {
         if (v.type != type || v.grid == 0) continue;
         convert(s, ws, x, k, v.nt*8, v.nt);
@@ -308,7 +309,7 @@ static void profile(cudaStream_t s, int type) {
 }
 
 // every matrix product of one pass of the 27B model in the stock Q4_K_M mix
-static void model(cudaStream_t s, double peak) {
+static void model(cudaStream_t s, double peak, const bool tune) {
     const workspace ws = make_workspace();
     CHECK(cudaMemset(ws.done, 0, 1 << 20));
     struct group { int k; std::vector<std::pair<int, matrix>> mats; };
@@ -318,7 +319,7 @@ static void model(cudaStream_t s, double peak) {
     auto add = [&](group & g, int type, int rows) {
         const int64_t blocks = (int64_t) rows*(g.k/256);
         uint8_t * w; CHECK(cudaMalloc(&w, blocks*step_bytes[type] + 256));
-        fill_weights<<<(blocks + 127)/128, 128, 0, s>>>(type, w, blocks, step_bytes[type], 7 + total);
+        fill_weights<<<(blocks + 127)/128, 128, 0, s>>>(type, w, blocks, step_bytes[type], 7 + total, false);
         total += blocks*step_bytes[type];
         g.mats.push_back({ type, { (const char *) w, dst, rows } });
     };
@@ -349,21 +350,41 @@ static void model(cudaStream_t s, double peak) {
     fill_x<<<(32768*64 + 255)/256, 256, 0, s>>>(x, 32768*64ll, 5);
     CHECK(cudaDeviceSynchronize());
     printf("model: %.2f GB of weights, %.2f ms at the copy bandwidth\n", total*1e-9, total*1e-9/peak);
-    for (int cols : { 1, 8, 16, 24, 32, 48, 64 }) {
-        int launches = 0;
-        const float ms = time_graph(s, [&]() {
+    std::map<int, const variant *> chosen; // by type
+    int launches = 0;
+    auto run = [&](const int cols) {
+        return time_graph(s, [&]() {
             launches = 0;
             for (const group & g : groups) {
                 std::map<int, std::vector<matrix>> by_type;
                 for (const auto & m : g.mats) by_type[m.first].push_back(m.second);
-                convert(s, ws, x, g.k, cols, pick(g.mats[0].first, cols).nt);
+                convert(s, ws, x, g.k, cols, chosen[g.mats[0].first]->nt);
                 ++launches;
                 for (const auto & it : by_type) {
-                    product(s, ws, pick(it.first, cols), it.second, g.k, cols);
+                    product(s, ws, *chosen[it.first], it.second, g.k, cols);
                     ++launches;
                 }
             }
         });
+    };
+    for (int cols : { 1, 8, 16, 24, 32, 48, 64 }) {
+        for (int type : { MMN_Q4_K, MMN_Q6_K }) chosen[type] = &pick(type, cols);
+        if (tune && cols > 1) {
+            // each variant of a type, then the fastest of it while the other type's are tried
+            for (int type : { MMN_Q4_K, MMN_Q6_K }) {
+                const variant * best = chosen[type];
+                float best_ms = 1e9f;
+                for (const variant & v : variants()) {
+                    if (v.type != type || v.grid == 0 || v.nt != chosen[type]->nt) continue;
+                    chosen[type] = &v;
+                    const float ms = run(cols);
+                    printf("   %2d columns, %s %s x%d: %.2f ms\n", cols, type_name[type], v.label().c_str(), v.grid/n_sm, ms);
+                    if (ms < best_ms) { best_ms = ms; best = &v; }
+                }
+                chosen[type] = best;
+            }
+        }
+        const float ms = run(cols);
         printf("%2d columns: %6.2f ms  %.2f TB/s (%.0f%% of copy)  %d launches\n", cols, ms, total/ms*1e-9, 100*total/ms*1e-9/peak, launches);
         fflush(stdout);
     }
@@ -386,6 +407,6 @@ int main(int argc, char ** argv) {
     printf("%s, %d multiprocessors, copy %.2f TB/s\n", p.name, n_sm, peak);
     if (argc > 3) use_pdl = atoi(argv[3]);
     if (mode == "shapes") shapes(s, peak, argc > 2 ? atoi(argv[2]) : -1);
-    if (mode == "model") model(s, peak);
+    if (mode == "model" || mode == "tune") model(s, peak, mode == "tune");
     return 0;
 }

@@ -1,8 +1,8 @@
 // Matrix products with few columns through ggml on the first CUDA device: the narrow kernels against the other kernels, error and time.
 //
-// Build it against the patched ggml with CUDA (link ggml, ggml-base, ggml-cuda) and run it without arguments. The error is the
-// normalised mean squared error against float64 products of the dequantised weights, on 96 rows of each matrix. The time is the
-// mean of one product inside a graph that rotates through enough copies of the weights to exceed the L2 cache.
+// Build it with -fopenmp against the patched ggml with CUDA (link ggml, ggml-base, ggml-cuda); arguments: names of types (default: all).
+// The error is the normalised mean squared error against float64 products of the dequantised weights, on 96 rows of each matrix. The
+// time is the mean of one product inside a graph that rotates through enough copies of the weights to exceed the L2 cache.
 
 #include "ggml.h"
 #include "ggml-alloc.h"
@@ -70,8 +70,9 @@ static std::vector<result> measure(ggml_backend_t backend, const ggml_type type,
     const int64_t n_check = std::min<int64_t>(rows, 96);
     std::vector<int64_t> check(n_check);
     std::vector<double> ref(n_check*cols);
-    std::vector<float> row(k);
+#pragma omp parallel for
     for (int64_t c = 0; c < n_check; ++c) {
+        std::vector<float> row(k);
         check[c] = c*(rows - 1)/std::max<int64_t>(n_check - 1, 1);
         ggml_get_type_traits(type)->to_float(q.data() + check[c]*ggml_row_size(type, k), row.data(), k);
         for (int64_t n = 0; n < cols; ++n) {
@@ -115,7 +116,7 @@ static std::vector<result> measure(ggml_backend_t backend, const ggml_type type,
     return out;
 }
 
-int main() {
+int main(int argc, char ** argv) {
     ggml_backend_t backend = ggml_backend_cuda_init(0);
     struct shape { const char * model; int64_t k, rows; };
     const shape shapes[] = {
@@ -124,15 +125,15 @@ int main() {
         { "9B ffn_gate",   4096, 12288 }, { "9B ffn_down",  12288,  4096 }, { "4B ffn_gate",   2560,  9216 }, { "4B ffn_down",  9216,  2560 },
         { "0.8B ffn_gate", 1024,  3584 }, { "0.8B ffn_down", 3584,  1024 }, { "odd rows",      2048,   777 },
     };
-    const ggml_type types[] = { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_BF16, GGML_TYPE_F16 };
+    const ggml_type types[] = { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16, GGML_TYPE_F16 };
     int worse = 0, slower = 0, total = 0;
     printf("%-5s %-14s %6s %6s %4s | %10s %8s | %10s %8s | %s\n", "type", "matrix", "k", "rows", "cols", "stock NMSE", "us", "narrow", "us", "ratio");
     for (const ggml_type type : types) {
+        if (argc > 1 && std::none_of(argv + 1, argv + argc, [&](const char * name) { return strcmp(name, ggml_type_name(type)) == 0; })) {
+            continue;
+        }
         for (const shape & sh : shapes) {
-            if (type != GGML_TYPE_Q4_K && type != GGML_TYPE_Q6_K && type != GGML_TYPE_Q8_0 && strncmp(sh.model, "27B", 3) != 0) {
-                continue;
-            }
-            for (const int64_t cols : { 1, 8, 16, 24, 32, 64 }) {
+            for (const int64_t cols : { 1, 8, 16, 24, 32, 48, 64 }) {
                 const std::vector<result> r = measure(backend, type, sh.k, sh.rows, cols);
                 ++total;
                 const bool w = r[1].nmse > 1.02*r[0].nmse && r[1].nmse > 1e-12;

@@ -48,6 +48,14 @@ static __device__ double dequantise(const int type, const uint8_t * b, const int
             const int q = ((j < 2 ? lo & 15 : lo >> 4) | (((hi >> 2*j) & 3) << 4)) - 32;
             return half_at(b + 208)*(int8_t) b[192 + i/16]*q;
         }
+        case MMN_IQ4_XS: {
+            const int values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+            const int j = i/32;
+            const int low = (b[4 + j/2] >> 4*(j % 2)) & 15;
+            const int sc = low | ((((b[2] | (b[3] << 8)) >> 2*j) & 3) << 4);
+            const int q = b[8 + 16*j + i % 16];
+            return half_at(b)*(sc - 32)*values[i % 32 < 16 ? q & 15 : q >> 4];
+        }
         case MMN_F16:
             return half_at(b + 2*i);
         default:
@@ -98,8 +106,8 @@ static __device__ void put_half(uint8_t * p, const float v) {
     p[1] = u >> 8;
 }
 
-// random bytes with scales of a realistic size, one thread per 256-block
-static __global__ void fill_weights(const int type, uint8_t * w, const int64_t blocks, const int bytes, const uint64_t seed) {
+// random bytes with scales of a realistic size, one thread per 256-block; wild: some blocks are much larger, smaller or zero
+static __global__ void fill_weights(const int type, uint8_t * w, const int64_t blocks, const int bytes, const uint64_t seed, const bool wild) {
     const int64_t i = blockIdx.x*(int64_t) blockDim.x + threadIdx.x;
     if (i >= blocks) {
         return;
@@ -119,13 +127,18 @@ static __global__ void fill_weights(const int type, uint8_t * w, const int64_t b
             b[j + 1] = (r >> 8) & 255;
         }
     }
-    const float u = 0.5f + (hash(seed + i*1024 + 1001) & 1023)/1024.0f;
+    float u = 0.5f + (hash(seed + i*1024 + 1001) & 1023)/1024.0f;
+    const int rare = hash(seed + i*1024 + 1003) % 32;
+    if (wild) {
+        u *= rare == 0 ? 30.0f : rare == 1 ? 0.0f : rare == 2 ? 0.01f : 1.0f;
+    }
     switch (type) {
         case MMN_Q4_0: for (int j = 0; j < 8; ++j) put_half(b + 18*j, (0.002f + 0.001f*(hash(seed + i*1024 + 600 + j) & 7))*u); break;
         case MMN_Q8_0: for (int j = 0; j < 8; ++j) put_half(b + 34*j, (0.0002f + 0.0001f*(hash(seed + i*1024 + 600 + j) & 7))*u); break;
         case MMN_Q4_K: put_half(b, 0.0001f*u); put_half(b + 2, 0.0008f*u); break;
-        case MMN_Q5_K: b[0] = hash(seed + i*1024 + 1002) & 255; b[1] = 3; put_half(b + 2, 0.0008f*u); break;
-        case MMN_Q6_K: b[208] = 60 + (hash(seed + i*1024 + 1002) & 127); b[209] = 0; break; // subnormal, about 7e-6
+        case MMN_Q5_K: if (wild) { put_half(b, 0.0001f*u); put_half(b + 2, 0.0008f*u); break; } b[0] = hash(seed + i*1024 + 1002) & 255; b[1] = 3; put_half(b + 2, 0.0008f*u); break;
+        case MMN_IQ4_XS: put_half(b, 0.00003f*u); break;
+        case MMN_Q6_K: if (wild) { put_half(b + 208, 0.00005f*u); break; } b[208] = 60 + (hash(seed + i*1024 + 1002) & 127); b[209] = 0; break; // subnormal, about 7e-6
         default: break;
     }
 }

@@ -12,6 +12,9 @@ from .device import _NUMPY, F32, I32, Device, Store, Workspace, is_host
 from .errors import DeviceError
 
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
+_uncleared = ffi.new_allocator(
+    should_clear_after_alloc=False
+)  # ggml initialises what it takes; clearing MBs is slow
 
 
 class Input:
@@ -42,7 +45,7 @@ class Graph:
     def __init__(self, device: Device, max_nodes: int = 8192) -> None:
         self.device = device
         size = 2 * max_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(max_nodes, False)
-        self._arena = ffi.new("char[]", size)
+        self._arena = _uncleared("char[]", size)
         self.ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
