@@ -9,6 +9,7 @@
 // graph with programmatic dependent launches; shares are of the measured copy bandwidth, for K and V read once.
 
 #include "fattn-narrow-kernel.cuh"
+#include "timing.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -19,10 +20,6 @@
 #include <string>
 #include <vector>
 
-#define CHECK(call) do { cudaError_t e_ = (call); if (e_ != cudaSuccess) { \
-    fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); exit(1); } } while (0)
-
-static int n_sm;
 static int max_smem;
 
 // ---- variants -----------------------------------------------------------------------------------------------------------
@@ -64,21 +61,6 @@ static const std::vector<variant> & variants() {
 }
 
 // ---- launches -----------------------------------------------------------------------------------------------------------
-
-template <typename K, typename... A>
-static void launch(cudaStream_t stream, K kernel, dim3 grid, int block, int smem, A... args) {
-    cudaLaunchAttribute attr = {};
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t cfg = {};
-    cfg.gridDim = grid;
-    cfg.blockDim = dim3(block);
-    cfg.dynamicSmemBytes = smem;
-    cfg.stream = stream;
-    cfg.attrs = &attr;
-    cfg.numAttrs = 1;
-    CHECK(cudaLaunchKernelEx(&cfg, kernel, args...));
-}
 
 struct shape { int gqa, heads_kv, cols, kv; bool mask; };
 
@@ -122,46 +104,6 @@ static void attention(cudaStream_t st, const variant & v, const plan & p, float 
     if (combine) {
         launch(st, v.combine, dim3(p.rows, p.args.n_heads_kv), v.d, 0, (const char *) p.args.part, (const float2 *) p.args.stat, dst, p.rows, p.args.n_chunks, p.args.gqa);
     }
-}
-
-static float time_graph(cudaStream_t s, const std::function<void()> & body, int reps = 5) {
-    cudaGraph_t g; cudaGraphExec_t e;
-    CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
-    body();
-    CHECK(cudaStreamEndCapture(s, &g));
-    CHECK(cudaGraphInstantiate(&e, g, 0));
-    cudaEvent_t a, b;
-    CHECK(cudaEventCreate(&a)); CHECK(cudaEventCreate(&b));
-    std::vector<float> t;
-    for (int i = 0; i < reps + 1; ++i) {
-        CHECK(cudaEventRecord(a, s));
-        CHECK(cudaGraphLaunch(e, s));
-        CHECK(cudaEventRecord(b, s));
-        CHECK(cudaEventSynchronize(b));
-        float ms; CHECK(cudaEventElapsedTime(&ms, a, b));
-        if (i) t.push_back(ms);
-    }
-    CHECK(cudaGraphExecDestroy(e)); CHECK(cudaGraphDestroy(g));
-    CHECK(cudaEventDestroy(a)); CHECK(cudaEventDestroy(b));
-    std::sort(t.begin(), t.end());
-    return t[t.size()/2];
-}
-
-static __global__ void copy(const uint4 * a, uint4 * b, const int64_t n) {
-    for (int64_t i = blockIdx.x*(int64_t) blockDim.x + threadIdx.x; i < n; i += (int64_t) gridDim.x*blockDim.x) {
-        b[i] = a[i];
-    }
-}
-
-static double copy_bandwidth(cudaStream_t s) {
-    char * a, * b;
-    const size_t n = 4ull << 30;
-    CHECK(cudaMalloc(&a, n)); CHECK(cudaMalloc(&b, n));
-    CHECK(cudaMemset(a, 7, n));
-    const float t0 = time_graph(s, [&]() { CHECK(cudaMemcpyAsync(b, a, n, cudaMemcpyDeviceToDevice, s)); });
-    const float t1 = time_graph(s, [&]() { copy<<<n_sm*16, 512, 0, s>>>((const uint4 *) a, (uint4 *) b, n/16); });
-    CHECK(cudaFree(a)); CHECK(cudaFree(b));
-    return 2.0*n/std::min(t0, t1)*1e-9;
 }
 
 // ---- data ---------------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from .device import _NUMPY, F32, I32, Device, Store, Workspace, is_host
 from .errors import DeviceError
 
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
-_uncleared = ffi.new_allocator(
-    should_clear_after_alloc=False
-)  # ggml initialises what it takes; clearing MBs is slow
+# ggml initialises what it takes of a graph's megabytes
+_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Input:
