@@ -10,7 +10,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* patches/*.patch) \
-	$(wildcard src/dflash_ggml/_ggml/cdef/*.h src/dflash_ggml/_ggml/shims.* src/dflash_ggml/_ggml/build_ffi.py)
+	$(wildcard src/dflash_ggml/ggml/bindings/cdef/*.h src/dflash_ggml/ggml/bindings/shims.* src/dflash_ggml/ggml/bindings/build_ffi.py)
 
 .PHONY: demo test build dist clean
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from common import header, prompts, save
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine import Engine
-from dflash_ggml.ggml import Graph
-from dflash_ggml.loading import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from dflash_ggml.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.loading import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from dflash_ggml.ggml.graph import Graph
 
 RIVAL = r"""
 import sys, time, ctypes, llama_cpp as L, numpy as np

@@ -16,7 +16,7 @@ import time
 from common import ROOT, header, save
 from step_time import gpu_facts
 
-from dflash_ggml.device import list_devices
+from dflash_ggml.ggml.device import list_devices
 
 OPS = (
     "SSM_CONV_TREE",

@@ -17,7 +17,7 @@ import torch
 from step_time import random_tree
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine import Engine
+from dflash_ggml.engine.engine import Engine
 
 
 def short(name: str) -> str:

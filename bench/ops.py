@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from dflash_ggml._ggml import ffi, lib
-from dflash_ggml.device import F32, I32, Device, Store, list_devices
+from dflash_ggml.ggml.bindings import ffi, lib
+from dflash_ggml.ggml.device import F32, I32, Device, Store, list_devices
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
 LAYERS = 48  # each with its own state, so that caches are as cold as in a model

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from common import header, save
 
-import dflash_ggml.engine as engine_module
-from dflash_ggml.accept import Accepted
+import dflash_ggml.engine.engine as engine_module
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine import Engine
-from dflash_ggml.sampling import Sampler, SamplingParams
-from dflash_ggml.tree import Tree
+from dflash_ggml.decode.accept import Accepted
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.tree import Tree
+from dflash_ggml.engine.engine import Engine
 
 WIDTHS = (1, 2, 4, 8, 9, 16, 17, 24, 32, 48, 64, 128)
 

@@ -9,7 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader
 
-from dflash_ggml.gguf import GGUFFile
+from dflash_ggml.files.gguf import GGUFFile
 from fixtures import hf_layout
 from reference import model_files, toys
 

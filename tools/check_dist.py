@@ -20,7 +20,7 @@ DIST = ROOT / "dist"
 BUILD_TOOLS = ["build", "scikit-build-core>=1.0", "cffi>=1.17", "cmake", "ninja"]
 IN_WHEEL = [
     "dflash_ggml/__init__.py",
-    "dflash_ggml/_ggml/_bindings.abi3.so",
+    "dflash_ggml/ggml/bindings/_bindings.abi3.so",
     "dflash_ggml/data/README.md",
     "dflash_ggml/data/demo-target-q8_0.gguf",
     "dflash_ggml/data/demo-draft-q8_0.gguf",
@@ -82,7 +82,7 @@ def main() -> None:
 
         user = make_venv(tmp / "user-venv")
         run(user, "-m", "pip", "install", "--quiet", wheel)
-        code = "from dflash_ggml._ggml import ffi, lib; print(ffi.string(lib.ggml_version()).decode())"
+        code = "from dflash_ggml.ggml.bindings import ffi, lib; print(ffi.string(lib.ggml_version()).decode())"
         print("ggml in the installed wheel:", run(user, "-c", code, cwd=tmp).strip())
 
 

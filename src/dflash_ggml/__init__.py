@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 _HOME = {
     "Llama": "llama",
-    "Engine": "engine",
+    "Engine": "engine.engine",
     "EngineConfig": "config",
-    "Step": "engine",
-    "Sampler": "sampling",
-    "SamplingParams": "sampling",
-    "GGUFFile": "gguf",
-    "Tokenizer": "tokenizer",
+    "Step": "engine.engine",
+    "Sampler": "decode.sampling",
+    "SamplingParams": "decode.sampling",
+    "GGUFFile": "files.gguf",
+    "Tokenizer": "text.tokenizer",
     "DflashError": "errors",
     "ModelFileError": "errors",
     "ContextOverflowError": "errors",
@@ -48,12 +48,12 @@ __all__ = [
 if TYPE_CHECKING:
     __version__: str
     from dflash_ggml.config import EngineConfig
-    from dflash_ggml.engine import Engine, Step
+    from dflash_ggml.decode.sampling import Sampler, SamplingParams
+    from dflash_ggml.engine.engine import Engine, Step
     from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, DflashError, ModelFileError
-    from dflash_ggml.gguf import GGUFFile
-    from dflash_ggml.llama import Llama
-    from dflash_ggml.sampling import Sampler, SamplingParams
-    from dflash_ggml.tokenizer import Tokenizer
+    from dflash_ggml.files.gguf import GGUFFile
+    from dflash_ggml.llama.llama import Llama
+    from dflash_ggml.text.tokenizer import Tokenizer
 
 
 def __getattr__(name: str) -> object:

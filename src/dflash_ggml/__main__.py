@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dflash_ggml.cli import main
+from dflash_ggml.cli.run import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.errors import ConfigError, ContextOverflowError
-from dflash_ggml.sampling import Sampler
-from dflash_ggml.tokenizer import Tokenizer
+from dflash_ggml.text.tokenizer import Tokenizer
 
 SPECIALS = {"<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4}
 CALL_TAGS = {"<tool_call>": 4, "</tool_call>": 4}

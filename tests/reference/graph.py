@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_ggml._ggml import ffi, lib
+from dflash_ggml.ggml.bindings import ffi, lib
 
 _TYPES = {np.dtype(np.float32): lib.GGML_TYPE_F32, np.dtype(np.int32): lib.GGML_TYPE_I32}
 _DTYPES = {type_: dtype for dtype, type_ in _TYPES.items()}

@@ -60,7 +60,10 @@ def quantize(x: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     """Rows of `x` quantised by ggml: float32 or float16 elements, else the bytes of each row."""
     if kind in (Type.F32, Type.F16):
         return np.ascontiguousarray(x, np.float32 if kind == Type.F32 else np.float16)
-    from dflash_ggml._ggml import ffi, lib  # only here: float files can be written where nothing is compiled
+    from dflash_ggml.ggml.bindings import (  # only here: float files can be written where nothing is compiled
+        ffi,
+        lib,
+    )
 
     if lib.ggml_quantize_requires_imatrix(int(kind)):
         raise ValueError(f"{kind.name} needs an importance matrix")

@@ -12,7 +12,11 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from dflash_ggml.events import (
+from dflash_ggml.server.app import Service, create_app, make_service
+from dflash_ggml.server.dialect import Settings
+from dflash_ggml.server.limits import Limits
+from dflash_ggml.server.step_view import StepView
+from dflash_ggml.session.events import (
     Begin,
     Finish,
     Progress,
@@ -25,11 +29,7 @@ from dflash_ggml.events import (
     TopLogprob,
     Usage,
 )
-from dflash_ggml.requests import CompletionRequest
-from dflash_ggml.server.app import Service, create_app, make_service
-from dflash_ggml.server.dialect import Settings
-from dflash_ggml.server.limits import Limits
-from dflash_ggml.server.steps import StepView
+from dflash_ggml.session.requests import CompletionRequest
 from reference.fake_engine import byte_vocabulary
 
 STEP = StepView(

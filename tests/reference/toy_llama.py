@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dflash_ggml.llama import Llama
+from dflash_ggml.llama.llama import Llama
 from reference.fake_engine import TEMPLATE, FakeEngine, byte_vocabulary
 
 

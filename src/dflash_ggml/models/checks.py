@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ..errors import ModelFileError
-from ..gguf import GGML_TYPES, TensorInfo
+from ..files.gguf import GGML_TYPES, TensorInfo
 
 N = TypeVar("N", int, float)
 Fail = Callable[[str], ModelFileError]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..device import F16, Device
-from ..ggml import Graph, packed
-from ..mask import SlotMask
-from ..state import TargetState
-from ..weights import Weights
-from .target_params import TargetParams
+from ..ggml.device import F16, Device
+from ..ggml.graph import Graph, packed
+from ..ggml.weights import Weights
+from ..state.caches import TargetState
+from ..state.mask import SlotMask
+from .qwen35_params import TargetParams
 
 
 class _Builder:

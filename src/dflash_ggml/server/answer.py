@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..events import (
+from ..session.events import (
     Begin,
     Finish,
     ReasoningDelta,
@@ -17,7 +17,7 @@ from ..events import (
     Usage,
 )
 from .errors import ApiError
-from .steps import StepView
+from .step_view import StepView
 
 
 @dataclass(slots=True)

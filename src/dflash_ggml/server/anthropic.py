@@ -8,7 +8,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from ..events import (
+from ..session.events import (
     Finish,
     Progress,
     ReasoningDelta,
@@ -18,8 +18,8 @@ from ..events import (
     ToolCallEnd,
     Usage,
 )
-from ..openai_shapes import timings_dict
-from ..requests import ChatRequest, NamedTool, ToolChoice
+from ..session.requests import ChatRequest, NamedTool, ToolChoice
+from ..session.shapes import timings_dict
 from .answer import Answer
 from .anthropic_schema import CountBody, MessagesBody, chat_messages, chat_tools
 from .dialect import Prepared, Settings, data_event, new_id, speculation

@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..errors import DflashError
-from ..requests import ChatRequest, CompletionRequest
+from ..session.requests import ChatRequest, CompletionRequest
 from . import anthropic, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
 from .backend import Backend, work

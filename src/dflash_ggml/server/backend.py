@@ -8,11 +8,11 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from ..events import Event, Finish, Usage
-from ..requests import ChatRequest, CompletionRequest
-from ..session import Session, run_chat, run_completion
+from ..session.events import Event, Finish, Usage
+from ..session.requests import ChatRequest, CompletionRequest
+from ..session.session import Session, run_chat, run_completion
 from .metrics import Metrics
-from .steps import StepView
+from .step_view import StepView
 
 
 class Backend:

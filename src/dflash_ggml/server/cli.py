@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ..cli.arguments import add_model_options, add_sampling_options, engine_config, sampling_params
 from ..config import EngineConfig
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
-from ..model_args import add_model_options, add_sampling_options, engine_config, sampling_params
 
 try:
     import uvicorn
@@ -120,8 +120,8 @@ def opener(config: EngineConfig, cache_bytes: int) -> Callable[[Callable[[str, i
     """What the inference thread calls to load the model."""
 
     def open_backend(progress: Callable[[str, int, int], None]) -> Backend:
-        from ..engine import Engine
-        from ..session import Session
+        from ..engine.engine import Engine
+        from ..session.session import Session
 
         return Backend(Session(Engine.load(config, progress), cache_bytes=cache_bytes))
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from sse_starlette import ServerSentEvent
 
-from ..requests import ChatRequest, CompletionRequest
-from ..sampling import SamplingParams
+from ..decode.sampling import SamplingParams
+from ..session.requests import ChatRequest, CompletionRequest
 from .answer import Answer, dumps
 from .errors import ApiError, openai_body
 from .limits import Limits

@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..events import Finish, Progress, ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, Usage
-from ..openai_shapes import logprob_entry, timings_dict, usage_dict
-from ..requests import ChatRequest, NamedTool, ToolChoice
+from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, Usage
+from ..session.requests import ChatRequest, NamedTool, ToolChoice
+from ..session.shapes import logprob_entry, timings_dict, usage_dict
 from .answer import Answer, Block
 from .dialect import Prepared, Settings, data_event, new_id, openai_error, speculation, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count, check_stops
 from .schema import Body, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
-from .steps import StepView
+from .step_view import StepView
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..events import Finish, Progress, TextDelta, TokenLogprob
-from ..openai_shapes import timings_dict, usage_dict
-from ..requests import CompletionRequest
+from ..session.events import Finish, Progress, TextDelta, TokenLogprob
+from ..session.requests import CompletionRequest
+from ..session.shapes import timings_dict, usage_dict
 from .answer import Answer
 from .dialect import Prepared, Settings, data_event, new_id, openai_error, speculation
 from .errors import ApiError, bad_request
 from .limits import check_stops
 from .openai_chat import StreamOptions
 from .schema import Count, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
-from .steps import StepView
+from .step_view import StepView
 
 Token = Annotated[int, Field(ge=0)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from ..events import (
+from ..session.events import (
     Finish,
     ReasoningDelta,
     TextDelta,
@@ -16,8 +16,8 @@ from ..events import (
     ToolCallBegin,
     ToolCallEnd,
 )
-from ..openai_shapes import logprob_entry, timings_dict
-from ..requests import ChatRequest, NamedTool, ToolChoice
+from ..session.requests import ChatRequest, NamedTool, ToolChoice
+from ..session.shapes import logprob_entry, timings_dict
 from .answer import Answer, Block
 from .dialect import Prepared, Settings, data_event, new_id, speculation, thinking
 from .errors import ApiError, bad_request

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..requests import GrammarSpec
-from ..sampling import SamplingParams
+from ..decode.sampling import SamplingParams
+from ..session.requests import GrammarSpec
 from .errors import ApiError, bad_request
 
 M = TypeVar("M", bound="Body")

@@ -1,0 +1,1 @@
+"""Commands for the terminal: dflash-run, dflash-chat, their arguments and reports."""

@@ -1,0 +1,165 @@
+"""Command-line options that name and load the models, shared by `dflash-run`, `dflash-serve` and `dflash-chat`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import get_args
+
+from ..config import MAX_BUDGET, EngineConfig, KvType, Mode
+from ..decode.sampling import SamplingParams
+from ..engine.loading import EMBEDDED_TARGET, draft_beside
+from ..errors import ConfigError
+from ..files.hub import Hub, RepoSpec
+
+log = logging.getLogger(__name__)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `engine_config` reads; names follow llama.cpp where it has one."""
+    model = parser.add_argument_group("model")
+    add = model.add_argument
+    add(
+        "-m",
+        "--model",
+        metavar="GGUF",
+        help="target model, arch qwen35 (default: the embedded demonstration pair)",
+    )
+    add(
+        "-md",
+        "--model-draft",
+        metavar="PATH",
+        help="DFlash draft: GGUF, or a safetensors folder (default: found beside the target)",
+    )
+    add("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="fetch the target from the Hugging Face hub")
+    add("-hff", "--hf-file", metavar="FILE", help="this file of the -hf repository")
+    add("-hfd", "--hf-repo-draft", metavar="USER/REPO[:QUANT]", help="fetch the draft from the hub")
+    add("--offline", action="store_true", help="use only what the hub's cache already holds")
+    add(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="context in tokens, 0: as trained (default 4096)",
+    )
+    add(
+        "-b", "--batch-size", type=int, default=512, metavar="N", help="tokens per prefill pass (default 512)"
+    )
+    add("-t", "--threads", type=int, metavar="N", help="CPU threads (default: physical cores)")
+    add(
+        "-ngl",
+        "--gpu-layers",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="0: stay on the CPU; else use a GPU if present",
+    )
+    add("-mg", "--main-gpu", type=int, default=0, metavar="I", help="which GPU (default 0)")
+    add(
+        "-ctk",
+        "--cache-type",
+        choices=get_args(KvType),
+        default="auto",
+        help="type of the K/V caches (default auto: f16 on a GPU, f32 on the CPU, where it is faster)",
+    )
+    decode = parser.add_argument_group("decoding")
+    decode.add_argument("--mode", choices=get_args(Mode), default="auto", help="how to draft (default auto)")
+    decode.add_argument(
+        "--budget",
+        type=int,
+        default=31,
+        metavar="B",
+        help=f"tree nodes without the root, 1..{MAX_BUDGET} (default 31)",
+    )
+    decode.add_argument(
+        "--chain-seed", action="store_true", help="put the most likely chain into the tree first"
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `sampling_params` reads."""
+    default = SamplingParams()
+    group = parser.add_argument_group("sampling")
+
+    def number(flag: str, name: str, kind: type, text: str) -> None:
+        value = getattr(default, name)
+        group.add_argument(
+            flag, dest=name, type=kind, default=value, metavar="X", help=f"{text} (default {value})"
+        )
+
+    number("--temp", "temperature", float, "temperature, 0: greedy")
+    number("--top-k", "top_k", int, "keep the K best, 0: all")
+    number("--top-p", "top_p", float, "nucleus, 1: off")
+    number("--min-p", "min_p", float, "share of the best, 0: off")
+    number("--repeat-penalty", "repeat_penalty", float, "1: off")
+    number("--presence-penalty", "presence_penalty", float, "0: off")
+    number("--frequency-penalty", "frequency_penalty", float, "0: off")
+    group.add_argument("-s", "--seed", type=int, metavar="N", help="seed of the draws (default: random)")
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """The sampling options as one object; raises ConfigError naming the field."""
+    names = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repeat_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+    )
+    values = {name: getattr(args, name) for name in names}
+    if values["seed"] == -1:  # as in llama.cpp: random
+        values["seed"] = None
+    params = SamplingParams(**values)
+    params.validate()
+    return params
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Fetch what the hub holds, find the draft, and put the options together.
+
+    Raises HubError, ConfigError.
+    """
+    model, draft = _target(args)
+    if args.model_draft is not None and args.hf_repo_draft is not None:
+        raise ConfigError("give one draft only: -md or -hfd")
+    if args.model_draft is not None:
+        draft = Path(args.model_draft)
+    elif args.hf_repo_draft is not None:
+        draft = Hub(offline=args.offline).draft(RepoSpec.parse(args.hf_repo_draft))
+    for path, flag in ((model, "-m"), (draft, "-md")):
+        if path is not None and not path.exists():
+            raise ConfigError(f"{flag}: {path} does not exist")
+    if args.mode == "plain":
+        draft = None
+    elif draft is None and args.mode == "auto":
+        log.warning("no draft beside %s, decoding plainly; name one with -md or -hfd", model)
+    return EngineConfig(
+        model=model,
+        draft=draft,
+        n_ctx=args.ctx_size,
+        n_batch=args.batch_size,
+        n_threads=args.threads,
+        n_gpu_layers=args.gpu_layers,
+        main_gpu=args.main_gpu,
+        mode=args.mode,
+        budget=args.budget,
+        chain_seed=args.chain_seed,
+        kv_type=args.cache_type,
+    )
+
+
+def _target(args: argparse.Namespace) -> tuple[Path, Path | None]:
+    if args.hf_repo is None:
+        if args.hf_file is not None:
+            raise ConfigError("-hff names a file of a repository: give -hf too")
+        model = Path(args.model) if args.model is not None else EMBEDDED_TARGET
+        named = args.model_draft is not None or args.hf_repo_draft is not None or args.mode == "plain"
+        return model, None if named else draft_beside(model)
+    if args.model is not None:
+        raise ConfigError("give one target only: -m or -hf")
+    return Hub(offline=args.offline).target(RepoSpec.parse(args.hf_repo), args.hf_file)

@@ -1,0 +1,274 @@
+"""The conversation behind `dflash-chat`: messages, streamed answers, slash commands. No terminal code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..decode.sampling import SamplingParams
+from ..errors import ConfigError, DflashError
+from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, Usage
+from ..session.requests import ChatRequest
+from ..session.session import Session, run_chat
+
+HELP = """Write a message and press Enter. A line that ends in \\ goes on; \"\"\" begins and ends a long text.
+Ctrl-C stops the answer, Ctrl-D ends the program.
+
+/system [TEXT]   set the system message; without TEXT show it, "/system -" removes it
+/reset           forget the conversation (the system message stays)
+/undo            take the last question and its answer back
+/save FILE       write the conversation as JSON        /load FILE  read it again
+/think on|off|auto                 /set NAME VALUE  a sampling option, as /set temperature 0.2
+/tokens          how full the context is               /stats      speed and acceptance
+/help            this text                             /quit       end the program"""
+
+SAVE_VERSION = 1
+
+
+class Quit(Exception):
+    """The user asked to leave."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all answers of this run of the program."""
+
+    answers: int = 0
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    ms: float = 0.0
+
+    def add(self, usage: Usage) -> None:
+        self.answers += 1
+        self.tokens += usage.predicted_n
+        self.steps += usage.steps
+        self.drafted += usage.draft_n
+        self.accepted += usage.draft_n_accepted
+        self.ms += usage.predicted_ms
+
+    def line(self) -> str:
+        speed = 1e3 * self.tokens / self.ms if self.ms else 0.0
+        per_step = 1.0 + self.accepted / self.steps if self.steps else 0.0
+        return (
+            f"{self.answers} answers, {self.tokens} tokens at {speed:.1f}/s, {per_step:.2f} per step, "
+            f"{self.accepted} of {self.drafted} candidates accepted"
+        )
+
+
+def usage_line(usage: Usage) -> str:
+    """One answer's speed and acceptance for people."""
+    mode = f"{usage.mode} {usage.budget}" if usage.mode == "tree" else usage.mode
+    return (
+        f"prompt {usage.prompt_n} tokens ({usage.cached_n} cached), {usage.predicted_n} tokens at "
+        f"{usage.predicted_per_second:.1f}/s, {usage.tokens_per_step:.2f} per step ({mode})"
+    )
+
+
+@dataclass(slots=True)
+class Look:
+    """Escape sequences around reasoning; empty when the output is not a terminal."""
+
+    dim: str = ""
+    plain: str = ""
+
+
+@dataclass
+class Conversation:
+    """One conversation with a model. Text goes to `out`, everything else to `notes`."""
+
+    session: Session
+    out: TextIO
+    notes: TextIO
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    system: str = ""
+    thinking: bool | None = None
+    look: Look = field(default_factory=Look)
+    progress: Callable[[int, int], None] | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    last: Usage | None = None
+    stop_asked: bool = False
+
+    def say(self, line: str) -> None:
+        """Act on one input: a slash command or a message. Raises Quit."""
+        text = line.strip()
+        if not text:
+            return
+        if text.startswith("/") and not text.startswith("//"):
+            name, _, argument = text[1:].partition(" ")
+            command = self._commands().get(name)
+            if command is None:
+                self.note(f"unknown command /{name}; /help lists them, // begins a message with a slash")
+                return
+            try:
+                command(argument.strip())
+            except (DflashError, OSError) as error:
+                self.note(str(error))
+            return
+        self.answer(text[1:] if text.startswith("//") else line)
+
+    def answer(self, text: str) -> None:
+        """Ask the model and stream what it says; a failed question is taken back."""
+        self.messages.append({"role": "user", "content": text})
+        self.stop_asked = False
+        said: dict[type, list[str]] = {TextDelta: [], ReasoningDelta: []}
+        try:
+            self._stream(said)
+        except DflashError as error:
+            self.messages.pop()
+            self.note(str(error))
+            return
+        reply: dict[str, Any] = {"role": "assistant", "content": "".join(said[TextDelta])}
+        if said[ReasoningDelta]:
+            reply["reasoning_content"] = "".join(said[ReasoningDelta])
+        self.messages.append(reply)
+
+    def _stream(self, said: dict[type, list[str]]) -> None:
+        request = self._request()
+        thinking = False
+        for event in run_chat(self.session, request, should_stop=lambda: self.stop_asked):
+            if isinstance(event, (TextDelta, ReasoningDelta)):
+                if isinstance(event, ReasoningDelta) != thinking:
+                    thinking = not thinking
+                    self.write(self.look.dim if thinking else f"{self.look.plain}\n\n")
+                said[type(event)].append(event.text)
+                self.write(event.text)
+            elif isinstance(event, Progress) and self.progress is not None:
+                self.progress(event.done, event.total)
+            elif isinstance(event, Usage):
+                self.last = event
+                self.totals.add(event)
+            elif isinstance(event, Finish):
+                self.write(f"{self.look.plain if thinking else ''}\n")
+                if event.reason == "length":
+                    self.note("cut: the token limit or the end of the context was reached")
+                elif event.reason == "cancelled":
+                    self.note("stopped")
+        if self.last is not None:
+            self.note(usage_line(self.last))
+
+    def _request(self) -> ChatRequest:
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        # reasoning of earlier turns is kept; the template decides whether the model sees it
+        return ChatRequest(
+            messages=[*head, *self.messages],
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            enable_thinking=self.thinking,
+        )
+
+    def write(self, text: str) -> None:
+        """Model text, at once."""
+        self.out.write(text)
+        self.out.flush()
+
+    def note(self, text: str) -> None:
+        """A line about the conversation."""
+        self.notes.write(f"[{text}]\n" if "\n" not in text else f"{text}\n")
+        self.notes.flush()
+
+    # ---- commands
+
+    def _commands(self) -> Mapping[str, Callable[[str], None]]:
+        return {
+            "system": self._system,
+            "reset": self._reset,
+            "undo": self._undo,
+            "save": self._save,
+            "load": self._load,
+            "think": self._think,
+            "set": self._set,
+            "tokens": self._tokens,
+            "stats": self._stats,
+            "help": lambda _: self.note(HELP),
+            "quit": self._quit,
+            "exit": self._quit,
+        }
+
+    def _system(self, text: str) -> None:
+        if text == "-":
+            self.system = ""
+        elif text:
+            self.system = text
+        self.note(f"system message: {self.system}" if self.system else "no system message")
+
+    def _reset(self, _: str) -> None:
+        self.messages.clear()
+        self.note("the conversation is empty")
+
+    def _undo(self, _: str) -> None:
+        del self.messages[-2:]
+        self.note(f"{len(self.messages) // 2} questions left")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise ConfigError("/save needs a file name")
+        data = {"version": SAVE_VERSION, "system": self.system, "messages": self.messages}
+        Path(name).expanduser().write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
+        self.note(f"saved {len(self.messages)} messages to {name}")
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise ConfigError("/load needs a file name")
+        try:
+            data = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{name}: not a saved conversation: {error}") from None
+        self.system, self.messages = checked_save(data, name)
+        self.note(f"loaded {len(self.messages)} messages from {name}")
+
+    def _think(self, word: str) -> None:
+        choices = {"on": True, "off": False, "auto": None}
+        if word not in choices:
+            raise ConfigError("/think on, off or auto")
+        self.thinking = choices[word]
+        self.note(f"thinking: {word}")
+
+    def _set(self, text: str) -> None:
+        kinds = {"int": int, "float": float, "int | None": int}
+        options = {f.name: kinds[str(f.type)] for f in fields(SamplingParams) if str(f.type) in kinds}
+        name, _, value = text.partition(" ")
+        if name not in options or not value:
+            raise ConfigError(f"/set NAME VALUE, where NAME is one of {', '.join(options)}")
+        try:
+            number = options[name](value)
+        except ValueError:
+            raise ConfigError(f"{name}: {value!r} is not a number of its kind") from None
+        changed = replace(self.sampling, **{name: number})
+        changed.validate()
+        self.sampling = changed
+        self.note(f"{name} = {number}")
+
+    def _tokens(self, _: str) -> None:
+        used = self.session.count_tokens(self._request()) if self.messages or self.system else 0
+        self.note(f"{used} of {self.session.engine.n_ctx} tokens")
+
+    def _stats(self, _: str) -> None:
+        if self.last is None:
+            self.note("nothing has been answered yet")
+            return
+        self.note(f"last: {usage_line(self.last)}")
+        self.note(f"all: {self.totals.line()}")
+
+    def _quit(self, _: str) -> None:
+        raise Quit
+
+
+def checked_save(data: Any, name: str) -> tuple[str, list[dict[str, Any]]]:
+    """System message and messages of a saved conversation. Raises ConfigError naming what is wrong."""
+    if not isinstance(data, dict) or data.get("version") != SAVE_VERSION:
+        raise ConfigError(f"{name}: not a conversation saved by this version")
+    system, messages = data.get("system", ""), data.get("messages")
+    if not isinstance(system, str) or not isinstance(messages, list):
+        raise ConfigError(f"{name}: system must be text and messages a list")
+    for i, message in enumerate(messages):
+        whole = isinstance(message, dict) and isinstance(message.get("content"), str)
+        if not whole or message.get("role") not in ("user", "assistant"):
+            raise ConfigError(f"{name}: messages[{i}] is not a message of the user or the assistant")
+    return system, messages

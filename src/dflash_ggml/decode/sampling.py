@@ -1,0 +1,300 @@
+"""Choosing the next token from a row of the target's logits.
+
+Order: processors, logit bias, penalties; then, by temperature, < 0: a draw from the plain softmax; = 0: the
+largest logit; > 0: mirostat if asked for, else top-k, typical, top-p, min-p, temperature, draw. These are the
+semantics of llama-cpp-python's sampler chain, so that the same options give the same distribution.
+
+Seeds: a sampled token takes exactly one number from the generator and a greedy one none, and the draw inverts
+the cumulative distribution in token-id order. With equal logits the text of a seed therefore depends neither
+on the draft nor on the tree; and a last-bit difference in the logits moves the cumulative distribution by a
+last bit only, where an order by probability could swap two tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ConfigError, DflashError
+
+# (history ids int32 [n], scores float32 [V]) -> scores float32 [V]; may change the scores in place.
+Processor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
+
+_MIROSTAT_FIT = 100  # most probable tokens from which mirostat v1 estimates the tail's exponent
+_BLOCK = 512  # weights per block of the two-level draw
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Options of the sampler; the comments give the values that switch a step off."""
+
+    temperature: float = 0.8  # 0: always the largest logit; < 0: plain softmax without filters
+    top_k: int = 40  # off: <= 0
+    top_p: float = 0.95  # off: 1
+    min_p: float = 0.05  # off: 0
+    typical_p: float = 1.0  # off: 1
+    repeat_penalty: float = 1.0  # off: 1; divides positive logits of seen tokens, multiplies negative ones
+    presence_penalty: float = 0.0  # off: 0; subtracted once from every seen token
+    frequency_penalty: float = 0.0  # off: 0; subtracted once per occurrence
+    penalty_last_n: int = 64  # tokens that count as seen; off: 0; -1: the whole history
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits; -inf bans a token
+    seed: int | None = None  # None: fresh entropy
+    mirostat_mode: int = 0  # off: 0; 1 and 2 replace the filters and the temperature
+    mirostat_tau: float = 5.0  # target surprise in bits
+    mirostat_eta: float = 0.1  # learning rate
+
+    def validate(self) -> None:
+        """Raises ConfigError naming the field whose value cannot be honoured."""
+        for name in ("temperature", "presence_penalty", "frequency_penalty", "mirostat_tau", "mirostat_eta"):
+            _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "a finite number")
+        for name in ("top_p", "min_p", "typical_p"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
+        _require(0 < self.repeat_penalty < math.inf, "repeat_penalty", self.repeat_penalty, "above 0")
+        _require(self.penalty_last_n >= -1, "penalty_last_n", self.penalty_last_n, "a count, or -1 for all")
+        _require(self.seed is None or self.seed >= 0, "seed", self.seed, "None or a whole number from 0")
+        _require(self.mirostat_mode in (0, 1, 2), "mirostat_mode", self.mirostat_mode, "0, 1 or 2")
+        for token, bias in self.logit_bias.items():
+            _require(bias < math.inf, f"logit_bias[{token}]", bias, "finite, or -inf to ban the token")
+
+
+class Sampler:
+    """Draws tokens for one sequence; holds the random generator and mirostat's running state.
+
+    Call `sample` once per emitted token, in text order. Raises ConfigError on bad options or a logit bias for
+    an id outside the vocabulary.
+    """
+
+    def __init__(self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = ()) -> None:
+        params.validate()
+        for token in params.logit_bias:
+            _require(0 <= token < n_vocab, "logit_bias", token, f"keyed by token ids below {n_vocab}")
+        self.params = params
+        self.n_vocab = n_vocab
+        self.processors = tuple(processors)
+        self.rng = np.random.Generator(np.random.PCG64(params.seed))
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32)
+        self._penalises = params.penalty_last_n != 0 and (
+            params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        )
+        self._all_ids = np.arange(n_vocab)
+        self._mu = 2 * params.mirostat_tau
+
+    @property
+    def greedy(self) -> bool:
+        """True if `sample` is the argmax of the row as given, so that nobody needs to fetch the row."""
+        return self.params.temperature == 0 and not (self.processors or len(self._bias) or self._penalises)
+
+    def sample(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> int:
+        """The next token. row: float32 [V], left unchanged; history: ids of the whole text before this token.
+
+        Raises ValueError on a row of the wrong shape, DflashError on NaN, +inf or nothing but -inf in the
+        logits.
+        """
+        scores, top = self._scores(row, history)
+        if self.params.temperature == 0:
+            return int(scores.argmax())
+        ids, weights = self._candidates(scores, top)
+        index, prob = _invert(weights, self.rng.random())
+        if self.params.mirostat_mode and self.params.temperature > 0:
+            self._mu -= self.params.mirostat_eta * (-math.log2(prob) - self.params.mirostat_tau)
+        return int(ids[index])
+
+    def probs(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> NDArray[np.float64]:
+        """The distribution from which `sample` would draw now, float64 [V]; takes no random number."""
+        scores, top = self._scores(row, history)
+        probs = np.zeros(self.n_vocab)
+        if self.params.temperature == 0:
+            probs[scores.argmax()] = 1
+        else:
+            ids, weights = self._candidates(scores, top)
+            probs[ids] = weights / weights.sum(dtype=np.float64)
+        return probs
+
+    def _scores(self, row: NDArray[np.float32], history: Sequence[int]) -> tuple[NDArray[np.float32], float]:
+        """The row after processors, bias and penalties, and its maximum."""
+        scores = np.asarray(row, np.float32)
+        if scores.shape != (self.n_vocab,):
+            raise ValueError(f"a row of logits must have shape ({self.n_vocab},), got {scores.shape}")
+        if self.processors or len(self._bias) or self._penalises:
+            scores = scores.copy()
+        if self.processors:
+            ids = np.asarray(history, np.int32)
+            for processor in self.processors:
+                # Copied, because what a processor returns may be read-only or its own.
+                scores = np.array(processor(ids, scores), np.float32)
+                if scores.shape != (self.n_vocab,):
+                    raise ValueError(f"a processor must return shape ({self.n_vocab},), got {scores.shape}")
+        if len(self._bias):
+            scores[self._bias_ids] += self._bias
+        if self._penalises:
+            self._penalise(scores, history)
+        top = float(scores.max())
+        if not math.isfinite(top):
+            raise DflashError(_bad_logits(scores))
+        return scores, top
+
+    def _penalise(self, scores: NDArray[np.float32], history: Sequence[int]) -> None:
+        """Repeat penalty (arXiv 1909.05858, but negative logits multiplied), then frequency and presence."""
+        p = self.params
+        window = history if p.penalty_last_n < 0 else history[-p.penalty_last_n :]
+        ids, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
+        seen = scores[ids]
+        seen = np.where(seen > 0, seen / np.float32(p.repeat_penalty), seen * np.float32(p.repeat_penalty))
+        scores[ids] = seen - (counts * p.frequency_penalty + p.presence_penalty)
+
+    def _candidates(
+        self, scores: NDArray[np.float32], top: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Token ids, rising, from which to draw, and their unnormalised probabilities."""
+        p = self.params
+        temperature = 1.0
+        if p.temperature < 0:
+            ids = self._all_ids
+        elif p.mirostat_mode == 1:
+            ids = self._mirostat_v1(scores)
+        elif p.mirostat_mode == 2:
+            ids = self._mirostat_v2(scores, top)
+        else:
+            ids = self._filtered(scores)
+            temperature = p.temperature
+        if len(ids) < self.n_vocab:
+            ids = np.sort(ids)
+            scores = scores[ids]
+        # Relative to the largest logit, so that exp can't overflow; some processors mask with -3e38.
+        with np.errstate(over="ignore"):
+            weights = scores - scores.max()
+            if temperature != 1:
+                weights /= np.float32(max(temperature, 1e-30))
+        return ids, np.exp(weights, out=weights)
+
+    def _filtered(self, scores: NDArray[np.float32]) -> NDArray[np.int64]:
+        p = self.params
+        ids = self._all_ids
+        if 0 < p.top_k < self.n_vocab:
+            ids = largest(scores, p.top_k)
+            scores = scores[ids]
+        for limit, neutral, keep in ((p.typical_p, 1, _typical), (p.top_p, 1, _top_p), (p.min_p, 0, _min_p)):
+            if limit != neutral:
+                kept = keep(scores, limit)
+                ids, scores = ids[kept], scores[kept]
+        return ids
+
+    def _mirostat_v1(self, scores: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Top-k, k where a Zipf tail fitted to the row has surprise mu (arXiv 2007.14966, algorithm 1)."""
+        head = scores[largest(scores, _MIROSTAT_FIT)].astype(np.float64)
+        if len(head) == 1:
+            return largest(scores, 1)
+        t = np.log1p(1 / np.arange(1, len(head)))
+        exponent = float(t @ -np.diff(head) / (t @ t))
+        excess = exponent - 1
+        log_vocab = math.log(self.n_vocab)
+        scale = excess / -math.expm1(-excess * log_vocab) if excess else 1 / log_vocab
+        log_k = math.log(scale) + self._mu * math.log(2)
+        if log_k <= 0:
+            return largest(scores, 1)
+        if log_k >= exponent * log_vocab:  # always so in a flat row, whose exponent is 0
+            return self._all_ids
+        return largest(scores, int(math.exp(log_k / exponent)))
+
+    def _mirostat_v2(self, scores: NDArray[np.float32], top: float) -> NDArray[np.int64]:
+        """Tokens with a surprise of at most mu bits, at least the best (arXiv 2007.14966, algorithm 2)."""
+        log_total = top + math.log(np.exp(scores - np.float32(top)).sum(dtype=np.float64))
+        ids = np.flatnonzero(scores >= log_total - self._mu * math.log(2))
+        return ids if len(ids) else scores.argmax(keepdims=True)
+
+
+def largest(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:
+    """Indices of the k largest values, falling; of equals the lower index first; never those of -inf."""
+    n = len(values)
+    floor = -np.inf
+    if k < n:
+        # The k-th largest column maximum is a lower bound of the k-th largest value, and cheap where k << n.
+        n_rows = max(min(n // (4 * k), 64), 1)
+        columns = values[: n - n % n_rows].reshape(n_rows, -1).max(axis=0)
+        floor = np.partition(columns, len(columns) - k)[len(columns) - k]
+    ids = np.flatnonzero(values >= floor if floor > -np.inf else values > -np.inf)
+    return ids[np.argsort(-values[ids], kind="stable")[:k]]
+
+
+def log_softmax(row: ArrayLike) -> NDArray[np.float32]:
+    """Log-probabilities of a row of logits, float32 [V]. Raises DflashError where Sampler.sample does."""
+    row = np.asarray(row, np.float32)
+    top = row.max()
+    if not math.isfinite(top):
+        raise DflashError(_bad_logits(row))
+    shifted = row - top
+    return shifted - np.float32(math.log(np.exp(shifted).sum(dtype=np.float64)))
+
+
+def token_log_probs(row: ArrayLike, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+    """The log-probability of `token` and the n_top most probable (id, log-probability) pairs, falling."""
+    log_probs = log_softmax(row)
+    best = largest(log_probs, n_top) if n_top > 0 else ()
+    return float(log_probs[token]), [(int(i), float(log_probs[i])) for i in best]
+
+
+def _invert(weights: NDArray[np.float32], uniform: float) -> tuple[int, float]:
+    """The index at which the cumulative distribution passes `uniform` in [0, 1), and its probability."""
+    # Two levels, because a cumulative sum of a whole vocabulary costs more than everything else together.
+    block_sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
+    ends = np.cumsum(block_sums)
+    total = float(ends[-1])
+    block = _first_above(ends, uniform * total)
+    first = block * _BLOCK
+    inside = np.cumsum(weights[first : first + _BLOCK], dtype=np.float64)
+    index = first + _first_above(inside, uniform * total - (float(ends[block - 1]) if block else 0.0))
+    return index, float(weights[index]) / total
+
+
+def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
+    """First index with a sum above target; if rounding took target to the end, the last of weight > 0."""
+    index = int(np.searchsorted(cumulative, target, side="right"))
+    return index if index < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))
+
+
+def _typical(logits: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
+    """Locally typical sampling (arXiv 2202.00666): surprise nearest to the entropy first, up to `mass`."""
+    shifted = logits.astype(np.float64) - logits.max()
+    log_probs = shifted - math.log(np.exp(shifted).sum())
+    probs = np.exp(log_probs)
+    possible = probs > 0
+    entropy = -(probs[possible] @ log_probs[possible])
+    order = np.argsort(np.abs(log_probs + entropy), kind="stable")
+    return order[: np.searchsorted(np.cumsum(probs[order]), mass, side="right") + 1]
+
+
+def _top_p(logits: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
+    """Nucleus sampling (arXiv 1904.09751): the fewest best tokens with at least `mass` of the probability."""
+    weights = np.exp(logits - logits.max())
+    goal = mass * weights.sum(dtype=np.float64)
+    n = min(1024, len(logits))
+    while True:  # the nucleus is nearly always small, and sorting a whole vocabulary takes milliseconds
+        order = largest(logits, n)
+        cumulative = np.cumsum(weights[order], dtype=np.float64)
+        if cumulative[-1] >= goal or n == len(logits):
+            return order[: np.searchsorted(cumulative, goal) + 1]
+        n = min(8 * n, len(logits))
+
+
+def _min_p(logits: NDArray[np.float32], share: float) -> NDArray[np.int64]:
+    """Tokens with at least `share` of the best token's probability (arXiv 2407.01082)."""
+    return np.flatnonzero(logits >= logits.max() + math.log(share))
+
+
+def _bad_logits(scores: NDArray[np.float32]) -> str:
+    n_nan = int(np.isnan(scores).sum())
+    if n_nan:
+        return f"{n_nan} of {len(scores)} logits are NaN: the model file or a logits processor is broken"
+    if scores.max() == np.inf:
+        return f"logit of token {int(scores.argmax())} is +inf: use a large finite value to force a token"
+    return "all logits are -inf: the logits processors or the bias leave no token to choose"
+
+
+def _require(condition: bool, name: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise ConfigError(f"{name} must be {wanted}, got {value}")

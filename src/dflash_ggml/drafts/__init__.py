@@ -1,0 +1,1 @@
+"""What proposes tokens: one file or folder per kind of draft."""

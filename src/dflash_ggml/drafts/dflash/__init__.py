@@ -1,0 +1,1 @@
+"""DFlash block drafts: files of every dialect, parameters, graphs."""

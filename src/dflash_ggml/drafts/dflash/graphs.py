@@ -1,0 +1,103 @@
+"""Forward graph of the draft, DFlash v1: a block of masked tokens denoised in one pass over the target's features.
+
+Reference: arXiv 2602.06036. Context rows come only from features of committed tokens (`append_context`); the block's own
+K/V are scratch that the next step overwrites. B = block size, D = embedding length, n_tap = tapped layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ggml.device import Device
+from ...ggml.graph import Graph, packed
+from ...ggml.weights import Weights
+from ...state.caches import DraftState, TargetState
+from ...state.mask import SlotMask
+from .params import DraftParams
+
+
+def append_context(
+    g: Graph, w: Weights, p: DraftParams, state: DraftState, features, positions, rows
+) -> list:
+    """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n], cache rows int32 [n].
+
+    Returns the caches per layer as (keys, values), so that what reads them comes after the write.
+    """
+    n = features.ne[1]
+    d, kv_heads = p.head_dim, p.n_kv_heads
+    c = g.rms_norm(g.mul_mat(w["fc.weight"], features), p.rms_eps, w["enc.output_norm.weight"])
+    caches = []
+    # products of one input stand together, right after its norm: the GPU converts it once for all of them
+    products = [
+        [g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], c)) for x in "kv"] for i in range(p.n_layers)
+    ]
+    for i, (k, v) in enumerate(products):
+        name = f"blk.{i}.attn_"
+        k = g.reshape(k, d, kv_heads, n)
+        k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions, d, p.rope_theta)
+        keys = g.expand(g.set_rows(state.keys(i), g.reshape(k, d * kv_heads, n), rows))
+        values = g.expand(g.set_rows(state.values(i), v, rows))
+        caches.append((keys, values))
+    return caches
+
+
+def context_graph(
+    device: Device, w: Weights, p: DraftParams, state: DraftState, target_state: TargetState
+) -> Graph:
+    """Graph that takes in the last accepted path and drafts nothing. Input: ints = path | positions | rows, each B."""
+    g = Graph(device, 512)
+    path, positions, rows = packed(g, "ints", *[p.block_size] * 3)
+    append_context(g, w, p, state, g.get_rows(target_state.features, path), positions, rows)
+    return g
+
+
+def draft_graph(
+    device: Device,
+    w: Weights,
+    p: DraftParams,
+    state: DraftState,
+    target: Weights,
+    target_state: TargetState,
+    head_name: str,
+    masks: Sequence[SlotMask],
+    n_kv: int,
+    candidates: int,
+) -> Graph:
+    """Graph of one drafting step: take in the last accepted path, then denoise one block.
+
+    Inputs: ints = path | path positions | path rows | block ids | block positions | block rows, each B (path: node
+    indices of the last verify pass; unused entries point to spare rows); those of `masks`: full layers, window layers.
+    Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; hidden
+    [D, B-1], the rows that the head saw.
+    """
+    g = Graph(device)
+    block = p.block_size
+    path, path_pos, path_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
+    built = [mask.build(g, f"mask{i}", n_kv, block) for i, mask in enumerate(masks)]
+    features = g.get_rows(target_state.features, path)
+    caches = append_context(g, w, p, state, features, path_pos, path_rows)
+    d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
+    x = g.get_rows(target["token_embd.weight"], ids)
+    for i in range(p.n_layers):
+        name = f"blk.{i}."
+        y = g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"])
+        q, k, v = (g.expand(g.mul_mat(w[f"{name}attn_{x}.weight"], y)) for x in "qkv")
+        q = g.rms_norm(g.reshape(q, d, heads, block), p.rms_eps, w[name + "attn_q_norm.weight"])
+        k = g.rms_norm(g.reshape(k, d, kv_heads, block), p.rms_eps, w[name + "attn_k_norm.weight"])
+        q, k = (g.rope(x, positions, d, p.rope_theta) for x in (q, k))
+        keys = g.set_rows(caches[i][0], g.reshape(k, d * kv_heads, block), rows)
+        values = g.set_rows(caches[i][1], v, rows)
+        row = keys.nb[1]
+        element = row // (d * kv_heads)
+        keys, values = (g.view(t, (d, n_kv, kv_heads), (row, d * element)) for t in (keys, values))
+        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, built[int(p.window_layers[i])], d**-0.5)
+        x = g.add(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), x)
+        y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
+        y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
+        x = g.add(g.mul_mat(w[name + "ffn_down.weight"], y), x)
+    # row 0 sits on the known pending token: only the masked rows need the head
+    x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
+    g.hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
+    logits = g.mul_mat(target[head_name], g.hidden)
+    g.best = g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
+    return g

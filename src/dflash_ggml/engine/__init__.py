@@ -1,0 +1,1 @@
+"""The step loop, the device passes under it, and loading."""

@@ -1,0 +1,1 @@
+"""Model files and where they come from: GGUF, safetensors, typed keys, the hub, pairs."""

@@ -1,0 +1,351 @@
+"""Read GGUF files (versions 2 and 3, little-endian) through a memory map.
+
+Opening a file reads its header only. Weights stay on disk until they are touched, numeric arrays are views
+into the file, and arrays of strings (a vocabulary) are walked once and decoded on first use. Whatever is
+wrong with a file is reported as one `ModelFileError` that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import mmap
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from ..errors import ModelFileError
+from .keys import KeyedFile, short
+
+# Limits far above any real model; they bound the time and memory that a damaged count can cost.
+MAX_ENTRIES = 1 << 20  # metadata keys; tensors
+MAX_ARRAY = 1 << 24  # elements of one array
+MAX_TEXT = 1 << 26  # bytes of one string
+MAX_NAME = 63  # bytes of a tensor name; ggml keeps 64 with the terminator
+
+
+class GGMLType(NamedTuple):
+    """Storage of a ggml type: `block` elements take `nbytes` bytes."""
+
+    name: str
+    block: int
+    nbytes: int
+
+
+GGML_TYPES: Mapping[int, GGMLType] = MappingProxyType(
+    {
+        0: GGMLType("f32", 1, 4),
+        1: GGMLType("f16", 1, 2),
+        2: GGMLType("q4_0", 32, 18),
+        3: GGMLType("q4_1", 32, 20),
+        6: GGMLType("q5_0", 32, 22),
+        7: GGMLType("q5_1", 32, 24),
+        8: GGMLType("q8_0", 32, 34),
+        9: GGMLType("q8_1", 32, 36),
+        10: GGMLType("q2_K", 256, 84),
+        11: GGMLType("q3_K", 256, 110),
+        12: GGMLType("q4_K", 256, 144),
+        13: GGMLType("q5_K", 256, 176),
+        14: GGMLType("q6_K", 256, 210),
+        15: GGMLType("q8_K", 256, 292),
+        16: GGMLType("iq2_xxs", 256, 66),
+        17: GGMLType("iq2_xs", 256, 74),
+        18: GGMLType("iq3_xxs", 256, 98),
+        19: GGMLType("iq1_s", 256, 50),
+        20: GGMLType("iq4_nl", 32, 18),
+        21: GGMLType("iq3_s", 256, 110),
+        22: GGMLType("iq2_s", 256, 82),
+        23: GGMLType("iq4_xs", 256, 136),
+        24: GGMLType("i8", 1, 1),
+        25: GGMLType("i16", 1, 2),
+        26: GGMLType("i32", 1, 4),
+        27: GGMLType("i64", 1, 8),
+        28: GGMLType("f64", 1, 8),
+        29: GGMLType("iq1_m", 256, 56),
+        30: GGMLType("bf16", 1, 2),
+        34: GGMLType("tq1_0", 256, 54),
+        35: GGMLType("tq2_0", 256, 66),
+        39: GGMLType("mxfp4", 32, 17),
+        40: GGMLType("nvfp4", 64, 36),
+        41: GGMLType("q1_0", 128, 18),
+        42: GGMLType("q2_0", 64, 18),
+    }
+)
+F32, F16, BF16 = 0, 1, 30
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_STRING, _ARRAY = 8, 9
+_SCALARS: dict[int, np.dtype] = {
+    code: np.dtype(name)
+    for code, name in enumerate(
+        ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
+    )
+    if name
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a model file. `shape` is in ggml order: dimension 0 is contiguous."""
+
+    name: str
+    type: int
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the file
+    nbytes: int
+
+    @property
+    def type_name(self) -> str:
+        """ggml's name of the element type."""
+        return GGML_TYPES[self.type].name
+
+
+def tensor_nbytes(type: int, shape: Sequence[int]) -> int:
+    """Bytes of a contiguous tensor; dimension 0 must be a multiple of the type's block."""
+    nbytes = GGML_TYPES[type].nbytes * (shape[0] // GGML_TYPES[type].block)
+    for n in shape[1:]:
+        nbytes *= n
+    return nbytes
+
+
+class StringArray(Sequence[str]):
+    """An array of strings, decoded as a whole on first use; `ModelFileError` for one that is not UTF-8."""
+
+    __slots__ = ("_blob", "_count", "_field", "_items")
+
+    def __init__(self, field: str, blob: np.ndarray, count: int) -> None:
+        """`blob` (uint8): `count` strings, each after its 64-bit length, which is known to be in range."""
+        self._field, self._blob, self._count = field, blob, count
+        self._items: list[str] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._decoded()[index]
+
+    def _decoded(self) -> list[str]:
+        if self._items is None:
+            blob, items, pos, unpack = self._blob.tobytes(), [], 0, _U64.unpack_from
+            try:
+                for _ in range(self._count):
+                    start = pos + 8
+                    pos = start + unpack(blob, pos)[0]
+                    items.append(blob[start:pos].decode())
+            except UnicodeDecodeError:
+                what = f"string {len(items)} is not UTF-8; the file is damaged"
+                raise ModelFileError(f"{self._field}: {what}") from None
+            self._items = items
+        return self._items
+
+
+class GGUFFile(KeyedFile):
+    """An open GGUF file; a context manager.
+
+    metadata: key -> int, float, bool, str, `StringArray`, or a read-only numpy array (a view into the file)
+    tensors:  name -> `TensorInfo`, in file order
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Map `path` and read its header. Raises `ModelFileError` for any defect, a missing file included."""
+        self.path = Path(path)
+        self._bytes = map_file(self.path)
+        self._pos = 0
+        self.version, n_tensors, n_keys = self._read_prelude()
+        metadata: dict[str, Any] = {}
+        for i in range(n_keys):
+            key = self._text(f"key {i}")
+            if not key or key in metadata:
+                raise self.error(f"key {i} ({short(key)}) is {'repeated' if key else 'empty'}")
+            metadata[key] = self._value(f"key {short(key)}")
+        self.metadata = MappingProxyType(metadata)
+        if (parts := self.get("split.count", int)) is not None and parts > 1:
+            raise self.error(
+                f"one of {parts} parts of a model; join them with `llama-gguf-split --merge` first"
+            )
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._read_tensors(n_tensors))
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file. It is unmapped once the last array that `data` gave out is gone."""
+        self._bytes = np.empty(0, np.uint8)
+
+    @property
+    def arch(self) -> str:
+        """`general.architecture`."""
+        return self.require("general.architecture", str)
+
+    def data(self, name: str) -> np.ndarray:
+        """The bytes of a tensor: read-only uint8 [nbytes], a view into the mapped file."""
+        if name not in self.tensors:
+            raise self.error(f"tensor {name!r} is missing")
+        info = self.tensors[name]
+        return self._bytes[info.offset : info.offset + info.nbytes]
+
+    # --- header ---
+
+    def _read_prelude(self) -> tuple[int, int, int]:
+        magic = bytes(self._bytes[:4])
+        if magic != b"GGUF":
+            raise self.error(f"not a GGUF file: it starts with {magic!r} instead of b'GGUF'")
+        self._pos = 4
+        version = self._number(_U32, "version")
+        if version & 0xFFFF == 0 and version:
+            raise self.error("version: the file is big-endian; convert it to little-endian")
+        if version not in (2, 3):
+            raise self.error(
+                f"version: GGUF {version} is not supported (2 and 3 are); convert the model again"
+            )
+        n_tensors, n_keys = self._number(_U64, "tensor count"), self._number(_U64, "key count")
+        for field, n in (("tensor count", n_tensors), ("key count", n_keys)):
+            if n > MAX_ENTRIES:
+                raise self.error(f"{field}: {n} is absurd; the file is damaged")
+        return version, n_tensors, n_keys
+
+    def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
+        alignment = self.get("general.alignment", int)
+        alignment = 32 if alignment is None else alignment
+        if alignment <= 0 or alignment & (alignment - 1):
+            raise self.error(f"key 'general.alignment': {alignment} is not a power of two")
+        relative: dict[str, TensorInfo] = {}
+        for i in range(count):
+            info = self._tensor_info(f"tensor {i}", alignment)
+            if info.name in relative:
+                raise self.error(f"tensor {short(info.name)} is repeated")
+            relative[info.name] = info
+        start = -(-self._pos // alignment) * alignment
+        tensors: dict[str, TensorInfo] = {}
+        for info in relative.values():
+            offset = start + info.offset
+            if offset + info.nbytes > len(self._bytes):
+                raise self.error(
+                    f"tensor {short(info.name)} ends at byte {offset + info.nbytes}, the file at "
+                    f"{len(self._bytes)}; it is truncated or damaged, download it again"
+                )
+            tensors[info.name] = TensorInfo(info.name, info.type, info.shape, offset, info.nbytes)
+        in_place = sorted(tensors.values(), key=lambda info: info.offset)
+        for a, b in pairwise(in_place):
+            if a.offset + a.nbytes > b.offset:
+                raise self.error(f"tensors {short(a.name)} and {short(b.name)} overlap; the file is damaged")
+        return tensors
+
+    def _tensor_info(self, field: str, alignment: int) -> TensorInfo:
+        name = self._text(f"{field}, name", MAX_NAME)
+        field = f"tensor {short(name)}"
+        n_dims = self._number(_U32, f"{field}, number of dimensions")
+        if not 1 <= n_dims <= 4:
+            raise self.error(f"{field} has {n_dims} dimensions (expected 1 to 4)")
+        shape = tuple(self._number(_U64, f"{field}, shape") for _ in range(n_dims))
+        code = self._number(_U32, f"{field}, type")
+        offset = self._number(_U64, f"{field}, offset")
+        if code not in GGML_TYPES:
+            raise self.error(
+                f"{field} has the unknown type {code}; the file needs a newer ggml or is damaged"
+            )
+        if 0 in shape:
+            raise self.error(f"{field} has the empty shape {list(shape)}")
+        if shape[0] % GGML_TYPES[code].block:
+            kind = GGML_TYPES[code]
+            raise self.error(
+                f"{field}: rows of {shape[0]} are not a multiple of {kind.name}'s block of {kind.block}"
+            )
+        if offset % alignment:
+            raise self.error(f"{field}: offset {offset} is not a multiple of the alignment {alignment}")
+        return TensorInfo(name, code, shape, offset, tensor_nbytes(code, shape))
+
+    def _value(self, field: str) -> Any:
+        code = self._number(_U32, f"{field}, type")
+        if code == _STRING:
+            return self._text(field)
+        if code == _ARRAY:
+            return self._array(field)
+        if code not in _SCALARS:
+            raise self.error(f"{field} has the unknown value type {code}")
+        return self._take(1, _SCALARS[code], field)[0].item()
+
+    def _array(self, field: str) -> StringArray | np.ndarray:
+        code, count = self._number(_U32, f"{field}, element type"), self._number(_U64, f"{field}, length")
+        if code == _ARRAY:
+            raise self.error(f"{field} is an array of arrays, which no supported model uses")
+        if code != _STRING and code not in _SCALARS:
+            raise self.error(f"{field} has the unknown element type {code}")
+        if count > MAX_ARRAY:
+            raise self.error(f"{field}: a length of {count} is absurd; the file is damaged")
+        return self._strings(count, field) if code == _STRING else self._take(count, _SCALARS[code], field)
+
+    def _strings(self, count: int, field: str) -> StringArray:
+        start = pos = self._pos
+        buffer, unpack = memoryview(self._bytes), _U64.unpack_from
+        try:
+            for _ in range(count):
+                pos += 8 + unpack(buffer, pos)[0]
+        except (struct.error, OverflowError):  # `pos` has left the file, or even the range of an offset
+            pos = len(buffer) + 1
+        if pos > len(buffer):
+            raise self._truncated(field)
+        self._pos = pos
+        return StringArray(f"{self.path}: {field}", self._bytes[start:pos], count)
+
+    def _take(self, count: int, dtype: np.dtype, field: str) -> np.ndarray:
+        end = self._pos + count * dtype.itemsize
+        if end > len(self._bytes):
+            raise self._truncated(field)
+        raw, self._pos = self._bytes[self._pos : end], end
+        # A byte other than 0 and 1 must not reach numpy as a bool.
+        return raw != 0 if dtype.kind == "b" else raw.view(dtype)
+
+    def _number(self, layout: struct.Struct, field: str) -> int:
+        if self._pos + layout.size > len(self._bytes):
+            raise self._truncated(field)
+        (value,) = layout.unpack_from(self._bytes, self._pos)
+        self._pos += layout.size
+        return value
+
+    def _text(self, field: str, limit: int = MAX_TEXT) -> str:
+        length = self._number(_U64, f"{field}, length")
+        if length > limit:
+            raise self.error(
+                f"{field}: a string of {length} bytes is too long (at most {limit}); the file is damaged"
+            )
+        if self._pos + length > len(self._bytes):
+            raise self._truncated(field)
+        raw, self._pos = bytes(self._bytes[self._pos : self._pos + length]), self._pos + length
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.error(f"{field} is not UTF-8; the file is damaged") from None
+
+    def _truncated(self, field: str) -> ModelFileError:
+        return self.error(f"the file ends inside {field}; it is truncated or damaged, download it again")
+
+
+def map_file(path: Path) -> np.ndarray:
+    """The bytes of a file as a read-only uint8 array over a memory map. Raises `ModelFileError`."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
+            what = "not a regular file"
+        elif not status.st_size:
+            what = "the file is empty"
+        else:
+            with open(path, "rb") as file:
+                return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except FileNotFoundError:
+        what = "no such file"
+    except (OSError, ValueError) as reason:
+        what = f"cannot be read ({reason})"
+    raise ModelFileError(f"{path}: {what}")

@@ -1,0 +1,229 @@
+"""Models by name: `user/repo[:quant]` resolved and fetched through huggingface_hub, into its own cache.
+
+HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured by that library; its progress bars are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+
+from ..errors import ConfigError, DflashError
+
+DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
+_SIDE_FILE = re.compile(r"^(mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)|imatrix|mmproj", re.IGNORECASE)
+_DRAFT_FILE = re.compile(r"(^|[-_.])dflash([-_.]|$)", re.IGNORECASE)
+_SPLIT_FILE = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
+
+
+class HubError(DflashError):
+    """A model named on the command line cannot be had from the hub; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepoSpec:
+    """A repository on the hub and, when given, the quantisation wanted from it."""
+
+    repo: str
+    quant: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> RepoSpec:
+        """Parse `user/repo[:quant]`; raises ConfigError for anything else."""
+        repo, colon, quant = text.partition(":")
+        if not _NAME.match(repo) or ".." in repo or (colon and not quant):
+            raise ConfigError(f"{text!r} does not name a repository: expected user/repo or user/repo:quant")
+        return cls(repo, quant or None)
+
+
+def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
+    """The main model among a repository's files; raises HubError when there is none (of that quantisation).
+
+    Without a quantisation: Q4_K_M, else Q8_0, else the first file by name.
+    """
+    models = sorted(
+        f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name) and not is_draft(f)
+    )
+    return _pick(models, spec, "a model")
+
+
+def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
+    """The draft's GGUF in a repository of drafts; None when it is there as safetensors instead."""
+    drafts = sorted(f for f in _gguf(files) if is_draft(f))
+    if not drafts:  # a repository that is all draft need not say so in its file names
+        drafts = sorted(f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name))
+    if (
+        not drafts
+        and "config.json" in files
+        and any(f.endswith(".safetensors") and "/" not in f for f in files)
+    ):
+        return None
+    return _pick(drafts, spec, "a draft")
+
+
+def pick_sidecar(files: Iterable[str], target: str) -> str | None:
+    """A draft that lies beside `target` in its repository (`dflash-*.gguf` in the same folder), if any."""
+    folder = PurePosixPath(target).parent
+    beside = sorted(
+        f
+        for f in _gguf(files)
+        if PurePosixPath(f).parent == folder and PurePosixPath(f).name.lower().startswith("dflash-")
+    )
+    return next(
+        (f for quant in ("Q8_0", "BF16", "F16") for f in beside if _has_quant(f, quant)),
+        next(iter(beside), None),
+    )
+
+
+def is_draft(file: str) -> bool:
+    """True when a file's name says that it is a DFlash draft."""
+    return _DRAFT_FILE.search(PurePosixPath(file).stem) is not None
+
+
+def _gguf(files: Iterable[str]) -> Iterator[str]:
+    return (f for f in files if f.lower().endswith(".gguf"))
+
+
+def _has_quant(file: str, quant: str) -> bool:
+    stem = PurePosixPath(file).stem
+    return re.search(rf"(^|[-_.]){re.escape(quant)}($|[-.])", stem, re.IGNORECASE) is not None
+
+
+def _pick(models: Sequence[str], spec: RepoSpec, what: str) -> str:
+    if not models:
+        raise HubError(f"{spec.repo} holds no GGUF file of {what}")
+    if spec.quant is not None:
+        found = next((f for f in models if _has_quant(f, spec.quant)), None)
+        if found is None:
+            raise HubError(f"{spec.repo} holds no {spec.quant} file; it has: {', '.join(models)}")
+    else:
+        found = next((f for quant in DEFAULT_QUANTS for f in models if _has_quant(f, quant)), models[0])
+    split = _SPLIT_FILE.search(found)
+    if split and int(split.group(1)) > 1:
+        raise HubError(
+            f"{spec.repo}: {found} is one part of {int(split.group(1))}; only whole files can be read"
+        )
+    return found
+
+
+class Hub:
+    """Fetches files of the hub. `offline`: only what the cache holds. `endpoint`: another hub's address."""
+
+    def __init__(
+        self,
+        *,
+        offline: bool = False,
+        token: str | None = None,
+        cache_dir: Path | None = None,
+        endpoint: str | None = None,
+    ) -> None:
+        self._lib = _library()
+        self._offline = offline or bool(self._lib.constants.HF_HUB_OFFLINE)
+        self._token = token
+        self._cache = cache_dir
+        self._endpoint = endpoint
+
+    def target(self, spec: RepoSpec, file: str | None = None) -> tuple[Path, Path | None]:
+        """Fetch the main model (`file` overrides the choice) and the draft beside it, if there is one."""
+        files = self.files(spec.repo)
+        name = file if file is not None else pick_target(files, spec)
+        side = pick_sidecar(files, name)
+        return self.fetch(spec.repo, name), self.fetch(spec.repo, side) if side else None
+
+    def draft(self, spec: RepoSpec, file: str | None = None) -> Path:
+        """Fetch a draft: a GGUF file, or the folder of a safetensors draft with its config.json."""
+        files = self.files(spec.repo)
+        name = file if file is not None else pick_draft(files, spec)
+        if name is not None:
+            return self.fetch(spec.repo, name)
+        wanted = [
+            f for f in files if f == "config.json" or f.endswith((".safetensors", ".safetensors.index.json"))
+        ]
+        return [self.fetch(spec.repo, f) for f in wanted if "/" not in f][0].parent
+
+    def files(self, repo: str) -> list[str]:
+        """Names of a repository's files, sorted; offline, of those in the cache."""
+        with _plain_words(repo, None):
+            if self._offline:
+                names = sorted(self._cached_files(repo))
+                if not names:
+                    raise HubError(f"{repo} is not in the cache, and the hub must not be asked (offline)")
+                return names
+            about = self._lib.HfApi(endpoint=self._endpoint, token=self._token).model_info(repo)
+            return sorted(s.rfilename for s in about.siblings or ())
+
+    def _cached_files(self, repo: str) -> Iterator[str]:
+        try:
+            cache = self._lib.scan_cache_dir(self._cache)
+        except self._lib.errors.CacheNotFound:
+            return
+        for entry in cache.repos:
+            if entry.repo_id == repo and entry.repo_type == "model":
+                newest = max(entry.revisions, key=lambda r: ("main" in r.refs, r.last_modified))
+                yield from (f.file_path.relative_to(newest.snapshot_path).as_posix() for f in newest.files)
+
+    def fetch(self, repo: str, file: str) -> Path:
+        """Fetch one file into the cache (once) and return its path."""
+        with _plain_words(repo, file):
+            return Path(
+                self._lib.hf_hub_download(
+                    repo,
+                    file,
+                    cache_dir=self._cache,
+                    token=self._token,
+                    local_files_only=self._offline,
+                    endpoint=self._endpoint,
+                )
+            )
+
+
+def _library() -> ModuleType:
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError:
+        raise HubError("models by name need huggingface_hub: pip install 'dflash-ggml[hub]'") from None
+    return huggingface_hub
+
+
+@contextmanager
+def _plain_words(repo: str, file: str | None) -> Iterator[None]:
+    """Turn the hub library's exceptions into one line that says what to do."""
+    from huggingface_hub import errors
+
+    what = f"{repo}/{file}" if file else repo
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise HubError(
+            f"{repo} is gated: accept its terms on its page, then set HF_TOKEN to a token of that account"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(
+            f"{repo} is not on the hub, or it is private: check the name, or set HF_TOKEN for a private one"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise HubError(f"{repo} has no main branch") from None
+    except errors.LocalEntryNotFoundError as error:
+        if "offline" in str(error).lower() or "local_files_only" in str(error):
+            raise HubError(f"{what} is not in the cache, and the hub must not be asked (offline)") from None
+        raise HubError(f"{what}: the hub could not be reached, and the file is not in the cache") from None
+    except errors.EntryNotFoundError:
+        raise HubError(f"{repo} has no file {file}") from None
+    except errors.OfflineModeIsEnabled:
+        raise HubError(f"{what} is not in the cache, and the hub must not be asked (offline)") from None
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "?")
+        raise HubError(f"{what}: the hub answered with status {status}; try again later") from None
+    except errors.HTTPError as error:
+        raise HubError(
+            f"{what}: the hub could not be reached ({error}); --offline uses what is in the cache"
+        ) from None
+    except OSError as error:
+        raise HubError(f"{what}: {error}") from None

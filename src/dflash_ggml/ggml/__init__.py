@@ -1,0 +1,1 @@
+"""The thin layer over ggml: bindings, device, graph, weights."""

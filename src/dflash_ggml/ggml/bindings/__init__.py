@@ -1,0 +1,20 @@
+"""The compiled binding of the vendored ggml: ``ffi`` and ``lib``.
+
+Everything above this package goes through :mod:`dflash_ggml.ggml.graph`, which checks shapes first: a check that
+fails inside ggml ends the process.
+"""
+
+from __future__ import annotations
+
+from dflash_ggml.ggml.bindings import callbacks
+from dflash_ggml.ggml.bindings._bindings import ffi, lib
+
+__all__ = ["ffi", "lib"]
+
+_missing = lib.dflash_missing_cpu_feature()
+if _missing != ffi.NULL:
+    raise ImportError(
+        f"dflash-ggml was compiled for a CPU with {ffi.string(_missing).decode()}, which this one lacks: "
+        "build it on this machine, or anywhere with -C cmake.define.DFLASH_PORTABLE=ON"
+    )
+callbacks.install()

@@ -1,0 +1,306 @@
+"""Devices and memory: a ggml backend, tensors that outlive a graph (`Store`), and the memory that graphs share (`Workspace`)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import ConfigError, DeviceError
+from .bindings import ffi, lib
+
+F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
+_PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
+_NUMPY = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), I32: np.dtype(np.int32)}
+
+
+def physical_cores() -> int:
+    """Number of CPUs this process may run on, hyper-threads counted once where the system tells."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in cpus:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                cores.add(f.read().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device that ggml can see: `name` is ggml's ("CPU", "CUDA0"), memory in bytes."""
+
+    name: str
+    description: str
+    is_gpu: bool
+    memory_free: int
+    memory_total: int
+    handle: object
+
+
+def list_devices() -> list[DeviceInfo]:
+    """Every device of this build that is present on this machine, GPUs first."""
+    found = []
+    for i in range(lib.ggml_backend_dev_count()):
+        dev = lib.ggml_backend_dev_get(i)
+        kind = lib.ggml_backend_dev_type(dev)
+        if kind not in (
+            lib.GGML_BACKEND_DEVICE_TYPE_CPU,
+            lib.GGML_BACKEND_DEVICE_TYPE_GPU,
+            lib.GGML_BACKEND_DEVICE_TYPE_IGPU,
+        ):
+            continue
+        free, total = ffi.new("size_t *"), ffi.new("size_t *")
+        lib.ggml_backend_dev_memory(dev, free, total)
+        text = [
+            ffi.string(f(dev)).decode() for f in (lib.ggml_backend_dev_name, lib.ggml_backend_dev_description)
+        ]
+        found.append(
+            DeviceInfo(text[0], text[1], kind != lib.GGML_BACKEND_DEVICE_TYPE_CPU, free[0], total[0], dev)
+        )
+    return sorted(found, key=lambda d: not d.is_gpu)
+
+
+def cuda_capability(name: str) -> tuple[int, int] | None:
+    """Compute capability of the CUDA device that ggml calls `name` ("CUDA0"), asked of the driver; None for others."""
+    if not name.startswith("CUDA") or not name[4:].isdigit():
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, value, found = ctypes.c_int(), ctypes.c_int(), []
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), int(name[4:])):
+        return None
+    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
+        found.append(value.value)
+    return found[0], found[1]
+
+
+class Pinned:
+    """Host memory that a GPU copies to without the driver's help; none for a device without such a `buffer_type`."""
+
+    def __init__(self, buffer_type, size: int) -> None:
+        self.array, self._buffer = np.empty(0, np.uint8), ffi.NULL
+        if buffer_type == ffi.NULL:
+            return
+        buffer = lib.ggml_backend_buft_alloc_buffer(buffer_type, size)
+        if buffer != ffi.NULL:
+            self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
+            self.array = np.frombuffer(ffi.buffer(lib.ggml_backend_buffer_get_base(buffer), size), np.uint8)
+
+    def close(self) -> None:
+        if self._buffer != ffi.NULL:
+            self.array = np.empty(0, np.uint8)
+            ffi.release(self._buffer)
+            self._buffer = ffi.NULL
+
+
+class Device:
+    """An open ggml backend. `lock` guards it: ggml backends are not re-entrant and cffi releases the GIL."""
+
+    def __init__(self, info: DeviceInfo, n_threads: int | None = None, reference: bool = False) -> None:
+        """Open `info`. `n_threads` counts CPU threads (None: physical cores); `reference` asks the CPU for its plain
+        kernels, whose results do not depend on the width of a batch.
+
+        Raises DeviceError when the backend cannot be opened, ConfigError for a bad thread count.
+        """
+        self.info = info
+        self.lock = threading.RLock()
+        self.n_threads = physical_cores() if n_threads is None else n_threads
+        if not 1 <= self.n_threads <= lib.GGML_MAX_N_THREADS:
+            raise ConfigError(f"n_threads: {n_threads} is outside 1..{lib.GGML_MAX_N_THREADS}")
+        self.reference = reference
+        self._threadpool = ffi.NULL
+        self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
+        if self.backend == ffi.NULL:
+            raise DeviceError(f"{info.name}: ggml could not open this device ({info.description})")
+        if not info.is_gpu:
+            params = lib.ggml_threadpool_params_default(self.n_threads)
+            self._threadpool = lib.ggml_threadpool_new(ffi.new("struct ggml_threadpool_params *", params))
+            lib.ggml_backend_cpu_set_n_threads(self.backend, self.n_threads)
+            lib.ggml_backend_cpu_set_threadpool(self.backend, self._threadpool)
+            lib.ggml_backend_cpu_set_use_ref(self.backend, reference)
+        elif reference:
+            raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
+        self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
+
+    @classmethod
+    def cpu(cls, n_threads: int | None = None, reference: bool = False) -> Device:
+        """The CPU of this machine."""
+        return cls(next(d for d in list_devices() if not d.is_gpu), n_threads, reference)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.info.is_gpu
+
+    @property
+    def lacks_bf16(self) -> bool:
+        """Whether this is an NVIDIA GPU without BF16 tensor cores (before Ampere)."""
+        capability = cuda_capability(self.info.name)
+        return capability is not None and capability < (8, 0)
+
+    @property
+    def buffer_type(self):
+        """Where ordinary tensors of this device live."""
+        return lib.ggml_backend_dev_buffer_type(self.info.handle)
+
+    def matmul_buffer_types(self) -> list:
+        """Buffer types that hold weights in a layout made for this device's matrix products, best first."""
+        if self.is_gpu or self.reference:
+            return []
+        reg = lib.ggml_backend_dev_backend_reg(self.info.handle)
+        address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
+        if address == ffi.NULL:
+            return []
+        listed = ffi.cast("ggml_backend_buffer_type_t *(*)(ggml_backend_dev_t)", address)(self.info.handle)
+        found = []
+        while listed != ffi.NULL and listed[len(found)] != ffi.NULL:
+            found.append(listed[len(found)])
+        return found
+
+    def read(self, t, count: int | None = None, offset: int = 0) -> np.ndarray:
+        """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""
+        dtype = _NUMPY[t.type]
+        out = np.empty(lib.ggml_nelements(t) if count is None else count, dtype)
+        return self.read_bytes(t, out.view(np.uint8), offset).view(dtype)
+
+    def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
+        """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
+        if out.nbytes:
+            with self.lock:
+                pinned = self._pinned.array[: out.nbytes]
+                landing = pinned if len(pinned) == out.nbytes else out
+                lib.ggml_backend_tensor_get_async(
+                    self.backend, t, ffi.from_buffer(landing, require_writable=True), offset, out.nbytes
+                )
+                lib.ggml_backend_synchronize(self.backend)
+                if landing is not out:
+                    out[:] = landing
+        return out
+
+    def write(self, t, array: np.ndarray, offset: int = 0) -> None:
+        """Copy a contiguous array into tensor `t` from byte `offset` on, after all graphs before have run."""
+        if array.nbytes:
+            with self.lock:
+                lib.ggml_backend_tensor_set_async(
+                    self.backend, t, ffi.from_buffer(array), offset, array.nbytes
+                )
+                lib.ggml_backend_synchronize(self.backend)
+
+    def use_narrow_products(self, on: bool) -> None:
+        """CUDA: our kernels for products of 1 to 64 columns (the default), or ggml's own, for comparisons."""
+        if self.info.name.startswith("CUDA"):
+            lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, on)
+
+    def synchronize(self) -> None:
+        """Wait for all graphs."""
+        lib.ggml_backend_synchronize(self.backend)
+
+    def close(self) -> None:
+        """Free the backend. Every store, graph and workspace on it must be closed before."""
+        self._pinned.close()
+        if self.backend != ffi.NULL:
+            lib.ggml_backend_free(self.backend)
+            self.backend = ffi.NULL
+            if self._threadpool != ffi.NULL:
+                lib.ggml_threadpool_free(self._threadpool)
+                self._threadpool = ffi.NULL
+
+
+class Store:
+    """Tensors that live longer than a graph (weights, caches), allocated together in one buffer."""
+
+    def __init__(self, device: Device, max_tensors: int, buffer_type=None) -> None:
+        self.device = device
+        self.buffer_type = device.buffer_type if buffer_type is None else buffer_type
+        self._buffer = ffi.NULL
+        self._arena = ffi.new("char[]", (max_tensors + 1) * lib.ggml_tensor_overhead())
+        self.ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
+
+    def tensor(self, type_: int, *ne: int, name: str = ""):
+        """Declare a tensor of ggml type `type_` and shape `ne` (dimension 0 contiguous, 1 to 4 dimensions)."""
+        t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
+        lib.ggml_set_name(t, name.encode()[: lib.GGML_MAX_NAME - 1])
+        return t
+
+    def view(self, t, offset: int, *ne: int):
+        """Contiguous view of `t`, `offset` in bytes."""
+        row = lib.ggml_row_size(t.type, ne[0])
+        ne4 = (*ne, 1, 1, 1)[:4]
+        return lib.ggml_view_4d(self.ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
+
+    def allocate(self, clear: bool = True, weights: bool = False) -> Store:
+        """Give every declared tensor its memory, zeroed unless `clear` is False. Raises DeviceError when it does not fit."""
+        size = lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self.ctx, self.buffer_type)
+        if size == 0:
+            return self
+        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
+        if buffer == ffi.NULL:
+            raise DeviceError(
+                f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; lower the context (-c) or the budget, or take a smaller model"
+            )
+        # what a failed load drops unclosed must not stay allocated
+        self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
+        if weights:
+            lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+        if clear:
+            lib.ggml_backend_buffer_clear(self._buffer, 0)
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._buffer == ffi.NULL else lib.ggml_backend_buffer_get_size(self._buffer)
+
+    def close(self) -> None:
+        if self._buffer != ffi.NULL:
+            ffi.release(self._buffer)
+            self._buffer = ffi.NULL
+        if self.ctx != ffi.NULL:
+            lib.ggml_free(self.ctx)
+            self.ctx = ffi.NULL
+
+
+class Workspace:
+    """Scratch memory that the graphs of a device share. They run one after another, so their intermediate results may overlap.
+
+    `generation` rises when the memory had to move; graphs placed before that are void.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.generation = 0
+        self._alloc = lib.ggml_gallocr_new(device.buffer_type)
+
+    @property
+    def nbytes(self) -> int:
+        return lib.ggml_gallocr_get_buffer_size(self._alloc, 0)
+
+    def place(self, cgraph) -> int:
+        """Give each tensor of a graph its place; the generation in which that holds. Raises DeviceError when it does not fit."""
+        before = self.nbytes
+        if not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
+            self.generation += 1  # the old memory is gone by now
+            raise DeviceError(
+                f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
+            )
+        if self.nbytes != before:
+            self.generation += 1
+        return self.generation
+
+    def close(self) -> None:
+        if self._alloc != ffi.NULL:
+            lib.ggml_gallocr_free(self._alloc)
+            self._alloc = ffi.NULL
+
+
+def is_host(t) -> bool:
+    """Whether the CPU may touch the memory of `t`."""
+    buffer = t.view_src.buffer if t.view_src != ffi.NULL else t.buffer
+    return buffer != ffi.NULL and lib.ggml_backend_buffer_is_host(buffer)

@@ -1,0 +1,330 @@
+"""A thin layer over ggml graphs: operations as methods with their shapes, inputs that numpy fills, one call to run.
+
+Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a bad shape, so the checks stand here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import DeviceError
+from .bindings import ffi, lib
+from .device import _NUMPY, F32, I32, Device, Store, Workspace, is_host
+
+_TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
+# ggml initialises what it takes of a graph's megabytes
+_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class Input:
+    """An input tensor and the numpy array that fills it (reverse dimension order), there once the graph is placed."""
+
+    def __init__(self, tensor) -> None:
+        self.tensor = tensor
+        self.array: np.ndarray = np.empty(0)
+
+    @property
+    def nbytes(self) -> int:
+        return lib.ggml_nbytes(self.tensor)
+
+    def use(self, memory: np.ndarray) -> None:
+        """Let these bytes be the array."""
+        dims = [int(n) for n in self.tensor.ne]
+        while len(dims) > 1 and dims[-1] == 1:
+            dims.pop()
+        self.array = memory.view(_NUMPY[self.tensor.type]).reshape(dims[::-1])
+
+
+class Graph:
+    """One computation of fixed shape, built once and run many times.
+
+    Everything that changes between runs goes through `input` tensors; results are read from tensors marked by `output`.
+    """
+
+    def __init__(self, device: Device, max_nodes: int = 8192) -> None:
+        self.device = device
+        size = 2 * max_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(max_nodes, False)
+        self._arena = _uncleared("char[]", size)
+        self.ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
+        self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
+        self.inputs: dict[str, Input] = {}
+        self.runs = 0
+        self._together = Store(device, 1)
+        self._uploads: list[tuple] = []  # tensor, its bytes on the host, how many
+        self._workspace: Workspace | None = None
+        self._generation = -1
+
+    # ---- life of a graph
+
+    def input(self, name: str, type_: int, *ne: int):
+        """A tensor that `inputs[name].array` fills before each run."""
+        t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
+        lib.ggml_set_input(t)
+        lib.ggml_set_name(t, name.encode())
+        self.inputs[name] = Input(t)
+        return t
+
+    def output(self, t, name: str = ""):
+        """Keep the memory of `t` until the graph has run, and make it part of the graph."""
+        lib.ggml_set_output(t)
+        if name:
+            lib.ggml_set_name(t, name.encode())
+        return self.expand(t)
+
+    def expand(self, t):
+        """Make `t` and all it needs part of the graph, in this order."""
+        lib.ggml_build_forward_expand(self.cgraph, t)
+        return t
+
+    def place(self, workspace: Workspace) -> Graph:
+        """Give the graph its memory, once. Raises DeviceError when there is not enough, or the device lacks an operation."""
+        if self._workspace is not None:
+            raise ValueError("a graph is placed once; build another")
+        for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
+            node = lib.ggml_graph_node(self.cgraph, i)
+            if not lib.ggml_backend_dev_supports_op(self.device.info.handle, node):
+                op = ffi.string(lib.ggml_op_desc(node)).decode()
+                raise DeviceError(
+                    f"{self.device.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there"
+                )
+        small = [i for i in self.inputs.values() if i.nbytes <= _TOGETHER]
+        self._gather(small)
+        self._generation = workspace.place(self.cgraph)
+        lib.dflash_graph_set_uid(
+            self.cgraph
+        )  # a CUDA graph of this identity replays without comparing every node
+        self._workspace = workspace
+        for i in self.inputs.values():
+            if i not in small:
+                i.use(self._host_memory(i.tensor))
+        return self
+
+    def _gather(self, inputs: list[Input]) -> None:
+        """Put inputs side by side in memory of their own, so that one copy brings them all to the device."""
+        unit = lib.ggml_backend_buft_get_alignment(self.device.buffer_type)
+        ends = np.cumsum([-(-i.nbytes // unit) * unit for i in inputs]).tolist()
+        if not ends:
+            return
+        whole = self._together.tensor(I32, -(-ends[-1] // 4), name="inputs")
+        self._together.allocate()
+        memory = self._host_memory(whole)
+        for i, at in zip(inputs, [0, *ends]):
+            address = ffi.cast("char *", whole.data) + at
+            if lib.ggml_backend_tensor_alloc(whole.buffer, i.tensor, address) != lib.GGML_STATUS_SUCCESS:
+                raise DeviceError(f"{self.device.info.name}: an input could not be placed")
+            i.use(memory[at : at + i.nbytes])
+
+    def _host_memory(self, t) -> np.ndarray:
+        """The bytes of an input tensor: its own memory on the CPU, else an array that `run` uploads."""
+        if is_host(t):
+            return np.frombuffer(ffi.buffer(t.data, lib.ggml_nbytes(t)), np.uint8)
+        memory = np.zeros(lib.ggml_nbytes(t), np.uint8)
+        self._uploads.append((t, ffi.from_buffer(memory), memory.nbytes))
+        return memory
+
+    @property
+    def valid(self) -> bool:
+        """Whether the graph's memory is still where it was placed."""
+        return self._workspace is not None and self._generation == self._workspace.generation
+
+    @property
+    def n_nodes(self) -> int:
+        return lib.ggml_graph_n_nodes(self.cgraph)
+
+    def run(self) -> None:
+        """Upload the inputs and compute; a GPU may still be at it on return, and reading a result waits for it.
+
+        Raises DeviceError when the backend fails.
+        """
+        with self.device.lock:
+            backend = self.device.backend
+            for tensor, memory, size in self._uploads:
+                lib.ggml_backend_tensor_set_async(backend, tensor, memory, 0, size)
+            status = lib.ggml_backend_graph_compute_async(backend, self.cgraph)
+        self.runs += 1
+        if status != lib.GGML_STATUS_SUCCESS:
+            raise DeviceError(f"{self.device.info.name}: graph ended with status {status}")
+
+    def close(self) -> None:
+        self._together.close()
+        if self.ctx != ffi.NULL:
+            lib.ggml_free(self.ctx)
+            self.ctx = ffi.NULL
+
+    # ---- views and layout
+
+    def view(self, t, ne: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0):
+        """View of `t` with shape `ne`; `strides` of dimensions 1.. and `offset` in bytes (default: contiguous)."""
+        ne4 = (*ne, 1, 1, 1)[:4]
+        nb = [lib.ggml_row_size(t.type, ne4[0])]
+        nb = [nb[0], nb[0] * ne4[1], nb[0] * ne4[1] * ne4[2]]
+        nb[: len(strides)] = strides
+        for i in range(len(strides), 3):
+            nb[i] = nb[i - 1] * ne4[i] if i else nb[0]
+        last = offset + sum((n - 1) * s for n, s in zip(ne4[1:], nb)) + lib.ggml_row_size(t.type, ne4[0])
+        if last > lib.ggml_nbytes(t):
+            raise ValueError(
+                f"view {ne} at {offset} leaves tensor '{ffi.string(t.name).decode()}' of shape {tuple(t.ne)}"
+            )
+        return lib.ggml_view_4d(self.ctx, t, *ne4, *nb, offset)
+
+    def slice(self, t, index: int, columns: int):
+        """The first `columns` columns of slice `index` of t [d, max columns, slices], as a view [d, columns]."""
+        return self.view(t, (t.ne[0], columns), (t.nb[1],), offset=index * t.nb[2])
+
+    def land(self, t, home, index: int):
+        """Let the result `t` [d, n] be computed right into slice `index` of home [d, max columns, slices]: no copy."""
+        address = ffi.cast("char *", home.data) + index * home.nb[2]
+        if t.ne[0] != home.ne[0] or t.ne[1] > home.ne[1] or index >= home.ne[2]:
+            raise ValueError(f"{tuple(t.ne)} has no room in slice {index} of {tuple(home.ne)}")
+        if lib.ggml_backend_tensor_alloc(home.buffer, t, address) != lib.GGML_STATUS_SUCCESS:
+            raise DeviceError("a result could not be placed in a persistent tensor")
+        return t
+
+    def reshape(self, t, *ne: int):
+        """Contiguous `t` with another shape of as many elements."""
+        ne4 = (*ne, 1, 1, 1)[:4]
+        if int(np.prod(ne4)) != lib.ggml_nelements(t):
+            raise ValueError(f"cannot reshape {tuple(t.ne)} to {ne}")
+        return lib.ggml_reshape_4d(self.ctx, t, *ne4)
+
+    def permute(self, t, a: int, b: int, c: int, d: int):
+        """Dimension i of `t` becomes dimension (a, b, c, d)[i]."""
+        return lib.ggml_permute(self.ctx, t, a, b, c, d)
+
+    def transpose(self, t):
+        """Dimensions 0 and 1 exchanged, a view."""
+        return lib.ggml_transpose(self.ctx, t)
+
+    def cont(self, t, *ne: int):
+        """Contiguous copy of `t`, optionally with another shape."""
+        return lib.ggml_cont_4d(self.ctx, t, *(*ne, 1, 1, 1)[:4]) if ne else lib.ggml_cont(self.ctx, t)
+
+    def concat(self, a, b, dim: int):
+        return lib.ggml_concat(self.ctx, a, b, dim)
+
+    def copy(self, src, dst):
+        """Write `src` into `dst` (same number of elements); the result is a view of `dst`."""
+        return lib.ggml_cpy(self.ctx, src, dst)
+
+    def get_rows(self, t, ids):
+        """Rows `ids` (int32 [n, ...]) of `t` [d, rows, ...] as float32 [d, n, ...]; int32 stays int32."""
+        return lib.ggml_get_rows(self.ctx, t, ids)
+
+    def set_rows(self, t, src, ids):
+        """Write rows of `src` [d, n, ...] to rows `ids` (int32 [n]) of `t` [d, rows, ...]; the result is a view of `t`."""
+        if t.ne[0] != src.ne[0] or src.ne[1] != ids.ne[0]:
+            raise ValueError(f"set_rows: {tuple(src.ne)} at {tuple(ids.ne)} does not fit {tuple(t.ne)}")
+        return lib.ggml_set_rows(self.ctx, t, src, ids)
+
+    # ---- arithmetic
+
+    def mul_mat(self, w, x):
+        """w [k, m] times x [k, n] -> [m, n], float32."""
+        if w.ne[0] != x.ne[0]:
+            raise ValueError(
+                f"mul_mat: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)}"
+            )
+        return lib.ggml_mul_mat(self.ctx, w, x)
+
+    def add(self, a, b):
+        return lib.ggml_add(self.ctx, a, b)
+
+    def mul(self, a, b):
+        """Element-wise; `b` is repeated over the missing dimensions."""
+        return lib.ggml_mul(self.ctx, a, b)
+
+    def scale(self, a, factor: float):
+        return lib.ggml_scale(self.ctx, a, factor)
+
+    def sigmoid(self, a):
+        return lib.ggml_sigmoid(self.ctx, a)
+
+    def silu(self, a):
+        return lib.ggml_silu(self.ctx, a)
+
+    def softplus(self, a):
+        return lib.ggml_softplus(self.ctx, a)
+
+    def swiglu(self, gate, up):
+        """silu(gate) * up."""
+        return lib.ggml_swiglu_split(self.ctx, gate, up)
+
+    def rms_norm(self, a, eps: float, weight=None):
+        """a / sqrt(mean(a^2) + eps) over dimension 0, times `weight` when given."""
+        y = lib.ggml_rms_norm(self.ctx, a, eps)
+        return y if weight is None else lib.ggml_mul(self.ctx, y, weight)
+
+    def l2_norm(self, a, eps: float):
+        """a / sqrt(sum(a^2) + eps) over dimension 0 (eps inside the root, unlike ggml_l2_norm)."""
+        n = a.ne[0]
+        return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
+
+    def rope(self, a, positions, n_dims: int, theta: float):
+        """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims)."""
+        return lib.ggml_rope_ext(
+            self.ctx,
+            a,
+            positions,
+            ffi.NULL,
+            n_dims,
+            lib.GGML_ROPE_TYPE_NEOX,
+            0,
+            theta,
+            1.0,
+            0.0,
+            1.0,
+            0.0,
+            0.0,
+        )
+
+    def attention(self, q, k, v, mask, scale: float):
+        """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n]."""
+        if mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1] or q.ne[2] % k.ne[2]:
+            raise ValueError(f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, mask {tuple(mask.ne)} do not fit")
+        y = lib.ggml_flash_attn_ext(self.ctx, q, k, v, mask, scale, 0.0, 0.0)
+        lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
+        return y
+
+    def top_k_log_probs(self, a, k: int):
+        """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
+        return lib.ggml_top_k_log_probs(self.ctx, a, k)
+
+    def argmax(self, a):
+        """Index of the largest of each row, int32 [rows]."""
+        return lib.ggml_argmax(self.ctx, a)
+
+    # ---- delta net, committed prefix only (stock) and along a tree (ours)
+
+    def gated_delta_net(self, q, k, v, g, beta, state):
+        """Stock op: outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]."""
+        return lib.ggml_gated_delta_net(self.ctx, q, k, v, g, beta, state, 1)
+
+    def ssm_conv_tree(self, state, x, c, parents):
+        """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""
+        return lib.ggml_ssm_conv_tree(self.ctx, state, x, c, parents)
+
+    def ssm_conv_tree_commit(self, state, x, path):
+        """state <- last K-1 inputs of (state + x[path]); all layers at once through dimension 2."""
+        return lib.ggml_ssm_conv_tree_commit(self.ctx, state, x, path)
+
+    def gated_delta_net_tree_persist(self, q, k, v, g, beta, state, parents):
+        """Gated delta rule along a tree -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v."""
+        return lib.ggml_gated_delta_net_tree_persist(self.ctx, q, k, v, g, beta, state, parents)
+
+    def gated_delta_net_tree_commit(self, state, factors, path):
+        """state <- state after the accepted path, from the factors u | k | G; all layers at once through the last dimension."""
+        return lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
+
+
+def packed(graph: Graph, name: str, *lengths: int) -> list:
+    """One int32 input cut into contiguous views, so that a step fills its small arrays as one."""
+    whole = graph.input(name, I32, sum(lengths))
+    views, at = [], 0
+    for n in lengths:
+        views.append(graph.view(whole, (n,), offset=4 * at))
+        at += n
+    return views
+
+
+__all__ = ["F32", "I32", "Graph", "Input", "packed"]

@@ -1,0 +1,7 @@
+"""The drop-in class: the call surface of llama_cpp.Llama on this engine."""
+
+from __future__ import annotations
+
+from .llama import Llama, LlamaGrammar, LlamaState, LogitsProcessorList, StoppingCriteriaList
+
+__all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]

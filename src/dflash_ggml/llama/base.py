@@ -1,0 +1,267 @@
+"""The loaded half of `Llama`: choosing the draft, opening the engine, and the attributes that others look at."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError, ModelFileError
+from ..session.session import Session
+from .cache import BaseLlamaCache
+from .options import LLAMA_DEFAULT_SEED, LlamaOptions
+from .tokenizer import LlamaTokenizer
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+
+class LlamaBase:
+    """One model with one context. See `Llama` for the constructor's keywords."""
+
+    def __init__(self, options: LlamaOptions) -> None:
+        self._options = options
+        self.model_path = options.model_path
+        self.verbose = options.verbose
+        if not os.path.exists(options.model_path):
+            raise ValueError(f"Model path does not exist: {options.model_path}")
+        options.check()
+        self._engine: Engine | None = None
+        self._session: Session | None = None
+        if options.vocab_only:
+            tokenizer, params, raw_metadata, n_ctx = self._load_vocabulary()
+        else:
+            self._engine = self._open_engine()
+            self._session = Session(self._engine, cache_bytes=options.prefix_cache_bytes)
+            tokenizer, params = self._engine.tokenizer, self._engine.params
+            raw_metadata, n_ctx = self._engine.metadata, self._engine.n_ctx
+        self._engine_tokenizer = tokenizer
+        self._params = params
+        self._n_ctx = n_ctx
+        self._n_vocab = params.n_vocab
+        self.metadata = text_metadata(raw_metadata)
+        for key, value in (options.kv_overrides or {}).items():
+            self.metadata[key] = str(value)
+        self.n_batch = min(n_ctx, options.n_batch)
+        self.n_threads = options.n_threads or max(multiprocessing.cpu_count() // 2, 1)
+        self.n_threads_batch = options.n_threads_batch or multiprocessing.cpu_count()
+        self.context_params = SimpleNamespace(
+            n_ctx=n_ctx,
+            n_batch=self.n_batch,
+            n_ubatch=min(self.n_batch, options.n_ubatch),
+            n_threads=self.n_threads,
+        )
+        self.model_params = SimpleNamespace(n_gpu_layers=options.n_gpu_layers, main_gpu=options.main_gpu)
+        self.last_n_tokens_size = options.last_n_tokens_size
+        self.draft_model = options.draft_model
+        self.cache: BaseLlamaCache | None = None
+        self.tokenizer_ = options.tokenizer or LlamaTokenizer(self)
+        self.n_tokens = 0
+        self.input_ids: npt.NDArray[np.intc] = np.zeros(n_ctx, np.intc)
+        self._logits_all = options.logits_all
+        self._scores_buffer: npt.NDArray[np.single] | None = None
+        self._seed = options.seed or LLAMA_DEFAULT_SEED
+        self._token_eos, self._token_nl = self.token_eos(), self.token_nl()
+        self._is_hybrid, self._is_recurrent, self._requires_eval = True, False, True
+
+    # --- loading
+
+    def _open_engine(self) -> Engine:
+        """The engine with the draft that was named, or lies beside the target, or none: said aloud."""
+        from ..engine.engine import Engine
+
+        options = self._options
+        draft, found = self._choose_draft()
+        try:
+            return Engine.load(options.engine_config(draft))
+        except ModelFileError as error:
+            if not found:
+                raise
+            warnings.warn(f"the draft beside the model is not used, decoding plainly: {error}", stacklevel=5)
+            return Engine.load(options.engine_config(None))
+
+    def _choose_draft(self) -> tuple[Path | None, bool]:
+        """(draft path or None, whether it was found rather than named). Raises ConfigError if a named one is missing."""
+        named = self._options.draft_model
+        if isinstance(named, (str, os.PathLike)):
+            path = Path(named)
+            if not path.exists():
+                raise ConfigError(f"draft_model: {path} does not exist")
+            return path, False
+        if named is False or self._options.mode == "plain":
+            return None, False
+        if named is not None:
+            message = (
+                f"draft_model: a {type(named).__name__} cannot draft here, pass the path of a DFlash draft"
+            )
+            warnings.warn(f"{message}; decoding plainly", stacklevel=6)
+            return None, False
+        from ..engine.loading import draft_beside
+
+        beside = draft_beside(Path(self.model_path))
+        if beside is None:
+            warnings.warn(
+                f"no DFlash draft beside {self.model_path} (one file with 'dflash' in its name): decoding plainly; "
+                "pass draft_model=PATH for speculation, draft_model=False to silence this",
+                stacklevel=6,
+            )
+        return beside, True
+
+    def _load_vocabulary(self) -> tuple[Any, Any, Any, int]:
+        from ..files.gguf import GGUFFile
+        from ..models.qwen35_params import TargetParams
+        from ..text.tokenizer import Tokenizer
+
+        file = GGUFFile(Path(self.model_path))
+        params = TargetParams.from_gguf(file)
+        return Tokenizer.from_gguf(file), params, file.metadata, self._options.n_ctx or params.n_ctx_train
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("ctx", "model", "_ctx", "_model", "_batch", "_candidates"):
+            raise AttributeError(
+                f"{name}: there is no libllama behind this Llama, so its pointers do not exist"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Raises ConfigError after close() or with vocab_only."""
+        if self._engine is None:
+            raise ConfigError("this Llama has no weights: it is closed, or was opened with vocab_only=True")
+        return self._engine
+
+    @property
+    def session(self) -> Session:
+        """The session on the engine, for typed requests. Raises as `engine`."""
+        if self._session is None:
+            raise ConfigError("this Llama has no weights: it is closed, or was opened with vocab_only=True")
+        return self._session
+
+    # --- what others look at
+
+    @property
+    def _input_ids(self) -> npt.NDArray[np.intc]:
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def scores(self) -> npt.NDArray[np.single]:
+        """Logits by position, single [n_ctx or n_batch, n_vocab]; filled with logits_all only, allocated when touched."""
+        if self._scores_buffer is None:
+            rows = self._n_ctx if self._logits_all else self.n_batch
+            self._scores_buffer = np.zeros((rows, self._n_vocab), np.single)
+        return self._scores_buffer
+
+    @property
+    def _scores(self) -> npt.NDArray[np.single]:
+        return self.scores[: self.n_tokens, :]
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The evaluated tokens."""
+        return deque(self._input_ids.tolist(), maxlen=self._n_ctx)
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """Logits of the evaluated tokens; only the last row without logits_all."""
+        return deque(self._scores.tolist(), maxlen=self._n_ctx if self._logits_all else 1)
+
+    def n_ctx(self) -> int:
+        """Context window in tokens."""
+        return self._n_ctx
+
+    def n_embd(self) -> int:
+        """Width of the model's hidden state."""
+        return self._params.n_embd
+
+    def n_vocab(self) -> int:
+        """Width of a logits row."""
+        return self._n_vocab
+
+    def token_eos(self) -> int:
+        """End-of-sequence id, -1 if there is none."""
+        return -1 if self._engine_tokenizer.eos_id is None else self._engine_tokenizer.eos_id
+
+    def token_bos(self) -> int:
+        """Begin-of-sequence id, -1 if there is none."""
+        return -1 if self._engine_tokenizer.bos_id is None else self._engine_tokenizer.bos_id
+
+    def token_nl(self) -> int:
+        """Id of a line feed."""
+        return self._engine_tokenizer.encode("\n")[-1]
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The model's own tokenizer."""
+        return LlamaTokenizer(self)
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Ids of UTF-8 text."""
+        return self.tokenizer_.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Bytes of ids."""
+        return self.tokenizer_.detokenize(tokens, prev_tokens=prev_tokens, special=special)
+
+    def pooling_type(self) -> int:
+        """No pooling (-1): this engine makes no embeddings."""
+        return -1
+
+    def create_embedding(self, input: str | list[str], model: str | None = None) -> Any:
+        """Not available: raises RuntimeError, as llama-cpp-python does without embedding=True."""
+        raise RuntimeError("this engine makes no embeddings")
+
+    def embed(
+        self,
+        input: str | list[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """Not available: raises RuntimeError."""
+        raise RuntimeError("this engine makes no embeddings")
+
+    # --- life
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The constructor's arguments: unpickling loads the model again."""
+        return {**self._options.as_dict(), "seed": self._seed, "n_ctx": self._n_ctx}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Free the model; a second call does nothing."""
+        engine, self._engine, self._session = getattr(self, "_engine", None), None, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def text_metadata(metadata: Any) -> dict[str, str]:
+    """A model file's metadata as texts: arrays left out, booleans true/false, floats with six decimals."""
+    out = {}
+    for key, value in metadata.items():
+        if isinstance(value, (bool, np.bool_)):
+            out[key] = "true" if value else "false"
+        elif isinstance(value, (float, np.floating)):
+            out[key] = f"{value:f}"
+        elif isinstance(value, (str, int, np.integer)):
+            out[key] = str(value)
+    return out

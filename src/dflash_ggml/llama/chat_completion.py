@@ -1,0 +1,115 @@
+"""Chat completions in the shape of llama-cpp-python: one dict, or a stream of chunks, from a session's events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..session.events import (
+    Event,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallArgs,
+    ToolCallBegin,
+    Usage,
+)
+from ..session.shapes import chat_logprobs, finish_reason, timings_dict, usage_dict
+from .completion import Heading
+
+
+def chat_body(events: Iterable[Event], head: Heading, *, legacy_call: bool = False) -> dict[str, Any]:
+    """The whole answer. legacy_call: also report the first call as `function_call`, as for a function asked by name."""
+    text: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    entries: list[TokenLogprob] = []
+    usage, finish = None, None
+    for event in events:
+        if isinstance(event, TextDelta):
+            text.append(event.text)
+            entries += event.logprobs or ()
+        elif isinstance(event, ReasoningDelta):
+            reasoning.append(event.text)
+        elif isinstance(event, ToolCallBegin):
+            calls.append(_call(event.id, event.name))
+        elif isinstance(event, ToolCallArgs):
+            calls[-1]["function"]["arguments"] += event.json
+        elif isinstance(event, Usage):
+            usage = event
+        elif isinstance(event, Finish):
+            finish = event
+    assert usage is not None and finish is not None
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = calls
+        if legacy_call:
+            message["function_call"] = dict(calls[0]["function"])
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": chat_logprobs(entries),
+        "finish_reason": finish_reason(finish.reason),
+    }
+    return {
+        "id": "chat" + head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [choice],
+        "usage": usage_dict(usage),
+        "timings": timings_dict(usage),
+    }
+
+
+def chat_chunks(
+    events: Iterable[Event], head: Heading, *, legacy_call: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The answer as chunks: the role, then deltas, then an empty delta with the reason, usage and timings."""
+    usage: Usage | None = None
+    started = False
+    for event in events:
+        if not started:
+            # with the first event, so that errors in the request still surface at the first next()
+            yield _chunk(head, {"role": "assistant"})
+            started = True
+        if isinstance(event, TextDelta):
+            yield _chunk(head, {"content": event.text}, chat_logprobs(event.logprobs or ()))
+        elif isinstance(event, ReasoningDelta):
+            yield _chunk(head, {"reasoning_content": event.text})
+        elif isinstance(event, ToolCallBegin):
+            delta: dict[str, Any] = {"tool_calls": [{"index": event.index, **_call(event.id, event.name)}]}
+            if legacy_call and event.index == 0:
+                delta["function_call"] = {"name": event.name, "arguments": ""}
+            yield _chunk(head, delta)
+        elif isinstance(event, ToolCallArgs):
+            delta = {"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]}
+            if legacy_call and event.index == 0:
+                delta["function_call"] = {"arguments": event.json}
+            yield _chunk(head, delta)
+        elif isinstance(event, Usage):
+            usage = event
+        elif isinstance(event, Finish):
+            assert usage is not None
+            last = _chunk(head, {}, None, finish_reason(event.reason))
+            yield {**last, "usage": usage_dict(usage), "timings": timings_dict(usage)}
+
+
+def _call(call_id: str, name: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _chunk(
+    head: Heading, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {
+        "id": "chat" + head.id,
+        "model": head.model,
+        "created": head.created,
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
+    }

@@ -1,0 +1,87 @@
+"""Text completions in the shape of llama-cpp-python: one dict, or a stream of chunks, from a session's events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..session.events import Event, Finish, PromptLogprobs, TextDelta, TokenLogprob, Usage
+from ..session.shapes import completion_logprobs, finish_reason, timings_dict, usage_dict
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What all chunks of one answer carry."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def completion_body(
+    events: Iterable[Event],
+    head: Heading,
+    *,
+    echo: str | None = None,
+    suffix: str | None = None,
+    base: int = 0,
+) -> dict[str, Any]:
+    """The whole answer. echo: prompt text to put before it; base: characters of prompt before the text."""
+    text: list[str] = []
+    entries: list[TokenLogprob] = []
+    prompt_entries: list[TokenLogprob] = []
+    usage, finish = None, None
+    for event in events:
+        if isinstance(event, TextDelta):
+            text.append(event.text)
+            entries += event.logprobs or ()
+        elif isinstance(event, PromptLogprobs):
+            prompt_entries += event.tokens
+        elif isinstance(event, Usage):
+            usage = event
+        elif isinstance(event, Finish):
+            finish = event
+    assert usage is not None and finish is not None
+    logprobs = completion_logprobs(entries, base)
+    if prompt_entries:
+        before = completion_logprobs(prompt_entries, 0) or {}
+        logprobs = {k: before[k] + (logprobs[k] if logprobs else []) for k in before}
+    choice = {
+        "text": (echo or "") + "".join(text) + (suffix or ""),
+        "index": 0,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason(finish.reason),
+    }
+    return {
+        **_chunk(head, choice),
+        "usage": usage_dict(usage),
+        "timings": timings_dict(usage),
+    }
+
+
+def completion_chunks(events: Iterable[Event], head: Heading, *, base: int = 0) -> Iterator[dict[str, Any]]:
+    """The answer as chunks: text with finish_reason None, then an empty text with the reason, usage and timings."""
+    usage: Usage | None = None
+    for event in events:
+        if isinstance(event, TextDelta):
+            logprobs = completion_logprobs(event.logprobs or (), base)
+            yield _chunk(head, {"text": event.text, "index": 0, "logprobs": logprobs, "finish_reason": None})
+        elif isinstance(event, Usage):
+            usage = event
+        elif isinstance(event, Finish):
+            assert usage is not None
+            choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": finish_reason(event.reason)}
+            yield {**_chunk(head, choice), "usage": usage_dict(usage), "timings": timings_dict(usage)}
+
+
+def _chunk(head: Heading, choice: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [choice],
+    }

@@ -1,0 +1,273 @@
+"""The token-level half of `Llama`: evaluation, sampling, generation of tokens, saved states."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..decode.sampling import Sampler, log_softmax
+from ..errors import ConfigError
+from ..session.prefix_cache import common_prefix
+from ..session.token_rows import RowTap
+from ..text.grammar import LlamaGrammar
+from .base import LlamaBase
+from .cache import BaseLlamaCache
+from .requests import as_tuple, grammar_spec, sampling_params
+from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
+
+
+class LlamaCore(LlamaBase):
+    """What can be done with tokens on one model with one context."""
+
+    # --- evaluation, one call at a time
+
+    def set_seed(self, seed: int) -> None:
+        """Seed of the next sampled text."""
+        self._seed = seed
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """A cache of whole saved states, asked before and filled after each completion."""
+        self.cache = cache
+
+    def reset(self) -> None:
+        """Empty the context."""
+        self.n_tokens = 0
+        self._requires_eval = True
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens after the first n_tokens of input_ids. Raises ContextOverflowError, ConfigError."""
+        ids = self._input_ids.tolist() + [int(t) for t in tokens]
+        for _ in self.session.turns.run(self._evaluate(ids)):
+            pass
+
+    def _evaluate(self, ids: list[int]) -> Generator[None, None, None]:
+        """Bring the engine to exactly ids, with the logits of the last one."""
+        state, engine = self.session.state, self.engine
+        # with logits_all, rows exist for the tokens evaluated before, and each new one needs its own pass
+        known = common_prefix(self._input_ids, ids) if self._logits_all else len(ids)
+        list(state.advance(ids[:known], state.seek(ids[:known]), (), None))
+        for i in range(known, len(ids)):
+            engine.prefill([ids[i]])
+            state.evaluated()
+            self.scores[i] = engine.logits
+        self.input_ids[: len(ids)] = ids
+        self.n_tokens = len(ids)
+        self._requires_eval = False
+        yield
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        idx: int | None = None,
+    ) -> int:
+        """A token from the logits after the last evaluated token, or after position idx (needs logits_all).
+
+        tfs_z and penalize_nl have no effect, as in llama-cpp-python. Raises ConfigError when nothing was evaluated.
+        """
+        if self.n_tokens == 0:
+            raise ConfigError("sample: nothing has been evaluated yet; call eval first")
+        sampler = self._sampler(
+            n_prompt=self.n_tokens,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            mirostat_mode=mirostat_mode,
+            mirostat_eta=mirostat_eta,
+            mirostat_tau=mirostat_tau,
+        )
+        last = self.n_tokens - 1
+        if idx is not None and idx % self.n_tokens != last:
+            if not self._logits_all:
+                raise ConfigError("sample: idx needs a model opened with logits_all=True")
+            return sampler.sample(self.scores[idx], self._input_ids[: idx + 1].tolist())
+        if not self.session.state.holds(self._input_ids):
+            self.eval(())
+        return sampler.sample(self.engine.logits, self._input_ids.tolist())
+
+    def _sampler(
+        self,
+        *,
+        n_prompt: int,
+        logits_processor: Any,
+        grammar: Any,
+        tap: RowTap | None = None,
+        **sampling: Any,
+    ) -> Sampler:
+        """A sampler of this vocabulary; n_prompt: length of the text that the grammar does not bind."""
+        spec = grammar_spec(grammar)
+        rules = [] if spec is None else [self.session.grammars.processor(spec, n_prompt)]
+        taps = [] if tap is None else [tap]
+        params = sampling_params(seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, **sampling)
+        return Sampler(params, self._n_vocab, [*taps, *as_tuple(logits_processor), *rules])
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        grammar: LlamaGrammar | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Tokens after a prompt, without end: end-of-generation tokens are yielded like others, the caller breaks.
+
+        Tokens that are sent in are put behind the last one. reset=False goes on from the current context. Ends when
+        the context is full or stopping_criteria(ids so far, logits after them) says so.
+        """
+        ids = ([] if reset else self._input_ids.tolist()) + [int(t) for t in tokens]
+        criteria = as_tuple(stopping_criteria)
+        tap = RowTap() if criteria or self._logits_all else None
+        sampler = self._sampler(
+            n_prompt=len(ids),
+            tap=tap,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            mirostat_mode=mirostat_mode,
+            mirostat_eta=mirostat_eta,
+            mirostat_tau=mirostat_tau,
+        )
+        sent: Sequence[int] | None = []
+        while sent is not None:
+            sent = None
+            stream = self.session.turns.run(self._decode(ids, sampler, tap, criteria))
+            for token in stream:
+                sent = yield token
+                ids.append(token)
+                if sent is not None:
+                    stream.close()
+                    ids += [int(t) for t in sent]
+                    break
+
+    def _decode(
+        self, ids: list[int], sampler: Sampler, tap: RowTap | None, criteria: tuple[Any, ...]
+    ) -> Generator[int, None, None]:
+        """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded."""
+        for _ in self._evaluate(list(ids)):
+            pass
+        if len(ids) >= self._n_ctx:
+            return
+        text = list(ids)
+        ended = False
+
+        def stop(token: int) -> bool:
+            nonlocal ended
+            if tap is not None and tap.row is not None:
+                if self._logits_all:
+                    self.scores[len(text) - 1] = tap.row
+                ended = any(c(np.asarray(text, np.intc), tap.row) for c in criteria)
+            text.append(token)
+            return ended
+
+        self.session.state.spent()
+        steps: Any = self.engine.generate(sampler, stop=stop)
+        try:
+            for step in steps:
+                for token in step.tokens[:-1] if ended else step.tokens:
+                    yield token
+                    self.input_ids[self.n_tokens] = token
+                    self.n_tokens += 1
+        finally:
+            steps.close()
+            self._requires_eval = True
+
+    # --- saved states
+
+    def save_state(self) -> LlamaState:
+        """The evaluated context, to be given to load_state of this or an equal model."""
+        if self.engine.tokens != self._input_ids.tolist():
+            self.eval(())
+        snapshot = self.engine.snapshot() if self.n_tokens else None
+        return LlamaState(
+            input_ids=self.input_ids.copy(),
+            scores=self._scores.copy() if self._logits_all else np.empty((0, self._n_vocab), np.single),
+            n_tokens=self.n_tokens,
+            llama_state=snapshot,
+            llama_state_size=0 if snapshot is None else snapshot.nbytes,
+            seed=self._seed,
+        )
+
+    def load_state(self, state: LlamaState) -> None:
+        """Go back to a saved context and its seed. Raises ConfigError if it comes from a model of another shape."""
+        if state.llama_state is None:
+            self.session.state.reset()
+        else:
+            self.session.state.restore(state.llama_state)
+        if self._logits_all and len(state.scores):
+            self.scores[: len(state.scores)] = state.scores
+        self.input_ids = state.input_ids.copy()
+        self.n_tokens = state.n_tokens
+        self._seed = state.seed
+        self._requires_eval = True
+
+    def _consult_cache(self, prompt: Sequence[int]) -> None:
+        """Load the state of `self.cache` that shares a longer prefix with the prompt than the context does."""
+        if not self.cache:
+            return
+        try:
+            item = self.cache[prompt]
+        except KeyError:
+            return
+        if common_prefix(item.input_ids[: item.n_tokens], prompt) > common_prefix(self._input_ids, prompt):
+            seed = self._seed
+            self.load_state(item)
+            self._seed = seed
+
+    def _follow_engine(self) -> None:
+        """After a generation: the context is what the engine holds."""
+        ids = self.engine.tokens
+        self.input_ids[: len(ids)] = ids
+        self.n_tokens = len(ids)
+
+    @staticmethod
+    def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> npt.NDArray[np.single]:
+        """Log-softmax along an axis, in single precision."""
+        return np.apply_along_axis(log_softmax, axis, np.asarray(logits, np.single))
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """How many leading tokens are equal."""
+        return common_prefix(a, b)

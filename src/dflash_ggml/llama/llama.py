@@ -1,0 +1,383 @@
+"""`Llama`: the class of llama-cpp-python, call for call, on this engine."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..config import Mode
+from ..session.events import Event, Usage
+from ..session.requests import CompletionRequest, NamedTool
+from ..session.session import CACHE_BYTES, run_chat, run_completion
+from ..session.shapes import usage_line
+from ..text.grammar import LlamaGrammar
+from ..text.template import ChatTemplate
+from ..text.tools import check_tools
+from .chat_completion import chat_body, chat_chunks
+from .chat_handlers import ChatHandler, TemplateHandler, get_chat_completion_handler
+from .completion import Heading, completion_body, completion_chunks
+from .core import LlamaCore
+from .options import LLAMA_DEFAULT_SEED, LlamaOptions
+from .pretrained import fetch_pretrained
+from .requests import SAMPLING_OPTIONS, chat_request, completion_request, legacy_tools, sampling_params
+from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
+
+if TYPE_CHECKING:
+    from ..engine.engine import Step
+
+__all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]
+
+
+class Llama(LlamaCore):
+    """A Qwen3.5 model with its DFlash draft behind the interface of llama_cpp.Llama 0.3.36.
+
+    Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, vocab_only,
+    seed, n_ctx (0: as trained), n_batch, n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler,
+    tokenizer, type_k and type_v (f16 or f32), kv_overrides (chat template only), spm_infill, verbose (statistics on
+    stderr). Without meaning here, accepted with one warning: memory mapping, device splits, pooling, NUMA and the
+    like. Refused: embedding, LoRA, other rope settings than the file's. Unknown keywords are swallowed.
+
+    draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
+    mode, budget, chain_seed: how to speculate (see EngineConfig). prefix_cache_bytes: host memory for cached prefixes.
+
+    Raises ValueError for a missing file, ModelFileError, ConfigError or DeviceError.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        n_gpu_layers: int = 0,
+        split_mode: int = 1,
+        main_gpu: int = 0,
+        tensor_split: list[float] | None = None,
+        vocab_only: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        seed: int = LLAMA_DEFAULT_SEED,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        rope_scaling_type: int | None = -1,
+        pooling_type: int = -1,
+        attention_type: int = -1,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = 1.0,
+        yarn_beta_fast: float = 32.0,
+        yarn_beta_slow: float = 1.0,
+        yarn_orig_ctx: int = 0,
+        logits_all: bool = False,
+        embedding: bool = False,
+        offload_kqv: bool = True,
+        flash_attn: bool = False,
+        op_offload: bool | None = None,
+        swa_full: bool | None = None,
+        no_perf: bool = False,
+        last_n_tokens_size: int = 64,
+        lora_base: str | None = None,
+        lora_scale: float = 1.0,
+        lora_path: str | None = None,
+        numa: bool | int = False,
+        chat_format: str | None = None,
+        chat_handler: ChatHandler | None = None,
+        draft_model: Any = None,
+        tokenizer: Any = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        spm_infill: bool = False,
+        verbose: bool = True,
+        mode: Mode = "auto",
+        budget: int = 31,
+        chain_seed: bool = False,
+        prefix_cache_bytes: int = CACHE_BYTES,
+        **kwargs: Any,
+    ) -> None:
+        given = locals()
+        options = LlamaOptions(**{name: given[name] for name in LlamaOptions.__dataclass_fields__})
+        super().__init__(options)
+        self.chat_handler = chat_handler
+        self._chat_handlers: dict[str, ChatHandler] = {
+            name[len("tokenizer.") :]: TemplateHandler(self._template(source))
+            for name, source in self.metadata.items()
+            if name.startswith("tokenizer.chat_template.")
+        }
+        if "tokenizer.chat_template" in self.metadata:
+            template = self._template(self.metadata["tokenizer.chat_template"])
+            self._chat_handlers["chat_template.default"] = TemplateHandler(template)
+        self.chat_format = chat_format
+        if chat_format is None and chat_handler is None:
+            self.chat_format = (
+                "chat_template.default" if "tokenizer.chat_template" in self.metadata else "chatml"
+            )
+
+    def _template(self, source: str) -> ChatTemplate:
+        texts = {
+            name: "" if token < 0 else self._engine_tokenizer.tokens[token]
+            for name, token in (("bos_token", self.token_bos()), ("eos_token", self.token_eos()))
+        }
+        return ChatTemplate(source, **texts)
+
+    # --- text completions
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | list[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        *,
+        mode: str | None = None,
+        budget: int | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Continue a text (or token list): one dict, or with stream=True an iterator of chunks.
+
+        max_tokens None or <= 0 fills the context. logprobs: how many alternatives per token; with echo the prompt's
+        own are reported too, at the cost of one target pass per prompt token. suffix needs a model with
+        fill-in-the-middle tokens. tfs_z has no effect, as in llama-cpp-python. mode, budget: speculation for this
+        call. on_step sees every engine step. The last chunk and the dict carry `usage` and `timings`.
+        Raises ContextOverflowError, ConfigError (both ValueErrors), with stream=True at the first next().
+        """
+        params = self._sampling(
+            seed,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            logit_bias=logit_bias,
+        )
+        request = completion_request(
+            self._prompt(prompt, suffix),
+            params,
+            logprobs=logprobs,
+            max_tokens=max_tokens,
+            stop=stop,
+            grammar=grammar,
+            logits_processor=self._row_keeper() + list(logits_processor or ()),
+            stopping_criteria=stopping_criteria,
+            mode=mode,
+            budget=budget,
+            on_step=on_step,
+            suffix=suffix,
+            suffix_first=self._options.spm_infill,
+            prompt_logprobs=echo and logprobs is not None,
+        )
+        head = Heading(self.model_path if model is None else model)
+        events = self._completion_events(request)
+        if stream:
+            return completion_chunks(events, head, base=len(prompt))
+        text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
+        return completion_body(events, head, echo=text if echo else None, base=len(text if echo else prompt))
+
+    __call__ = create_completion
+
+    def _prompt(self, prompt: str | Sequence[int], suffix: str | None) -> str | list[int]:
+        """The prompt as given, or its ids where a tokenizer of the caller's replaces the model's own."""
+        if isinstance(prompt, str) and self._options.tokenizer is not None and suffix is None:
+            return list(self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True))
+        return prompt if isinstance(prompt, str) else [int(t) for t in prompt]
+
+    def _completion_events(self, request: CompletionRequest) -> Iterator[Event]:
+        ids = self.session.completion_ids(request) if self.cache else []
+        yield from self._run(lambda: run_completion(self.session, request), ids)
+
+    def _run(self, start: Callable[[], Iterable[Event]], prompt: Sequence[int]) -> Iterator[Event]:
+        """Run a generation; prompt: its ids, needed with a state cache only."""
+        self._consult_cache(prompt)
+        for event in start():
+            yield event
+            if isinstance(event, Usage):
+                if self.verbose:
+                    print(usage_line(event), file=sys.stderr)
+                self._follow_engine()
+        if self.cache is not None and prompt:
+            self.cache[self._input_ids.tolist()] = self.save_state()
+
+    def _row_keeper(self) -> list[Any]:
+        """With logits_all, a processor that changes nothing and fills `scores` for what is generated."""
+        if not self._logits_all:
+            return []
+
+        def keep(ids: Any, scores: Any) -> Any:
+            self.scores[len(ids) - 1] = scores
+            return scores
+
+        return [keep]
+
+    def _sampling(self, seed: int | None, **options: Any) -> Any:
+        """Sampler options with the call's seed, or the next of the constructor seed's chain."""
+        self.set_seed(seed if seed is not None else random.Random(self._seed).randint(0, 2**32))
+        return sampling_params(seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, **options)
+
+    # --- chat
+
+    def create_chat_completion(
+        self,
+        messages: list[Mapping[str, Any]],
+        functions: list[Mapping[str, Any]] | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+        tools: list[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | list[str] | None = None,
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        **extras: Any,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Answer a conversation: one dict, or with stream=True an iterator of chunks.
+
+        Reasoning comes as `reasoning_content`, tool calls as `tool_calls` in every tool_choice. response_format takes
+        json_object and json_schema. extras, of this package alone: chat_template_kwargs, enable_thinking,
+        parallel_tool_calls, mode, budget, on_step. A chat_handler gets all of it as keywords.
+        Raises as create_completion.
+        """
+        arguments = {k: v for k, v in locals().items() if k not in ("self", "extras")}
+        unknown = sorted(set(extras) - _CHAT_EXTRAS)
+        if unknown:
+            raise TypeError(f"create_chat_completion() got an unexpected keyword argument {unknown[0]!r}")
+        handler = self.chat_handler or self._chat_handlers.get(self.chat_format or "")
+        if handler is None:
+            handler = get_chat_completion_handler(str(self.chat_format))
+        return handler(llama=self, **arguments, **extras)
+
+    def _chat(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        functions: Any = None,
+        function_call: Any = None,
+        tools: Any = None,
+        tool_choice: Any = None,
+        stream: bool = False,
+        seed: int | None = None,
+        model: str | None = None,
+        tfs_z: float = 1.0,
+        temperature: float = 0.2,
+        logits_processor: Any = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        enable_thinking: bool | None = None,
+        parallel_tool_calls: bool = True,
+        **options: Any,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        sampling = {name: options.pop(name) for name in (*SAMPLING_OPTIONS, "logit_bias") if name in options}
+        params = self._sampling(seed, temperature=temperature, **sampling)
+        all_tools, choice = legacy_tools(functions, function_call, tools, tool_choice)
+        request = chat_request(
+            template,
+            messages,
+            params,
+            tools=all_tools,
+            tool_choice=choice,
+            logits_processor=self._row_keeper() + list(logits_processor or ()),
+            chat_template_kwargs=chat_template_kwargs,
+            enable_thinking=enable_thinking,
+            parallel_tool_calls=parallel_tool_calls,
+            **options,
+        )
+        check_tools(all_tools)
+        head = Heading(self.model_path if model is None else model)
+
+        def new_id(index: int, name: str) -> str:
+            return f"call__{index}_{name}_{head.id}"
+
+        prompt = self.session.tokenizer.encode(self.session.prompt(request)) if self.cache else []
+        events = self._run(lambda: run_chat(self.session, request, new_call_id=new_id), prompt)
+        legacy = isinstance(request.tool_choice, NamedTool) or functions is not None
+        return (chat_chunks if stream else chat_body)(events, head, legacy_call=legacy)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """As create_chat_completion, in the types of the openai package (which must be installed)."""
+        try:
+            from openai.types.chat import ChatCompletion, ChatCompletionChunk
+        except ImportError:
+            raise ImportError(
+                "create_chat_completion_openai_v1 needs the openai package: pip install openai"
+            ) from None
+        answer: Any = self.create_chat_completion(*args, **kwargs)
+        if kwargs.get("stream", False):
+            return (ChatCompletionChunk(**chunk) for chunk in answer)
+        return ChatCompletion(**answer)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None,
+        additional_files: list[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> Llama:
+        """Fetch a model from the Hugging Face hub and open it; needs huggingface_hub.
+
+        filename and additional_files are names or glob patterns that match one file each. A draft beside the model in
+        its repository is fetched too, unless draft_model says otherwise. local_dir_use_symlinks has no effect any more.
+        """
+        path, draft = fetch_pretrained(
+            repo_id, filename, additional_files or (), local_dir, cache_dir, kwargs.get("draft_model") is None
+        )
+        if draft is not None:
+            kwargs["draft_model"] = draft
+        return cls(model_path=path, **kwargs)
+
+
+_CHAT_EXTRAS = frozenset(
+    ("chat_template_kwargs", "enable_thinking", "parallel_tool_calls", "mode", "budget", "on_step")
+)

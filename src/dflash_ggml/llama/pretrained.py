@@ -1,0 +1,53 @@
+"""Llama.from_pretrained: one model file of a hub repository by name or glob, and the draft beside it."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from ..errors import ConfigError
+from ..files.hub import Hub, pick_sidecar
+
+
+def fetch_pretrained(
+    repo_id: str,
+    filename: str | None,
+    additional_files: Sequence[str],
+    local_dir: str | os.PathLike[str] | None,
+    cache_dir: str | os.PathLike[str] | None,
+    want_draft: bool,
+) -> tuple[str, str | None]:
+    """(path of the model, path of the draft beside it or None), fetched if they are not there yet.
+
+    Raises ConfigError when a pattern matches no file or several, HubError when the hub does not deliver.
+    """
+    hub = Hub(cache_dir=Path(cache_dir) if cache_dir is not None else None)
+    files = hub.files(repo_id)
+    target = _only_match(repo_id, files, filename or "*.gguf")
+    others = [_only_match(repo_id, files, pattern) for pattern in additional_files]
+    draft = pick_sidecar(files, target) if want_draft else None
+    paths = {
+        name: _fetch(hub, repo_id, name, local_dir) for name in [target, *others, *([draft] if draft else [])]
+    }
+    return paths[target], paths[draft] if draft else None
+
+
+def _only_match(repo_id: str, files: Sequence[str], pattern: str) -> str:
+    found = [f for f in files if fnmatch.fnmatch(f, pattern)]
+    if len(found) != 1:
+        problem = "Multiple files" if found else "No file"
+        listed = ", ".join(found or files)
+        raise ConfigError(f"{problem} found in {repo_id} matching {pattern}; available: {listed}")
+    return found[0]
+
+
+def _fetch(hub: Hub, repo_id: str, name: str, local_dir: str | os.PathLike[str] | None) -> str:
+    if local_dir is None:
+        return str(hub.fetch(repo_id, name))
+    from huggingface_hub import hf_hub_download
+
+    path = PurePosixPath(name)
+    folder = None if str(path.parent) == "." else str(path.parent)
+    return hf_hub_download(repo_id=repo_id, filename=path.name, subfolder=folder, local_dir=Path(local_dir))

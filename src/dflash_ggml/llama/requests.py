@@ -1,0 +1,163 @@
+"""From the keywords of Llama's methods to typed requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..decode.sampling import SamplingParams
+from ..errors import ConfigError
+from ..session.requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, ToolChoice
+from ..text.grammar import LlamaGrammar
+from ..text.template import ChatTemplate
+from .options import LLAMA_DEFAULT_SEED
+
+SAMPLING_OPTIONS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+
+
+def sampling_params(
+    *,
+    seed: int,
+    last_n_tokens_size: int,
+    temperature: float,
+    logit_bias: Mapping[Any, float] | None = None,
+    **options: Any,
+) -> SamplingParams:
+    """Sampler options; a seed of -1 or 2^32-1 asks for fresh entropy, as in llama.cpp."""
+    seed &= 0xFFFFFFFF
+    return SamplingParams(
+        temperature=temperature,
+        penalty_last_n=last_n_tokens_size,
+        logit_bias={int(k): float(v) for k, v in (logit_bias or {}).items()},
+        seed=None if seed == LLAMA_DEFAULT_SEED else seed,
+        **{name: options[name] for name in SAMPLING_OPTIONS if name in options},
+    )
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Stop strings as a tuple; empty ones are dropped, since llama-cpp-python users pass them."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    return tuple(s for s in stops if s)
+
+
+def grammar_spec(grammar: Any) -> GrammarSpec | None:
+    """The constraint behind a `grammar` argument: our LlamaGrammar, a GrammarSpec, or GBNF text."""
+    if grammar is None or isinstance(grammar, GrammarSpec):
+        return grammar
+    if isinstance(grammar, LlamaGrammar):
+        return grammar.spec
+    if isinstance(grammar, str):
+        return GrammarSpec("gbnf", grammar)
+    text = getattr(grammar, "_grammar", None)  # llama-cpp-python's own class
+    if isinstance(text, str):
+        return GrammarSpec("gbnf", text)
+    raise ConfigError(f"grammar: expected a LlamaGrammar or GBNF text, got {type(grammar).__name__}")
+
+
+def shared_options(
+    sampling: SamplingParams,
+    *,
+    max_tokens: int | None,
+    stop: str | Sequence[str] | None,
+    grammar: Any,
+    logits_processor: Any,
+    stopping_criteria: Any = None,
+    mode: Any = None,
+    budget: int | None = None,
+    on_step: Callable[..., None] | None = None,
+) -> dict[str, Any]:
+    """The arguments that completions and chats share."""
+    return {
+        "sampling": sampling,
+        "max_tokens": None if max_tokens is None or max_tokens <= 0 else max_tokens,
+        "stop": stop_strings(stop),
+        "grammar": grammar_spec(grammar),
+        "logits_processor": as_tuple(logits_processor),
+        "stopping_criteria": as_tuple(stopping_criteria),
+        "mode": mode,
+        "budget": budget,
+        "on_step": on_step,
+    }
+
+
+def as_tuple(functions: Any) -> tuple[Any, ...]:
+    """A list of callables, one callable, or None."""
+    if functions is None:
+        return ()
+    return tuple(functions) if isinstance(functions, (list, tuple)) else (functions,)
+
+
+def legacy_tools(
+    functions: Sequence[Mapping[str, Any]] | None, function_call: Any, tools: Any, tool_choice: Any
+) -> tuple[tuple[Mapping[str, Any], ...], Any]:
+    """`functions` and `function_call` in terms of tools and tool_choice."""
+    if functions is not None:
+        tools = [{"type": "function", "function": f} for f in functions]
+    if isinstance(function_call, str):
+        tool_choice = function_call
+    elif isinstance(function_call, Mapping):
+        tool_choice = {"type": "function", "function": {"name": function_call.get("name")}}
+    return tuple(tools or ()), tool_choice
+
+
+def tool_choice_of(value: Any) -> ToolChoice:
+    """A tool_choice argument as a typed choice. Raises ConfigError for anything else."""
+    if value is None:
+        return "auto"
+    if value in ("auto", "none", "required"):
+        return value
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+        return NamedTool(function["name"])
+    raise ConfigError(
+        f"tool_choice: {value!r} is none of auto, none, required, {{'function': {{'name': ...}}}}"
+    )
+
+
+def completion_request(
+    prompt: str | Sequence[int], sampling: SamplingParams, *, logprobs: int | None, **options: Any
+) -> CompletionRequest:
+    """A completion; `options` as in shared_options, and suffix, suffix_first, prompt_logprobs."""
+    own = {k: options.pop(k) for k in ("suffix", "suffix_first", "prompt_logprobs") if k in options}
+    return CompletionRequest(prompt=prompt, logprobs=logprobs, **own, **shared_options(sampling, **options))
+
+
+def chat_request(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    sampling: SamplingParams,
+    *,
+    tools: tuple[Mapping[str, Any], ...],
+    tool_choice: Any,
+    response_format: Mapping[str, Any] | None,
+    logprobs: bool | None,
+    top_logprobs: int | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+    enable_thinking: bool | None,
+    parallel_tool_calls: bool,
+    **options: Any,
+) -> ChatRequest:
+    """A chat; `options` as in shared_options."""
+    return ChatRequest(
+        messages=messages,
+        template=template,
+        tools=tools,
+        tool_choice=tool_choice_of(tool_choice),
+        parallel_tool_calls=parallel_tool_calls,
+        response_format=response_format,
+        logprobs=(top_logprobs or 0) if logprobs else None,
+        chat_template_kwargs=chat_template_kwargs or {},
+        enable_thinking=enable_thinking,
+        **shared_options(sampling, **options),
+    )

@@ -1,0 +1,96 @@
+"""Tokenizer objects in the shape that llama-cpp-python users pass around: bytes in, ids out, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..session.token_rows import piece
+
+if TYPE_CHECKING:
+    from .base import LlamaBase
+
+
+class BaseLlamaTokenizer(ABC):
+    """What a replacement tokenizer must offer."""
+
+    @abstractmethod
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of UTF-8 text."""
+
+    @abstractmethod
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Bytes of ids."""
+
+
+class LlamaTokenizer(BaseLlamaTokenizer):
+    """The model's own tokenizer."""
+
+    def __init__(self, llama: LlamaBase) -> None:
+        self._tokenizer = llama._engine_tokenizer
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of UTF-8 text (invalid bytes are dropped); BOS only if the model wants one."""
+        tokenizer = self._tokenizer
+        bos = [tokenizer.bos_id] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else []
+        return bos + tokenizer.encode(text.decode("utf-8", "ignore"), special=special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Bytes of ids; control tokens are left out unless special. Byte-level pieces do not depend on prev_tokens."""
+        tokenizer = self._tokenizer
+        known = (
+            int(t) for t in tokens if special or t >= tokenizer.n_vocab or not tokenizer.is_control(int(t))
+        )
+        return b"".join(piece(tokenizer, t) for t in known)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of text."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos=add_bos, special=special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")
+
+    @classmethod
+    def from_ggml_file(cls, path: str) -> LlamaTokenizer:
+        """The tokenizer of a model file, without its weights."""
+        from .llama import Llama
+
+        return cls(Llama(model_path=path, vocab_only=True))
+
+
+class LlamaHFTokenizer(BaseLlamaTokenizer):
+    """A transformers tokenizer."""
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        self.hf_tokenizer = hf_tokenizer
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of UTF-8 text; special adds the tokenizer's own special tokens."""
+        return self.hf_tokenizer.encode(text.decode("utf-8", "ignore"), add_special_tokens=special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Bytes of ids, as they read after prev_tokens."""
+        before = list(prev_tokens or ())
+        texts = [
+            self.hf_tokenizer.decode(ids, skip_special_tokens=not special).encode("utf-8", "ignore")
+            for ids in (before + list(tokens), before)
+            if ids
+        ]
+        return texts[0][len(texts[1]) if before else 0 :] if texts else b""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str) -> LlamaHFTokenizer:
+        """Load by name; needs the transformers package."""
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            raise ImportError("LlamaHFTokenizer needs transformers: pip install transformers") from None
+        return cls(AutoTokenizer.from_pretrained(pretrained_model_name_or_path=pretrained_model_name_or_path))

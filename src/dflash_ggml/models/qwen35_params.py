@@ -1,0 +1,181 @@
+"""Hyper-parameters of a target model: GGUF architecture `qwen35` (Qwen3.5 and later, dense, every size)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..files.gguf import F32, GGUFFile, StringArray
+from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
+
+ARCH = "qwen35"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParams:
+    """Sizes of the trunk; blocks for multi-token prediction, last in the file, are neither counted nor used.
+
+    A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`).
+    """
+
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_vocab: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_rot: int  # leading dimensions of a head that rotate
+    rope_theta: float
+    rms_eps: float
+    conv_kernel: int
+    ssm_state: int  # S: key and value dimension of a delta-net head
+    ssm_k_heads: int
+    ssm_v_heads: int  # value head h reads key head h % ssm_k_heads
+    ssm_inner: int  # ssm_v_heads * ssm_state
+    recurrent: tuple[bool, ...]  # [n_layers]
+    n_ctx_train: int
+    tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of a delta-net layer's convolution: q, k and v side by side."""
+        return 2 * self.ssm_k_heads * self.ssm_state + self.ssm_inner
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> TargetParams:
+        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+        if file.arch != ARCH:
+            raise file.error(f"key 'general.architecture': {file.arch!r} is no target (expected {ARCH!r})")
+
+        def count(key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None) -> int:
+            key = f"{ARCH}.{key}"
+            if default is not None and key not in file.metadata:
+                return default
+            return in_range(file.error, f"key {key!r}", file.require(key, int), low, high)
+
+        def number(key: str) -> float:
+            return positive(file.error, f"key '{ARCH}.{key}'", file.require(f"{ARCH}.{key}", float))
+
+        blocks = count("block_count", MAX_LAYERS)
+        trunk = blocks - count("nextn_predict_layers", blocks - 1, 0, default=0)
+        embedding = file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise file.error("tensor 'token_embd.weight' is missing or not a matrix")
+        params = cls(
+            n_layers=trunk,
+            n_embd=count("embedding_length"),
+            n_ff=count("feed_forward_length"),
+            n_vocab=embedding.shape[1],
+            n_heads=count("attention.head_count", MAX_HEADS),
+            n_kv_heads=count("attention.head_count_kv", MAX_HEADS),
+            head_dim=count("attention.key_length"),
+            n_rot=count("rope.dimension_count"),
+            rope_theta=number("rope.freq_base"),
+            rms_eps=number("attention.layer_norm_rms_epsilon"),
+            conv_kernel=count("ssm.conv_kernel", 64, 2),
+            ssm_state=count("ssm.state_size"),
+            ssm_k_heads=count("ssm.group_count", MAX_HEADS),
+            ssm_v_heads=count("ssm.time_step_rank", MAX_HEADS),
+            ssm_inner=count("ssm.inner_size"),
+            recurrent=_recurrent(
+                file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4)
+            ),
+            n_ctx_train=count("context_length", 1 << 31),
+            tied_head="output.weight" not in file.tensors,
+        )
+        params._check_relations(file)
+        params._check_rope(file)
+        shapes = params.tensor_shapes()
+        check_tensors(file.error, file.tensors, shapes, ignored=lambda name: trunk <= _block(name) < blocks)
+        for name, shape in shapes.items():
+            if (len(shape) == 1 or name.endswith("ssm_conv1d.weight")) and file.tensors[name].type != F32:
+                raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
+        return params
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor that the graph uses."""
+        d, keys, values = self.n_embd, self.ssm_k_heads * self.ssm_state, self.ssm_inner
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_embd.weight": (d, self.n_vocab),
+            "output_norm.weight": (d,),
+        }
+        if not self.tied_head:
+            shapes["output.weight"] = (d, self.n_vocab)
+        common = {
+            "attn_norm.weight": (d,),
+            "post_attention_norm.weight": (d,),
+            "ffn_gate.weight": (d, self.n_ff),
+            "ffn_up.weight": (d, self.n_ff),
+            "ffn_down.weight": (self.n_ff, d),
+        }
+        attention = {
+            "attn_q.weight": (d, 2 * self.n_heads * self.head_dim),  # per head: query rows, then gate rows
+            "attn_k.weight": (d, self.n_kv_heads * self.head_dim),
+            "attn_v.weight": (d, self.n_kv_heads * self.head_dim),
+            "attn_output.weight": (self.n_heads * self.head_dim, d),
+            "attn_q_norm.weight": (self.head_dim,),
+            "attn_k_norm.weight": (self.head_dim,),
+        }
+        delta_net = {
+            "attn_qkv.weight": (d, 2 * keys + values),
+            "attn_gate.weight": (d, values),
+            "ssm_conv1d.weight": (self.conv_kernel, 2 * keys + values),
+            "ssm_dt.bias": (self.ssm_v_heads,),
+            "ssm_a": (self.ssm_v_heads,),
+            "ssm_alpha.weight": (d, self.ssm_v_heads),
+            "ssm_beta.weight": (d, self.ssm_v_heads),
+            "ssm_norm.weight": (self.ssm_state,),
+            "ssm_out.weight": (values, d),
+        }
+        for i, recurrent in enumerate(self.recurrent):
+            layer = common | (delta_net if recurrent else attention)
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+        return shapes
+
+    def _check_relations(self, file: GGUFFile) -> None:
+        """Sizes that must divide or equal each other do."""
+        value_dim = file.get(f"{ARCH}.attention.value_length", int)
+        values = f"{self.ssm_v_heads} value heads of {self.ssm_state}"
+        for key, holds, expected in (
+            ("attention.value_length", value_dim in (None, self.head_dim), f"the key length {self.head_dim}"),
+            ("attention.head_count_kv", self.n_heads % self.n_kv_heads == 0, f"a divisor of {self.n_heads}"),
+            ("rope.dimension_count", self.n_rot in range(2, self.head_dim + 1, 2), "even, within a head"),
+            ("ssm.group_count", self.ssm_v_heads % self.ssm_k_heads == 0, f"a divisor of {self.ssm_v_heads}"),
+            ("ssm.inner_size", self.ssm_inner == self.ssm_v_heads * self.ssm_state, values),
+        ):
+            if not holds:
+                raise file.error(f"key '{ARCH}.{key}': {file.metadata[f'{ARCH}.{key}']}, not {expected}")
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, StringArray) and len(tokens) != self.n_vocab:
+            raise file.error(f"key 'tokenizer.ggml.tokens': {len(tokens)} tokens (expected {self.n_vocab})")
+
+    def _check_rope(self, file: GGUFFile) -> None:
+        """Plain rotary positions give the right angles: no scaling, no pair on an axis that text lacks."""
+        scaling = file.get(f"{ARCH}.rope.scaling.type", str)
+        if scaling not in (None, "none"):
+            raise file.error(f"key '{ARCH}.rope.scaling.type': {scaling!r} is not supported, only 'none'")
+        key = f"{ARCH}.rope.dimension_sections"
+        sections = file.get_array(key, int)
+        if sections is None:
+            return
+        # Pair j follows axis j % 3 while j < 3 * sections[j % 3], else the fourth axis.
+        if len(sections) < 3 or any(j >= 3 * sections[j % 3] for j in range(self.n_rot // 2)):
+            raise file.error(f"key {key!r}: {sections} do not cover the {self.n_rot // 2} rotated pairs")
+
+
+def _block(name: str) -> int:
+    """The block that a tensor belongs to, -1 for the tensors outside the blocks."""
+    match = re.match(r"blk\.(\d{1,6})\.", name)
+    return int(match[1]) if match else -1
+
+
+def _recurrent(file: GGUFFile, blocks: int, trunk: int, interval: int) -> tuple[bool, ...]:
+    """Which trunk layers are recurrent: an explicit array wins over the interval of the attention layers."""
+    key = f"{ARCH}.attention.recurrent_layers"
+    flags = file.get_array(key, bool)
+    if flags is None:
+        return tuple((i + 1) % interval != 0 for i in range(trunk))
+    if len(flags) not in (blocks, trunk):
+        raise file.error(f"key {key!r} has {len(flags)} entries (expected {blocks})")
+    return tuple(flags[:trunk])

@@ -1,0 +1,52 @@
+"""A decoding step as clients may see it: the candidate tree, its texts and the accepted path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..engine.engine import Step
+    from ..text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step. Node 0 is the root (the pending token); `path`: the accepted nodes, root first; `emitted`: the
+    texts that the step added. A step without a draft has no nodes."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    texts: tuple[str, ...]
+    log_probs: tuple[float, ...]
+    path: tuple[int, ...]
+    accepted: int
+    emitted: tuple[str, ...]
+    mode: str
+    times: dict[str, float]
+
+    @classmethod
+    def of(cls, step: Step, tokenizer: Tokenizer) -> StepView:
+        """The view of an engine's Step."""
+
+        def text(token: int) -> str:
+            return tokenizer.token_bytes(int(token)).decode("utf-8", "replace")
+
+        tree = step.tree
+        tokens = tuple(int(t) for t in tree.tokens) if tree is not None else ()
+        names = ("draft", "tree", "verify", "commit", "host")
+        return cls(
+            tokens=tokens,
+            parents=tuple(int(p) for p in tree.parents) if tree is not None else (),
+            texts=tuple(text(t) for t in tokens),
+            log_probs=tuple(round(float(p), 4) for p in tree.log_probs) if tree is not None else (),
+            path=tuple(int(i) for i in step.path),
+            accepted=int(step.n_accepted),
+            emitted=tuple(text(t) for t in step.tokens),
+            mode=step.mode,
+            times={n: round(float(getattr(step.timings, n)), 3) for n in names},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -1,0 +1,196 @@
+"""One generation from prepared token ids: prefill, decode, count; events out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..decode.sampling import Processor, Sampler
+from ..errors import ConfigError, ContextOverflowError
+from .events import Begin, Event, Finish, FinishReason, Progress, PromptLogprobs, TokenLogprob, Usage, merged
+from .prompt_state import PromptState
+from .requests import GenerationOptions
+from .sinks import ChatSink, TextSink
+from .token_rows import RowTap, piece, token_logprob
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine, Step
+
+
+class Generation:
+    """Runs once. grammar: processor to apply after the caller's own; boundaries: message starts in ids."""
+
+    def __init__(
+        self,
+        state: PromptState,
+        ids: Sequence[int],
+        options: GenerationOptions,
+        sink: TextSink | ChatSink,
+        *,
+        grammar: Processor | None = None,
+        boundaries: Sequence[int] = (),
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.engine: Engine = state.engine
+        if len(ids) >= self.engine.n_ctx:
+            raise ContextOverflowError(
+                f"Requested tokens ({len(ids)}) exceed context window of {self.engine.n_ctx}"
+            )
+        bad = next((i for i in ids if not 0 <= i < self.engine.n_vocab), None)
+        if bad is not None:
+            raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {self.engine.n_vocab}")
+        self._state = state
+        self._ids = list(ids)
+        self._options = options
+        self._sink = sink
+        self._boundaries = boundaries
+        self._should_stop = should_stop
+        room = self.engine.n_ctx - len(ids)
+        wanted = options.max_tokens
+        self._limit = room if wanted is None or wanted <= 0 else min(wanted, room)
+        needs_rows = options.logprobs is not None or bool(options.stopping_criteria)
+        self._tap = RowTap() if needs_rows else None
+        taps = [self._tap] if self._tap is not None else []
+        grammars = [grammar] if grammar is not None else []
+        self._sampler = Sampler(
+            options.sampling, self.engine.n_vocab, [*taps, *options.logits_processor, *grammars]
+        )
+        self._text = np.empty(self.engine.n_ctx + 1, np.int32)  # prompt and output, for stopping criteria
+        self._text[: len(ids)] = ids
+        self._n_out = 0
+        self._n_said = 0
+        self._reason: FinishReason | None = None
+        self._steps = self._draft_n = self._accepted_n = 0
+        self._mode = "plain"
+        self._prompt_ms = self._predicted_ms = 0.0
+        self._cached_n = 0
+
+    def events(self, *, prompt_logprobs: bool = False) -> Generator[Event, None, None]:
+        """The events, in the order that module `events` promises."""
+        began = time.perf_counter()
+        try:
+            yield from self._prefill_rows(began) if prompt_logprobs else self._prefill(began)
+            if self._reason is None:
+                yield from self._decode()
+        except (Exception, KeyboardInterrupt):
+            self._state.reset()  # an interrupt may have torn the state
+            raise
+        self._sink.flush()
+        yield from self._drain()
+        yield self._usage()
+        reason = self._reason or "length"
+        if reason == "stop" and isinstance(self._sink, ChatSink) and self._sink.n_calls:
+            reason = "tool_calls"
+        yield Finish(reason, self._sink.stop_string)
+
+    def _prefill(self, began: float) -> Generator[Event, None, None]:
+        self._cached_n = self._state.seek(self._ids)
+        yield Begin(len(self._ids), self._cached_n)
+        todo = len(self._ids) - self._cached_n
+        done = self._cached_n
+        for done in self._state.advance(self._ids, self._cached_n, self._boundaries, self._should_stop):
+            yield Progress("prefill", done - self._cached_n, todo)
+        if done < len(self._ids):
+            self._reason = "cancelled"
+        self._prompt_ms = (time.perf_counter() - began) * 1e3
+
+    def _prefill_rows(self, began: float) -> Generator[Event, None, None]:
+        yield Begin(len(self._ids), 0)
+        tokenizer, n_top = self.engine.tokenizer, self._options.logprobs or 0
+        decoder = tokenizer.stream()
+        entries: list[TokenLogprob] = []
+        row, offset = None, 0
+        for i, (token, next_row) in enumerate(zip(self._ids, self._state.rows(self._ids), strict=True)):
+            if row is None:
+                entries.append(TokenLogprob(token, piece(tokenizer, token), None, (), offset))
+            else:
+                entries.append(token_logprob(tokenizer, row, token, n_top, offset))
+            offset += len(decoder.feed([token]))
+            row = next_row.copy()
+            yield Progress("prefill", i + 1, len(self._ids))
+            if self._should_stop is not None and self._should_stop():
+                self._reason = "cancelled"
+                break
+        self._prompt_ms = (time.perf_counter() - began) * 1e3
+        yield PromptLogprobs(tuple(entries))
+
+    def _decode(self) -> Generator[Event, None, None]:
+        options = self._options
+        self._state.spent()
+        steps: Any = self.engine.generate(
+            self._sampler,
+            max_tokens=self._limit,
+            mode=options.mode,
+            budget=options.budget,
+            stop=self._take,
+            should_stop=self._should_stop,
+        )
+        try:
+            while True:
+                began = time.perf_counter()
+                step = next(steps, None)
+                self._predicted_ms += (time.perf_counter() - began) * 1e3
+                if step is None:
+                    return
+                self._count(step)
+                if options.on_step is not None:
+                    options.on_step(step)
+                yield from self._drain()
+        finally:
+            steps.close()
+
+    def _take(self, token: int) -> bool:
+        """Called by the engine for every emitted token, in text order, inside the walk; True ends it there."""
+        tokenizer, options = self.engine.tokenizer, self._options
+        row: Any = self._tap.row if self._tap is not None else None
+        n = len(self._ids) + self._n_out
+        if any(criterion(self._text[:n], row) for criterion in options.stopping_criteria):
+            self._reason = "stop"
+            return True
+        self._text[n] = token
+        self._n_out += 1
+        if token in tokenizer.eog_ids:
+            self._reason = "stop"
+            return True
+        self._n_said += 1
+        entry = None
+        if options.logprobs is not None:
+            assert row is not None
+            entry = token_logprob(tokenizer, row, token, options.logprobs)
+        self._sink.push(token, entry)
+        self._reason = self._sink.finish
+        if self._reason is None and self._n_out >= self._limit:
+            self._reason = "length"
+        return self._reason is not None
+
+    def _count(self, step: Step) -> None:
+        if step.mode != "prefill":  # the first token comes from the prompt's own pass
+            self._steps += 1
+            self._mode = step.mode
+        self._draft_n += step.n_draft
+        self._accepted_n += step.n_accepted
+        if step.finish == "cancelled" and self._reason is None:
+            self._reason = "cancelled"
+
+    def _drain(self) -> Generator[Event, None, None]:
+        events, self._sink.events = self._sink.events, []
+        yield from merged(events)
+
+    def _usage(self) -> Usage:
+        plain = not self.engine.has_draft or (self._options.mode or self.engine.config.mode) == "plain"
+        return Usage(
+            prompt_n=len(self._ids),
+            cached_n=self._cached_n,
+            predicted_n=self._n_said,
+            reasoning_n=self._sink.reasoning_n,
+            steps=self._steps,
+            draft_n=self._draft_n,
+            draft_n_accepted=self._accepted_n,
+            prompt_ms=self._prompt_ms,
+            predicted_ms=self._predicted_ms,
+            mode=self._mode,
+            budget=0 if plain else self._options.budget or self.engine.config.budget,
+        )

@@ -1,0 +1,111 @@
+"""Brings an engine's state to a prompt: goes on from what is live, restores a snapshot, or starts over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .prefix_cache import PrefixCache, common_prefix
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..state.snapshot import Snapshot
+
+
+class PromptState:
+    """The engine's state seen as a prefix of token ids; the only place that resets or restores it."""
+
+    def __init__(self, engine: Engine, cache: PrefixCache) -> None:
+        self.engine = engine
+        self.cache = cache
+        self._row_valid = False  # whether engine.logits belongs to the last committed token
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a snapshot back; raises ConfigError if the engine cannot."""
+        self.engine.restore(snapshot)
+        self._row_valid = False
+
+    def reset(self) -> None:
+        """An empty context."""
+        self.engine.reset()
+        self._row_valid = False
+
+    def evaluated(self) -> None:
+        """The caller has prefilled: the engine's logits are those of its last token."""
+        self._row_valid = True
+
+    def holds(self, ids: Sequence[int] | NDArray[np.int32]) -> bool:
+        """Whether the state is exactly ids, with the logits after them."""
+        live = self.engine.tokens
+        return self._row_valid and len(live) == len(ids) and common_prefix(live, ids) == len(ids)
+
+    def spent(self) -> None:
+        """The engine is about to decode from its logits: they are gone afterwards."""
+        self._row_valid = False
+
+    def seek(self, ids: Sequence[int]) -> int:
+        """Make the state the longest known prefix of ids; its length, which is len(ids) only with valid logits."""
+        live = self.engine.tokens
+        shared = common_prefix(live, ids)
+        goes_on = shared == len(live) and (shared < len(ids) or (self._row_valid and shared > 0))
+        kept = self.cache.best(ids, len(ids) - 1, self.engine.can_restore)
+        start = shared if goes_on else len(kept.tokens) if kept is not None else 0
+        if kept is not None and len(kept.tokens) > start:
+            goes_on, start = False, len(kept.tokens)
+        if not goes_on:
+            self._park(live, shared)
+            if kept is None:
+                self.reset()
+            else:
+                self.restore(kept)
+        if start:
+            self.cache.hits += 1
+        else:
+            self.cache.misses += 1
+        return start
+
+    def advance(
+        self,
+        ids: Sequence[int],
+        start: int,
+        boundaries: Sequence[int],
+        should_stop: Callable[[], bool] | None,
+    ) -> Iterator[int]:
+        """Prefill ids[start:] in pieces, keeping snapshots on the way; yields how many tokens are in after each."""
+        snapshots = set(self.cache.plan(ids, start, boundaries))
+        batch = self.engine.config.n_batch
+        position = start
+        for stop in [*sorted(snapshots), len(ids)]:
+            while position < stop:
+                if should_stop is not None and should_stop():
+                    return
+                end = min(position + batch, stop)
+                self._row_valid = False
+                self.engine.prefill(ids[position:end])
+                self._row_valid = True
+                position = end
+                yield position
+            if stop in snapshots:
+                self.cache.put(self.engine.snapshot(with_rows=False))
+        self.cache.sweep(self.engine.can_restore)
+
+    def rows(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """From an empty context, the logits row float32 [V] after each token: one forward per token, so slow."""
+        self.reset()
+        for token in ids:
+            self.engine.prefill([token])
+            self._row_valid = True
+            yield self.engine.logits
+
+    def _park(self, live: Sequence[int], shared: int) -> None:
+        """Another conversation will write over this one's K/V rows: complete its last snapshot with them.
+
+        The last snapshot, not the live state, because a template may render the answer after it differently.
+        """
+        last = self.cache.best(live, len(live), self.engine.can_restore)
+        if last is not None and last.rows is None and len(last.tokens) > shared:
+            self.engine.restore(last)
+            self.cache.put(self.engine.snapshot(with_rows=True))

@@ -1,0 +1,107 @@
+"""What can be asked of a session: typed requests that name every parameter that is honoured, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args
+
+import numpy as np
+
+from ..config import Mode
+from ..decode.sampling import SamplingParams
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..engine.engine import Step
+    from ..text.template import ChatTemplate
+
+# (ids so far int32 [n], scores float32 [V]) -> scores float32 [V]; may change `scores` in place
+LogitsProcessorFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
+StoppingCriterionFn = Callable[[np.ndarray, np.ndarray], bool]
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A constraint on the visible text. `text` is the schema (JSON text), pattern or grammar; unused for json_object."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """tool_choice: this tool must be called."""
+
+    name: str
+
+
+ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """What completions and chats share.
+
+    max_tokens: None fills the context. logprobs: None for none, else how many alternatives per token (0 is allowed).
+    mode and budget override the engine's speculation for this request. on_step sees every engine step.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    grammar: GrammarSpec | None = None
+    logprobs: int | None = None
+    logits_processor: tuple[LogitsProcessorFn, ...] = ()
+    stopping_criteria: tuple[StoppingCriterionFn, ...] = ()
+    mode: Mode | None = None
+    budget: int | None = None
+    on_step: Callable[[Step], None] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+            raise ConfigError("stop: expected a sequence of strings")
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise ConfigError(f"mode: {self.mode!r} is none of {', '.join(get_args(Mode))}")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(f"budget: expected 1 or more, got {self.budget}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise ConfigError(f"logprobs: expected 0 or more, got {self.logprobs}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(GenerationOptions):
+    """Continue a text or a token list.
+
+    suffix: ask for what belongs between prompt and suffix (suffix_first: show the model the suffix first).
+    prompt_logprobs: also report the prompt's own tokens; costs one target pass per prompt token.
+    """
+
+    prompt: str | Sequence[int]
+    suffix: str | None = None
+    suffix_first: bool = False
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(GenerationOptions):
+    """Answer a conversation; messages and tools in the shapes of OpenAI's chat completions.
+
+    stop strings and grammar bind the visible text only, not the reasoning. parallel_tool_calls False ends the answer
+    after one call. continue_final_message: the last message is from the assistant and is to be continued.
+    enable_thinking None leaves the choice to the template. split_reasoning False leaves reasoning in the text.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    response_format: Mapping[str, Any] | None = None
+    template: ChatTemplate | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    enable_thinking: bool | None = None
+    split_reasoning: bool = True
+    continue_final_message: bool = False

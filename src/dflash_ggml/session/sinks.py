@@ -1,0 +1,118 @@
+"""What emitted tokens become: text with stop strings, or the reasoning, text and tool calls of an assistant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..text.chat_parser import TAGS, ChatParser
+from ..text.stopping import StopStrings
+from ..text.tokenizer import Tokenizer
+from .events import Event, FinishReason, TextDelta, TokenLogprob
+
+
+class TextSink:
+    """Tokens in, TextDeltas out."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = tokenizer.stream()
+        self._stops = StopStrings(stop)
+        self._entries: list[TokenLogprob] = []
+        self._text_in = self._text_out = 0
+        self.events: list[Event] = []
+        self.finish: FinishReason | None = None
+        self.reasoning_n = 0
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found, if one was."""
+        return self._stops.matched
+
+    def push(self, token: int, logprob: TokenLogprob | None) -> None:
+        """Take the next token; `finish` is set when it completes a stop string."""
+        if logprob is not None:
+            self._entries.append(replace(logprob, offset=self._text_in))
+        text = self._decoder.feed([token]) if token < self._tokenizer.n_vocab else ""
+        self._text_in += len(text)
+        said, stopped = self._stops.feed(text)
+        self._say(said)
+        if stopped:
+            self.finish = "stop"
+
+    def flush(self) -> None:
+        """The output is over: say what was held back, unless a stop string ended it."""
+        if self._stops.matched is None:
+            said, stopped = self._stops.feed(self._decoder.flush())
+            self._say(said if stopped else said + self._stops.flush())
+
+    def _say(self, text: str) -> None:
+        self._text_out += len(text)
+        if text:
+            self.events.append(TextDelta(text, _settled(self._entries, self._text_out)))
+
+
+class ChatSink:
+    """Tokens in, the events of a ChatParser out. one_call: finish after the first tool call."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: ChatParser, stops: StopStrings, one_call: bool) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = tokenizer.stream()
+        self._parser = parser
+        self._stops = stops
+        self._one_call = one_call
+        ids = {tokenizer.id_of(tag): tag for tag in TAGS}
+        # tags that are control tokens have no text of their own
+        self._tags = {i: tag for i, tag in ids.items() if i is not None and tokenizer.is_control(i)}
+        self._entries: list[TokenLogprob] = []
+        self.events: list[Event] = []
+        self.finish: FinishReason | None = None
+        self.reasoning_n = 0
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was found in the visible text, if one was."""
+        return self._stops.matched
+
+    @property
+    def n_calls(self) -> int:
+        """Tool calls so far."""
+        return self._parser.n_calls
+
+    def push(self, token: int, logprob: TokenLogprob | None) -> None:
+        """Take the next token; `finish` is set when it completes a stop string or the only call allowed."""
+        parser = self._parser
+        self.reasoning_n += parser.in_reasoning
+        if logprob is not None and not (parser.in_reasoning or parser.in_call):
+            self._entries.append(replace(logprob, offset=parser.text_in))
+        if token in self._tags:
+            text = self._decoder.flush() + self._tags[token]
+        else:
+            text = self._decoder.feed([token]) if token < self._tokenizer.n_vocab else ""
+        self._take(parser.feed(text))
+        if parser.in_reasoning or parser.in_call:
+            # what is not settled by now was the tag
+            self._entries.clear()
+        if parser.stopped:
+            self.finish = "stop"
+        elif self._one_call and parser.n_calls and not parser.in_call:
+            self.finish = "tool_calls"
+
+    def flush(self) -> None:
+        """The output is over: say what was held back."""
+        self._take(self._parser.feed(self._decoder.flush()) + self._parser.flush())
+
+    def _take(self, events: list[Event]) -> None:
+        texts = [e for e in events if isinstance(e, TextDelta)]
+        for event in events:
+            if event is (texts[-1] if texts else None):
+                event = replace(event, logprobs=_settled(self._entries, self._parser.text_out))
+            self.events.append(event)
+
+
+def _settled(entries: list[TokenLogprob], end: int) -> tuple[TokenLogprob, ...] | None:
+    """Take the entries whose text begins before character `end`; None if there are none."""
+    n = sum(e.offset < end for e in entries)
+    taken = tuple(entries[:n])
+    del entries[:n]
+    return taken or None

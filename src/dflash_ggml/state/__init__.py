@@ -1,0 +1,1 @@
+"""What a sequence leaves in memory: caches, recurrent state, masks, snapshots, and the plan for it."""

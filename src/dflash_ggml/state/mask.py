@@ -1,0 +1,100 @@
+"""Attention masks that stay on the device: a step rewrites the few cache slots whose visibility changed, whatever the context.
+
+Attention wants [n_kv, width], slot fastest. Here each slot is a row of `width` columns, [width, n_rows], so that a slot is
+rewritten with one `set_rows`; the graph turns the part it needs over. Uploading whole masks would cost n_kv * width * 2
+bytes a step: 6 MB for 24 columns over 128k slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..ggml.device import F16, I32, Device, Store
+from ..ggml.graph import Graph
+
+HIDDEN = np.float16(-np.inf)
+# the mask values of 8 columns, from their bits: 1 = visible, lowest bit first
+_OF_BITS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.float16(0), HIDDEN
+)
+
+
+class SlotMask:
+    """Mask of one kind of pass. Slots below a pass's start are the committed prefix, the next ones its own columns.
+
+    window: a column at position p sees slots above p - window only (None: all).
+    """
+
+    def __init__(
+        self, device: Device, width: int, max_advance: int, n_rows: int, window: int | None = None
+    ) -> None:
+        """`width`: most columns of a pass; `max_advance`: most slots committed between two passes."""
+        self.device, self.width, self.window = device, width, window
+        self.n_changes = min(max_advance + width, n_rows)
+        self.n_rows = n_rows
+        self._store = Store(device, 1)
+        self._slots = self._store.tensor(F16, width, n_rows, name="mask slots")
+        self._store.allocate(clear=False)
+        self._below = self._above = (
+            0  # slots under `_below` are as a pass starting there left them, from `_above` on hidden
+        )
+        self._unwritten = True
+        self._steps = np.arange(self.n_changes, dtype=np.int32)
+
+    @property
+    def n_updates(self) -> int:
+        """Groups of slots that a pass rewrites: around its start, and where a window's edge moved."""
+        return 1 if self.window is None else 2
+
+    def build(self, g: Graph, name: str, n_kv: int, columns: int):
+        """The mask float16 [n_kv, columns] as part of graph `g`; `fill` provides its inputs `name`0, `name`1."""
+        slots = self._slots
+        for i in range(self.n_updates):
+            rows = g.input(f"{name}_rows{i}", I32, self.n_changes)
+            values = g.input(f"{name}_values{i}", F16, self.width, self.n_changes)
+            slots = g.set_rows(slots, values, rows)
+        return g.cont(g.transpose(g.view(slots, (columns, n_kv), (slots.nb[1],))))
+
+    def fill(
+        self, graph: Graph, name: str, start: int, seen_by: np.ndarray, valid: np.ndarray | None = None
+    ) -> None:
+        """Set the inputs for a pass at `start` whose own column j is seen by the columns seen_by[j]: uint8 [w, w / 8], bits.
+
+        Call `ran` once the pass has run: without it the next pass rewrites every slot.
+        valid: bool, slots of the prefix that hold something (None: all).
+        """
+        own = _OF_BITS.take(seen_by, 0).reshape(len(seen_by), -1)[:, : self.width]
+        low, high = min(self._below, start), max(self._above, start + len(own))
+        if self._unwritten or high - low > self.n_changes or start < self._below:
+            everything = np.empty((self.n_rows, self.width), np.float16)
+            self._write(everything, 0, start, own, valid)
+            self.device.write(self._slots, everything)
+            low = start
+        for i, first in enumerate([low] if self.window is None else [low, low - self.window + 1]):
+            first = max(0, min(first, self.n_rows - self.n_changes))
+            np.add(self._steps, first, graph.inputs[f"{name}_rows{i}"].array)
+            self._write(graph.inputs[f"{name}_values{i}"].array, first, start, own, valid)
+        self._below, self._above, self._unwritten = start, start + len(own), True
+
+    def ran(self) -> None:
+        """The pass that `fill` prepared has rewritten its slots."""
+        self._unwritten = False
+
+    def _write(
+        self, out: np.ndarray, first: int, start: int, own: np.ndarray, valid: np.ndarray | None
+    ) -> None:
+        """Fill out [slots, width] with the values of the slots from `first` on, for a pass at `start`."""
+        at = start - first  # of the own slots, which may begin before or end after the others
+        prefix = out[: max(at, 0)]
+        prefix[:] = 0
+        if valid is not None and not (held := valid[first : first + len(prefix)]).all():
+            prefix[~held] = HIDDEN
+        out[len(prefix) :] = HIDDEN
+        slots = out[max(at, 0) : max(at + len(own), 0)]
+        slots[:, : own.shape[1]] = own[max(-at, 0) :][: len(slots)]
+        if self.window is not None and at + self.width > self.window:
+            lag = np.arange(first, first + len(out))[:, None] - np.arange(start, start + self.width)
+            out[lag <= -self.window] = HIDDEN
+
+    def close(self) -> None:
+        self._store.close()

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, chat template, parsing, tools, grammars, stop strings. No model, no device."""

@@ -1,0 +1,63 @@
+"""What a chat request's grammar, response format and tools together demand of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from ..session.requests import ChatRequest, GrammarSpec, NamedTool
+from .chat_parser import CALL, TAGS
+from .grammar import response_format_spec
+from .template import ToolFormat
+from .tokenizer import Tokenizer
+from .tool_grammar import call_or_answer_grammar, forced_call_grammar, inner_call_grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar and where it binds: `after` a text or from the start of the answer; `repeat` after each such text."""
+
+    spec: GrammarSpec
+    after: str | None = None
+    repeat: bool = False
+
+
+def special_tags(tokenizer: Tokenizer) -> frozenset[str]:
+    """The think and tool tags that are control tokens of a vocabulary."""
+    ids = {tag: tokenizer.id_of(tag) for tag in TAGS}
+    return frozenset(tag for tag, i in ids.items() if i is not None and tokenizer.is_control(i))
+
+
+def chat_constraint(
+    request: ChatRequest, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], tags: frozenset[str]
+) -> Constraint | None:
+    """The one constraint that follows from a request, or None; schemas: tool name -> argument schema.
+
+    A forced tool_choice binds the answer to calls; a JSON response format with tool_choice "auto" to calls or such an
+    answer; a tool with "strict": true in "auto" binds every call that the model begins to its tool's schema.
+    Raises ConfigError for demands that contradict each other.
+    """
+    choice = request.tool_choice
+    answer = response_format_spec(request.response_format)
+    if request.grammar is not None and answer is not None:
+        raise ConfigError("grammar and response_format exclude each other: give one")
+    answer = answer or request.grammar
+    several = request.parallel_tool_calls and not isinstance(choice, NamedTool)
+    if isinstance(choice, NamedTool) or choice == "required":
+        if answer is not None:
+            raise ConfigError(
+                "tool_choice: a forced call and a grammar or response_format exclude each other"
+            )
+        tools = {choice.name: schemas[choice.name]} if isinstance(choice, NamedTool) else schemas
+        return Constraint(forced_call_grammar(tools, form, several=several, special_tags=tags))
+    callable_tools = bool(schemas) and choice == "auto"
+    if answer is not None and callable_tools and answer.kind in ("json_schema", "json_object"):
+        schema = answer.text or '{"type": "object"}'
+        return Constraint(call_or_answer_grammar(schemas, form, schema, several=several, special_tags=tags))
+    if answer is not None:
+        return Constraint(answer)
+    if callable_tools and any(t["function"].get("strict") for t in request.tools):
+        return Constraint(inner_call_grammar(schemas, form, special_tags=tags), after=CALL, repeat=True)
+    return None

@@ -1,0 +1,255 @@
+"""Constrained output: JSON schema, regex, GBNF and Lark through `llguidance`, as a logits processor.
+
+The processor is called once per emitted token with the true history, on the row of the tree node that was reached. It
+derives its state from that history alone, so drafts cannot disturb it: tokens it has not seen are consumed, tokens
+that are no longer there are rolled back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DflashError
+from ..session.requests import GrammarSpec
+from ..session.token_rows import piece
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from .tokenizer import Tokenizer
+
+# Blanks between JSON tokens are bounded, so that a model cannot idle in them until the context is full.
+JSON_OPTIONS = {"whitespace_pattern": r"[ \n\r\t]{0,40}"}
+
+
+class LlamaGrammar:
+    """A grammar object as llama-cpp-python users know it, plus `from_regex` and `from_lark`.
+
+    Nothing is compiled before it meets a vocabulary, so errors in the grammar appear at the first use.
+    """
+
+    def __init__(self, spec: GrammarSpec) -> None:
+        self.spec = spec
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
+        """From GBNF text."""
+        return cls(GrammarSpec("gbnf", grammar))
+
+    @classmethod
+    def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
+        """From a GBNF file. Raises ConfigError if it is empty, OSError if it cannot be read."""
+        text = Path(file).read_text(encoding="utf-8")
+        if not text.strip():
+            raise ConfigError(f"{file}: the grammar file is empty")
+        return cls.from_string(text, verbose=verbose)
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> LlamaGrammar:
+        """From a JSON schema, as text or as a mapping."""
+        return cls(json_schema_spec(json_schema))
+
+    @classmethod
+    def from_regex(cls, pattern: str) -> LlamaGrammar:
+        """From a regular expression that the whole output must match."""
+        return cls(GrammarSpec("regex", pattern))
+
+    @classmethod
+    def from_lark(cls, grammar: str) -> LlamaGrammar:
+        """From a Lark grammar in llguidance's dialect."""
+        return cls(GrammarSpec("lark", grammar))
+
+
+def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
+    """The constraint of a JSON schema. Raises ConfigError if a text is not JSON."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"json schema: not valid JSON: {error}") from None
+    if not isinstance(schema, (Mapping, bool)):
+        raise ConfigError("json schema: expected an object")
+    return GrammarSpec("json_schema", json.dumps(schema))
+
+
+def response_format_spec(response_format: Mapping[str, Any] | None) -> GrammarSpec | None:
+    """The constraint of an OpenAI `response_format` (None for text).
+
+    Understands {"type": "json_object"}, optionally with "schema", and {"type": "json_schema", "json_schema":
+    {"schema": ...}}. Raises ConfigError naming the field.
+    """
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = response_format.get("schema")
+        return GrammarSpec("json_object") if schema is None else json_schema_spec(schema)
+    if kind == "json_schema":
+        body = response_format.get("json_schema")
+        schema = body.get("schema") if isinstance(body, Mapping) else response_format.get("schema")
+        if schema is None:
+            raise ConfigError("response_format.json_schema.schema: missing")
+        return json_schema_spec(schema)
+    raise ConfigError(f"response_format.type: {kind!r} is none of text, json_object, json_schema")
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary. n_vocab: width of a logits row (at least the tokenizer's).
+
+    Raises ConfigError if llguidance is not installed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
+        self.tokenizer = tokenizer
+        self.n_vocab = n_vocab
+        self._library = _load_llguidance()
+        self._vocabulary: LLTokenizer | None = None
+
+    def matcher(self, spec: GrammarSpec) -> LLMatcher:
+        """A fresh matcher. Raises ConfigError with the compiler's message for a bad grammar."""
+        lib = self._library
+        try:
+            if spec.kind in ("json_schema", "json_object"):
+                schema = spec.text if spec.kind == "json_schema" else '{"type": "object"}'
+                grammar = lib.LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
+            elif spec.kind == "regex":
+                grammar = lib.LLMatcher.grammar_from_regex(spec.text)
+            elif spec.kind == "gbnf":
+                grammar = lib.grammar_from("gbnf", spec.text)
+            else:
+                grammar = lib.LLMatcher.grammar_from_lark(spec.text)
+        except ValueError as error:
+            raise ConfigError(f"grammar ({spec.kind}): {_one_line(error)}") from None
+        matcher = lib.LLMatcher(self._tokens(), grammar, log_level=0)
+        if matcher.is_error():
+            raise ConfigError(f"grammar ({spec.kind}): {_one_line(matcher.get_error())}")
+        return matcher
+
+    def processor(
+        self, spec: GrammarSpec, n_prompt: int, after: str | None = None, repeat: bool = False
+    ) -> GrammarProcessor:
+        """A logits processor for one generation; arguments as there."""
+        return GrammarProcessor(self.matcher(spec), self.tokenizer, n_prompt, after, repeat)
+
+    def _tokens(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            lib = self._library
+            self._vocabulary = lib.LLTokenizer(
+                lib.TokenizerWrapper(_Vocabulary(self.tokenizer)),
+                n_vocab=self.n_vocab,
+                eos_token=sorted(self.tokenizer.eog_ids),
+            )
+        return self._vocabulary
+
+
+class GrammarProcessor:
+    """(history int32 [n], scores float32 [V]) -> scores with -inf where the grammar forbids the token.
+
+    Binds what follows the first n_prompt tokens; with `after`, what follows that text in it; with `repeat`, once more
+    after each further occurrence when the grammar has been completed.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokenizer: Tokenizer,
+        n_prompt: int,
+        after: str | None = None,
+        repeat: bool = False,
+    ) -> None:
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._n_prompt = n_prompt
+        self._after = after.encode() if after else None
+        self._repeat = repeat
+        self._seen = np.empty(0, np.int32)
+        self._restart()
+
+    def __call__(self, history: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Raises DflashError if the history itself breaks the grammar or the grammar exceeds its limits."""
+        self._follow(np.asarray(history[self._n_prompt :], np.int32))
+        if self._start is None:
+            return scores
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        allowed = np.unpackbits(bits, bitorder="little", count=len(scores)).astype(bool)
+        return np.where(allowed, scores, np.float32(-np.inf))
+
+    def _restart(self) -> None:
+        self._matcher.reset()
+        self._start: int | None = (
+            None if self._after else 0
+        )  # index in _seen of the first token that is bound
+        self._tail = b""  # of the text in which `after` is looked for
+
+    def _follow(self, new: NDArray[np.int32]) -> None:
+        """Bring the matcher from the history of the last call to this one."""
+        n = min(len(self._seen), len(new))
+        if not np.array_equal(self._seen[:n], new[:n]):
+            n = int(np.flatnonzero(self._seen[:n] != new[:n])[0])
+        if n < len(self._seen):
+            if self._start is not None and n >= self._start:
+                self._matcher.rollback(len(self._seen) - n)
+            else:
+                self._restart()
+                n = 0
+        for i, token in enumerate(new[n:].tolist(), n):
+            if self._start is None:
+                self._look(token, i)
+            elif not self._matcher.consume_token(token):
+                raise DflashError(
+                    f"grammar: token {token} does not match it: {_one_line(self._matcher.get_error())}"
+                )
+            elif self._repeat and self._matcher.is_stopped():
+                self._restart()
+        self._seen = new.copy()
+
+    def _look(self, token: int, index: int) -> None:
+        assert self._after is not None
+        self._tail = self._tail[-len(self._after) :] + piece(self._tokenizer, token)
+        if self._after in self._tail:
+            self._start = index + 1
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise DflashError(f"grammar: {_one_line(self._matcher.get_error())}")
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        ids = range(tokenizer.n_vocab)
+        self.eos_token_id = (
+            min(tokenizer.eog_ids, default=0) if tokenizer.eos_id is None else tokenizer.eos_id
+        )
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(i) for i in ids]
+        self.special_token_ids = [i for i in ids if tokenizer.is_control(i)]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), special=False)
+
+
+def _load_llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise ConfigError(
+            "grammars, JSON schemas and forced tool calls need llguidance: pip install 'dflash-ggml[grammar]'"
+        ) from None
+    return llguidance
+
+
+def _one_line(error: object) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " / ".join(lines[:3])

@@ -1,0 +1,213 @@
+"""Chat templates: message normalisation, sandboxed rendering, and what a template says about tools and thinking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from ..errors import ConfigError
+
+ToolFormat = Literal["xml", "json"]
+ROLES = ("system", "user", "assistant", "tool")
+CHATML = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
+)
+
+_CONTINUE_MARK = "\x00continue\x00"  # never survives tokenisation of real text; cut off before it is seen
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks trained spans in some templates; for rendering it is transparent."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    env.filters["tojson"] = _tojson
+    env.globals["raise_exception"] = _raise_exception
+    env.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
+    return env
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once.
+
+    source: jinja2 text; bos_token, eos_token: their texts ("" if none). Raises ConfigError if it does not compile.
+    """
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        self.source = source
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"chat template does not compile: {error}") from None
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the template itself renders tool definitions."""
+        return "tools" in self.source
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls: "xml" (`<function=..>` with parameters) or "json" (name and arguments)."""
+        return "xml" if "<function=" in self.source else "json"
+
+    @property
+    def supports_thinking(self) -> bool:
+        """Whether the template reacts to enable_thinking."""
+        return "enable_thinking" in self.source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a conversation (messages as `normalise_messages` returns them).
+
+        continue_final_message: end inside the last message instead of opening a new one. kwargs go to the template.
+        Raises ConfigError with the template's own message when it refuses the conversation.
+        """
+        rows = [dict(m) for m in messages]
+        if continue_final_message:
+            if not rows or rows[-1]["role"] != "assistant":
+                raise ConfigError("messages: continuing needs a last message of role 'assistant'")
+            rows[-1]["content"] += _CONTINUE_MARK
+            add_generation_prompt = False
+        scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, **kwargs}
+        if tools:
+            scope["tools"] = [dict(t) for t in tools]
+        try:
+            text = self._template.render(messages=rows, add_generation_prompt=add_generation_prompt, **scope)
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+            raise ConfigError(f"messages: the chat template refused them: {error}") from None
+        if continue_final_message:
+            head, mark, _ = text.rpartition(_CONTINUE_MARK)
+            if not mark:
+                raise ConfigError(
+                    "messages: the chat template does not render the last assistant message verbatim"
+                )
+            text = head
+        return text
+
+    def generation_header(self) -> str:
+        """What the template appends to open the assistant's turn ("" if that cannot be told)."""
+        probe = [{"role": "user", "content": "x"}]
+        try:
+            closed, opened = self.render(probe, add_generation_prompt=False), self.render(probe)
+        except ConfigError:
+            return ""
+        return opened[len(closed) :] if opened.startswith(closed) else ""
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One dialect from several: plain-text content, roles of `ROLES`, tool-call arguments as mappings.
+
+    "developer" becomes "system", "function" becomes "tool", text parts are joined, a legacy function_call becomes a
+    tool call. Raises ConfigError naming the message and field.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise ConfigError("messages: expected a non-empty list of messages")
+    return [_normalise_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+
+
+def _normalise_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"{where}: expected an object with role and content")
+    said = message.get("role")
+    role = {"developer": "system", "function": "tool"}.get(str(said), said)
+    if role not in ROLES:
+        raise ConfigError(f"{where}.role: {said!r} is none of {', '.join(ROLES)}")
+    out: dict[str, Any] = {"role": role, "content": content_text(message.get("content"), f"{where}.content")}
+    calls = message.get("tool_calls") or []
+    if message.get("function_call"):
+        calls = [*calls, {"function": message["function_call"]}]
+    if calls:
+        if role != "assistant":
+            raise ConfigError(f"{where}.tool_calls: only an assistant message can carry tool calls")
+        out["tool_calls"] = [_normalise_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
+    for key in ("name", "tool_call_id"):
+        if message.get(key) is not None:
+            out[key] = message[key]
+    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    if reasoning is not None:
+        out["reasoning_content"] = str(reasoning)
+    return out
+
+
+def content_text(content: Any, where: str) -> str:
+    """The text of a message's content: a string, None, or a list of text parts. Raises ConfigError on other parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise ConfigError(f"{where}: expected a string or a list of text parts")
+    pieces = []
+    for i, part in enumerate(content):
+        if isinstance(part, str):
+            pieces.append(part)
+        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            pieces.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ConfigError(
+                f"{where}[{i}]: part of type {kind!r} is not supported, this model takes text only"
+            )
+    return "".join(pieces)
+
+
+def _normalise_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigError(f"{where}.function: expected an object with a name")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        # templates iterate over the arguments, OpenAI's dialect sends them as JSON text
+        try:
+            arguments = json.loads(arguments or "{}")
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{where}.function.arguments: not valid JSON: {error}") from None
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(f"{where}.function.arguments: expected a JSON object")
+    out = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    if call.get("id") is not None:
+        out["id"] = call["id"]
+    return out

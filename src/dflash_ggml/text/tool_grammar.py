@@ -1,0 +1,144 @@
+"""Grammars that make the model call a tool: any of several, or one by name, with arguments that fit its schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..session.requests import GrammarSpec
+from .grammar import JSON_OPTIONS
+from .template import ToolFormat
+from .tools import value_types
+
+Schemas = Mapping[str, Mapping[str, Any]]
+
+# keywords that free text between parameter tags cannot enforce; such tools are called in the JSON form
+_STRING_LIMITS = ("pattern", "format", "minLength", "maxLength", "contentEncoding")
+_OBJECT_LIMITS = (
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "not",
+    "if",
+    "patternProperties",
+    "dependentRequired",
+    "minProperties",
+)
+_BLOCKS = ("lead: /\\n{0,2}/", "gap: /\\n?/", 'block: CALL "\\n" call "\\n" END_CALL')
+_END_VALUE = "\n</parameter>\n"
+_INNER_ENDS = r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>"
+
+
+def forced_call_grammar(
+    schemas: Schemas, form: ToolFormat, *, several: bool, special_tags: frozenset[str] = frozenset()
+) -> GrammarSpec:
+    """A grammar of one call (or `several`) of the tools in `schemas` (name -> argument schema) and nothing else.
+
+    form: "xml" or "json", as the model was taught; special_tags: tags that are control tokens of the vocabulary.
+    """
+    start = f"start: lead block{' (gap block)*' if several else ''}"
+    return _grammar([start, *_BLOCKS], schemas, form, special_tags)
+
+
+def call_or_answer_grammar(
+    schemas: Schemas,
+    form: ToolFormat,
+    answer: str,
+    *,
+    several: bool,
+    special_tags: frozenset[str] = frozenset(),
+) -> GrammarSpec:
+    """As forced_call_grammar, or else a text that fits the JSON schema `answer` (JSON text)."""
+    schema = {**json.loads(answer), "x-guidance": JSON_OPTIONS}
+    start = f"start: lead (block{' (gap block)*' if several else ''} | answer)"
+    return _grammar([start, *_BLOCKS], schemas, form, special_tags, [f"answer: %json {json.dumps(schema)}"])
+
+
+def inner_call_grammar(
+    schemas: Schemas, form: ToolFormat, *, special_tags: frozenset[str] = frozenset()
+) -> GrammarSpec:
+    """What follows a `<tool_call>` tag that the model wrote of its own accord, to the closing tag."""
+    return _grammar(['start: "\\n" call "\\n" END_CALL'], schemas, form, special_tags)
+
+
+def _grammar(
+    start: list[str],
+    schemas: Schemas,
+    form: ToolFormat,
+    special_tags: frozenset[str],
+    more: Sequence[str] = (),
+) -> GrammarSpec:
+    for name, tag in (("END_CALL", "</tool_call>"), ("CALL", "<tool_call>")):
+        start = [line.replace(name, tag if tag in special_tags else _quote(tag)) for line in start]
+    rules, names = list(more), []
+    for i, (name, schema) in enumerate(schemas.items()):
+        as_text = form == "xml" and fits_parameter_form(schema)
+        rules += _parameter_rules(i, name, schema) if as_text else _json_rules(i, name, schema)
+        names.append(f"call_{i}")
+    head = [
+        "%llguidance {}",
+        *start,
+        f"call: {' | '.join(names)}",
+        # what the reader of calls takes for the end of a value must not stand inside one
+        f"text[suffix={_quote(_END_VALUE)}]: /(?s:.*)/ & ~/(?s:.*)({_INNER_ENDS})(?s:.*)/",
+    ]
+    return GrammarSpec("lark", "\n".join(head + rules) + "\n")
+
+
+def fits_parameter_form(schema: Mapping[str, Any]) -> bool:
+    """Whether arguments written as `<parameter=..>` text can be held to this schema."""
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping) or any(k in schema for k in _OBJECT_LIMITS):
+        return False
+    if not all(isinstance(k, str) and k and not any(c in k for c in "<>\n") for k in properties):
+        return False
+    if any(k not in properties for k in schema.get("required", ())):
+        return False
+    for sub in properties.values():
+        kinds = value_types(sub, schema)
+        if (
+            "string" in kinds
+            and isinstance(sub, Mapping)
+            and (any(k in sub for k in _STRING_LIMITS) or any("\n" in str(v) for v in sub.get("enum", ())))
+        ):
+            return False
+    return True
+
+
+def _json_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    head = '{"name": ' + json.dumps(name, ensure_ascii=False) + ', "arguments": '
+    schema = {"type": "object", **schema, "x-guidance": JSON_OPTIONS}
+    return [f'call_{i}: {_quote(head)} args_{i} "}}"', f"args_{i}: %json {json.dumps(schema)}"]
+
+
+def _parameter_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    required = set(schema.get("required", ()))
+    parts, rules = [], []
+    for j, (key, sub) in enumerate(schema.get("properties", {}).items()):
+        rule = f"p_{i}_{j}"
+        parts.append(rule if key in required else f"{rule}?")
+        rules.append(f"{rule}: {_quote(f'<parameter={key}>{chr(10)}')} {_value(sub, schema)}")
+    body = " ".join([_quote(f"<function={name}>\n"), *parts, _quote("</function>")])
+    return [f"call_{i}: {body}", *rules]
+
+
+def _value(sub: Any, root: Mapping[str, Any]) -> str:
+    kinds = value_types(sub, root) or frozenset(("string",))
+    sub = sub if isinstance(sub, Mapping) else {}
+    if "string" not in kinds:
+        sub = {
+            **{k: root[k] for k in ("$defs", "definitions") if k in root},
+            **sub,
+            "x-guidance": JSON_OPTIONS,
+        }
+        return f"%json {json.dumps(sub)} {_quote(_END_VALUE)}"
+    values = [sub["const"]] if "const" in sub else sub.get("enum")
+    if values:
+        words = [v if isinstance(v, str) else json.dumps(v) for v in values]
+        return f"({' | '.join(_quote(w) for w in words)}) {_quote(_END_VALUE)}"
+    return "text"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,398 @@
+"""`dflash-run` as a user meets it: most runs in this process, those that need pipes or signals in their own."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from reference import toys
+
+pytest.importorskip("dflash_ggml.ggml.bindings")
+
+from dflash_ggml.cli import run as cli
+from dflash_ggml.cli.report import Meter
+from dflash_ggml.cli.run import main
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.text.tokenizer import Tokenizer
+
+COMMAND = [sys.executable, "-m", "dflash_ggml", "-t", "1", "-ngl", "0"]
+# greedy text of the embedded target; over its first 24 tokens no second-best logit comes nearer than 1.0, so that
+# every mode writes it on every machine
+PROMPT = "class Point:\n    def __init__(self, x, y):\n"
+GREEDY = ["--temp", "0", "-n", "24", "-p", PROMPT]
+FIELDS = [
+    "text", "token_ids", "prompt_n", "predicted_n", "prompt_ms", "predicted_ms", "steps", "draft_n", "draft_n_accepted",
+    "acceptance_length", "mode", "budget", "finish_reason", "step_ms",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture()
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """run(*flags, stdin=b"") calls the program in this process, on one thread of the CPU."""
+
+    def call(*flags: str, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        try:
+            code = main(["-t", "1", "-ngl", "0", *flags])
+        except SystemExit as e:  # from argparse
+            code = int(e.code or 0)
+        return Result(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_target: Path) -> Tokenizer:
+    with GGUFFile(demo_target) as file:
+        return Tokenizer.from_gguf(file)
+
+
+@pytest.fixture(scope="module")
+def plain_text() -> str:
+    """What plain decoding in a process of its own writes for GREEDY."""
+    done = subprocess.run(
+        [*COMMAND, *GREEDY, "--mode", "plain"], capture_output=True, check=True, timeout=300
+    )
+    text = done.stdout.decode()
+    assert text.endswith("\n") and len(text.split()) >= 6
+    return text[:-1]
+
+
+# ---- what it writes
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain", "chain", "tree"])
+def test_text_and_statistics(run: Run, plain_text: str, mode: str) -> None:
+    """Every mode writes the same text; stdout holds nothing else, stderr one line of statistics."""
+    done = run(*GREEDY, "--mode", mode)
+    assert done.code == 0 and done.out == plain_text + "\n"
+    shown = {"auto": "tree 31", "chain": "chain 15", "tree": "tree 31"}.get(mode, mode)
+    assert done.err.count("\n") == 1 and "24 tokens at" in done.err and f"({shown}," in done.err
+
+
+@pytest.mark.parametrize(
+    ("mode", "budget", "offered"),
+    [("plain", None, 0), ("chain", None, 15), ("tree", None, 31), ("tree", 7, 7)],
+)
+def test_json(
+    run: Run, plain_text: str, tokenizer: Tokenizer, mode: str, budget: int | None, offered: int
+) -> None:
+    done = run(*GREEDY, "--mode", mode, "--json", *(["--budget", str(budget)] if budget else []))
+    assert done.code == 0 and done.err == ""
+    report = json.loads(done.out)
+    assert list(report) == FIELDS
+    assert report["text"] == plain_text == tokenizer.decode_bytes(report["token_ids"]).decode()
+    assert report["prompt_n"] == len(tokenizer.encode(PROMPT, special=False))
+    assert report["predicted_n"] == len(report["token_ids"]) == 24
+    assert (report["mode"], report["budget"], report["finish_reason"]) == (mode, offered, "length")
+    # the prompt's pass gave the first token, and every step one of the target's own beside the accepted ones
+    assert report["predicted_n"] == 1 + report["steps"] + report["draft_n_accepted"]
+    assert report["draft_n"] == offered * report["steps"]
+    assert report["acceptance_length"] == round((report["predicted_n"] - 1) / report["steps"], 4)
+    assert report["acceptance_length"] > 1 or mode == "plain"
+    assert list(report["step_ms"]) == ["draft", "tree", "verify", "commit", "host"]
+    times = [report["prompt_ms"], report["predicted_ms"], *report["step_ms"].values()]
+    assert all(isinstance(ms, float) and ms >= 0 for ms in times)
+
+
+def test_end_of_text(run: Run, tmp_path: Path) -> None:
+    """An end-of-generation token counts but is not text."""
+    target, draft = toys.write_pair(tmp_path, seed=2, special_logit=30.0)
+    done = run("-m", str(target), "-md", str(draft), "-p", "the", "--temp", "0", "--json")
+    report = json.loads(done.out)
+    assert done.code == 0 and report["finish_reason"] == "stop" and report["text"] == ""
+    assert report["predicted_n"] == 1 and report["steps"] == 0 and report["acceptance_length"] == 0
+
+
+def test_seed(run: Run) -> None:
+    texts = [run("-p", PROMPT, "-n", "16", "--temp", "1.5", "-s", seed).out for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_verbose(run: Run) -> None:
+    """-v tells the sizes, with --json too, and leaves stdout alone."""
+    for flags in (["-v"], ["-v", "--json"]):
+        done = run(*GREEDY[:-4], "-p", "x", "-n", "2", *flags)
+        assert (
+            done.code == 0 and "target weights" in done.err and "MiB" in done.err and "1 threads" in done.err
+        )
+        assert "MiB" not in done.out
+    assert json.loads(done.out)["predicted_n"] == 2
+
+
+def test_no_draft(run: Run, alone: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a draft to be found, auto decodes plainly and says so."""
+    report = json.loads(run("-m", str(alone), "-p", "x", "-n", "2", "--json").out)
+    assert report["mode"] == "plain" and report["draft_n"] == 0
+    assert "no draft beside" in caplog.text and "-md" in caplog.text
+
+
+def test_progress_on_a_terminal() -> None:
+    """A bar that is gone at the end; nothing where nobody looks."""
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        meter = Meter(stream)
+        meter.bytes("target", 1 << 20, 4 << 20)
+        meter.tokens(512, 512)
+        meter.clear()
+    assert "target [######....." in terminal.getvalue() and "1/4 MiB" in terminal.getvalue()
+    assert "512/512 tokens" in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+    assert pipe.getvalue() == ""
+
+
+# ---- where the prompt comes from
+
+
+def test_prompt_sources(run: Run, tmp_path: Path) -> None:
+    """-p, -f, - and a pipe without any flag are the same; line ends and non-ASCII text stay as they are."""
+    text = "# Größe → 尺寸\r\nclass Point:\n"
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(text.encode())
+    short = ["--temp", "0", "-n", "6", "--mode", "plain", "--json"]
+    ways = [
+        run(*short, "-p", text),
+        run(*short, "--prompt", text),
+        run(*short, "-f", str(file)),
+        run(*short, "-", stdin=text.encode()),
+        run(*short, stdin=text.encode()),
+        run(*short, "-p", text, stdin=b"not this"),
+    ]
+    reports = [json.loads(way.out) for way in ways]
+    assert all(
+        r["token_ids"] == reports[0]["token_ids"] and r["prompt_n"] == reports[0]["prompt_n"] for r in reports
+    )
+
+
+def test_chat(run: Run, tokenizer: Tokenizer) -> None:
+    """--chat wraps the prompt in the template, with the system message if there is one."""
+    bare, chat, system = (
+        json.loads(run("-p", "Write a class.", "-n", "1", "--json", *flags).out)["prompt_n"]
+        for flags in ([], ["--chat"], ["--chat", "-sys", "Be brief."])
+    )
+    assert bare == len(tokenizer.encode("Write a class.")) < chat < system
+
+
+# ---- what it refuses
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, demo_target: Path) -> Path:
+    """The embedded target in a folder without a draft."""
+    file = tmp_path_factory.mktemp("alone") / "target.gguf"
+    file.symlink_to(demo_target)
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
+    """Files that are no use, beside `alone`."""
+    (alone.parent / "latin1.txt").write_bytes("Größe".encode("latin-1"))
+    (alone.parent / "empty.txt").touch()
+    (alone.parent / "text.gguf").write_text("This is not a model.")
+    (alone.parent / "cut.gguf").write_bytes(demo_target.read_bytes()[:100_000])
+    (alone.parent / "draft.gguf").symlink_to(demo_draft)
+    return alone.parent
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--bogus"], "--bogus"),
+        (["-p"], "-p/--prompt"),
+        (["-p", "x", "-n", "many"], "'many'"),
+        (["-p", "x", "--mode", "fast"], "'plain', 'chain', 'tree'"),
+        (["def f("], "--prompt"),
+        ([], "-f FILE"),
+        (["-p", ""], "empty"),
+        (["-f", "empty.txt"], "empty"),
+        (["-p", "x", "-f", "empty.txt"], "one prompt only"),
+        (["-f", "nothing.txt"], "nothing.txt: No such file"),
+        (["-f", "."], "Is a directory"),
+        (["-f", "latin1.txt"], "latin1.txt is not UTF-8 text (byte 2)"),
+        (["-p", "a\udcff"], "not UTF-8"),
+        (["-p", "x", "-sys", "y"], "--chat"),
+        (["-p", "x", "-n", "0"], "-n"),
+        (["-p", "x", "-n", "-2"], "-n"),
+        (["-p", "x", "--budget", "0"], "budget: 0 is outside 1..256"),
+        (["-p", "x", "--budget", "257"], "budget: 257 is outside 1..256"),
+        (["-p", "x", "-c", "-1"], "n_ctx"),
+        (["-p", "x", "-b", "0"], "n_batch"),
+        (["-p", "x", "-t", "0"], "n_threads"),
+        (["-p", "x", "-t", "99999"], "n_threads: 99999 is outside 1..512"),
+        (["-p", "x", "--temp", "nan"], "temperature"),
+        (["-p", "x", "--top-p", "1.5"], "top_p"),
+        (["-p", "x", "--min-p", "-1"], "min_p"),
+        (["-p", "x", "-m", "nothing.gguf"], "nothing.gguf does not exist"),
+        (["-p", "x", "-md", "nothing.gguf"], "nothing.gguf does not exist"),
+        (["-p", "x", "-m", "."], "not a regular file"),
+        (["-p", "x", "-md", "."], ".safetensors"),
+        (["-p", "x", "-m", "text.gguf"], "text.gguf: not a GGUF file"),
+        (["-p", "x", "-m", "cut.gguf"], "cut.gguf"),
+        (["-p", "x", "-m", "draft.gguf"], "'dflash' is no target"),
+        (["-p", "x", "-md", "target.gguf"], "'qwen35' is no draft"),
+        (["-p", "x", "-m", "target.gguf", "--mode", "tree"], "-md"),
+        (["-p", "x", "-m", "target.gguf", "--mode", "chain"], "-md"),
+        (["-p", "x = 1\n" * 20, "-c", "32"], "raise -c"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_refusals(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
+) -> None:
+    """One line that names the thing at fault, and exit code 2."""
+    monkeypatch.chdir(folder)
+    done = run(*flags)
+    assert done.code == 2 and done.out == ""
+    assert done.err.startswith("dflash-run: ") and done.err.count("\n") == 1 and words in done.err
+
+
+def test_prompt_that_just_fits(run: Run, tokenizer: Tokenizer) -> None:
+    """The context may be filled to its last token, and no further."""
+    n = len(tokenizer.encode(PROMPT))
+    report = json.loads(run("-p", PROMPT, "-c", str(n + 1), "--json").out)
+    assert report["predicted_n"] == 1 and report["finish_reason"] == "length"
+    assert run("-p", PROMPT, "-c", str(n)).code == 2
+
+
+def test_draft_of_another_model(run: Run, toy_pair: tuple[Path, Path]) -> None:
+    done = run("-p", "x", "-md", str(toy_pair[1]))
+    assert done.code == 2 and toy_pair[1].name in done.err and done.err.count("\n") == 1
+
+
+def test_model_without_a_chat_template(run: Run, toy_pair: tuple[Path, Path]) -> None:
+    done = run("-p", "x", "--chat", "-m", str(toy_pair[0]), "-md", str(toy_pair[1]))
+    assert done.code == 2 and "no chat template" in done.err
+
+
+def test_nothing_to_read_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With no prompt and nobody piping one, it asks for one instead of waiting."""
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert main([]) == 2
+    assert "no prompt" in capsys.readouterr().err
+
+
+# ---- Ctrl-C
+
+
+class StopAfter:
+    """Stands in for Interrupt: asked from the n-th question on."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __enter__(self) -> StopAfter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    @property
+    def asked(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("questions", [0, 1, 3])
+def test_interrupted_report(
+    run: Run, monkeypatch: pytest.MonkeyPatch, plain_text: str, questions: int
+) -> None:
+    """An interrupt during the prompt or the text: what there is so far, marked as cancelled."""
+    monkeypatch.setattr(cli, "Interrupt", lambda: StopAfter(questions))
+    done = run(*GREEDY, "--json")
+    report = json.loads(done.out)
+    assert done.code == 130 and report["finish_reason"] == "cancelled"
+    assert report["predicted_n"] == len(report["token_ids"]) < 24 and bool(report["token_ids"]) == (
+        questions > 0
+    )
+    assert plain_text.startswith(report["text"]) and list(report) == FIELDS
+
+
+def test_interrupt_while_reading_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C ends a program that waits for its prompt."""
+
+    class Waiting(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            signal.raise_signal(signal.SIGINT)
+            return b"never"
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Waiting()))
+    assert main(["-"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+# ---- as a process
+
+
+def start(*flags: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_help() -> None:
+    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, timeout=300)
+    assert "usage: dflash-run" in done.stdout and "--budget" in done.stdout and done.stderr == ""
+
+
+def test_interrupt() -> None:
+    """Ctrl-C while text streams: what was written stays, one line of statistics, exit code 130."""
+    with start("-p", "def f(", "--temp", "0", "-n", "-1", "--mode", "plain") as process:
+        assert process.stdout is not None
+        first = process.stdout.read(20)  # of some 4,100
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert len(first) == 20 and rest.endswith(b"\n")
+    assert err.count(b"\n") == 1 and b"tokens at" in err
+
+
+def test_reader_that_goes_away() -> None:
+    """`dflash-run ... | head -c 10` ends without a word."""
+    with start("-p", "def f(", "--temp", "0", "-n", "-1") as process:
+        assert process.stdout is not None
+        assert len(process.stdout.read(10)) == 10
+        process.stdout.close()
+        assert process.stderr is not None
+        err = process.stderr.read()
+        assert process.wait(300) == 0 and err == b""
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "words"),
+    [("<&-", 2, "prompt is empty"), ("-p x >&-", 0, "2 tokens"), ("-p x >/dev/full", 1, "No space left"), ("-p x 2>&-", 0, "")],
+)  # fmt: skip
+def test_standard_streams_closed_or_full(redirection: str, code: int, words: str) -> None:
+    line = f'exec "$@" -n 2 {redirection}'
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", *COMMAND], capture_output=True, check=False, text=True, timeout=300
+    )
+    assert done.returncode == code and words in done.stderr and done.stderr.count("\n") == (words != "")

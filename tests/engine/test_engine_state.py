@@ -1,0 +1,406 @@
+"""The state after commits, snapshots, stops and errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.tree import Tree
+from dflash_ggml.drafts.dflash.params import DraftFile
+from dflash_ggml.engine import loading
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
+from dflash_ggml.ggml import device
+from dflash_ggml.state.snapshot import row_slices
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture()
+def engine(toy_pair):
+    target, draft = toy_pair
+    with Engine.load(EngineConfig(target, draft, n_ctx=2048, kv_type="f32", reference=True, budget=48)) as e:
+        yield e
+
+
+def random_tree(rng: np.random.Generator, n_nodes: int, max_depth: int, n_vocab: int) -> Tree:
+    parents, depths = [-1], [0]
+    while len(parents) <= n_nodes:
+        parent = int(rng.integers(len(parents)))
+        if depths[parent] < max_depth:
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+    tokens = rng.integers(0, n_vocab, len(parents)).astype(np.int32)
+    return Tree(
+        tokens, np.array(parents, np.int32), np.array(depths, np.int32), np.zeros(len(parents), np.float32)
+    )
+
+
+def test_any_commits_equal_a_fresh_prefill(engine):
+    """60 random trees with random accepted paths: state, K/V and next logits are those of a prefill (1e-4 of their scale)."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, engine.n_vocab - 4, 5).tolist()
+    engine.prefill(tokens)
+    passes = engine.passes
+    for _ in range(60):
+        tree = random_tree(rng, int(rng.integers(1, 48)), passes.block - 1, engine.n_vocab - 4)
+        passes.verify(tree, len(tokens))
+        leaf = int(rng.integers(tree.width))
+        path = []
+        while leaf >= 0:
+            path.append(leaf)
+            leaf = int(tree.parents[leaf])
+        path.reverse()
+        passes.commit(path, len(tokens))
+        tokens += [int(tree.tokens[i]) for i in path]
+        passes.feed_path(len(tokens), path)
+    n = len(tokens)
+    state = [passes.device.read(t) for t in passes.state.live_tensors]
+    rows = [passes.device.read(t, n * t.nb[1] // 4) for t in row_slices(passes)]
+    probe = int(rng.integers(engine.n_vocab - 4))
+    logits = passes.logits_row(passes.linear([probe], n, True))
+    engine.reset()
+    engine.prefill(tokens)
+    for ours, fresh in zip(state, [passes.device.read(t) for t in passes.state.live_tensors]):
+        np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
+    for ours, t in zip(rows, row_slices(passes)):
+        fresh = passes.device.read(t, n * t.nb[1] // 4)
+        np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
+    np.testing.assert_allclose(logits, passes.logits_row(passes.linear([probe], n, True)), atol=1e-3)
+
+
+def test_verify_leaves_the_state_alone(engine):
+    rng = np.random.default_rng(1)
+    engine.prefill(rng.integers(0, 60, 20).tolist())
+    passes = engine.passes
+    before = [passes.device.read(t) for t in passes.state.live_tensors]
+    passes.verify(random_tree(rng, 40, 7, 60), 20)
+    for a, t in zip(before, passes.state.live_tensors):
+        assert np.array_equal(a, passes.device.read(t))
+
+
+def greedy_tokens(engine, n, **options) -> list[int]:
+    sampler = Sampler(GREEDY, engine.n_vocab)
+    return [
+        t for s in engine.generate(sampler, max_tokens=n, stop=lambda t: False, **options) for t in s.tokens
+    ]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_snapshot_goes_back(engine, with_rows):
+    """After a restore the same text follows, whatever was decoded in between."""
+    engine.prefill([3, 1, 4, 1, 5])
+    greedy_tokens(engine, 20)
+    prefix = engine.tokens
+    engine.prefill([7])
+    snapshot = engine.snapshot(with_rows)
+    first = greedy_tokens(engine, 40)
+    engine.restore(snapshot)
+    assert engine.tokens == [*prefix, 7]
+    assert greedy_tokens(engine, 40) == first
+    engine.reset()
+    engine.prefill([9, 9, 9])
+    if with_rows:
+        engine.restore(snapshot)
+        assert greedy_tokens(engine, 40) == first
+    else:
+        with pytest.raises(ConfigError, match="rows"):
+            engine.restore(snapshot)
+
+
+@pytest.mark.parametrize("between", ["prefill", "plain"])
+def test_the_draft_sees_what_was_committed(engine, between):
+    """The draft's context after trees, then something else, is that of a prefill: acceptance depends on it, text does not."""
+    engine.prefill([3, 1, 4, 1, 5])
+    greedy_tokens(engine, 25)
+    if between == "prefill":
+        engine.prefill([7, 8])
+    else:
+        engine.prefill([7])
+        greedy_tokens(engine, 20)
+        engine._plain_step(Sampler(GREEDY, engine.n_vocab), engine.tokens, lambda t: False, False, True)
+    n, passes = engine.n_tokens, engine.passes
+    assert passes.in_draft[:n].all()
+    rows = [passes.device.read(t, n * t.nb[1] // 4) for t in row_slices(passes)]
+    tokens = engine.tokens
+    engine.reset()
+    engine.prefill(tokens)
+    for ours, t in zip(rows, row_slices(passes)):
+        fresh = passes.device.read(t, n * t.nb[1] // 4)
+        np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
+
+
+def test_growth_keeps_the_text(toy_pair):
+    """A context that outgrows its first allocation continues as if it had been large from the start."""
+    target, draft = toy_pair
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, 60, 4200).tolist()
+    with Engine.load(EngineConfig(target, draft, n_ctx=8192, kv_type="f32", reference=True)) as e:
+        e.prefill(ids[:4000])
+        rows = e.passes.state.kv.n_rows
+        e.prefill(ids[4000:])
+        assert e.passes.state.kv.n_rows > rows
+        grown = greedy_tokens(e, 30)
+        e.reset()
+        e.prefill(ids)
+        assert greedy_tokens(e, 30) == grown
+
+
+def test_cancel_keeps_the_state_usable(engine):
+    engine.prefill([1, 2, 3])
+    asked = []
+
+    def should_stop() -> bool:
+        asked.append(1)
+        return len(asked) == 4
+
+    sampler = Sampler(GREEDY, engine.n_vocab)
+    steps = list(engine.generate(sampler, stop=lambda t: False, should_stop=should_stop))
+    assert steps[-1].finish == "cancelled" and steps[-1].tokens
+    out = [t for s in steps for t in s.tokens]
+    assert engine.tokens == [1, 2, 3, *out[:-1]]
+    engine.prefill([engine.pending])
+    rest = greedy_tokens(engine, 10)
+    engine.reset()
+    engine.prefill([1, 2, 3])
+    assert greedy_tokens(engine, len(out) + 10) == out + rest
+
+
+def test_closing_the_generator_keeps_the_state(engine):
+    engine.prefill([1, 2, 3])
+    steps = engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: False)
+    out = [t for _ in range(3) for t in next(steps).tokens]
+    steps.close()
+    assert engine.tokens == [1, 2, 3, *out[:-1]] and engine.pending == out[-1]
+
+
+def test_stop_inside_a_path_commits_the_cut_prefix(engine):
+    """A stop in the middle of an accepted path ends the text and the committed state there."""
+    engine.prefill([1, 2, 3])
+    text = greedy_tokens(engine, 60)
+    for at in range(1, 30):
+        engine.reset()
+        engine.prefill([1, 2, 3])
+        left = iter(range(at, -1, -1))
+        steps = list(engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: next(left) == 0))
+        assert [t for s in steps for t in s.tokens] == text[: at + 1] and steps[-1].finish == "stop"
+        assert engine.tokens == [1, 2, 3, *text[:at]]
+
+
+def test_interrupt_in_a_pass_asks_for_a_reset(engine, monkeypatch):
+    engine.prefill([1, 2, 3])
+    monkeypatch.setattr(engine.passes, "commit", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        greedy_tokens(engine, 20)
+    with pytest.raises(DeviceError, match="reset"):
+        engine.prefill([1])
+    monkeypatch.undo()
+    engine.reset()
+    engine.prefill([1, 2, 3])
+    assert len(greedy_tokens(engine, 5)) == 5
+
+
+def test_errors_come_before_work(engine):
+    with pytest.raises(ContextOverflowError, match="exceed context window of 2048"):
+        engine.prefill([1] * 2049)
+    with pytest.raises(ConfigError, match="vocabulary"):
+        engine.prefill([1, engine.n_vocab])
+    assert engine.tokens == []
+    with pytest.raises(ConfigError, match="prefill"):
+        next(engine.generate(Sampler(GREEDY, engine.n_vocab)))
+    engine.prefill([1])
+    with pytest.raises(ConfigError, match="budget"):
+        next(engine.generate(Sampler(GREEDY, engine.n_vocab), budget=200))
+
+
+def test_modes_need_a_draft(toy_pair):
+    with pytest.raises(ConfigError, match="draft"):
+        Engine.load(EngineConfig(toy_pair[0], mode="tree"))
+    with Engine.load(EngineConfig(toy_pair[0])) as e:
+        e.prefill([1, 2])
+        with pytest.raises(ConfigError, match="draft"):
+            next(e.generate(Sampler(GREEDY, e.n_vocab), mode="chain"))
+        assert len(greedy_tokens(e, 10)) == 10
+
+
+def test_draft_of_another_model_is_refused(toy_pair, demo_target):
+    with pytest.raises(ModelFileError, match=toy_pair[1].name):
+        Engine.load(EngineConfig(demo_target, toy_pair[1]))
+
+
+def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
+    """Window layers, which the newer drafts have, change what is drafted and never what is written."""
+    target, draft = toy_pair
+    opened = DraftFile.open
+
+    def with_windows(path, **options):
+        file = opened(path, **options)
+        file.params = replace(file.params, sliding_window=12, window_layers=(True, False))
+        return file
+
+    texts = []
+    for windows in (False, True):
+        if windows:
+            monkeypatch.setattr("dflash_ggml.engine.loading.DraftFile.open", with_windows)
+        with Engine.load(EngineConfig(target, draft, n_ctx=1024, kv_type="f32", reference=True)) as e:
+            assert len(e.passes.draft_masks) == 1 + windows
+            for mode in ("plain", "chain", "tree"):
+                e.reset()
+                e.prefill([5, 4, 3, 2, 1])
+                texts.append(greedy_tokens(e, 300, mode=mode))
+    assert all(text == texts[0] for text in texts)
+
+
+def test_a_foreign_snapshot_leaves_the_state_as_it_is(engine, demo_target):
+    with Engine.load(EngineConfig(demo_target, n_ctx=256, n_threads=1)) as other:
+        other.prefill([1, 2, 3])
+        foreign = other.snapshot()
+    engine.prefill([1, 2, 3])
+    with pytest.raises(ConfigError, match="snapshot"):
+        engine.restore(foreign)
+    assert engine.tokens == [1, 2, 3] and len(greedy_tokens(engine, 5)) == 5
+
+
+@pytest.mark.parametrize("options", [{"budget": 0}, {"budget": -1}, {"mode": "forest"}])
+def test_options_of_a_generation_are_checked(engine, options):
+    engine.prefill([1, 2, 3])
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        greedy_tokens(engine, 5, **options)
+    assert len(greedy_tokens(engine, 5)) == 5
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree"])
+def test_a_sampler_that_raises_leaves_the_state_whole(engine, mode):
+    """What was committed by then is that of a prefill, and goes on as such."""
+
+    class Fails(Sampler):
+        def sample(self, row, history=()):
+            if len(history) == 12:
+                raise RuntimeError("no such token")
+            return super().sample(row, history)
+
+    engine.prefill([1, 2, 3])
+    text = []
+    with pytest.raises(RuntimeError):
+        sampler = Fails(SamplingParams(temperature=1, seed=1), engine.n_vocab)
+        for step in engine.generate(sampler, mode=mode, stop=lambda t: False):
+            text += step.tokens
+    committed = engine.tokens
+    assert committed == [1, 2, 3, *text][: len(committed)]
+    engine.prefill([7])
+    rest = greedy_tokens(engine, 20)
+    engine.reset()
+    engine.prefill([*committed, 7])
+    assert greedy_tokens(engine, 20) == rest
+
+
+@pytest.mark.parametrize("part", ["draft", "masks"])
+def test_growth_that_does_not_fit_can_be_tried_again(toy_pair, monkeypatch, part):
+    """Memory that runs out half way through leaves caches and masks of one length in use."""
+    target, draft = toy_pair
+    ids = np.random.default_rng(3).integers(0, 60, 4200).tolist()
+    with Engine.load(EngineConfig(target, draft, n_ctx=8192, kv_type="f32", reference=True)) as e:
+        e.prefill(ids[:4000])
+
+        def full(*_):
+            raise DeviceError("no room")
+
+        if part == "draft":
+            monkeypatch.setattr(e.passes.draft_state.kv, "grow", full)
+        else:
+            monkeypatch.setattr("dflash_ggml.engine.passes.SlotMask", full)
+        with pytest.raises(DeviceError, match="no room"):
+            e.prefill(ids[4000:])
+        monkeypatch.undo()
+        e.reset()
+        e.prefill(ids[:100])
+        short = greedy_tokens(e, 20)
+        e.reset()
+        e.prefill(ids)
+        long = greedy_tokens(e, 20)
+    with Engine.load(EngineConfig(target, draft, n_ctx=8192, kv_type="f32", reference=True)) as e:
+        e.prefill(ids[:100])
+        assert greedy_tokens(e, 20) == short
+        e.reset()
+        e.prefill(ids)
+        assert greedy_tokens(e, 20) == long
+
+
+def test_an_interrupt_before_a_pass_runs_leaves_no_stale_mask(engine, monkeypatch):
+    """A pass whose inputs were filled but that never ran has not rewritten the mask's slots."""
+    engine.prefill([1, 2, 3])
+    text = greedy_tokens(engine, 60)
+    engine.reset()
+    engine.prefill([1, 2, 3])
+    steps = engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: False)
+    out = [t for _ in range(6) for t in next(steps).tokens]
+    fill = engine.passes.tree_mask.fill
+
+    def interrupted(*args):
+        fill(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.passes.tree_mask, "fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    monkeypatch.undo()
+    engine.prefill([engine.pending])
+    assert [*out, *greedy_tokens(engine, 60 - len(out))] == text
+
+
+def test_scratch_memory_that_could_not_grow_voids_the_graphs_in_it(engine, monkeypatch):
+    """ggml frees the old memory first."""
+    engine.prefill([1, 2, 3])
+    (graph,) = engine.passes._graphs.values()
+    assert graph.valid
+
+    class NoRoom:
+        def __getattr__(self, name):
+            return (lambda *_: False) if name == "ggml_gallocr_alloc_graph" else getattr(lib, name)
+
+    lib = device.lib
+    monkeypatch.setattr(device, "lib", NoRoom())
+    with pytest.raises(DeviceError, match="scratch"):
+        engine.passes.workspace.place(graph.cgraph)
+    assert not graph.valid
+
+
+def test_memory_dropped_unclosed_is_freed(engine, monkeypatch):
+    """What a load that fails half way leaves behind."""
+    freed = []
+
+    class Counting:
+        def __getattr__(self, name):
+            if name != "ggml_backend_buffer_free":
+                return getattr(lib, name)
+            return lambda buffer: (freed.append(1), lib.ggml_backend_buffer_free(buffer))
+
+    lib = device.lib
+    monkeypatch.setattr(device, "lib", Counting())
+    for close in (False, True):
+        store = device.Store(engine.passes.device, 1)
+        store.tensor(device.F32, 8)
+        store.allocate()
+        if close:
+            store.close()
+        del store
+        assert len(freed) == 1 + close
+
+
+def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
+    gpu = replace(device.list_devices()[-1], name="CUDA0", is_gpu=True)
+    monkeypatch.setattr(loading, "list_devices", lambda: [gpu])
+    chosen = loading.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
+    assert not chosen.is_gpu
+    chosen.close()
+
+
+def test_a_closed_engine_says_so(toy_pair):
+    e = Engine.load(EngineConfig(*toy_pair, n_ctx=512))
+    e.close()
+    with pytest.raises(DeviceError, match="closed"):
+        e.prefill([1])

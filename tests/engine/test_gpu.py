@@ -1,0 +1,162 @@
+"""The engine on a GPU against the engine on the CPU. Skipped where this build or machine has no GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_engine_state import random_tree
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.ggml.device import list_devices
+from dflash_ggml.state.snapshot import row_slices
+
+GPUS = [d for d in list_devices() if d.is_gpu]
+pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
+PROMPT_FILE = Path(__file__).resolve().parents[2] / "bench" / "prompts" / "python.jsonl"
+PROMPTS = [json.loads(line)["prompt"] for line in PROMPT_FILE.read_text().splitlines() if line.strip()][:50]
+GREEDY = SamplingParams(temperature=0)
+LOGITS_TOLERANCE = (
+    0.25  # Q8_0 products round activations in blocks, on both sides; logits spread over about 30
+)
+NEAR_TIE = 0.3
+
+
+@pytest.fixture(scope="module")
+def cpu(demo_target, demo_draft):
+    with Engine.load(EngineConfig(demo_target, demo_draft, n_gpu_layers=0)) as e:
+        yield e
+
+
+@pytest.fixture(scope="module")
+def gpu(demo_target, demo_draft):
+    with Engine.load(EngineConfig(demo_target, demo_draft)) as e:
+        assert e.passes.device.is_gpu
+        yield e
+
+
+def write(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[list[int], int]:
+    """Greedy tokens, and the passes they took."""
+    engine.reset()
+    engine.prefill(ids)
+    steps = list(engine.generate(Sampler(GREEDY, engine.n_vocab), max_tokens=n, mode=mode))
+    return [t for s in steps for t in s.tokens], len(steps) - 1
+
+
+def test_logits(cpu, gpu, capsys):
+    worst = 0.0
+    for prompt in PROMPTS:
+        ids = cpu.tokenizer.encode(prompt)
+        for engine in (cpu, gpu):
+            engine.reset()
+            engine.prefill(ids)
+        worst = max(worst, float(np.abs(cpu.logits - gpu.logits).max()))
+    with capsys.disabled():
+        print(f"\nlargest difference of a logit, GPU against CPU, over {len(PROMPTS)} prompts: {worst:.4f}")
+    assert worst < LOGITS_TOLERANCE
+
+
+def test_greedy_text(cpu, gpu, capsys):
+    """Text of 50 prompts equals the CPU's up to near-ties."""
+    forks = []
+    for prompt in PROMPTS:
+        ids = cpu.tokenizer.encode(prompt)
+        ours, reference = write(gpu, ids, "tree", 64)[0], write(cpu, ids, "tree", 64)[0]
+        at = next((i for i, (a, b) in enumerate(zip(ours, reference)) if a != b), None)
+        if at is None:
+            continue
+        cpu.reset()
+        cpu.prefill(ids + reference[:at])
+        forks.append(float(cpu.logits[reference[at]] - cpu.logits[ours[at]]))
+    with capsys.disabled():
+        print(f"\n{len(forks)} of {len(PROMPTS)} texts fork, gaps {sorted(round(f, 4) for f in forks)}")
+    assert all(abs(f) < NEAR_TIE for f in forks)
+
+
+def test_modes_agree(gpu):
+    """Plain, chain and tree on the GPU part at near-ties only."""
+    for prompt in PROMPTS[:12]:
+        ids = gpu.tokenizer.encode(prompt)
+        plain = write(gpu, ids, "plain", 64)[0]
+        for mode in ("chain", "tree"):
+            other = write(gpu, ids, mode, 64)[0]
+            at = next((i for i, (a, b) in enumerate(zip(plain, other)) if a != b), None)
+            if at is not None:
+                gpu.reset()
+                gpu.prefill(ids + plain[:at])
+                assert abs(gpu.logits[plain[at]] - gpu.logits[other[at]]) < NEAR_TIE
+
+
+def test_state_after_many_commits(gpu):
+    """200 random commits leave the state of a prefill of the same tokens (2 % of its scale: kernels differ by width)."""
+    rng, passes = np.random.default_rng(0), gpu.passes
+    gpu.reset()
+    tokens = rng.integers(0, gpu.n_vocab - 8, 5).tolist()
+    gpu.prefill(tokens)
+    for _ in range(200):
+        tree = random_tree(rng, int(rng.integers(1, 31)), passes.block - 1, gpu.n_vocab - 8)
+        passes.verify(tree, len(tokens))
+        leaf, path = int(rng.integers(tree.width)), []
+        while leaf >= 0:
+            path.append(leaf)
+            leaf = int(tree.parents[leaf])
+        path.reverse()
+        passes.commit(path, len(tokens))
+        tokens += [int(tree.tokens[i]) for i in path]
+        passes.feed_path(len(tokens), path)
+    n = len(tokens)
+    ours = [passes.device.read(t) for t in passes.state.live_tensors]
+    rows = [passes.device.read(t, n * t.ne[0]).astype(np.float32) for t in row_slices(passes)]
+    gpu.reset()
+    gpu.prefill(tokens)
+    for a, t in zip(ours, passes.state.live_tensors):
+        b = passes.device.read(t)
+        assert np.sqrt(np.mean((a - b) ** 2)) < 0.02 * np.sqrt(np.mean(b**2))
+    for a, t in zip(rows, row_slices(passes)):
+        b = passes.device.read(t, n * t.ne[0]).astype(np.float32)
+        assert np.sqrt(np.mean((a - b) ** 2)) < 0.02 * np.sqrt(np.mean(b**2))
+
+
+def test_acceptance(cpu, gpu, capsys):
+    """Tokens per pass equal the CPU's where the text is the same (1 % in the mean), and within noise over all prompts."""
+    for mode in ("chain", "tree"):
+        lengths, same = [], []
+        for prompt in PROMPTS:
+            found = [write(engine, engine.tokenizer.encode(prompt), mode, 96) for engine in (cpu, gpu)]
+            lengths.append([(len(tokens) - 1) / passes for tokens, passes in found])
+            same.append(found[0][0] == found[1][0])
+        on_cpu, on_gpu = np.array(lengths).T
+        difference = on_gpu - on_cpu
+        noise = difference.std(ddof=1) / len(difference) ** 0.5
+        with capsys.disabled():
+            print(
+                f"\n{mode}: {on_cpu.mean():.3f} tokens per pass on the CPU, {on_gpu.mean():.3f} on the GPU, "
+                f"standard error {noise:.3f}; {sum(same)} of {len(same)} texts equal"
+            )
+        equal = np.array(same)
+        assert abs(on_gpu[equal].mean() - on_cpu[equal].mean()) < 0.01 * on_cpu[equal].mean()
+        assert abs(difference.mean()) < 3 * noise + 0.01
+
+
+def test_graphs_are_replayed(gpu):
+    """A generation builds each graph once; from its third run on a CUDA graph is replayed."""
+    ids = gpu.tokenizer.encode(PROMPTS[0])
+    write(gpu, ids, "tree", 128)
+    built = gpu.passes.builds
+    write(gpu, ids, "tree", 128)
+    assert gpu.passes.builds == built
+
+
+def test_seeded_sampling(gpu):
+    """The same seed gives the same text twice."""
+    texts = []
+    for _ in range(2):
+        gpu.reset()
+        gpu.prefill(gpu.tokenizer.encode(PROMPTS[1]))
+        sampler = Sampler(SamplingParams(temperature=0.8, seed=7), gpu.n_vocab)
+        texts.append([t for s in gpu.generate(sampler, max_tokens=64, mode="tree") for t in s.tokens])
+    assert texts[0] == texts[1]

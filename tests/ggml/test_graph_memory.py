@@ -1,0 +1,71 @@
+"""How a graph's inputs reach the device and its results come back, with and without memory that the CPU may touch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_ggml.ggml import graph as ggml
+from dflash_ggml.ggml.device import F16, F32, I32, Device, Pinned, Store, Workspace
+from dflash_ggml.ggml.graph import Graph, packed
+
+SHAPES = {"a": (F32, 7), "b": (F16, 5, 3), "c": (I32, 1), "large": (F32, 300, 100), "d": (F16, 1)}
+
+
+class Counting:
+    """ggml's library that notes the size of every upload."""
+
+    def __init__(self, lib) -> None:
+        self.lib, self.sizes = lib, []
+
+    def __getattr__(self, name: str):
+        return getattr(self.lib, name)
+
+    def ggml_backend_tensor_set_async(self, backend, tensor, data, offset, size) -> None:
+        self.sizes.append(size)
+        self.lib.ggml_backend_tensor_set_async(backend, tensor, data, offset, size)
+
+
+@pytest.mark.parametrize("touchable", [True, False])
+def test_inputs_arrive_and_small_ones_together(monkeypatch: pytest.MonkeyPatch, touchable: bool) -> None:
+    counting = Counting(ggml.lib)
+    monkeypatch.setattr(ggml, "lib", counting)
+    if not touchable:
+        monkeypatch.setattr(ggml, "is_host", lambda t: False)
+    device = Device.cpu(1)
+    g = Graph(device, 64)
+    ints = packed(g, "ints", 3, 4)
+    results = {name: g.output(g.cont(g.input(name, *shape))) for name, shape in SHAPES.items()}
+    parts = [g.output(g.cont(t)) for t in ints]
+    g.place(Workspace(device))
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        for name in SHAPES:
+            array = g.inputs[name].array
+            array[...] = rng.integers(0, 100, array.shape)
+        g.inputs["ints"].array[:] = rng.integers(0, 100, 7)
+        given = {name: i.array.copy() for name, i in g.inputs.items()}
+        counting.sizes.clear()
+        g.run()
+        for name, t in results.items():
+            np.testing.assert_array_equal(device.read(t), given[name].ravel())
+        np.testing.assert_array_equal(np.concatenate([device.read(t) for t in parts]), given["ints"])
+        assert len(counting.sizes) == (0 if touchable else 2), "one for the small ones, one for the large"
+    g.close()
+
+
+def test_reads_through_pinned_memory_are_copies() -> None:
+    device = Device.cpu(1)
+    assert not len(device._pinned.array), "the CPU needs none"
+    device._pinned = Pinned(device.buffer_type, 64)
+    store = Store(device, 1)
+    t = store.tensor(I32, 40)
+    store.allocate()
+    values = np.arange(40, dtype=np.int32)
+    device.write(t, values)
+    first = device.read(t, 16)
+    np.testing.assert_array_equal(device.read(t, 5, offset=12), values[3:8])
+    np.testing.assert_array_equal(device.read(t), values)
+    np.testing.assert_array_equal(first, values[:16])
+    store.close()
+    device.close()

@@ -1,0 +1,58 @@
+"""Weights on the way to a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_ggml.errors import ModelFileError
+from dflash_ggml.ggml.device import BF16, F16, F32, Device, Workspace, list_devices
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.weights import Source, Weights, bf16_as_f16
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+
+
+def test_bf16_becomes_float16():
+    values = np.array([0.5, -3.0, 1024.0, 0.0], np.float32)
+    out = bf16_as_f16("w", Source(BF16, (4,), bf16(values)))
+    assert out.type == F16 and np.array_equal(np.frombuffer(out.data, np.float16).astype(np.float32), values)
+
+
+def test_bf16_beyond_float16_is_refused():
+    with pytest.raises(ModelFileError, match="tensor w"):
+        bf16_as_f16("w", Source(BF16, (1,), bf16(np.array([1e30], np.float32))))
+
+
+def test_other_types_pass_through():
+    s = Source(F32, (1,), np.zeros(4, np.uint8))
+    assert bf16_as_f16("w", s) is s
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_mapped_and_copied_tensors_read_the_same(aligned):
+    """A matrix multiplies right whether ggml uses the file's bytes in place or, misaligned, a copy."""
+    device = Device.cpu(1)
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(5, 64)).astype(np.float32)
+    room = np.zeros(matrix.nbytes + 64, np.uint8)
+    at = -room.ctypes.data % 32 + (0 if aligned else 4)
+    room[at : at + matrix.nbytes] = matrix.view(np.uint8).reshape(-1)
+    weights = Weights.load(device, {"w": Source(F32, (64, 5), room[at : at + matrix.nbytes])})
+    g = Graph(device, 16)
+    x = g.input("x", F32, 64)
+    y = g.output(g.mul_mat(weights["w"], x))
+    workspace = Workspace(device)
+    g.place(workspace)
+    vector = rng.normal(size=64).astype(np.float32)
+    g.inputs["x"].array[:] = vector
+    g.run()
+    np.testing.assert_allclose(device.read(y), matrix @ vector, rtol=1e-5, atol=1e-5)
+    for thing in (g, workspace, weights, device):
+        thing.close()
+
+
+def test_a_device_is_found():
+    assert any(not d.is_gpu for d in list_devices())

@@ -1,0 +1,512 @@
+"""Llama against the surface of llama_cpp.Llama: constructor, text completions, tokens, states. Toy engine, 5 s."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DflashError
+from dflash_ggml.llama.cache import LlamaDiskCache, LlamaRAMCache
+from dflash_ggml.llama.state import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
+from reference.toy_llama import ToyLlama
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("toy") / "toy.gguf"
+    path.touch()
+    return str(path)
+
+
+@pytest.fixture
+def llm(model_path: str) -> ToyLlama:
+    return ToyLlama(model_path)
+
+
+def text_of(chunks: Any) -> str:
+    return "".join(c["choices"][0]["text"] for c in chunks)
+
+
+# --- constructor
+
+
+def test_missing_file() -> None:
+    with pytest.raises(ValueError, match="^Model path does not exist: /nowhere/x.gguf$"):
+        ToyLlama("/nowhere/x.gguf")
+
+
+def test_options_without_meaning_warn_once_and_unknown_ones_are_swallowed(model_path: str) -> None:
+    with pytest.warns(UserWarning, match="no meaning.*: use_mlock, offload_kqv, numa$") as caught:
+        ToyLlama(model_path, numa=True, use_mlock=True, offload_kqv=False, n_parts=-1, f16_kv=True)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ToyLlama(model_path, rope_freq_base=10000.0, rope_freq_scale=1.0, n_parts=-1, flash_attn=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"embedding": True}, "embedding"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"rope_freq_base": 1e6}, "rope_freq_base"),
+        ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx"),
+        ({"type_k": 8, "type_v": 8}, "type_k=8"),
+        ({"type_k": 1}, "both the same"),
+        ({"kv_overrides": {"qwen35.block_count": 3}}, "qwen35.block_count"),
+        ({"mode": "fast"}, "mode"),
+        ({"chat_format": "llama-2"}, "Invalid chat handler: llama-2"),
+    ],
+)
+def test_what_would_change_the_results_is_refused(model_path: str, options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ToyLlama(model_path, **options).create_chat_completion([{"role": "user", "content": "x"}])
+
+
+def test_attributes_that_others_read(llm: ToyLlama) -> None:
+    assert llm.n_ctx() == llm.context_params.n_ctx == llm._n_ctx == 1024
+    assert llm.n_vocab() == llm._n_vocab == llm.toy.n_vocab and llm.n_embd() == 64
+    assert (llm.token_bos(), llm.token_eos()) == (-1, llm._token_eos)
+    assert llm.detokenize([llm.token_nl()]) == b"\n" and llm.pooling_type() == -1
+    assert llm.metadata["tokenizer.ggml.add_bos_token"] == "false"
+    assert llm.metadata["qwen35.rope.freq_base"] == "10000000.000000"
+    assert llm.metadata["qwen35.block_count"] == "4" and "tokenizer.ggml.tokens" not in llm.metadata
+    assert llm.chat_format == "chat_template.default" in llm._chat_handlers
+    assert llm.input_ids.dtype == np.intc and len(llm.input_ids) == 1024 and llm._scores_buffer is None
+    assert llm._is_hybrid and llm.cache is None and llm.last_n_tokens_size == 64
+    with pytest.raises(RuntimeError):
+        llm.create_embedding("x")
+    with pytest.raises(AttributeError, match="no libllama"):
+        llm.ctx
+
+
+# --- text completions
+
+
+def test_shape_of_a_completion(llm: ToyLlama) -> None:
+    out = llm("abc", max_tokens=4, seed=1)
+    assert (
+        out["id"].startswith("cmpl-")
+        and out["object"] == "text_completion"
+        and isinstance(out["created"], int)
+    )
+    assert out["model"] == llm.model_path and llm("abc", max_tokens=1, model="m")["model"] == "m"
+    assert set(out) == {"id", "object", "created", "model", "choices", "usage", "timings"}
+    (choice,) = out["choices"]
+    assert set(choice) == {"text", "index", "logprobs", "finish_reason"}
+    assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "length")
+    usage = out["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 4, 7)
+    assert (
+        out["timings"]["mode"] == "tree"
+        and out["timings"]["draft_n"] >= out["timings"]["draft_n_accepted"] > 0
+    )
+
+
+def test_shape_of_a_stream(llm: ToyLlama) -> None:
+    chunks = list(llm("abc", max_tokens=9, seed=1, stream=True))
+    assert len({(c["id"], c["created"], c["model"], c["object"]) for c in chunks}) == 1
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert chunks[-1]["choices"][0]["text"] == "" and chunks[-1]["usage"]["completion_tokens"] == 9
+    assert all("usage" not in c for c in chunks[:-1])
+    assert text_of(chunks) == llm("abc", max_tokens=9, seed=1)["choices"][0]["text"]
+
+
+def test_stream_equals_body_with_everything_on(llm: ToyLlama) -> None:
+    for seed in range(8):
+        options: dict[str, Any] = {
+            "max_tokens": 40,
+            "seed": seed,
+            "stop": ["x", "yz"],
+            "logprobs": 2,
+            "temperature": 1.2,
+        }
+        body = llm("hello ", **options)
+        chunks = list(llm("hello ", stream=True, **options))
+        assert text_of(chunks) == body["choices"][0]["text"]
+        assert chunks[-1]["choices"][0]["finish_reason"] == body["choices"][0]["finish_reason"]
+        parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+        for key, value in (body["choices"][0]["logprobs"] or {}).items():
+            assert sum((p[key] for p in parts), []) == value
+
+
+def test_stop_strings_across_tokens(llm: ToyLlama) -> None:
+    llm.toy.replies = ["one STO two STOP three"] * 3
+    out = llm("p", max_tokens=60, temperature=0, stop="STOP")
+    assert out["choices"][0]["text"] == "one STO two " and out["choices"][0]["finish_reason"] == "stop"
+    # the earliest occurrence wins, whatever the order in the list
+    assert llm("p", max_tokens=60, temperature=0, stop=["three", "two"])["choices"][0]["text"] == "one STO "
+    chunks = list(llm("p", max_tokens=60, temperature=0, stop=["STOP"], stream=True))
+    assert text_of(chunks) == "one STO two " and all("STOP" not in c["choices"][0]["text"] for c in chunks)
+    # the context holds nothing beyond the token that completed the stop string
+    assert llm.detokenize(llm._input_ids.tolist()).decode() in (
+        "pone STO two STO",
+        "pone STO two ",
+        "pone STO two ST",
+    )
+
+
+def test_characters_are_never_split(llm: ToyLlama) -> None:
+    llm.toy.replies = ["né 世界 🎉 ok"]
+    chunks = list(llm("p", max_tokens=60, temperature=0, stream=True))
+    assert text_of(chunks) == "né 世界 🎉 ok" and not any("\ufffd" in c["choices"][0]["text"] for c in chunks)
+
+
+def test_end_of_generation_token(llm: ToyLlama) -> None:
+    llm.toy.replies = ["done"]
+    out = llm("p", max_tokens=60, temperature=0)
+    assert (out["choices"][0]["text"], out["choices"][0]["finish_reason"]) == ("done", "stop")
+    assert out["usage"]["completion_tokens"] == len(llm.tokenize(b"done"))
+
+
+def test_max_tokens(llm: ToyLlama) -> None:
+    for n in (1, 2, 3, 7):
+        assert llm("p", max_tokens=n, seed=n)["usage"]["completion_tokens"] == n
+    for n in (None, 0, -1):
+        out = llm("p" * 1000, max_tokens=n, logit_bias={i: -100 for i in llm.toy.tokenizer.eog_ids})
+        assert out["usage"]["completion_tokens"] == 24 and out["choices"][0]["finish_reason"] == "length"
+
+
+def test_overflow_has_the_words_that_servers_match(llm: ToyLlama) -> None:
+    words = r"^Requested tokens \(1024\) exceed context window of 1024$"
+    with pytest.raises(ValueError, match=words) as caught:
+        llm("p" * 1024)
+    assert isinstance(caught.value, ContextOverflowError)
+    stream = llm("p" * 1024, stream=True)
+    with pytest.raises(ValueError, match=words):
+        next(stream)
+    assert llm("p", max_tokens=1)["usage"]["prompt_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"top_p": 2}, "top_p"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"logit_bias": {99999: 1}}, "logit_bias"),
+        ({"suffix": "x"}, "fill-in-the-middle"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"grammar": 3}, "grammar"),
+        ({"prompt": ""}, "prompt"),
+    ],
+)
+def test_bad_values_are_named(llm: ToyLlama, options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        llm(**{"prompt": "p", **options})
+
+
+def test_prompt_as_tokens_and_echo(llm: ToyLlama) -> None:
+    ids = llm.tokenize(b"hello")
+    a, b = llm(ids, seed=3, max_tokens=5), llm("hello", seed=3, max_tokens=5)
+    assert a["choices"][0]["text"] == b["choices"][0]["text"]
+    echoed = llm("hello", seed=3, max_tokens=5, echo=True)
+    assert echoed["choices"][0]["text"] == "hello" + b["choices"][0]["text"]
+
+
+def test_logprobs(llm: ToyLlama) -> None:
+    out = llm("abc", max_tokens=6, seed=5, logprobs=3)["choices"][0]
+    logprobs = out["logprobs"]
+    assert "".join(logprobs["tokens"]) == out["text"]
+    assert logprobs["text_offset"] == [3 + len("".join(logprobs["tokens"][:i])) for i in range(6)]
+    for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]):
+        assert top[token] == logprob <= max(top.values()) <= 0 and 3 <= len(top) <= 4
+    # they are those of the model, whatever was done to the logits for sampling
+    biased = llm("abc", max_tokens=1, temperature=0, logprobs=1, logit_bias={65: 100})["choices"][0][
+        "logprobs"
+    ]
+    assert biased["tokens"] == ["A"] and biased["token_logprobs"][0] < -1
+
+
+def test_logprobs_with_echo_equal_those_of_generating_the_same_text(llm: ToyLlama) -> None:
+    out = llm("ab", max_tokens=6, temperature=0, logprobs=1)["choices"][0]
+    whole = llm("ab" + out["text"], max_tokens=1, temperature=0, logprobs=1, echo=True)["choices"][0][
+        "logprobs"
+    ]
+    assert whole["token_logprobs"][0] is None and whole["tokens"][:2] == ["a", "b"]
+    assert whole["text_offset"] == list(range(9))
+    np.testing.assert_allclose(whole["token_logprobs"][2:8], out["logprobs"]["token_logprobs"], rtol=1e-5)
+
+
+# --- sampling
+
+
+def test_seeds(llm: ToyLlama, model_path: str) -> None:
+    def say(model: ToyLlama, **options: Any) -> str:
+        return model("abc", max_tokens=12, temperature=1.5, **options)["choices"][0]["text"]
+
+    assert say(llm, seed=7) == say(llm, seed=7) != say(llm, seed=8)
+    assert say(llm, seed=7, mode="plain") == say(llm, seed=7)  # speculation changes nothing
+    first, second = ToyLlama(model_path, seed=11), ToyLlama(model_path, seed=11)
+    texts = [say(first) for _ in range(3)]
+    assert texts == [say(second) for _ in range(3)] and len(set(texts)) == 3
+
+
+def test_logit_bias_and_processors_work_together(llm: ToyLlama) -> None:
+    seen: list[int] = []
+
+    def forbid_b(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        seen.append(len(ids))
+        assert scores.dtype == np.single and len(scores) == llm.n_vocab()
+        scores[66] = -np.inf
+        return scores
+
+    out = llm(
+        "p",
+        max_tokens=4,
+        temperature=0,
+        logits_processor=LogitsProcessorList([forbid_b]),
+        logit_bias={"66": 99, 67: 50},
+    )
+    assert out["choices"][0]["text"] == "CCCC" and seen == [1, 2, 3, 4]
+
+
+def test_processors_see_the_true_history_in_order(llm: ToyLlama) -> None:
+    histories: list[list[int]] = []
+
+    def spy(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        histories.append(ids.tolist())
+        return scores
+
+    out = llm("abc", max_tokens=30, seed=2, logits_processor=LogitsProcessorList([spy]))
+    ids = llm.tokenize(b"abc" + out["choices"][0]["text"].encode())
+    assert [len(h) for h in histories] == list(range(3, 33)) or out["choices"][0]["finish_reason"] == "stop"
+    assert all(h == histories[-1][: len(h)] for h in histories) and histories[-1] == ids[: len(histories[-1])]
+
+
+def test_min_tokens_processor(llm: ToyLlama) -> None:
+    llm.toy.replies = ["ab"]
+    processor = LogitsProcessorList([MinTokensLogitsProcessor(5, llm.token_eos())])
+    assert (
+        llm("p", max_tokens=9, temperature=0, logits_processor=processor)["usage"]["completion_tokens"] >= 5
+    )
+
+
+def test_stopping_criteria(llm: ToyLlama) -> None:
+    calls: list[tuple[list[int], float]] = []
+
+    def after_three(ids: np.ndarray, row: np.ndarray) -> bool:
+        calls.append((ids.tolist(), float(row.max())))
+        return len(ids) >= 4
+
+    out = llm("p", max_tokens=20, temperature=0, stopping_criteria=StoppingCriteriaList([after_three]))
+    assert out["usage"]["completion_tokens"] == 3 and out["choices"][0]["finish_reason"] == "stop"
+    assert [len(ids) for ids, _ in calls] == [1, 2, 3, 4]
+    llm.reset()
+    llm.eval(calls[-1][0])
+    assert calls[-1][1] == pytest.approx(float(llm.engine.logits.max()))
+
+
+def test_grammar(llm: ToyLlama) -> None:
+    pytest.importorskip("llguidance")
+    from dflash_ggml.text.grammar import LlamaGrammar
+
+    for seed in range(4):
+        out = llm(
+            "p", max_tokens=40, seed=seed, grammar=LlamaGrammar.from_string('root ::= "<" [a-c]{3,9} ">"')
+        )
+        text = out["choices"][0]["text"]
+        assert text[0] == "<" and text[-1] == ">" and set(text[1:-1]) <= set("abc") and 5 <= len(text) <= 11
+        assert (
+            text
+            == llm("p", max_tokens=40, seed=seed, mode="plain", grammar='root ::= "<" [a-c]{3,9} ">"')[
+                "choices"
+            ][0]["text"]
+        )
+
+
+# --- tokens
+
+
+def test_tokenize_and_detokenize(llm: ToyLlama) -> None:
+    assert llm.detokenize(llm.tokenize("héllo 世".encode())).decode() == "héllo 世"
+    end = llm.tokenize(b"<|im_end|>", special=True)
+    assert end == [llm.token_eos()] != llm.tokenize(b"<|im_end|>")
+    assert (llm.detokenize(end), llm.detokenize(end, special=True)) == (b"", b"<|im_end|>")
+    assert llm.detokenize([llm.n_vocab() - 1]) == b""
+    tokenizer = llm.tokenizer()
+    assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+
+
+def test_a_tokenizer_of_the_callers_own(model_path: str) -> None:
+    from dflash_ggml.llama.tokenizer import BaseLlamaTokenizer
+
+    class Shout(BaseLlamaTokenizer):
+        def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+            return list(text.upper())
+
+        def detokenize(self, tokens, prev_tokens=None, special=False) -> bytes:
+            return bytes(tokens)
+
+    llm = ToyLlama(model_path, tokenizer=Shout())
+    llm("abc", max_tokens=1)
+    assert llm._input_ids.tolist()[:3] == [65, 66, 67]
+
+
+def test_generate_yields_without_end_and_matches_completions(llm: ToyLlama) -> None:
+    text = llm("abc", max_tokens=10, temperature=0)["choices"][0]["text"]
+    tokens = []
+    for token in llm.generate(llm.tokenize(b"abc"), temp=0):
+        tokens.append(token)
+        assert llm.n_tokens == 3 + len(tokens) - 1  # the newest is not in the context yet
+        if len(tokens) == 10:
+            break
+    assert llm.detokenize(tokens).decode() == text
+    llm.toy.replies = ["a"]
+    stream = llm.generate(llm.tokenize(b"q"), temp=0)
+    taken = [next(stream) for _ in range(5)]
+    assert taken[1] == llm.token_eos()  # goes on behind it
+
+
+def test_generate_send(llm: ToyLlama) -> None:
+    stream = llm.generate(llm.tokenize(b"abc"), temp=0)
+    taken = [next(stream) for _ in range(6)]
+    after = stream.send([65, 66])
+    assert llm._input_ids.tolist() == [97, 98, 99, *taken, 65, 66]
+    expected = next(llm.generate([97, 98, 99, *taken, 65, 66], temp=0))
+    assert after == expected
+
+
+def test_generate_stops_at_the_end_of_the_context_and_by_criteria(llm: ToyLlama) -> None:
+    assert len(list(llm.generate([65] * 1020, temp=0))) == 4
+    criteria = StoppingCriteriaList([lambda ids, row: len(ids) >= 7])
+    assert len(list(llm.generate([65, 66], temp=0, stopping_criteria=criteria))) == 5
+
+
+def test_eval_sample_reset(llm: ToyLlama) -> None:
+    with pytest.raises(ConfigError, match="call eval first"):
+        llm.sample()
+    llm.eval(llm.tokenize(b"abc"))
+    token = llm.sample(temp=0)
+    assert token == int(llm.engine.logits.argmax()) and llm.sample(temp=0) == token
+    llm.eval([token])
+    assert llm.n_tokens == 4 and list(llm.eval_tokens) == [97, 98, 99, token]
+    llm.n_tokens = 2  # as some code rewinds it
+    llm.eval([99])
+    assert llm.sample(temp=0) == token
+    llm.reset()
+    assert llm.n_tokens == 0 and llm._requires_eval
+    out = llm("abc", max_tokens=1, temperature=0)
+    assert llm.detokenize([token]).decode() == out["choices"][0]["text"]
+
+
+def test_logits_all_fills_scores(model_path: str) -> None:
+    llm = ToyLlama(model_path, logits_all=True, n_ctx=64)
+    llm.eval([97, 98])
+    llm.eval([99])
+    assert llm.scores.shape == (64, llm.n_vocab()) and len(llm.eval_logits) == 3
+    for i in range(3):
+        other = ToyLlama(model_path)
+        other.eval([97, 98, 99][: i + 1])
+        np.testing.assert_array_equal(llm.scores[i], other.engine.logits)
+        assert llm.sample(temp=0, idx=i) == other.sample(temp=0)
+    tokens = [t for t, _ in zip(llm.generate([97, 98, 99], temp=0), range(4))]
+    assert [int(llm.scores[2 + i].argmax()) for i in range(4)] == tokens
+    np.testing.assert_allclose(np.exp(llm.logits_to_logprobs(llm.scores[:2])).sum(axis=-1), 1, rtol=1e-5)
+    assert ToyLlama.longest_token_prefix([1, 2, 3], [1, 2, 4]) == 2
+
+
+# --- states
+
+
+def test_save_and_load_state(llm: ToyLlama) -> None:
+    llm.eval(llm.tokenize(b"hello there"))
+    state = llm.save_state()
+    assert state.n_tokens == llm.n_tokens and state.llama_state_size > 0
+    expected = [t for t, _ in zip(llm.generate([65], temp=0, reset=False), range(5))]
+    llm("something else", max_tokens=5)
+    llm.load_state(pickle.loads(pickle.dumps(state)))
+    assert llm.n_tokens == state.n_tokens
+    assert [t for t, _ in zip(llm.generate([65], temp=0, reset=False), range(5))] == expected
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_set_cache(llm: ToyLlama, tmp_path: Path, disk: bool) -> None:
+    cache = LlamaDiskCache(str(tmp_path)) if disk else LlamaRAMCache()
+    llm.set_cache(cache)
+    texts = [
+        llm(p, max_tokens=5, temperature=0)["choices"][0]["text"] for p in ("a" * 80, "b" * 80, "a" * 80)
+    ]
+    assert texts[0] == texts[2] and cache.cache_size > 0 and llm.tokenize(b"a" * 90) in cache
+    llm.set_cache(None)
+    assert llm("a" * 80, max_tokens=5, temperature=0)["choices"][0]["text"] == texts[0]
+    with pytest.raises(KeyError):
+        cache[[1]]
+
+
+def test_caches_keep_their_capacity(llm: ToyLlama, tmp_path: Path) -> None:
+    llm.eval([1, 2])
+    state = llm.save_state()
+    ram = LlamaRAMCache(capacity_bytes=2 * state.llama_state_size)
+    disk = LlamaDiskCache(str(tmp_path), capacity_bytes=25_000)
+    for i in range(4):
+        ram[[i]] = state
+        disk[[i]] = state
+    assert len(ram.cache_state) == 2 and [0] not in ram and [3] in ram
+    assert disk.cache_size <= 25_000 and [3] in disk
+
+
+# --- life
+
+
+def test_pickle_is_the_constructor(llm: ToyLlama) -> None:
+    state = llm.__getstate__()
+    assert state["model_path"] == llm.model_path and state["n_ctx"] == 1024
+    other = ToyLlama.__new__(ToyLlama)
+    other._toy = llm._toy
+    other.__setstate__(state)
+    assert (
+        other("abc", max_tokens=5, temperature=0)["choices"]
+        == llm("abc", max_tokens=5, temperature=0)["choices"]
+    )
+
+
+def test_context_manager_and_close(model_path: str) -> None:
+    with ToyLlama(model_path) as llm:
+        engine = llm.toy
+    assert engine.closed
+    llm.close()
+    with pytest.raises(ConfigError, match="closed"):
+        llm("x")
+
+
+def test_a_stream_that_nobody_reads_gives_way(llm: ToyLlama) -> None:
+    stream = llm("abc", max_tokens=50, stream=True, temperature=0)
+    first = next(stream)
+    out = llm("xyz", max_tokens=5, temperature=0)
+    assert out["usage"]["completion_tokens"] == 5 and first["choices"][0]["text"]
+    with pytest.raises(DflashError, match="cut off"):
+        list(stream)
+    closed = llm("abc", max_tokens=50, stream=True)
+    next(closed)
+    closed.close()
+    assert llm("abc", max_tokens=5)["usage"]["completion_tokens"] == 5
+
+
+def test_threads_wait_for_each_other(llm: ToyLlama) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    prompts = ["abc", "hello", "xyz", "q"] * 3
+    alone = [llm(p, max_tokens=8, temperature=0)["choices"][0]["text"] for p in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(
+            pool.map(lambda p: llm(p, max_tokens=8, temperature=0)["choices"][0]["text"], prompts)
+        )
+    assert together == alone
+
+
+def test_on_step_sees_every_step(llm: ToyLlama) -> None:
+    steps: list[Any] = []
+    out = llm("abc", max_tokens=20, seed=1, on_step=steps.append)
+    assert sum(len(s.tokens) for s in steps) >= out["usage"]["completion_tokens"]
+    assert sum(s.mode != "prefill" for s in steps) == out["timings"]["steps"]
+
+
+def test_statistics_line(model_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ToyLlama(model_path, verbose=True)("abc", max_tokens=5)
+    captured = capsys.readouterr()
+    assert "tokens per step" in captured.err and captured.out == ""

@@ -1,0 +1,225 @@
+"""Llama on the real engine with the embedded pair: what the toy engine cannot show. About 15 s."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from dflash_ggml.decode.sampling import SamplingParams
+from dflash_ggml.errors import ConfigError, ModelFileError
+from dflash_ggml.llama.cache import LlamaRAMCache
+from dflash_ggml.llama.llama import Llama
+from dflash_ggml.llama.tokenizer import LlamaTokenizer
+from dflash_ggml.session.events import Begin
+from dflash_ggml.session.requests import ChatRequest
+from dflash_ggml.session.session import run_chat
+
+PROMPT = "def fibonacci(n):\n"
+# float32 throughout, so that texts can be compared; one thread, so that a busy machine does not slow the tests down
+EXACT: dict[str, Any] = {"type_k": 0, "type_v": 0, "n_threads": 1, "budget": 12, "verbose": False}
+CODE = "import numpy as np\n\n\ndef softmax(x, axis=-1):\n"
+
+
+@pytest.fixture(scope="module")
+def llm(f32_target: Path, f32_draft: Path) -> Iterator[Llama]:
+    with Llama(
+        str(f32_target), draft_model=str(f32_draft), n_ctx=1024, verbose=False, type_k=0, type_v=0
+    ) as model:
+        yield model
+
+
+def text(llm: Llama, prompt: Any = PROMPT, **options: Any) -> str:
+    return llm(prompt, **{"max_tokens": 24, "temperature": 0, **options})["choices"][0]["text"]
+
+
+def test_it_speculates(llm: Llama) -> None:
+    out = llm(PROMPT, max_tokens=60, temperature=0)
+    timings = out["timings"]
+    assert timings["mode"] == "tree" and timings["tokens_per_step"] > 1.5
+    assert timings["steps"] < out["usage"]["completion_tokens"] == 60
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0}, {"temperature": 0.9, "seed": 4}, {"temperature": 0, "stop": "return"}]
+)
+def test_speculation_changes_nothing(llm: Llama, options: dict[str, Any]) -> None:
+    plain = text(llm, CODE, mode="plain", **options)
+    assert text(llm, CODE, **options) == text(llm, CODE, mode="chain", **options) == plain
+    chunks = llm(CODE, max_tokens=24, stream=True, **options)
+    assert "".join(c["choices"][0]["text"] for c in chunks) == plain
+
+
+def test_grammar_holds_under_speculation(llm: Llama) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["fib", "sum"]},
+            "args": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["name", "args"],
+        "additionalProperties": False,
+    }
+    for options in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
+        answers = [
+            llm.create_chat_completion(
+                [{"role": "user", "content": "hi"}],
+                max_tokens=200,
+                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+                mode=mode,
+                **options,
+            )["choices"][0]
+            for mode in ("plain", "tree")
+        ]
+        assert answers[0]["message"] == answers[1]["message"] and answers[0]["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(answers[0]["message"]["content"]), schema)
+
+
+def test_a_forced_tool_without_a_template_for_tools(llm: Llama) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "fib", "parameters": parameters}}
+    choice = llm.create_chat_completion(
+        [{"role": "user", "content": "call it"}],
+        tools=[tool],
+        tool_choice={"type": "function", "function": {"name": "fib"}},
+        max_tokens=150,
+        seed=1,
+    )["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    jsonschema.validate(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]), parameters)
+
+
+def test_logprobs_do_not_depend_on_the_way_of_decoding(llm: Llama) -> None:
+    tree, plain = (
+        llm(PROMPT, max_tokens=20, temperature=0, logprobs=2, mode=mode)["choices"][0]["logprobs"]
+        for mode in ("tree", "plain")
+    )
+    assert tree["tokens"] == plain["tokens"] and tree["text_offset"] == plain["text_offset"]
+    np.testing.assert_allclose(tree["token_logprobs"], plain["token_logprobs"], atol=1e-3)
+    whole = llm(PROMPT + "".join(tree["tokens"]), max_tokens=1, temperature=0, logprobs=0, echo=True)
+    echoed = whole["choices"][0]["logprobs"]
+    n = len(llm.tokenize(PROMPT.encode()))
+    np.testing.assert_allclose(echoed["token_logprobs"][n : n + 20], tree["token_logprobs"], atol=1e-3)
+
+
+def chat(llm: Llama, messages: list[dict[str, str]]) -> tuple[str, Begin]:
+    request = ChatRequest(messages=messages, sampling=SamplingParams(temperature=0), max_tokens=24)
+    events = list(run_chat(llm.session, request))
+    words = "".join(getattr(e, "text", "") for e in events)
+    return words, next(e for e in events if isinstance(e, Begin))
+
+
+def test_cached_prefixes_change_nothing(llm: Llama, f32_target: Path, f32_draft: Path) -> None:
+    options: dict[str, Any] = {"n_ctx": 1024, "prefix_cache_bytes": 0, **EXACT}
+    logs: dict[str, list[dict[str, str]]] = {name: [] for name in "ab"}
+    with Llama(str(f32_target), draft_model=str(f32_draft), **options) as bare:
+        for turn, name in enumerate("aabab"):
+            log = logs[name]
+            log.append({"role": "user", "content": f"# task {name}{turn}\n" + CODE * (2 + turn % 2)})
+            answer, begin = chat(llm, log)
+            bare.session.state.reset()
+            assert chat(bare, log)[0] == answer
+            if len(log) > 1:
+                new = len(llm.tokenize(log[-1]["content"].encode())) + len(
+                    llm.tokenize(log[-2]["content"].encode())
+                )
+                assert begin.prompt_n - begin.cached_n <= new + 40
+            log.append({"role": "assistant", "content": answer})
+
+
+def test_states_survive_another_text(llm: Llama) -> None:
+    llm.reset()
+    llm.eval(llm.tokenize(CODE.encode()))
+    state = pickle.loads(pickle.dumps(llm.save_state()))
+    expected = [t for t, _ in zip(llm.generate([], temp=0, reset=False), range(8))]
+    text(llm)
+    llm.load_state(state)
+    assert [t for t, _ in zip(llm.generate([], temp=0, reset=False), range(8))] == expected
+    assert expected == [t for t, _ in zip(llm.generate(llm.tokenize(CODE.encode()), temp=0), range(8))]
+    llm.set_cache(LlamaRAMCache())
+    assert text(llm, CODE) == text(llm, CODE)
+    llm.set_cache(None)
+
+
+def test_generate_takes_tokens_in(llm: Llama) -> None:
+    ids = llm.tokenize(PROMPT.encode())
+    stream = llm.generate(ids, temp=0)
+    taken = [next(stream) for _ in range(4)]
+    sent = llm.tokenize(b"\n\nclass Stack:\n")
+    after = [stream.send(sent), next(stream), next(stream)]
+    again = [t for t, _ in zip(llm.generate([*ids, *taken, *sent], temp=0), range(3))]
+    assert after == again
+
+
+def test_eval_and_sample(llm: Llama) -> None:
+    llm.reset()
+    llm.eval(llm.tokenize(PROMPT.encode()))
+    tokens = []
+    for _ in range(6):
+        tokens.append(llm.sample(temp=0))
+        llm.eval(tokens[-1:])
+    assert llm.detokenize(tokens).decode() == text(llm, max_tokens=6)
+
+
+def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model.gguf"
+    target.symlink_to(demo_target)
+    with (
+        pytest.warns(UserWarning, match="no DFlash draft beside"),
+        Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
+    ):
+        assert not llm.engine.has_draft and text(llm, max_tokens=3)
+    draft = tmp_path / "model-DFlash-q8_0.gguf"
+    draft.symlink_to(demo_draft)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm:
+            assert llm.engine.has_draft
+        with Llama(str(target), n_ctx=256, n_threads=1, verbose=False, draft_model=False) as llm:
+            assert not llm.engine.has_draft
+    draft.unlink()
+    draft.write_bytes(b"GGUFnonsense")
+    with (
+        pytest.warns(UserWarning, match="decoding plainly"),
+        Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
+    ):
+        assert not llm.engine.has_draft
+    with pytest.raises(ModelFileError):
+        Llama(str(target), draft_model=str(draft), verbose=False)
+    with pytest.raises(ConfigError, match="needs a draft"):
+        Llama(str(target), draft_model=False, mode="tree", verbose=False)
+    with pytest.raises(ConfigError, match="nowhere"):
+        Llama(str(target), draft_model=tmp_path / "nowhere", verbose=False)
+    with pytest.warns(UserWarning, match="a function cannot draft here"):
+        Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
+
+
+def test_vocabulary_only(demo_target: Path) -> None:
+    tokenizer = LlamaTokenizer.from_ggml_file(str(demo_target))
+    assert tokenizer.decode(tokenizer.encode("Hello, wörld!")) == "Hello, wörld!"
+    llm = Llama(str(demo_target), vocab_only=True, verbose=False)
+    assert llm.n_vocab() == 8192 and llm.token_eos() == 8188
+    with pytest.raises(ConfigError, match="vocab_only"):
+        llm("x")
+
+
+def test_pickle_opens_the_model_again(demo_target: Path, demo_draft: Path) -> None:
+    with Llama(
+        str(demo_target), draft_model=str(demo_draft), n_ctx=256, n_threads=1, verbose=False, seed=5
+    ) as llm:
+        expected = text(llm)
+        data = pickle.dumps(llm)
+    with pickle.loads(data) as again:
+        assert again.n_ctx() == 256 and again.engine.has_draft and text(again) == expected

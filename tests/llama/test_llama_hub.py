@@ -1,0 +1,92 @@
+"""Llama.from_pretrained: which files are fetched, and what is said when a pattern does not fit. No network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.llama import pretrained as llama_hub
+from reference.toy_llama import ToyLlama
+
+FILES = ["README.md", "dflash-model-Q8_0.gguf", "model-Q4_K_M.gguf", "model-Q8_0.gguf", "sub/other.gguf"]
+
+
+class StandIn:
+    """A hub with one repository; fetched files land in `folder`."""
+
+    folder: Path
+    fetched: list[str]
+
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        self.cache_dir = cache_dir
+
+    def files(self, repo: str) -> list[str]:
+        assert repo == "maker/model"
+        return FILES
+
+    def fetch(self, repo: str, name: str) -> Path:
+        path = (self.cache_dir or self.folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        self.fetched.append(name)
+        return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
+    StandIn.folder, StandIn.fetched = tmp_path, []
+    monkeypatch.setattr(llama_hub, "Hub", StandIn)
+    return StandIn
+
+
+def test_a_glob_that_matches_one_file_and_the_draft_beside_it(hub: type[StandIn], tmp_path: Path) -> None:
+    llm = ToyLlama.from_pretrained("maker/model", "model-Q8*", n_ctx=128)
+    assert llm.model_path == str(tmp_path / "model-Q8_0.gguf") and llm.n_ctx() == 128
+    assert llm.draft_model == str(tmp_path / "dflash-model-Q8_0.gguf")
+
+
+def test_no_draft_when_one_is_named_or_refused(hub: type[StandIn]) -> None:
+    for draft in (False, "elsewhere.gguf"):
+        ToyLlama.from_pretrained("maker/model", "model-Q4*", draft_model=draft, local_dir_use_symlinks="auto")
+    assert hub.fetched == ["model-Q4_K_M.gguf"] * 2
+
+
+def test_cache_dir_and_additional_files(hub: type[StandIn], tmp_path: Path) -> None:
+    llm = ToyLlama.from_pretrained(
+        "maker/model", "model-Q4*", additional_files=["sub/*"], cache_dir=tmp_path / "c", draft_model=False
+    )
+    assert llm.model_path == str(tmp_path / "c" / "model-Q4_K_M.gguf")
+    assert hub.fetched == ["model-Q4_K_M.gguf", "sub/other.gguf"]
+
+
+def test_local_dir(hub: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    calls: list[dict[str, Any]] = []
+
+    def download(**kwargs: Any) -> str:
+        calls.append(kwargs)
+        path = tmp_path / kwargs["filename"]
+        path.touch()
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    ToyLlama.from_pretrained("maker/model", "sub/other.gguf", local_dir=tmp_path, draft_model=False)
+    assert calls == [
+        {"repo_id": "maker/model", "filename": "other.gguf", "subfolder": "sub", "local_dir": tmp_path}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("*.safetensors", "No file found in maker/model matching .*available: README.md"),
+        ("model-*", "Multiple files found in maker/model matching .*model-Q4_K_M.gguf, model-Q8_0.gguf"),
+    ],
+)
+def test_patterns_that_do_not_fit(hub: type[StandIn], pattern: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ToyLlama.from_pretrained("maker/model", pattern)
+    assert hub.fetched == []

@@ -1,0 +1,247 @@
+"""The official anthropic client against the application, in process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the server extra is not installed")
+anthropic = pytest.importorskip("anthropic")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from dflash_ggml.errors import ContextOverflowError  # noqa: E402
+from dflash_ggml.session.requests import NamedTool  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    ScriptedBackend,
+    application,
+    calling,
+    plain,
+    thoughtful,
+)
+
+ASK = [{"role": "user", "content": "Hi"}]
+TOOL = {"name": "weather", "description": "Weather", "input_schema": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def client(backend: ScriptedBackend) -> Iterator[Any]:
+    with TestClient(application(backend, keys=["sesame"])) as http:
+        yield anthropic.Anthropic(
+            base_url="http://testserver", api_key="sesame", http_client=http, max_retries=0
+        )
+
+
+def test_plain(client: Any, backend: ScriptedBackend) -> None:
+    message = client.messages.create(
+        model="toy",
+        messages=ASK,
+        max_tokens=20,
+        system="Be brief",
+        stop_sequences=["END"],
+        extra_body={"temperature": 0, "top_k": 3},
+    )
+    assert (message.type, message.role, message.model) == ("message", "assistant", "toy")
+    assert [b.text for b in message.content] == ["Hello there"]
+    assert message.stop_reason == "end_turn" and message.stop_sequence is None
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (7, 5, 9)
+    request = backend.requests[0]
+    assert list(request.messages) == [
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": "Hi"},
+    ]
+    assert request.stop == ("END",) and request.sampling.top_k == 3 and request.sampling.temperature == 0
+    assert request.enable_thinking is False
+
+
+@pytest.mark.parametrize("script", [plain, thoughtful, calling])
+def test_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) -> None:
+    backend.script = lambda request: script()
+    options = {"model": "toy", "messages": ASK, "max_tokens": 50, "tools": [TOOL]}
+    whole = client.messages.create(**options)
+    with client.messages.stream(**options) as stream:
+        streamed = stream.get_final_message()
+    left, right = whole.model_dump(), streamed.model_dump()
+    for message in (left, right):
+        message.pop("id")
+        message.pop("timings", None)
+        for block in message["content"]:
+            block.pop("parsed_output", None)
+    assert left == right
+
+
+def test_event_order(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: thoughtful()[1:]
+    with client.messages.with_streaming_response.create(
+        model="toy", messages=ASK, max_tokens=50, stream=True
+    ) as response:
+        lines = [line for line in response.iter_lines() if line]
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    assert names == [
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [d["type"] for d in data] == names
+    assert [d["index"] for d in data if "index" in d] == [0] * 5 + [1] * 4
+    kinds = [d["delta"]["type"] for d in data if d["type"] == "content_block_delta"]
+    assert kinds == ["thinking_delta", "thinking_delta", "signature_delta", "text_delta", "text_delta"]
+
+
+def test_tools_and_results(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: calling()
+    choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    answer = client.messages.create(
+        model="toy",
+        messages=ASK,
+        max_tokens=50,
+        tools=[TOOL],
+        tool_choice=choice,
+        thinking={"type": "enabled", "budget_tokens": 1024},
+    )
+    assert answer.stop_reason == "tool_use"
+    assert [b.type for b in answer.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert answer.content[2].input == {"city": "Paris"} and answer.content[2].id == "call_a"
+    request = backend.requests[0]
+    assert request.tool_choice == NamedTool("weather") and not request.parallel_tool_calls
+    assert request.enable_thinking is True
+    results = [
+        {"type": "tool_result", "tool_use_id": "call_a", "content": [{"type": "text", "text": "sunny"}]},
+        {"type": "tool_result", "tool_use_id": "call_b", "content": "no such city", "is_error": True},
+        {"type": "text", "text": "Go on", "cache_control": {"type": "ephemeral"}},
+    ]
+    history = [*ASK, {"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+    client.messages.create(model="toy", messages=history, max_tokens=50, tools=[TOOL])
+    messages = backend.requests[1].messages
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "user"]
+    assert (
+        messages[1]["reasoning_content"] == "I need the weather." and messages[1]["content"] == "One moment."
+    )
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city":"Paris"}'}
+    assert messages[3] == {"role": "tool", "tool_call_id": "call_b", "content": "Error: no such city"}
+
+
+def test_stop_reasons(client: Any, backend: ScriptedBackend) -> None:
+    def ask(n: int) -> Any:
+        return client.messages.create(model="toy", messages=ASK, max_tokens=n)
+
+    backend.script = lambda request: plain(reason="stop", stop="END")
+    assert (ask(9).stop_reason, ask(9).stop_sequence) == ("stop_sequence", "END")
+    backend.script = lambda request: plain(reason="length")
+    assert ask(9).stop_reason == "max_tokens"
+    assert ask(5000).stop_reason == "model_context_window_exceeded"
+
+
+def test_prefill_and_structured_output(client: Any, backend: ScriptedBackend) -> None:
+    client.messages.create(model="toy", messages=[*ASK, {"role": "assistant", "content": "1."}], max_tokens=5)
+    assert backend.requests[0].continue_final_message
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    client.messages.create(
+        model="toy",
+        messages=ASK,
+        max_tokens=5,
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    assert backend.requests[1].response_format["json_schema"]["schema"] == schema
+
+
+def test_omitted_thinking(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: thoughtful()
+    options = {"model": "toy", "messages": ASK, "max_tokens": 50}
+    thinking = {"type": "adaptive", "display": "omitted"}
+    whole = client.messages.create(**options, thinking=thinking)
+    with client.messages.stream(**options, thinking=thinking) as stream:
+        streamed = stream.get_final_message()
+    assert [(b.type, getattr(b, "thinking", None)) for b in whole.content] == [
+        ("thinking", ""),
+        ("text", None),
+    ]
+    assert [b.type for b in streamed.content] == ["thinking", "text"] and streamed.content[0].thinking == ""
+
+
+def test_count_tokens(client: Any, backend: ScriptedBackend) -> None:
+    count = client.messages.count_tokens(model="toy", messages=ASK, system="Be brief")
+    assert count.input_tokens == len("HiBe brief")
+
+
+def test_beta_header_and_query(client: Any) -> None:
+    message = client.beta.messages.create(
+        model="toy", messages=ASK, max_tokens=5, betas=["anything-2030-01-01"]
+    )
+    assert message.content[0].text == "Hello there"
+
+
+def test_models(client: Any) -> None:
+    models = client.models.list()
+    assert [(m.id, m.type, m.display_name) for m in models] == [
+        ("toy", "model", "toy"),
+        ("toy-alias", "model", "toy-alias"),
+    ]
+    assert models.data[0].created_at.year >= 2024
+    assert client.models.retrieve("toy").id == "toy"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            r"messages\[0\].content",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\]"),
+        ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [TOOL]}, "tool_choice.name"),
+        ({"stop_sequences": [""]}, r"stop_sequences\[0\]"),
+        ({"container": "c"}, "container"),
+        ({"top_p": 2}, "top_p"),
+    ],
+)
+def test_bad_requests(client: Any, change: dict[str, Any], words: str) -> None:
+    body = {"model": "toy", "messages": ASK, "max_tokens": 5, **change}
+    body = {k: v for k, v in body.items() if v is not None}
+    with pytest.raises(anthropic.BadRequestError, match=words) as caught:
+        client.post("/v1/messages", body=body, cast_to=object)
+    error = caught.value.body
+    assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+    assert error["request_id"] == caught.value.response.headers["request-id"]
+
+
+def test_other_failures(client: Any, backend: ScriptedBackend) -> None:
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.create(model="other", messages=ASK, max_tokens=5)
+    assert caught.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.AuthenticationError) as caught:
+        client.with_options(api_key="wrong").messages.create(model="toy", messages=ASK, max_tokens=5)
+    assert caught.value.body["error"]["type"] == "authentication_error"
+    backend.script = lambda request: ContextOverflowError(
+        "Requested tokens (300) exceed context window of 256"
+    )
+    with pytest.raises(anthropic.BadRequestError, match="exceed context window"):
+        client.messages.create(model="toy", messages=ASK, max_tokens=5)
+    backend.script = lambda request: [*plain()[:2], RuntimeError("secret")]
+    with pytest.raises(anthropic.APIStatusError, match="internal error"):
+        with client.messages.stream(model="toy", messages=ASK, max_tokens=5) as stream:
+            stream.get_final_message()

@@ -1,0 +1,312 @@
+"""The official openai client against the application, in process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the server extra is not installed")
+openai = pytest.importorskip("openai")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from dflash_ggml.errors import ConfigError, ContextOverflowError  # noqa: E402
+from dflash_ggml.session.events import Begin, TextDelta  # noqa: E402
+from dflash_ggml.session.requests import NamedTool  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    LOGPROB,
+    ScriptedBackend,
+    application,
+    calling,
+    plain,
+    thoughtful,
+)
+
+ASK = [{"role": "user", "content": "Hi"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def client(backend: ScriptedBackend) -> Iterator[Any]:
+    with TestClient(application(backend)) as http:
+        yield openai.OpenAI(
+            base_url="http://testserver/v1", api_key="unused", http_client=http, max_retries=0
+        )
+
+
+def test_chat_plain(client: Any, backend: ScriptedBackend) -> None:
+    answer = client.chat.completions.create(
+        model="toy", messages=ASK, temperature=0, max_tokens=20, stop="END"
+    )
+    assert answer.object == "chat.completion" and answer.model == "toy"
+    assert answer.choices[0].message.content == "Hello there"
+    assert answer.choices[0].finish_reason == "stop"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+        12,
+        9,
+        21,
+    )
+    assert answer.usage.prompt_tokens_details.cached_tokens == 5
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+    timings = answer.model_extra["timings"]
+    assert timings["draft_n"] == 60 and timings["draft_n_accepted"] == 5 and timings["prompt_n"] == 7
+    assert timings["predicted_per_second"] == 225.0 and timings["mode"] == "tree" and timings["budget"] == 15
+    request = backend.requests[0]
+    assert request.sampling.temperature == 0 and request.max_tokens == 20 and request.stop == ("END",)
+
+
+@pytest.mark.parametrize("script", [plain, thoughtful, calling])
+def test_chat_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) -> None:
+    backend.script = lambda request: script()
+    whole = client.chat.completions.create(model="toy", messages=ASK, tools=[TOOL])
+    stream = client.chat.completions.create(
+        model="toy", messages=ASK, tools=[TOOL], stream=True, stream_options={"include_usage": True}
+    )
+    text, reasoning, calls, reasons, usage = "", "", {}, [], None
+    for n, chunk in enumerate(stream):
+        assert chunk.object == "chat.completion.chunk"
+        if chunk.usage is not None:
+            assert chunk.choices == []
+            usage = chunk.usage
+            continue
+        assert usage is None
+        delta = chunk.choices[0].delta
+        assert (delta.role == "assistant") == (n == 0)
+        text += delta.content or ""
+        reasoning += (delta.model_extra or {}).get("reasoning_content", "")
+        for call in delta.tool_calls or ():
+            if call.id is not None:
+                assert call.index not in calls
+                calls[call.index] = {"id": call.id, "name": call.function.name, "arguments": ""}
+            calls[call.index]["arguments"] += call.function.arguments
+        if chunk.choices[0].finish_reason:
+            reasons.append(chunk.choices[0].finish_reason)
+    message = whole.choices[0].message
+    assert text == (message.content or "")
+    assert reasoning == (message.model_extra or {}).get("reasoning_content", "")
+    expected = [
+        {"id": c.id, "name": c.function.name, "arguments": c.function.arguments}
+        for c in message.tool_calls or ()
+    ]
+    assert [calls[i] for i in sorted(calls)] == expected
+    assert reasons == [whole.choices[0].finish_reason] and usage == whole.usage
+
+
+def test_chat_tools_round_trip(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: calling()
+    choice = {"type": "function", "function": {"name": "weather"}}
+    answer = client.chat.completions.create(
+        model="toy", messages=ASK, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False
+    )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert backend.requests[0].tool_choice == NamedTool("weather")
+    assert backend.requests[0].parallel_tool_calls is False
+    sent_back = answer.choices[0].message.model_dump(exclude_none=True)
+    results = [{"role": "tool", "tool_call_id": c["id"], "content": "sunny"} for c in sent_back["tool_calls"]]
+    client.chat.completions.create(model="toy", messages=[*ASK, sent_back, *results], tools=[TOOL])
+    messages = backend.requests[1].messages
+    assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    assert messages[1]["reasoning_content"] == "I need the weather."
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+
+
+def test_chat_stream_helper_accumulates(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: calling()
+    with client.chat.completions.stream(model="toy", messages=ASK) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.tool_calls[1].function.arguments == '{"city": "Rome"}'
+
+
+def test_chat_logprobs(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: [Begin(12, 5), TextDelta("Hi", (LOGPROB,)), *plain("")[1:]]
+    answer = client.chat.completions.create(model="toy", messages=ASK, logprobs=True, top_logprobs=2)
+    entry = answer.choices[0].logprobs.content[0]
+    assert (entry.token, entry.bytes, entry.logprob) == ("Hi", [72, 105], -0.25)
+    assert [t.token for t in entry.top_logprobs] == ["Hi", "Ho"]
+    assert backend.requests[0].logprobs == 2
+    stream = client.chat.completions.create(model="toy", messages=ASK, logprobs=True, stream=True)
+    content = [t for c in stream if c.choices[0].logprobs for t in c.choices[0].logprobs.content]
+    assert [t.token for t in content] == ["Hi"]
+
+
+def test_sampling_fields_reach_the_request(client: Any, backend: ScriptedBackend) -> None:
+    client.chat.completions.create(
+        model="toy",
+        messages=ASK,
+        temperature=0.5,
+        top_p=0.7,
+        seed=11,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"5": -100, "6": 3},
+        extra_body={"top_k": 7, "min_p": 0.1, "repeat_penalty": 1.2, "dflash": {"mode": "tree", "budget": 9}},
+    )
+    request = backend.requests[0]
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.7, 11, 7)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert (sampling.min_p, sampling.repeat_penalty) == (0.1, 1.2)
+    assert sampling.logit_bias == {5: float("-inf"), 6: 3.0}
+    assert (request.mode, request.budget) == ("tree", 9)
+
+
+def test_thinking_switch_and_notes(client: Any, backend: ScriptedBackend) -> None:
+    raw = client.chat.completions.with_raw_response.create(model="toy", messages=ASK, reasoning_effort="low")
+    assert "no levels" in raw.headers["x-dflash-notes"] and backend.requests[-1].enable_thinking is True
+    client.chat.completions.create(model="toy", messages=ASK, reasoning_effort="none")
+    assert backend.requests[-1].enable_thinking is False
+    extra = {"chat_template_kwargs": {"enable_thinking": False, "tone": "dry"}}
+    client.chat.completions.create(model="toy", messages=ASK, extra_body=extra)
+    assert backend.requests[-1].enable_thinking is False
+    assert backend.requests[-1].chat_template_kwargs == {"tone": "dry"}
+
+
+def test_response_format(client: Any, backend: ScriptedBackend) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    client.chat.completions.create(model="toy", messages=ASK, response_format=wanted)
+    assert backend.requests[0].response_format == {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": schema},
+    }
+
+
+def test_steps_and_progress_are_opt_in(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: thoughtful()
+    extra = {"dflash": {"return_steps": True}, "return_progress": True}
+    stream = client.chat.completions.create(model="toy", messages=ASK, stream=True, extra_body=extra)
+    chunks = [c.model_extra or {} for c in stream]
+    steps = [c["dflash"]["step"] for c in chunks if "dflash" in c]
+    assert steps[0]["tokens"] == [72, 101, 105, 108] and steps[0]["parents"] == [-1, 0, 0, 1]
+    assert steps[0]["path"] == [0, 1, 3] and steps[0]["accepted"] == 2 and steps[0]["texts"][1] == "e"
+    assert [c["prompt_progress"]["processed"] for c in chunks if "prompt_progress" in c] == [6, 12]
+    silent = client.chat.completions.create(model="toy", messages=ASK, stream=True)
+    assert not any({"dflash", "prompt_progress"} & set(c.model_extra or {}) for c in silent)
+
+
+def test_completions(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: [
+        Begin(2, 0),
+        TextDelta("Hi", (LOGPROB,)),
+        TextDelta("!"),
+        *plain("")[1:],
+    ]
+    whole = client.completions.create(model="toy", prompt="Once", logprobs=2, max_tokens=4)
+    assert whole.choices[0].text == "Hi!" and whole.choices[0].finish_reason == "stop"
+    assert (
+        whole.choices[0].logprobs.tokens == ["Hi"] and whole.choices[0].logprobs.top_logprobs[0]["Ho"] == -2.0
+    )
+    stream = list(client.completions.create(model="toy", prompt="Once", stream=True))
+    assert "".join(c.choices[0].text for c in stream) == "Hi!"
+    echoed = client.completions.create(model="toy", prompt="Once", echo=True)
+    assert echoed.choices[0].text == "OnceHi!"
+    echo_stream = client.completions.create(model="toy", prompt="Once", echo=True, stream=True)
+    assert "".join(c.choices[0].text for c in echo_stream) == "OnceHi!"
+    client.completions.create(model="toy", prompt=[1, 2, 3], suffix="end")
+    assert backend.requests[-1].prompt == [1, 2, 3] and backend.requests[-1].suffix == "end"
+    assert backend.requests[-1].max_tokens == 16
+
+
+def test_models(client: Any) -> None:
+    assert [m.id for m in client.models.list()] == ["toy", "toy-alias"]
+    assert client.models.retrieve("toy-alias").owned_by == "dflash-ggml"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": 9}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ["a" * 300]}, "stop[0]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, None),
+        ({"messages": [{"role": "user"}, {"role": "owner", "content": "x"}]}, "messages[1].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
+            "messages[0].content[0].text",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"store": True}, "store"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"dflash": {"mode": "forest"}}, "dflash.mode"),
+        ({"dflash": {"budget": 0}}, "dflash.budget"),
+        ({"grammar": "root ::= x", "response_format": {"type": "json_object"}}, "grammar"),
+    ],
+)
+def test_bad_requests_name_the_field(
+    client: Any, backend: ScriptedBackend, change: Any, param: str | None
+) -> None:
+    if change == {"messages": []}:
+        backend.script = lambda request: ConfigError("messages: expected a non-empty list of messages")
+    body = {"model": "toy", "messages": ASK, **change}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/chat/completions", body=body, cast_to=object)
+    error = caught.value
+    assert error.type == "invalid_request_error" and error.body["message"]
+    if param is not None:
+        assert error.param == param
+    assert error.response.headers["x-should-retry"] == "false"
+
+
+def test_unknown_model_and_overflow(client: Any, backend: ScriptedBackend) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=ASK)
+    assert caught.value.code == "model_not_found" and "toy" in str(caught.value)
+    backend.script = lambda request: ContextOverflowError(
+        "Requested tokens (300) exceed context window of 256"
+    )
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="toy", messages=ASK, stream=stream)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_failure_before_and_in_a_stream(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: RuntimeError("secret detail")
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model="toy", messages=ASK)
+    assert "secret" not in str(caught.value) and "internal error" in str(caught.value)
+    backend.script = lambda request: [*plain()[:2], RuntimeError("secret detail")]
+    stream = client.chat.completions.create(model="toy", messages=ASK, stream=True)
+    with pytest.raises(openai.APIError, match="internal error"):
+        list(stream)
+    backend.script = lambda request: plain()
+    assert (
+        client.chat.completions.create(model="toy", messages=ASK).choices[0].message.content == "Hello there"
+    )
+
+
+def test_length(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: plain(reason="length")
+    assert client.chat.completions.create(model="toy", messages=ASK).choices[0].finish_reason == "length"
+    assert replace(backend.requests[0]).max_tokens is None

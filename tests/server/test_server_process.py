@@ -1,0 +1,83 @@
+"""`dflash-serve` as a process, on the embedded pair: start, answer, refuse, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the server extra is not installed")
+pytest.importorskip("dflash_ggml.ggml.bindings")
+
+COMMAND = [sys.executable, "-m", "dflash_ggml.server.cli", "-c", "512", "-t", "1", "-ngl", "0"]
+LONG = {"prompt": "def f(", "max_tokens": 400, "temperature": 0, "stream": True, "dflash": {"mode": "plain"}}
+
+
+@contextlib.contextmanager
+def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The process and its port, once it has said that it is ready."""
+    command = [*COMMAND, "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r"ready at http://127\.0\.0\.1:(\d+)/", line)
+        assert found, line + process.stderr.read()
+        yield process, int(found.group(1))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def post(port: int, body: object) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"content-type": "application/json", "connection": "close"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    return connection.getresponse()
+
+
+def test_sigterm_lets_a_short_answer_finish() -> None:
+    with started("--drain", "60", "--alias", "demo") as (process, port):
+        response = post(port, {**LONG, "model": "demo", "max_tokens": 60})
+        assert response.readline().startswith(b"data: ")
+        process.send_signal(signal.SIGTERM)
+        rest = response.read().decode()
+        assert '"finish_reason":"length"' in rest and rest.rstrip().endswith("data: [DONE]")
+        assert process.wait(60) == 0
+
+
+def test_sigterm_cancels_a_long_answer() -> None:
+    with started("--drain", "0") as (process, port):
+        response = post(port, LONG)
+        assert response.readline().startswith(b"data: ")
+        process.send_signal(signal.SIGTERM)
+        rest = response.read().decode()
+        assert "shutting down" in rest and "[DONE]" not in rest
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--host", "0.0.0.0"], 2, "give --api-key"),
+        (["--api-key", " x"], 2, "API key"),
+        (["-m", "/nonexistent.gguf"], 2, "does not exist"),
+        (["-m", __file__], 1, Path(__file__).name),
+        (["--queue", "0"], 2, "--queue"),
+        (["--temp", "nan"], 2, "temperature"),
+        (["-hf", "no-slash"], 2, "user/repo"),
+        (["-md", "/nonexistent"], 2, "-md"),
+    ],
+)
+def test_refusals(options: list[str], code: int, words: str) -> None:
+    done = subprocess.run([*COMMAND, "--port", "0", *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert words in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,170 @@
+"""The openai client's Responses interface against the application, in process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the server extra is not installed")
+openai = pytest.importorskip("openai")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from dflash_ggml.server.errors import ApiError  # noqa: E402
+from dflash_ggml.server.responses_schema import ResponseStore  # noqa: E402
+from dflash_ggml.session.events import Begin, TextDelta  # noqa: E402
+from reference.server_kit import (  # noqa: E402
+    LOGPROB,
+    ScriptedBackend,
+    application,
+    calling,
+    plain,
+    thoughtful,
+)
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def client(backend: ScriptedBackend) -> Iterator[Any]:
+    with TestClient(application(backend)) as http:
+        yield openai.OpenAI(
+            base_url="http://testserver/v1", api_key="unused", http_client=http, max_retries=0
+        )
+
+
+def test_plain(client: Any, backend: ScriptedBackend) -> None:
+    response = client.responses.create(model="toy", input="Hi", instructions="Be brief", max_output_tokens=30)
+    assert response.output_text == "Hello there" and response.status == "completed"
+    usage = response.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (12, 9, 21)
+    assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (5, 3)
+    assert list(backend.requests[0].messages) == [
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": "Hi"},
+    ]
+    assert backend.requests[0].max_tokens == 30
+
+
+@pytest.mark.parametrize("script", [plain, thoughtful, calling])
+def test_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) -> None:
+    backend.script = lambda request: script()
+    whole = client.responses.create(model="toy", input="Hi", tools=[TOOL])
+    events = list(client.responses.create(model="toy", input="Hi", tools=[TOOL], stream=True))
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert [e.type for e in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1].type == "response.completed"
+    with client.responses.stream(model="toy", input="Hi", tools=[TOOL]) as stream:
+        final = stream.get_final_response()
+
+    def shape(response: Any) -> list[Any]:
+        items = [item.model_dump(exclude={"id", "parsed_arguments"}) for item in response.output]
+        for item in items:
+            for part in item.get("content") or ():
+                part.pop("parsed", None)
+        return items
+
+    assert shape(events[-1].response) == shape(whole) == shape(final)
+    assert final.usage == whole.usage
+    done = [e.item.model_dump(exclude={"id"}) for e in events if e.type == "response.output_item.done"]
+    assert done == [item.model_dump(exclude={"id"}) for item in whole.output]
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text
+
+
+def test_tool_items(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: calling()
+    response = client.responses.create(model="toy", input="Hi", tools=[TOOL], store=False)
+    assert [i.type for i in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert response.output[2].arguments == '{"city": "Paris"}' and response.output[2].call_id == "call_a"
+    items = [{"role": "user", "content": "Hi"}, *(i.model_dump(exclude_none=True) for i in response.output)]
+    items += [{"type": "function_call_output", "call_id": "call_a", "output": "sunny"}]
+    client.responses.create(model="toy", input=items, tools=[TOOL])
+    messages = backend.requests[1].messages
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["reasoning_content"] == "I need the weather." and len(messages[1]["tool_calls"]) == 2
+
+
+def test_previous_response(client: Any, backend: ScriptedBackend) -> None:
+    first = client.responses.create(model="toy", input="One", instructions="Not kept")
+    second = client.responses.create(model="toy", input="Two", previous_response_id=first.id)
+    client.responses.create(model="toy", input="Three", previous_response_id=second.id)
+    said = [(m["role"], m["content"]) for m in backend.requests[2].messages]
+    reply = ("assistant", "Hello there")
+    assert said == [("user", "One"), reply, ("user", "Two"), reply, ("user", "Three")]
+    unstored = client.responses.create(model="toy", input="One", store=False)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="toy", input="Two", previous_response_id=unstored.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_store_forgets_the_oldest() -> None:
+    store = ResponseStore(limit=3)
+    for i in range(5):
+        store.put(f"r{i}", f"r{i - 1}" if i else None, [{"role": "user", "content": str(i)}])
+    assert len(store) == 3
+    assert [m["content"] for m in store.history("r4")] == ["0", "1", "2", "3", "4"]
+    with pytest.raises(ApiError, match="forgotten"):
+        store.history("r1")
+
+
+def test_store_is_bounded_by_size_too() -> None:
+    store = ResponseStore(limit=100, budget=3000)
+    for i in range(5):
+        store.put(f"r{i}", None, [{"role": "user", "content": "x" * 1000}])
+    assert len(store) == 2
+    store.put("huge", "r4", [{"role": "user", "content": "x" * 5000}])
+    assert len(store) == 0
+
+
+def test_incomplete_logprobs_and_format(client: Any, backend: ScriptedBackend) -> None:
+    ending = plain("", reason="length")[1:]
+    backend.script = lambda request: [Begin(1, 0), TextDelta("Hi", (LOGPROB,)), *ending]
+    text = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
+    response = client.responses.create(
+        model="toy", input="Hi", include=["message.output_text.logprobs"], top_logprobs=2, text=text
+    )
+    assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"
+    assert response.output[0].content[0].logprobs[0].token == "Hi"
+    assert backend.requests[0].logprobs == 2
+    assert backend.requests[0].response_format["json_schema"]["schema"] == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "c"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, None),
+        ({"temperature": "x"}, "temperature"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+    ],
+)
+def test_bad_requests(client: Any, change: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/responses", body={"model": "toy", "input": "Hi", **change}, cast_to=object)
+    if param is not None:
+        assert caught.value.param == param
+
+
+def test_failure_in_a_stream(client: Any, backend: ScriptedBackend) -> None:
+    backend.script = lambda request: [*plain()[:2], RuntimeError("secret")]
+    events = list(client.responses.create(model="toy", input="Hi", stream=True))
+    assert events[-1].type == "error" and "internal error" in events[-1].message

@@ -1,0 +1,198 @@
+"""Sessions: the order of events, cancelling, failures, boundaries, prompts that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import SamplingParams
+from dflash_ggml.errors import ConfigError, ContextOverflowError
+from dflash_ggml.session.events import (
+    Begin,
+    Finish,
+    Progress,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArgs,
+    ToolCallBegin,
+    ToolCallEnd,
+    Usage,
+    merged,
+)
+from dflash_ggml.session.requests import ChatRequest, CompletionRequest
+from dflash_ggml.session.session import Session, run_chat, run_completion
+from dflash_ggml.text.template import ChatTemplate
+from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
+
+GREEDY = SamplingParams(temperature=0)
+USER = {"role": "user", "content": "hello " * 30}
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session(FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE)))
+
+
+def chat(**options: Any) -> ChatRequest:
+    return ChatRequest(**{"messages": [USER], "sampling": GREEDY, "max_tokens": 30, **options})
+
+
+def test_order_of_events(session: Session) -> None:
+    session.engine.replies = [
+        "why</think>text<tool_call>\n<function=f>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>"
+    ]
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+    }
+    events = list(run_chat(session, chat(tools=(tool,), max_tokens=200)))
+    kinds = [type(e) for e in events]
+    order = [
+        Begin,
+        Progress,
+        ReasoningDelta,
+        TextDelta,
+        ToolCallBegin,
+        ToolCallArgs,
+        ToolCallEnd,
+        Usage,
+        Finish,
+    ]
+    assert list(dict.fromkeys(kinds)) == order
+    assert sorted(kinds, key=order.index) == kinds and kinds.count(Usage) == kinds.count(Finish) == 1
+    begin, usage = events[0], events[-2]
+    progress = [e for e in events if isinstance(e, Progress)]
+    assert progress[-1].done == progress[-1].total == begin.prompt_n - begin.cached_n
+    assert [p.done for p in progress] == sorted({p.done for p in progress})
+    assert usage.prompt_n == begin.prompt_n and usage.mode == "tree" and usage.budget == 31
+    assert usage.tokens_per_step == pytest.approx(1 + usage.draft_n_accepted / usage.steps)
+    assert events[-1] == Finish("tool_calls")
+
+
+def test_stop_string_is_named(session: Session) -> None:
+    session.engine.replies = ["</think>a STOP b"]
+    *_, finish = run_chat(session, chat(stop=("zzz", "STOP")))
+    assert finish == Finish("stop", "STOP")
+
+
+def test_cancelling_between_steps(session: Session) -> None:
+    answers = iter([False] * 9)
+    events = list(run_chat(session, chat(), should_stop=lambda: next(answers, True)))
+    assert isinstance(events[-2], Usage) and events[-1] == Finish("cancelled")
+    assert 0 < events[-2].predicted_n < 30
+
+
+def test_cancelling_during_prefill(session: Session) -> None:
+    answers = iter([False])
+    events = list(run_chat(session, chat(), should_stop=lambda: next(answers, True)))
+    assert events[-1] == Finish("cancelled") and events[-2].predicted_n == 0
+    assert 0 < len(session.engine.tokens) < events[0].prompt_n
+    # what was prefilled is still good
+    second = list(run_chat(session, chat()))
+    assert second[0].cached_n == len(session.engine.tokens[: second[0].cached_n]) > 0
+
+
+def test_closing_the_iterator(session: Session) -> None:
+    events = run_chat(session, chat())
+    for event in events:
+        if isinstance(event, ReasoningDelta):
+            break
+    events.close()
+    assert list(run_chat(session, chat()))[-1].reason == "length"
+
+
+def test_a_failing_callback_leaves_the_session_usable(session: Session) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("mine")
+
+    expected = list(run_chat(session, chat(max_tokens=5)))[2:-2]
+    for options in ({"logits_processor": (fail,)}, {"on_step": fail}, {"stopping_criteria": (fail,)}):
+        with pytest.raises(RuntimeError, match="mine"):
+            list(run_chat(session, chat(**options)))
+        again = list(run_chat(session, chat(max_tokens=5)))
+        assert [e for e in again if isinstance(e, (ReasoningDelta, TextDelta))] == [
+            e for e in expected if isinstance(e, (ReasoningDelta, TextDelta))
+        ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (
+            chat(messages=[{"role": "user", "content": "x" * 2000}]),
+            ContextOverflowError,
+            "exceed context window of 1024",
+        ),
+        (chat(messages=[]), ConfigError, "messages"),
+        (chat(sampling=SamplingParams(top_p=3)), ConfigError, "top_p"),
+        (chat(stop=("",)), ConfigError, "stop string"),
+        (CompletionRequest(prompt=""), ConfigError, "prompt"),
+        (CompletionRequest(prompt=[1, 2], suffix="x"), ConfigError, "suffix"),
+        (CompletionRequest(prompt=[10_000]), ConfigError, "token id 10000"),
+    ],
+)
+def test_bad_requests_fail_before_the_first_event_or_are_refused(
+    session: Session, request_: Any, error: type[Exception], words: str
+) -> None:
+    run: Any = run_chat if isinstance(request_, ChatRequest) else run_completion
+    with pytest.raises(error, match=words):
+        list(run(session, request_))
+    assert list(run_chat(session, chat()))[-1].reason == "length"
+
+
+def test_without_a_template(session: Session) -> None:
+    bare = Session(FakeEngine(tokenizer=byte_vocabulary(template="")))
+    with pytest.raises(ConfigError, match="no chat template"):
+        list(run_chat(bare, chat()))
+    given = chat(template=ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    assert list(run_chat(bare, given))[-1].reason == "length"
+
+
+def test_boundaries_are_where_messages_start(session: Session) -> None:
+    request = chat(messages=[{"role": "system", "content": "s"}, USER])
+    ids = session.tokenizer.encode(session.prompt(request))
+    assert session.template is not None
+    marks = session.boundaries(ids, session.template)
+    assert [session.tokenizer.decode([ids[i]], special=True) for i in marks] == ["<|im_start|>"] * 3
+    assert session.boundaries(ids, ChatTemplate("{{ messages[0].content }}")) == []
+    assert session.count_tokens(request) == len(ids)
+
+
+def test_continuing_an_answer(session: Session) -> None:
+    messages = [USER, {"role": "assistant", "content": "The answer"}]
+    prompt = session.prompt(chat(messages=messages, continue_final_message=True))
+    assert prompt.endswith("<|im_start|>assistant\nThe answer")
+
+
+def test_plain_decoding_without_a_draft() -> None:
+    session = Session(
+        FakeEngine(config=EngineConfig(model="toy.gguf", n_ctx=256, n_batch=8), has_draft=False)
+    )
+    usage = list(run_completion(session, CompletionRequest(prompt="abc", sampling=GREEDY, max_tokens=9)))[-2]
+    assert (usage.mode, usage.budget, usage.draft_n, usage.steps, usage.tokens_per_step) == (
+        "plain",
+        0,
+        0,
+        8,
+        1.0,
+    )
+
+
+def test_fill_in_the_middle(session: Session) -> None:
+    marks = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3}
+    session.tokenizer.id_of = lambda text: marks.get(text)  # type: ignore[method-assign]
+    ids = session.completion_ids(CompletionRequest(prompt="a", suffix="b"))
+    assert ids == [1, 97, 2, 98, 3]
+    ids = session.completion_ids(CompletionRequest(prompt="a", suffix="b", suffix_first=True))
+    assert ids == [2, 98, 1, 97, 3]
+
+
+def test_merged_deltas() -> None:
+    events = [TextDelta("a"), TextDelta("b"), ReasoningDelta("c"), ToolCallArgs(0, "{"), ToolCallArgs(0, "}")]
+    assert merged(events) == [TextDelta("ab"), ReasoningDelta("c"), ToolCallArgs(0, "{}")]
+    assert merged([ToolCallArgs(0, "{"), ToolCallArgs(1, "}")]) == [
+        ToolCallArgs(0, "{"),
+        ToolCallArgs(1, "}"),
+    ]

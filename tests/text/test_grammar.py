@@ -1,0 +1,235 @@
+"""Grammars as logits processors: exact masks, exact under any order of histories, clear errors."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.fake_engine import byte_vocabulary
+
+pytest.importorskip("llguidance")
+
+from dflash_ggml.errors import ConfigError, DflashError
+from dflash_ggml.session.requests import GrammarSpec
+from dflash_ggml.text.grammar import (
+    GrammarCompiler,
+    GrammarProcessor,
+    LlamaGrammar,
+    json_schema_spec,
+    response_format_spec,
+)
+from dflash_ggml.text.tool_grammar import (
+    call_or_answer_grammar,
+    fits_parameter_form,
+    forced_call_grammar,
+    inner_call_grammar,
+)
+
+TOKENIZER = byte_vocabulary()
+N_VOCAB = TOKENIZER.n_vocab + 3
+COMPILER = GrammarCompiler(TOKENIZER, N_VOCAB)
+ROW = np.zeros(N_VOCAB, np.float32)
+PROMPT = [5, 6, 7]
+
+
+def allowed(processor: GrammarProcessor, generated: list[int]) -> set[int]:
+    return set(np.flatnonzero(np.isfinite(processor(np.array(PROMPT + generated, np.int32), ROW))).tolist())
+
+
+def texts(ids: set[int]) -> set[str]:
+    return {TOKENIZER.decode([i], special=True) for i in ids}
+
+
+def accepts(spec: GrammarSpec, text: str) -> bool:
+    """Whether every token of the text is allowed where it stands, and the end after it."""
+    processor = COMPILER.processor(spec, len(PROMPT))
+    ids = TOKENIZER.encode(text)
+    steps = all(ids[i] in allowed(processor, ids[:i]) for i in range(len(ids)))
+    return steps and bool(allowed(processor, ids) & TOKENIZER.eog_ids)
+
+
+def test_all_four_kinds() -> None:
+    assert accepts(json_schema_spec({"type": "integer"}), "-12") and not accepts(
+        GrammarSpec("json_object"), "12"
+    )
+    assert accepts(LlamaGrammar.from_regex("[ab]+c").spec, "abac") and not accepts(
+        GrammarSpec("regex", "a"), "aa"
+    )
+    assert accepts(LlamaGrammar.from_string('root ::= "yes" | "no" [0-9]{2}').spec, "no42")
+    assert accepts(LlamaGrammar.from_lark('start: "x"+').spec, "xxx")
+    assert accepts(GrammarSpec("json_object"), '{"hello": [1, {"é": null}]}')
+
+
+def test_padding_ids_and_control_tokens_are_never_allowed_inside() -> None:
+    ids = allowed(COMPILER.processor(GrammarSpec("regex", "(?s:.*)"), 3), [])
+    assert max(ids) < TOKENIZER.n_vocab
+    assert TOKENIZER.id_of("<|im_start|>") not in ids and ids & TOKENIZER.eog_ids
+
+
+def test_only_the_end_is_allowed_when_the_grammar_is_done() -> None:
+    processor = COMPILER.processor(GrammarSpec("regex", "ab"), 3)
+    assert texts(allowed(processor, TOKENIZER.encode("a"))) == {"b"}
+    assert allowed(processor, TOKENIZER.encode("ab")) == TOKENIZER.eog_ids
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 24), min_size=1, max_size=12), st.booleans())
+def test_state_depends_on_the_history_alone(lengths: list[int], thinking: bool) -> None:
+    """Called with longer, shorter and equal histories, the mask is that of a fresh processor."""
+    spec = json_schema_spec(
+        {"type": "object", "properties": {"hello": {"type": "array"}}, "required": ["hello"]}
+    )
+    after = "</think>" if thinking else None
+    ids = TOKENIZER.encode(('hm {"</think>' if thinking else "") + '{"hello": [1, "in"]}')
+    reused = COMPILER.processor(spec, len(PROMPT), after=after)
+    for n in lengths:
+        fresh = COMPILER.processor(spec, len(PROMPT), after=after)
+        assert allowed(reused, ids[:n]) == allowed(fresh, ids[:n])
+
+
+def test_another_continuation_is_rolled_back() -> None:
+    processor = COMPILER.processor(GrammarSpec("regex", "(abc|axy)z"), 3)
+    assert texts(allowed(processor, TOKENIZER.encode("abc"))) == {"z"}
+    assert texts(allowed(processor, TOKENIZER.encode("ax"))) == {"y"}
+
+
+def test_thinking_is_free_and_the_answer_is_bound() -> None:
+    processor = COMPILER.processor(GrammarSpec("regex", "ok"), 3, after="</think>")
+    assert len(allowed(processor, TOKENIZER.encode("anything <think"))) == N_VOCAB
+    assert texts(allowed(processor, TOKENIZER.encode("anything</think>"))) == {"o"}
+    spelt = [TOKENIZER.id_of(c) for c in "x</think>"]
+    assert texts(allowed(processor, spelt)) == {"o"}  # type: ignore[arg-type]
+
+
+def test_input_row_is_not_changed() -> None:
+    row = ROW.copy()
+    row.setflags(write=False)
+    COMPILER.processor(GrammarSpec("regex", "a"), 3)(np.array(PROMPT, np.int32), row)
+
+
+def test_history_that_breaks_the_grammar() -> None:
+    processor = COMPILER.processor(GrammarSpec("regex", "ab"), 3)
+    with pytest.raises(DflashError, match="does not match"):
+        allowed(processor, TOKENIZER.encode("ba"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (GrammarSpec("regex", "[a"), r"grammar \(regex\)"),
+        (GrammarSpec("lark", "start: foo"), "unknown name"),
+        (GrammarSpec("gbnf", "root = x"), r"grammar \(gbnf\).*Expected ::="),
+        (GrammarSpec("json_schema", '{"type": "strin"}'), "strin"),
+    ],
+)
+def test_bad_grammars_are_one_clear_line(spec: GrammarSpec, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        COMPILER.processor(spec, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_response_formats() -> None:
+    assert response_format_spec(None) is None and response_format_spec({"type": "text"}) is None
+    assert response_format_spec({"type": "json_object"}) == GrammarSpec("json_object")
+    schema = {"type": "integer"}
+    for value in (
+        {"type": "json_object", "schema": schema},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    ):
+        assert response_format_spec(value) == GrammarSpec("json_schema", json.dumps(schema))
+    for bad in ({"type": "yaml"}, {"type": "json_schema"}, {}):
+        with pytest.raises(ConfigError, match="response_format"):
+            response_format_spec(bad)
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        json_schema_spec("{")
+
+
+def test_grammar_files(tmp_path) -> None:
+    path = tmp_path / "g.gbnf"
+    path.write_text('root ::= "a"')
+    assert accepts(LlamaGrammar.from_file(path).spec, "a")
+    path.write_text(" ")
+    with pytest.raises(ConfigError, match="empty"):
+        LlamaGrammar.from_file(path)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "n": {"$ref": "#/$defs/count"},
+        "unit": {"enum": ["c", "f"]},
+        "fixed": {"const": "k"},
+    },
+    "required": ["city", "unit"],
+    "$defs": {"count": {"type": "integer", "minimum": 2}},
+}
+LIMITED = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[ab]+$"}}, "required": ["a"]}
+
+
+def block(name: str, *values: tuple[str, str]) -> str:
+    parts = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values)
+    return f"<tool_call>\n<function={name}>\n{parts}</function>\n</tool_call>"
+
+
+def test_forced_calls_in_parameter_form() -> None:
+    spec = forced_call_grammar({"w": SCHEMA, "l": LIMITED}, "xml", several=False)
+    assert accepts(
+        spec,
+        "\n\n" + block("w", ("city", "a\n<b> </par\n\n</parame"), ("n", "12"), ("unit", "f"), ("fixed", "k")),
+    )
+    assert accepts(spec, block("w", ("city", ""), ("unit", "c")))
+    assert not accepts(spec, block("w", ("city", "x"), ("unit", "k")))
+    for inner in ("a</parameter>b", "a\n</function>b", "a</tool_call>", "\n<parameter=unit>"):
+        assert not accepts(spec, block("w", ("city", inner), ("unit", "c")))
+    assert not accepts(spec, block("w", ("city", "x"), ("n", "1"), ("unit", "c")))
+    assert not accepts(spec, block("w", ("unit", "c")))
+    assert not accepts(spec, block("other"))
+    assert not accepts(spec, block("w", ("city", "x"), ("unit", "c")) * 2)
+    # a pattern cannot be held between parameter tags, so that tool is called in the JSON form
+    assert fits_parameter_form(SCHEMA) and not fits_parameter_form(LIMITED)
+    assert accepts(spec, '<tool_call>\n{"name": "l", "arguments": {"a": "abba"}}\n</tool_call>')
+    assert not accepts(spec, '<tool_call>\n{"name": "l", "arguments": {"a": "abc"}}\n</tool_call>')
+
+
+def test_forced_calls_in_json_form() -> None:
+    spec = forced_call_grammar({"w": SCHEMA}, "json", several=True)
+    call = '<tool_call>\n{"name": "w", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'
+    assert accepts(spec, call) and accepts(spec, f"{call}\n{call}")
+    assert not accepts(spec, "hello")
+
+
+def test_calls_or_an_answer() -> None:
+    spec = call_or_answer_grammar({"CALL": SCHEMA}, "json", '{"type": "integer"}', several=False)
+    assert accepts(spec, "42") and accepts(spec, "\n\n42") and not accepts(spec, "x")
+    assert accepts(
+        spec, '<tool_call>\n{"name": "CALL", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 260), min_size=1, max_size=8))
+def test_calls_begun_freely_are_bound_each_time(lengths: list[int]) -> None:
+    """Free text, a bound call, free text, a bound call; and again the mask depends on the history alone."""
+    spec = inner_call_grammar({"w": SCHEMA}, "xml")
+    ids = TOKENIZER.encode(
+        "hi " + block("w", ("city", "a"), ("unit", "c")) + "\n x" + block("w", ("city", ""), ("unit", "f"))
+    )
+    reused = COMPILER.processor(spec, len(PROMPT), after="<tool_call>", repeat=True)
+    for n in lengths:
+        fresh = COMPILER.processor(spec, len(PROMPT), after="<tool_call>", repeat=True)
+        mask = allowed(reused, ids[:n])
+        assert mask == allowed(fresh, ids[:n])
+        text = TOKENIZER.decode(ids[:n])
+        inside = text.count("<tool_call>") > text.count("</tool_call>")
+        assert (len(mask) < N_VOCAB) == inside
+        assert n >= len(ids) or ids[n] in mask
+
+
+def test_quotes_in_tool_names_do_not_break_the_grammar() -> None:
+    spec = forced_call_grammar({"a.b-c\\d": {"type": "object", "properties": {}}}, "xml", several=False)
+    assert accepts(spec, block("a.b-c\\d"))

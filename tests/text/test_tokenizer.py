@@ -1,0 +1,191 @@
+"""The tokenizer: text to ids and back, streaming, what ends a generation, and vocabularies that do not fit.
+
+Vectors of an independent tokenizer are in `test_fixtures_tokenizer.py`. About 5 seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dflash_ggml.errors import ConfigError, ModelFileError
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.text.tokenizer import Tokenizer
+from reference import tiny_models as tiny
+from reference.gguf_bytes import build
+
+ID = {text: i for i, text in enumerate(tiny.TOKENS)}
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+LOOSE = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def demo(demo_target: Path) -> Tokenizer:
+    with GGUFFile(demo_target) as file:
+        return Tokenizer.from_gguf(file)
+
+
+def tiny_tokenizer(folder: Path, nfc: bool = False, **changes: Any) -> Tokenizer:
+    """The tiny vocabulary with `changes` to the keys below `tokenizer.ggml.` (None drops a key)."""
+    keys = tiny.tokenizer_keys() | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    path = folder / "model.gguf"
+    path.write_bytes(build({key: value for key, value in keys.items() if value is not None}).data)
+    with GGUFFile(path) as file:
+        return Tokenizer.from_gguf(file, nfc=nfc)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return tiny_tokenizer(tmp_path)
+
+
+def test_merges_and_bytes(tokenizer: Tokenizer):
+    assert tokenizer.encode("hello") == [ID["hello"]]
+    assert tokenizer.encode("help hell") == [ID["he"], ID["l"], ID["p"], ID["Ġ"], ID["hell"]]
+    assert tokenizer.encode("é") == [ID["Ã©"]]
+    assert tokenizer.encode("\n") == [ID["Ċ"]]
+    assert tokenizer.encode("") == []
+
+
+def test_special_tokens(tokenizer: Tokenizer):
+    text = "he<|im_end|><think>"
+    assert tokenizer.encode(text) == [ID["he"], ID["<|im_end|>"], ID["<think>"]]
+    plain = tokenizer.encode(text, special=False)
+    assert (
+        ID["<|im_end|>"] not in plain and plain[-1] == ID["<think>"]
+    )  # user-defined tokens are always parsed
+    assert tokenizer.decode(plain) == text
+    ids = tokenizer.encode(text)
+    assert (tokenizer.decode(ids), tokenizer.decode(ids, special=True)) == ("he<think>", text)
+
+
+def test_bytes_of_each_kind_of_token(tokenizer: Tokenizer):
+    expected = {"hello": b"hello", "Ġ": b" ", "Ã©": "é".encode(), "<|im_end|>": b"<|im_end|>", "[PAD1]": b""}
+    expected |= {"<think>": b"<think>", "<0x0A>": b"\n"}
+    for text, piece in expected.items():
+        assert tokenizer.token_bytes(ID[text]) == piece
+    assert tokenizer.id_of("<think>") == ID["<think>"] and tokenizer.id_of("absent") is None
+    assert tokenizer.is_control(ID["<|im_end|>"]) and not tokenizer.is_control(ID["<think>"])
+
+
+@pytest.mark.parametrize("token", [-1, tiny.VOCAB, 10**12])
+def test_ids_outside_the_vocabulary(tokenizer: Tokenizer, token: int):
+    for call in (lambda: tokenizer.token_bytes(token), lambda: tokenizer.decode_bytes([token])):
+        with pytest.raises(ConfigError, match=f"token id {token} is outside"):
+            call()
+
+
+def test_lone_surrogates_are_refused(tokenizer: Tokenizer):
+    with pytest.raises(ConfigError, match="character 1"):
+        tokenizer.encode("a\ud800b")
+
+
+def test_pre_tokenizers_differ_in_combining_marks(tmp_path: Path):
+    merges = ["e Ì", "eÌ ģ"]  # e + U+0301
+    tokens = [*tiny.TOKENS, "eÌ", "eÌģ"]
+    changes = {"tokens": tokens, "token_type": [*tiny.TYPES, 1, 1], "merges": merges}
+    old, new = (tiny_tokenizer(tmp_path, pre=pre, **changes) for pre in ("qwen2", "qwen35"))
+    assert new.encode("e\u0301") == [tokens.index("eÌģ")]
+    assert len(old.encode("e\u0301")) == 3
+
+
+def test_digits_stand_alone_and_contractions_split(demo: Tokenizer):
+    pieces = [demo.token_bytes(i) for i in demo.encode("x = 12345 it's")]
+    assert [b"1", b"2", b"3", b"4", b"5"] == [piece for piece in pieces if piece.isdigit()]
+    assert b"'s" in pieces
+
+
+def test_normalisation_is_an_option(tmp_path: Path):
+    assert tiny_tokenizer(tmp_path).encode("e\u0301") == [ID["e"], ID["Ì"], ID["ģ"]]
+    assert tiny_tokenizer(tmp_path, nfc=True).encode("e\u0301") == [ID["Ã©"]]
+
+
+def test_declared_ids(tokenizer: Tokenizer, tmp_path: Path):
+    assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.add_bos) == (ID["<|im_end|>"], None, False)
+    assert tokenizer.chat_template == "{{ messages }}"
+    assert tokenizer.n_vocab == tiny.VOCAB
+    other = tiny_tokenizer(tmp_path, bos_token_id=3, mask_token_id=5, add_bos_token=True)
+    assert (other.bos_id, other.add_bos, other.special_ids["mask"]) == (3, True, 5)
+
+
+def test_what_ends_a_generation(tmp_path: Path):
+    listed = {ID["<|im_end|>"], ID["<|endoftext|>"]}
+    assert tiny_tokenizer(tmp_path).eog_ids == listed
+    assert tiny_tokenizer(tmp_path, eot_token_id=9, eom_token_id=10).eog_ids == listed | {9, 10}
+    assert tiny_tokenizer(tmp_path, eos_token_id=None, token_type=[1] * tiny.VOCAB).eog_ids == frozenset()
+
+
+@LOOSE
+@given(text=TEXTS, special=st.booleans())
+def test_round_trip(demo: Tokenizer, text: str, special: bool):
+    assert demo.decode_bytes(demo.encode(text, special), special=True).decode() == text
+
+
+@LOOSE
+@given(text=TEXTS)
+def test_same_text_of_the_byte_alphabet_alone(tmp_path: Path, text: str):
+    tokenizer = tiny_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(text, special=False), special=True) == text
+
+
+def test_streaming_over_every_split(tokenizer: Tokenizer):
+    ids = tokenizer.encode("aé€😀<think>z")
+    for first in range(len(ids) + 1):
+        for second in range(first, len(ids) + 1):
+            stream = tokenizer.stream()
+            parts = [stream.feed(ids[:first]), stream.feed(ids[first:second]), stream.feed(ids[second:])]
+            assert "".join(parts) == "aé€😀<think>z" and stream.flush() == ""
+            assert all("\ufffd" not in part for part in parts)
+
+
+@LOOSE
+@given(data=st.binary(max_size=30), cuts=st.lists(st.integers(0, 30), max_size=4))
+def test_streaming_equals_decoding_for_any_bytes(demo: Tokenizer, data: bytes, cuts: list[int]):
+    """Also for bytes that are not UTF-8: one token per byte, cut anywhere."""
+    single = {demo.token_bytes(i): i for i in range(demo.n_vocab) if len(demo.token_bytes(i)) == 1}
+    ids = [single[data[i : i + 1]] for i in range(len(data))]
+    stream, text = demo.stream(), ""
+    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(ids)], strict=True):
+        text += stream.feed(ids[start:end])
+    assert text + stream.flush() == data.decode(errors="replace") == demo.decode(ids)
+
+
+def test_unfinished_characters_wait_then_show_as_replacement(tokenizer: Tokenizer):
+    stream = tokenizer.stream()
+    assert stream.feed([ID["Ã"]]) == ""
+    assert stream.flush() == "\ufffd"
+    assert stream.feed([ID["a"]]) == "a"  # usable again
+    assert stream.feed([ID["Ã"], ID["a"]]) == "\ufffda"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, "key 'tokenizer.ggml.model': 'llama' is not supported"),
+        (
+            {"pre": "llama-bpe"},
+            "key 'tokenizer.ggml.pre': 'llama-bpe' is not supported (expected one of qwen2, qwen35)",
+        ),
+        ({"pre": None}, "key 'tokenizer.ggml.pre' is missing"),
+        ({"tokens": None}, "key 'tokenizer.ggml.tokens' is missing"),
+        ({"token_type": None}, "key 'tokenizer.ggml.token_type' is missing"),
+        ({"merges": None}, "key 'tokenizer.ggml.merges' is missing"),
+        ({"token_type": [1, 2]}, f"key 'tokenizer.ggml.token_type': 2 types for {tiny.VOCAB} tokens"),
+        ({"token_type": [7] * tiny.VOCAB}, "token_type': a value is outside 0..6"),
+        ({"tokens": []}, "tokens"),
+        ({"merges": ["h e", "h e l"]}, "merge 1 ('h e l') is not two tokens"),
+        ({"merges": ["x y"]}, "merges do not fit the vocabulary"),
+        ({"merges": ["x 日"]}, "merges do not fit the vocabulary"),
+        ({"eos_token_id": tiny.VOCAB}, f"eos token id {tiny.VOCAB} is outside the vocabulary"),
+        ({"eos_token_id": "x"}, "eos_token_id' should be an integer"),
+        ({"add_bos_token": 1}, "add_bos_token' should be true or false"),
+    ],
+)
+def test_bad_vocabulary(tmp_path: Path, changes: dict[str, Any], message: str):
+    with pytest.raises(ModelFileError, match=re.escape(message)):
+        tiny_tokenizer(tmp_path, **changes)
