@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dflash_ggml.ggml.bindings import ffi, lib
-from dflash_ggml.ggml.device import F32, I32, Device, Store, list_devices
+from dflash_ggml.ggml.device import F32, I32, Device, list_devices
+from dflash_ggml.ggml.store import Store
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
 LAYERS = 48  # each with its own state, so that caches are as cold as in a model

@@ -16,7 +16,7 @@ _HOME = {
     "Llama": "llama",
     "Engine": "engine.engine",
     "EngineConfig": "config",
-    "Step": "engine.engine",
+    "Step": "engine.step",
     "Sampler": "decode.sampling",
     "SamplingParams": "decode.sampling",
     "GGUFFile": "files.gguf",
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     __version__: str
     from dflash_ggml.config import EngineConfig
     from dflash_ggml.decode.sampling import Sampler, SamplingParams
-    from dflash_ggml.engine.engine import Engine, Step
+    from dflash_ggml.engine.engine import Engine
+    from dflash_ggml.engine.step import Step
     from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, DflashError, ModelFileError
     from dflash_ggml.files.gguf import GGUFFile
     from dflash_ggml.llama.llama import Llama

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.decode.tree import Tree, best_first, chain, observers, padded
+from dflash_ggml.decode.tree import Tree, best_first, chain, observers
 
 
 def candidates(seed: int, n_depths: int, n_ranks: int, n_vocab: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -155,8 +155,6 @@ def test_bad_sizes_are_refused() -> None:
         chain(0, ids, log_probs, length=-1)
     with pytest.raises(ValueError, match="must both"):
         chain(0, ids, log_probs[:2])
-    with pytest.raises(ValueError, match="does not fit"):
-        padded(best_first(0, ids, log_probs, 4), 4)
 
 
 def visible(bits: np.ndarray) -> np.ndarray:
@@ -189,16 +187,3 @@ def test_observers_refuse_parents_after_their_children() -> None:
     for parents in ([-1, 1], [0], [-1, 2, 0], [-2]):
         with pytest.raises(ValueError, match="parents"):
             observers(parents)
-
-
-@given(shapes, st.integers(0, 40), st.integers(0, 40))
-def test_padding_adds_leaves_at_the_root(shape: tuple[int, int, int], budget: int, extra: int) -> None:
-    tree = best_first(5, *candidates(*shape), budget)
-    wide = padded(tree, tree.width + extra)
-    assert wide.width == tree.width + extra
-    for name in ("tokens", "parents", "depths", "log_probs"):
-        assert (getattr(wide, name)[: tree.width] == getattr(tree, name)).all()
-    assert (wide.tokens[tree.width :] == 5).all() and (wide.depths[tree.width :] == 1).all()
-    mask = visible(observers(wide))
-    assert (mask[tree.width :].sum(axis=1) == 2).all()
-    assert not mask[: tree.width, tree.width :].any(), "a real node sees a dummy"

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_ggml.drafts.dflash.params import DraftFile, DraftParams, check_pair
+from dflash_ggml.drafts.dflash.file import DraftFile
+from dflash_ggml.drafts.dflash.params import DraftParams, check_pair
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.files.gguf import BF16, F32, GGUFFile
-from dflash_ggml.models.qwen35_params import TargetParams
+from dflash_ggml.models.qwen35 import Qwen35
 from reference import tiny_models as tiny
 from reference.gguf_bytes import Tensor, build
 
@@ -306,9 +307,9 @@ def test_drafts_of_no_dialect(file: Path, tmp_path: Path):
 # --- the pair ---
 
 
-def tiny_target(path: Path) -> TargetParams:
+def tiny_target(path: Path) -> Qwen35:
     path.write_bytes(tiny.gguf_file(tiny.target_keys(), tiny.target_shapes()).data)
-    return TargetParams.from_gguf(GGUFFile(path))
+    return Qwen35.from_gguf(GGUFFile(path))
 
 
 def test_pair_that_fits(file: Path, tmp_path: Path):

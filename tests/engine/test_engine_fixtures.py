@@ -52,8 +52,8 @@ def test_tapped_features(engine):
         for point in case.points:
             engine.reset()
             engine.prefill(point.tokens[:-1])
-            engine.passes.verify(chain(point.tokens[-1], np.zeros((0, 1), np.int32)), len(point.tokens) - 1)
-            features = engine.passes.device.read(engine.passes.state.features, len(point.taps))
+            engine.passes.verify(engine.sequence, chain(point.tokens[-1], np.zeros((0, 1), np.int32)))
+            features = engine.passes.device.read(engine.passes.state.features.tensor, len(point.taps))
             np.testing.assert_allclose(features, point.taps, atol=2e-3, rtol=1e-3)
 
 
@@ -63,9 +63,11 @@ def test_draft_block(engine, block):
     context, pending = block.tokens[:-1], block.tokens[-1]
     engine.reset()
     engine.prefill(context)
-    ids, log_probs = engine.passes.draft(pending, len(context), ())
-    graph = next(g for key, g in engine.passes._graphs.items() if key[0] == "draft" and g.valid)
-    hidden = engine.passes.device.read(graph.hidden).reshape(15, -1)
+    engine.sequence.pending = pending
+    rows = engine.drafter.propose(engine.sequence, 15)
+    ids, log_probs = rows.ids, rows.log_probs
+    graph = next(g for key, g in engine.drafter.graphs if key[0] == "draft" and g.valid)
+    hidden = engine.passes.device.read(graph.outputs["hidden"]).reshape(15, -1)
     np.testing.assert_allclose(hidden, block.hidden_exact[1:], atol=5e-3, rtol=1e-3)
     np.testing.assert_allclose(log_probs, block.top_log_probs, atol=5e-3)
     assert (ids[:, 0] == block.top_ids[:, 0]).mean() > 0.9

@@ -10,12 +10,11 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.drafts.dflash.params import DraftFile
+from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
-from dflash_ggml.ggml import device
-from dflash_ggml.state.snapshot import row_slices
+from dflash_ggml.ggml import device, store
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -40,37 +39,76 @@ def random_tree(rng: np.random.Generator, n_nodes: int, max_depth: int, n_vocab:
     )
 
 
-def test_any_commits_equal_a_fresh_prefill(engine):
-    """60 random trees with random accepted paths: state, K/V and next logits are those of a prefill (1e-4 of their scale)."""
+def commit(engine: Engine, tree: Tree, leaf: int) -> None:
+    """Verify a tree after the committed tokens and commit its path to `leaf`, as a step would."""
+    sequence, path = engine.sequence, []
+    sequence.pending = int(tree.tokens[0])
+    engine.passes.verify(sequence, tree)
+    while leaf >= 0:
+        path.append(leaf)
+        leaf = int(tree.parents[leaf])
+    path = tuple(reversed(path))
+    engine.passes.commit(sequence, path)
+    sequence.commit(path, (*[int(tree.tokens[i]) for i in path[1:]], 0))
+
+
+def cache_rows(engine: Engine, n: int) -> list[np.ndarray]:
+    """Rows of the sequence's first n tokens in all caches, target's and draft's, as numbers."""
+    first = engine.sequence.first_slot
+    caches = engine._tensors().caches
+    return [engine.device.read(t, n * t.ne[0], first * t.nb[1]).astype(np.float32) for t in caches]
+
+
+@pytest.mark.parametrize("first_slot", [0, 300])
+@pytest.mark.parametrize("max_depth", [15, 47])
+def test_any_commits_equal_a_fresh_prefill(engine, first_slot, max_depth):
+    """60 random trees with random accepted paths: state, K/V and next logits are those of a prefill (1e-4 of their scale),
+    wherever the rows lie, also for paths that are longer than the draft's block."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, engine.n_vocab - 4, 5).tolist()
+    engine.sequence.first_slot = first_slot
     engine.prefill(tokens)
-    passes = engine.passes
-    for _ in range(60):
-        tree = random_tree(rng, int(rng.integers(1, 48)), passes.block - 1, engine.n_vocab - 4)
-        passes.verify(tree, len(tokens))
-        leaf = int(rng.integers(tree.width))
-        path = []
-        while leaf >= 0:
-            path.append(leaf)
-            leaf = int(tree.parents[leaf])
-        path.reverse()
-        passes.commit(path, len(tokens))
-        tokens += [int(tree.tokens[i]) for i in path]
-        passes.feed_path(len(tokens), path)
-    n = len(tokens)
-    state = [passes.device.read(t) for t in passes.state.live_tensors]
-    rows = [passes.device.read(t, n * t.nb[1] // 4) for t in row_slices(passes)]
-    probe = int(rng.integers(engine.n_vocab - 4))
-    logits = passes.logits_row(passes.linear([probe], n, True))
+    longest = 0
+    for _ in range(60 if max_depth == 15 else 25):
+        tree = random_tree(rng, int(rng.integers(1, 48)), max_depth, engine.n_vocab - 4)
+        leaf = int(rng.integers(tree.width)) if max_depth == 15 else int(tree.depths.argmax())
+        longest = max(longest, int(tree.depths[leaf]) + 1)
+        commit(engine, tree, leaf)
+        engine.drafter.take_in(engine.sequence)
+    assert (longest > engine.drafter.block) == (max_depth == 47)
+    engine.sequence.pending = None
+    tokens, n, probe = engine.tokens, engine.n_tokens, int(rng.integers(engine.n_vocab - 4))
+
+    def look() -> tuple[list, list, np.ndarray]:
+        state = [engine.device.read(t) for t in engine.passes.state.live_tensors]
+        rows = cache_rows(engine, n)
+        return state, rows, engine.passes.logits_row(engine.passes.linear(engine.sequence, [probe]))
+
+    state, rows, logits = look()
     engine.reset()
+    engine.sequence.first_slot = 0
     engine.prefill(tokens)
-    for ours, fresh in zip(state, [passes.device.read(t) for t in passes.state.live_tensors]):
+    fresh_state, fresh_rows, fresh_logits = look()
+    for ours, fresh in zip([*state, *rows], [*fresh_state, *fresh_rows], strict=True):
         np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
-    for ours, t in zip(rows, row_slices(passes)):
-        fresh = passes.device.read(t, n * t.nb[1] // 4)
-        np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
-    np.testing.assert_allclose(logits, passes.logits_row(passes.linear([probe], n, True)), atol=1e-3)
+    np.testing.assert_allclose(logits, fresh_logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["plain", "chain", "tree"])
+def test_text_does_not_depend_on_where_its_rows_lie(engine, mode):
+    """Position and slot are different things: rotation and windows follow the first, caches and masks the second."""
+    texts = []
+    for first_slot in (0, 1, 777):
+        engine.reset()
+        engine.sequence.first_slot = first_slot
+        engine.prefill([3, 1, 4, 1, 5])
+        texts.append(greedy_tokens(engine, 120, mode=mode))
+        snapshot = engine.snapshot()
+        engine.prefill([7])
+        engine.restore(snapshot)
+        engine.prefill([8])
+        texts[-1] += greedy_tokens(engine, 30, mode=mode)
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_verify_leaves_the_state_alone(engine):
@@ -78,7 +116,7 @@ def test_verify_leaves_the_state_alone(engine):
     engine.prefill(rng.integers(0, 60, 20).tolist())
     passes = engine.passes
     before = [passes.device.read(t) for t in passes.state.live_tensors]
-    passes.verify(random_tree(rng, 40, 7, 60), 20)
+    passes.verify(engine.sequence, random_tree(rng, 40, 7, 60))
     for a, t in zip(before, passes.state.live_tensors):
         assert np.array_equal(a, passes.device.read(t))
 
@@ -112,25 +150,25 @@ def test_snapshot_goes_back(engine, with_rows):
             engine.restore(snapshot)
 
 
-@pytest.mark.parametrize("between", ["prefill", "plain"])
+@pytest.mark.parametrize("between", ["prefill", "plain", "plain and tree"])
 def test_the_draft_sees_what_was_committed(engine, between):
     """The draft's context after trees, then something else, is that of a prefill: acceptance depends on it, text does not."""
     engine.prefill([3, 1, 4, 1, 5])
     greedy_tokens(engine, 25)
+    engine.prefill([7])
     if between == "prefill":
-        engine.prefill([7, 8])
+        engine.prefill([8])
     else:
-        engine.prefill([7])
-        greedy_tokens(engine, 20)
-        engine._plain_step(Sampler(GREEDY, engine.n_vocab), engine.tokens, lambda t: False, False, True)
-    n, passes = engine.n_tokens, engine.passes
-    assert passes.in_draft[:n].all()
-    rows = [passes.device.read(t, n * t.nb[1] // 4) for t in row_slices(passes)]
-    tokens = engine.tokens
+        greedy_tokens(engine, 100, mode="plain")
+    if between == "plain and tree":
+        engine.prefill([9])
+        greedy_tokens(engine, 25)
+    snapshot = engine.snapshot()  # the draft takes in what waits
+    assert snapshot.in_draft.all() and len(snapshot.in_draft) == engine.n_tokens
+    tokens, rows = engine.tokens, cache_rows(engine, engine.n_tokens)
     engine.reset()
     engine.prefill(tokens)
-    for ours, t in zip(rows, row_slices(passes)):
-        fresh = passes.device.read(t, n * t.nb[1] // 4)
+    for ours, fresh in zip(rows, cache_rows(engine, len(tokens)), strict=True):
         np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
 
 
@@ -245,9 +283,9 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
     texts = []
     for windows in (False, True):
         if windows:
-            monkeypatch.setattr("dflash_ggml.engine.loading.DraftFile.open", with_windows)
+            monkeypatch.setattr("dflash_ggml.drafts.dflash.file.DraftFile.open", with_windows)
         with Engine.load(EngineConfig(target, draft, n_ctx=1024, kv_type="f32", reference=True)) as e:
-            assert len(e.passes.draft_masks) == 1 + windows
+            assert len(e.drafter.masks) == 1 + windows
             for mode in ("plain", "chain", "tree"):
                 e.reset()
                 e.prefill([5, 4, 3, 2, 1])
@@ -310,7 +348,7 @@ def test_growth_that_does_not_fit_can_be_tried_again(toy_pair, monkeypatch, part
             raise DeviceError("no room")
 
         if part == "draft":
-            monkeypatch.setattr(e.passes.draft_state.kv, "grow", full)
+            monkeypatch.setattr(e.drafter.kv, "grow", full)
         else:
             monkeypatch.setattr("dflash_ggml.engine.passes.SlotMask", full)
         with pytest.raises(DeviceError, match="no room"):
@@ -340,8 +378,8 @@ def test_an_interrupt_before_a_pass_runs_leaves_no_stale_mask(engine, monkeypatc
     out = [t for _ in range(6) for t in next(steps).tokens]
     fill = engine.passes.tree_mask.fill
 
-    def interrupted(*args):
-        fill(*args)
+    def interrupted(*args, **options):
+        fill(*args, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine.passes.tree_mask, "fill", interrupted)
@@ -355,15 +393,15 @@ def test_an_interrupt_before_a_pass_runs_leaves_no_stale_mask(engine, monkeypatc
 def test_scratch_memory_that_could_not_grow_voids_the_graphs_in_it(engine, monkeypatch):
     """ggml frees the old memory first."""
     engine.prefill([1, 2, 3])
-    (graph,) = engine.passes._graphs.values()
+    ((_, graph),) = engine.passes.graphs
     assert graph.valid
 
     class NoRoom:
         def __getattr__(self, name):
             return (lambda *_: False) if name == "ggml_gallocr_alloc_graph" else getattr(lib, name)
 
-    lib = device.lib
-    monkeypatch.setattr(device, "lib", NoRoom())
+    lib = store.lib
+    monkeypatch.setattr(store, "lib", NoRoom())
     with pytest.raises(DeviceError, match="scratch"):
         engine.passes.workspace.place(graph.cgraph)
     assert not graph.valid
@@ -379,15 +417,15 @@ def test_memory_dropped_unclosed_is_freed(engine, monkeypatch):
                 return getattr(lib, name)
             return lambda buffer: (freed.append(1), lib.ggml_backend_buffer_free(buffer))
 
-    lib = device.lib
-    monkeypatch.setattr(device, "lib", Counting())
+    lib = store.lib
+    monkeypatch.setattr(store, "lib", Counting())
     for close in (False, True):
-        store = device.Store(engine.passes.device, 1)
-        store.tensor(device.F32, 8)
-        store.allocate()
+        memory = store.Store(engine.device, 1)
+        memory.tensor(device.F32, 8)
+        memory.allocate()
         if close:
-            store.close()
-        del store
+            memory.close()
+        del memory
         assert len(freed) == 1 + close
 
 

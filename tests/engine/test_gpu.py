@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_engine_state import random_tree
+from test_engine_state import cache_rows, commit, random_tree
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.ggml.device import list_devices
-from dflash_ggml.state.snapshot import row_slices
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -35,8 +34,20 @@ def cpu(demo_target, demo_draft):
 @pytest.fixture(scope="module")
 def gpu(demo_target, demo_draft):
     with Engine.load(EngineConfig(demo_target, demo_draft)) as e:
-        assert e.passes.device.is_gpu
+        assert e.device.is_gpu
         yield e
+
+
+def write_on(engine: Engine, mode: str, n: int) -> list[int]:
+    """Greedy tokens from where the engine stands, whatever they are."""
+    sampler = Sampler(GREEDY, engine.n_vocab)
+    steps = engine.generate(sampler, max_tokens=n, mode=mode, stop=lambda t: False)
+    return [t for s in steps for t in s.tokens]
+
+
+def fork(a: list[int], b: list[int]) -> int:
+    """Where two texts part."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), len(a))
 
 
 def write(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[list[int], int]:
@@ -93,31 +104,26 @@ def test_modes_agree(gpu):
 
 def test_state_after_many_commits(gpu):
     """200 random commits leave the state of a prefill of the same tokens (2 % of its scale: kernels differ by width)."""
-    rng, passes = np.random.default_rng(0), gpu.passes
+    rng = np.random.default_rng(0)
     gpu.reset()
-    tokens = rng.integers(0, gpu.n_vocab - 8, 5).tolist()
-    gpu.prefill(tokens)
+    gpu.prefill(rng.integers(0, gpu.n_vocab - 8, 5).tolist())
     for _ in range(200):
-        tree = random_tree(rng, int(rng.integers(1, 31)), passes.block - 1, gpu.n_vocab - 8)
-        passes.verify(tree, len(tokens))
-        leaf, path = int(rng.integers(tree.width)), []
-        while leaf >= 0:
-            path.append(leaf)
-            leaf = int(tree.parents[leaf])
-        path.reverse()
-        passes.commit(path, len(tokens))
-        tokens += [int(tree.tokens[i]) for i in path]
-        passes.feed_path(len(tokens), path)
-    n = len(tokens)
-    ours = [passes.device.read(t) for t in passes.state.live_tensors]
-    rows = [passes.device.read(t, n * t.ne[0]).astype(np.float32) for t in row_slices(passes)]
+        tree = random_tree(rng, int(rng.integers(1, 31)), gpu.drafter.depth, gpu.n_vocab - 8)
+        commit(gpu, tree, int(rng.integers(tree.width)))
+        gpu.drafter.take_in(gpu.sequence)
+    gpu.sequence.pending = None
+    tokens = gpu.tokens
+
+    def look() -> list[np.ndarray]:
+        return [
+            *(gpu.device.read(t) for t in gpu.passes.state.live_tensors),
+            *cache_rows(gpu, len(tokens)),
+        ]
+
+    ours = look()
     gpu.reset()
     gpu.prefill(tokens)
-    for a, t in zip(ours, passes.state.live_tensors):
-        b = passes.device.read(t)
-        assert np.sqrt(np.mean((a - b) ** 2)) < 0.02 * np.sqrt(np.mean(b**2))
-    for a, t in zip(rows, row_slices(passes)):
-        b = passes.device.read(t, n * t.ne[0]).astype(np.float32)
+    for a, b in zip(ours, look(), strict=True):
         assert np.sqrt(np.mean((a - b) ** 2)) < 0.02 * np.sqrt(np.mean(b**2))
 
 
@@ -142,13 +148,43 @@ def test_acceptance(cpu, gpu, capsys):
         assert abs(difference.mean()) < 3 * noise + 0.01
 
 
-def test_graphs_are_replayed(gpu):
-    """A generation builds each graph once; from its third run on a CUDA graph is replayed."""
+def test_graphs_are_built_once(gpu):
+    """The same generation again builds no graph: what CUDA has captured can be replayed."""
     ids = gpu.tokenizer.encode(PROMPTS[0])
     write(gpu, ids, "tree", 128)
-    built = gpu.passes.builds
+    built = gpu.run_counts()["graphs"]
     write(gpu, ids, "tree", 128)
-    assert gpu.passes.builds == built
+    assert gpu.run_counts()["graphs"] == built
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree"])
+def test_text_does_not_depend_on_where_its_rows_lie(gpu, mode):
+    """The same kernels over the same rows, elsewhere in the caches."""
+    texts = []
+    for first_slot in (0, 256):
+        gpu.reset()
+        gpu.sequence.first_slot = first_slot
+        gpu.prefill(gpu.tokenizer.encode(PROMPTS[2]))
+        texts.append(write_on(gpu, mode, 64))
+    gpu.reset()
+    gpu.sequence.first_slot = 0
+    gpu.prefill(gpu.tokenizer.encode(PROMPTS[2]) + texts[0][: fork(*texts)])
+    if texts[0] != texts[1]:
+        at = fork(*texts)
+        assert abs(gpu.logits[texts[0][at]] - gpu.logits[texts[1][at]]) < NEAR_TIE
+
+
+def test_the_draft_sees_plain_steps(gpu):
+    """Plain steps leave their features for the draft, in columns that the device writes to by an input."""
+    gpu.reset()
+    gpu.prefill(gpu.tokenizer.encode(PROMPTS[3]))
+    write_on(gpu, "plain", 70)
+    assert gpu.snapshot().in_draft.all()
+    tokens, ours = gpu.tokens, cache_rows(gpu, gpu.n_tokens)
+    gpu.reset()
+    gpu.prefill(tokens)
+    for a, b in zip(ours, cache_rows(gpu, len(tokens)), strict=True):
+        assert np.sqrt(np.mean((a - b) ** 2)) < 0.02 * np.sqrt(np.mean(b**2))
 
 
 def test_seeded_sampling(gpu):

@@ -16,11 +16,11 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_ggml.drafts.dflash.params import DraftFile
+from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files import gguf
 from dflash_ggml.files.gguf import GGUFFile
-from dflash_ggml.models.qwen35_params import TargetParams
+from dflash_ggml.models.qwen35 import Qwen35
 from dflash_ggml.text.tokenizer import Tokenizer
 from reference import tiny_models
 from reference.gguf_bytes import Builder, Tensor, build, f32_tensor
@@ -302,7 +302,7 @@ MODELS = {
     "small": (small(), GGUFFile),
     "target": (
         tiny_models.gguf_file(tiny_models.target_keys(), tiny_models.target_shapes()),
-        lambda path: (TargetParams.from_gguf(GGUFFile(path)), Tokenizer.from_gguf(GGUFFile(path))),
+        lambda path: (Qwen35.from_gguf(GGUFFile(path)), Tokenizer.from_gguf(GGUFFile(path))),
     ),
     "draft": (
         tiny_models.gguf_file(tiny_models.upstream_draft_keys(), tiny_models.draft_shapes()),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_ggml.drafts.dflash.params import DraftFile
+from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.errors import ModelFileError
 from reference import tiny_models as tiny
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dflash_ggml.ggml import graph as ggml
-from dflash_ggml.ggml.device import F16, F32, I32, Device, Pinned, Store, Workspace
+from dflash_ggml.ggml.device import F16, F32, I32, Device, Pinned
 from dflash_ggml.ggml.graph import Graph, packed
+from dflash_ggml.ggml.store import Store, Workspace
 
 SHAPES = {"a": (F32, 7), "b": (F16, 5, 3), "c": (I32, 1), "large": (F32, 300, 100), "d": (F16, 1)}
 

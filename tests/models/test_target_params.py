@@ -11,22 +11,21 @@ import pytest
 
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import BF16, GGUFFile
-from dflash_ggml.models.qwen35_params import TargetParams
+from dflash_ggml.models.qwen35 import Qwen35
+from dflash_ggml.models.registry import read_target
 from reference import tiny_models as tiny
 from reference.gguf_bytes import Tensor, build, f32_tensor
 
 SHAPES = tiny.target_shapes()
 
 
-def target(
-    path: Path, keys: dict[str, Any] | None = None, tensors: list[Tensor] | None = None
-) -> TargetParams:
+def target(path: Path, keys: dict[str, Any] | None = None, tensors: list[Tensor] | None = None) -> Qwen35:
     """Parameters of the tiny target with `keys` changed (None drops a key) or other tensors."""
     merged = tiny.target_keys() | (keys or {})
     merged = {key: value for key, value in merged.items() if value is not None}
     default = [f32_tensor(name, shape) for name, shape in SHAPES.items()]
     path.write_bytes(build(merged, default if tensors is None else tensors).data)
-    return TargetParams.from_gguf(GGUFFile(path))
+    return read_target(GGUFFile(path))
 
 
 def tensors_with(**changes: tuple[int, ...] | None) -> list[Tensor]:
@@ -40,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_target(file: Path):
-    assert target(file) == TargetParams(
+    assert target(file) == Qwen35(
         n_layers=4,
         n_embd=8,
         n_ff=12,
@@ -63,7 +62,7 @@ def test_target(file: Path):
 
 
 def test_embedded_target(demo_target: Path):
-    p = TargetParams.from_gguf(GGUFFile(demo_target))
+    p = Qwen35.from_gguf(GGUFFile(demo_target))
     assert (p.n_layers, p.n_embd, p.n_vocab, p.n_ctx_train) == (16, 256, 8192, 4096)
     assert [i for i, recurrent in enumerate(p.recurrent) if not recurrent] == [3, 7, 11, 15]
 
@@ -99,7 +98,7 @@ def test_prediction_blocks_are_skipped(file: Path):
 
 def test_published_27b_layout():
     """Counts and sizes of Qwen3.5-27B: 851 tensors, 26.9 billion weights."""
-    p = TargetParams(
+    p = Qwen35(
         n_layers=64,
         n_embd=5120,
         n_ff=17408,
@@ -119,7 +118,7 @@ def test_published_27b_layout():
         n_ctx_train=262144,
         tied_head=False,
     )
-    shapes = p.tensor_shapes()
+    shapes = p.tensors()
     assert len(shapes) == 48 * 14 + 16 * 11 + 3
     assert p.conv_channels == 10240
     assert shapes["blk.3.attn_q.weight"] == (5120, 12288)

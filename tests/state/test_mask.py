@@ -5,20 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_ggml.ggml.device import Device, Workspace
+from dflash_ggml.ggml.device import Device
 from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.state.mask import SlotMask
 
 ROWS, WIDTH, ADVANCE = 512, 16, 8
 
 
-def expected(start: int, visible: np.ndarray, valid: np.ndarray, window: int | None, n_kv: int) -> np.ndarray:
+def expected(
+    start: int, visible: np.ndarray, valid: np.ndarray, window: int | None, n_kv: int, origin: int
+) -> np.ndarray:
     """The mask [columns, n_kv], entry by entry."""
     w = len(visible)
     out = np.full((w, n_kv), -np.inf, np.float32)
     for column in range(w):
         for slot in range(min(n_kv, start + w)):
-            seen = valid[slot] if slot < start else visible[column, slot - start]
+            seen = valid[slot] and slot >= origin if slot < start else visible[column, slot - start]
             if seen and (window is None or slot > start + column - window):
                 out[column, slot] = 0
     return out
@@ -27,27 +30,27 @@ def expected(start: int, visible: np.ndarray, valid: np.ndarray, window: int | N
 @pytest.mark.parametrize("window", [None, 5, 40, 300])
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_mask_written_out(window, seed):
-    """Commits of any length up to the largest, jumps forward (prefill) and back (reset), holes in the prefix."""
+    """Commits of any length up to the largest, jumps forward (prefill) and back (reset), holes in the prefix, other origins."""
     rng = np.random.default_rng(seed)
     device = Device.cpu(1)
     mask = SlotMask(device, WIDTH, ADVANCE, ROWS, window)
     valid = rng.random(ROWS) < 0.9
-    start = 0
+    start = origin = 0
     graphs = {}
     for _ in range(60):
         columns = int(rng.choice([1, 4, WIDTH]))
         n_kv = 256 if start + WIDTH <= 256 else ROWS
         if (columns, n_kv) not in graphs:
             g = Graph(device, 32)
-            g.result = g.output(mask.build(g, "m", n_kv, columns))
+            g.output(mask.build(g, "m", n_kv, columns), "result")
             graphs[columns, n_kv] = g.place(Workspace(device))
         g = graphs[columns, n_kv]
         visible = np.tril(rng.random((columns, columns)) < 0.5) | np.eye(columns, dtype=bool)
-        mask.fill(g, "m", start, np.packbits(visible.T, axis=1, bitorder="little"), valid)
+        mask.fill(g, "m", start, np.packbits(visible.T, axis=1, bitorder="little"), valid, origin)
         g.run()
         mask.ran()
-        found = device.read(g.result).reshape(columns, n_kv).astype(np.float32)
-        np.testing.assert_array_equal(found, expected(start, visible, valid, window, n_kv))
+        found = device.read(g.outputs["result"]).reshape(columns, n_kv).astype(np.float32)
+        np.testing.assert_array_equal(found, expected(start, visible, valid, window, n_kv, origin))
         step = rng.random()
         if step < 0.8:
             start += int(rng.integers(0, ADVANCE + 1))
@@ -55,3 +58,5 @@ def test_equals_the_mask_written_out(window, seed):
             start = int(rng.integers(0, ROWS - WIDTH))
         if start > ROWS - WIDTH:
             start = int(rng.integers(0, 20))
+        if step > 0.9 or start < origin:  # the rows of another sequence, which begin elsewhere
+            origin = int(rng.integers(0, start + 1))

@@ -1,33 +1,97 @@
-"""The memory plan: which context fits, and what is said when none does."""
+"""The memory plan: which context fits, what is said when none does, and that it is what is allocated."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine import loading
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.passes import FIRST_ROWS
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
-from dflash_ggml.models.qwen35_params import TargetParams
-from dflash_ggml.state.memory import MARGIN, Sizes
+from dflash_ggml.ggml.device import F16
+from dflash_ggml.models.registry import read_target
+from dflash_ggml.state.memory import MARGIN, Part, fit, plan
+from dflash_ggml.state.state import state_parts
 
 
 @pytest.fixture(scope="module")
-def sizes(demo_target) -> Sizes:
+def parts(demo_target) -> list[Part]:
     with GGUFFile(demo_target) as f:
-        return Sizes(TargetParams.from_gguf(f), 1 << 20, None, 0, 0, 512, "f16")
+        spec = read_target(f).state_spec()
+    return [Part("target weights", lambda rows: 1 << 20), *state_parts(spec, 32, F16, 0, 0)]
 
 
 @pytest.mark.parametrize("longest", [100, 1000, 4096])
-def test_the_trained_length_is_taken_when_it_fits(sizes, longest):
-    assert sizes.fit(0, 1 << 40, longest).n_ctx == longest
+def test_the_trained_length_is_taken_when_it_fits(parts, longest):
+    assert fit(parts, 1, 0, 1 << 40, longest).n_ctx == longest
 
 
-def test_the_longest_context_that_fits(sizes):
-    free = sizes.plan(5000, 0).total + MARGIN
-    found = sizes.fit(0, free, 100_000)
-    assert found.fits and not sizes.plan(found.n_ctx + 256, free).fits
+def test_the_longest_context_that_fits(parts):
+    free = plan(parts, 1, 5000, 0).total + MARGIN
+    found = fit(parts, 1, 0, free, 100_000)
+    assert found.fits and not plan(parts, 1, found.n_ctx + 256, free).fits
 
 
 @pytest.mark.parametrize("n_ctx, longest", [(4096, 4096), (0, 4096), (0, 100)])
-def test_too_little_memory_is_an_error(sizes, n_ctx, longest):
+def test_too_little_memory_is_an_error(parts, n_ctx, longest):
     with pytest.raises(DeviceError, match="not enough device memory"):
-        sizes.fit(n_ctx, MARGIN, longest)
+        fit(parts, 1, n_ctx, MARGIN, longest)
+
+
+def test_the_error_names_the_largest_part_and_what_to_do(parts):
+    with pytest.raises(DeviceError, match="largest part is target K/V: lower the context"):
+        fit(parts, 1, 1_000_000, MARGIN, 4096)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32"])
+@pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.parametrize("which", ["demo", "toy"])
+def test_the_plan_is_what_is_allocated(request, monkeypatch, kv_type, drafted, which):
+    """To the byte, weights and masks included, before and after the caches have grown; only the graphs' scratch memory is an
+    estimate."""
+    if which == "demo":
+        target, draft = request.getfixturevalue("demo_target"), request.getfixturevalue("demo_draft")
+    else:
+        target, draft = request.getfixturevalue("toy_pair")
+    planned: list[list[Part]] = []
+    fill = loading.Weights.fill
+
+    def plan_first(weights, progress=None, stage="weights"):
+        if stage == "target":
+            file, config = GGUFFile(target), EngineConfig(target)
+            source = loading.open_draft(draft) if drafted else None
+            if source:
+                source.prepare(device)
+            width = loading.tree_width(config.budget, source.depth if source else 0)
+            planned.append(
+                loading.memory_parts(
+                    device,
+                    read_target(file),
+                    weights,
+                    source,
+                    loading.KV_TYPES[kv_type],
+                    width,
+                    config.n_batch,
+                )
+            )
+        return fill(weights, progress, stage)
+
+    monkeypatch.setattr(loading.Weights, "fill", plan_first)
+    device = loading.choose_device(EngineConfig(target, n_threads=1, n_gpu_layers=0))
+    config = EngineConfig(
+        target, draft if drafted else None, n_ctx=6000, kv_type=kv_type, n_threads=1, n_gpu_layers=0
+    )
+    with Engine.load(config) as e:
+        for _ in range(2):
+            rows = e.passes.n_rows
+            expected = {part.name: part.nbytes(rows) for part in planned[0]}
+            del expected["graphs (estimate)"]
+            allocated = e.nbytes
+            del allocated["scratch"]
+            assert allocated == expected
+            e.prefill(np.zeros(4500 - e.n_tokens, int).tolist())
+        assert rows > FIRST_ROWS, "the caches have not grown"
+    device.close()

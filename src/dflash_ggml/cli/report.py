@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
-from ..engine.engine import Engine, Step
+from ..engine.engine import Engine
+from ..engine.step import Step
 
 STAGES = ("draft", "tree", "verify", "commit", "host")
 
@@ -51,7 +52,9 @@ class Run:
         self.prompt_n = prompt_n
         mode = "tree" if engine.config.mode == "auto" else engine.config.mode
         self.mode = mode if engine.has_draft else "plain"
-        self.budget = {"plain": 0, "chain": engine.passes.block - 1}.get(self.mode, engine.config.budget)
+        self.budget = {"plain": 0, "chain": engine.drafter.depth if engine.drafter else 0}.get(
+            self.mode, engine.config.budget
+        )
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
         self.steps: list[Step] = []

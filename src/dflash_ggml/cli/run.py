@@ -133,14 +133,13 @@ def run(args: argparse.Namespace) -> int:
             print(report.line(), file=sys.stderr)
         if args.verbose:
             print(
-                f"{engine.passes.device.info.description}, {engine.passes.device.n_threads} threads",
+                f"{engine.device.info.description}, {engine.device.n_threads} threads",
                 file=sys.stderr,
             )
-            for name, size in engine.passes.nbytes.items():
+            for name, size in engine.nbytes.items():
                 print(f"  {name:16} {size / 2**20:9.1f} MiB", file=sys.stderr)
-            if engine.passes.device.is_gpu:
-                counts = ", ".join(f"{n} {name}" for name, n in engine.passes.replay_counts().items())
-                print(f"  CUDA graph runs: {counts}", file=sys.stderr)
+            counts = engine.run_counts()
+            print(f"  {counts['graphs']} graphs built, {counts['runs']} runs of them", file=sys.stderr)
         return 130 if report.finish_reason == "cancelled" else 0
 
 

@@ -1,4 +1,4 @@
-"""Draft trees: DDTree's best-first expansion, chains, who attends to whom, and padding.
+"""Draft trees: DDTree's best-first expansion, chains, and who attends to whom.
 
 Best-first expansion follows DDTree (arXiv 2604.12989): a draft block gives one distribution per depth, all
 conditioned on the same context, so the probability of a path is the product of its tokens' probabilities. It
@@ -14,8 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# A log-probability rounded in float32 may exceed 0 by an ulp or two; anything larger was never normalised.
-_ROUNDING = 1e-3
+from .candidates import Candidates, Children, Rows, checked_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,50 @@ class Tree:
         return len(self.tokens) - 1
 
 
+def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = False) -> Tree:
+    """The `budget` most probable paths that `candidates` offers, in falling order of probability.
+
+    Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has fewer nodes
+    only if the candidates run out; paths of probability 0 are never added. chain_seed: see `best_first`.
+    Raises ValueError if budget < 0.
+    """
+    if isinstance(candidates, Rows) and candidates.pairs is None:
+        return _expand_rows(root, candidates.ids.tolist(), candidates.log_probs.tolist(), budget, chain_seed)
+    _check_budget(budget)
+    nodes = _Nodes(root)
+    # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank, the parent's children).
+    heap: list[tuple[float, int, int, int, Children]] = []
+
+    def queue(parent: int, rank: int, children: Children) -> None:
+        if rank < len(children[0]) and children[1][rank] > -np.inf:
+            cost = nodes.costs[parent] - children[1][rank]
+            heappush(heap, (cost, nodes.depths[parent] + 1, parent, rank, children))
+
+    cursor = candidates.root
+    while chain_seed and len(nodes.tokens) <= budget:
+        children = candidates.expand(cursor)
+        if not len(children[0]) or children[1][0] == -np.inf:
+            break
+        parent = len(nodes.tokens) - 1
+        nodes.add(children[0][0], parent, nodes.costs[parent] - children[1][0])
+        queue(parent, 1, children)
+        cursor = children[2][0]
+    if len(nodes.tokens) <= budget:
+        queue(len(nodes.tokens) - 1, 0, candidates.expand(cursor))
+    while heap and len(nodes.tokens) <= budget:
+        cost, _, parent, rank, children = heappop(heap)
+        node = nodes.add(children[0][rank], parent, cost)
+        queue(parent, rank + 1, children)
+        queue(node, 0, candidates.expand(children[2][rank]))
+    return nodes.tree()
+
+
 def best_first(
     root: int, ids: NDArray[np.int32], log_probs: NDArray[np.float32], budget: int, chain_seed: bool = False
 ) -> Tree:
-    """The `budget` most probable paths of the draft's product distribution, in falling order of probability.
+    """`expand` for a block of rows, the draft's product distribution.
 
     ids, log_probs: [L, K], the K candidates of each of L depths, log_probs falling along each row.
-    Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree
-    has fewer nodes only if the candidates run out; paths of probability 0 are never added.
 
     chain_seed: the spine (rank 0 of depths 1 to min(L, budget)) becomes nodes 1, 2, ...; then the rank-1
     siblings of all spine nodes are queued, and expansion goes on best-first from there. Only the spine may be
@@ -58,9 +93,15 @@ def best_first(
     Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities; or if
     budget < 0.
     """
-    token_rows, score_rows = _candidates(ids, log_probs)
-    if budget < 0:
-        raise ValueError(f"budget must not be negative, got {budget}")
+    ids, log_probs = checked_rows(ids, log_probs)
+    return _expand_rows(root, ids.tolist(), log_probs.tolist(), budget, chain_seed)
+
+
+def _expand_rows(
+    root: int, token_rows: list[list[int]], score_rows: list[list[float]], budget: int, chain_seed: bool
+) -> Tree:
+    """`expand` over plain rows, as Python lists: indexing numpy scalars one by one would dominate it."""
+    _check_budget(budget)
     n_depths = len(score_rows)
     n_ranks = len(score_rows[0]) if score_rows else 0
     tokens, parents, depths, costs = [root], [-1], [0], [0.0]
@@ -128,6 +169,20 @@ def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length:
     return Tree(np.concatenate((np.array([root], np.int32), ids)), depths - 1, depths, paths)
 
 
+def spine(root: int, candidates: Candidates, length: int) -> Tree:
+    """The chain of best candidates, at most `length` long."""
+    if isinstance(candidates, Rows) and candidates.pairs is None:
+        return chain(root, candidates.ids, candidates.log_probs, length)
+    nodes, cursor = _Nodes(root), candidates.root
+    while len(nodes.tokens) <= length:
+        tokens, log_probs, cursors = candidates.expand(cursor)
+        if not len(tokens):
+            break
+        nodes.add(tokens[0], len(nodes.tokens) - 1, nodes.costs[-1] - log_probs[0])
+        cursor = cursors[0]
+    return nodes.tree()
+
+
 def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.uint8]:
     """Which nodes attend to each node, as bits: bit i of row j, lowest first, says that j is node i or an ancestor of it.
 
@@ -149,33 +204,29 @@ def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.ui
     return np.frombuffer(rows, np.uint8).reshape(width, n_bytes)
 
 
-def padded(tree: Tree, width: int) -> Tree:
-    """The tree with dummy nodes up to `width`: children of the root at depth 1 with the root's token.
+class _Nodes:
+    """A tree in the making, root first."""
 
-    Their log-probability is -inf. They only fill a kernel's tile: walk the tree without them.
-    Raises ValueError if the tree is wider than `width`.
-    """
-    n_pad = width - tree.width
-    if n_pad < 0:
-        raise ValueError(f"a tree of width {tree.width} does not fit into width {width}")
-    if n_pad == 0:
-        return tree
-    return Tree(
-        np.concatenate((tree.tokens, np.full(n_pad, tree.tokens[0], np.int32))),
-        np.concatenate((tree.parents, np.zeros(n_pad, np.int32))),
-        np.concatenate((tree.depths, np.ones(n_pad, np.int32))),
-        np.concatenate((tree.log_probs, np.full(n_pad, -np.inf, np.float32))),
-    )
+    def __init__(self, root: int) -> None:
+        self.tokens, self.parents, self.depths, self.costs = [root], [-1], [0], [0.0]
+
+    def add(self, token: int, parent: int, cost: float) -> int:
+        """Add a node; its index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.costs.append(cost)
+        return len(self.tokens) - 1
+
+    def tree(self) -> Tree:
+        return Tree(
+            np.array(self.tokens, np.int32),
+            np.array(self.parents, np.int32),
+            np.array(self.depths, np.int32),
+            0 - np.array(self.costs, np.float32),  # the root's is 0, not -0
+        )
 
 
-def _candidates(ids: ArrayLike, log_probs: ArrayLike) -> tuple[list[list[int]], list[list[float]]]:
-    """Checked rows as Python lists: indexing numpy scalars one by one would dominate the expansion."""
-    ids, log_probs = np.asarray(ids), np.asarray(log_probs)
-    if ids.ndim != 2 or ids.shape != log_probs.shape or (ids.shape[0] and not ids.shape[1]):
-        raise ValueError(f"ids {ids.shape} and log_probs {log_probs.shape} must both be [L, K] with K >= 1")
-    # Counting what is right, so that NaN fails too.
-    if np.count_nonzero(log_probs <= _ROUNDING) < log_probs.size:
-        raise ValueError("log_probs must be log-probabilities: found NaN or a value above 0")
-    if np.count_nonzero(log_probs[:, 1:] <= log_probs[:, :-1]) < log_probs[:, 1:].size:
-        raise ValueError("log_probs must fall along each row: sort the candidates by rank")
-    return ids.tolist(), log_probs.tolist()
+def _check_budget(budget: int) -> None:
+    if budget < 0:
+        raise ValueError(f"budget must not be negative, got {budget}")

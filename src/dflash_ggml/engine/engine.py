@@ -1,82 +1,50 @@
-"""The engine: one sequence, decoded by drafting a tree, verifying it in one pass and committing the accepted path.
-
-State between steps: the committed tokens, and one pending token that was emitted but has not been through the target.
-"""
+"""The engine: a target, maybe a draft, and the sequence they decode; prefill, generations, snapshots."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+import threading
+from collections.abc import Callable, Generator, Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
 from ..config import EngineConfig, Mode
-from ..decode.accept import Accepted, greedy, walk
-from ..decode.controller import plan
+from ..decode.controller import controller
 from ..decode.sampling import Sampler
-from ..decode.tree import Tree
+from ..decode.sequence import Sequence
 from ..errors import ConfigError, ContextOverflowError, DeviceError
-from ..state.snapshot import Snapshot, make_room, restore_state, save_state
-from ..text.tokenizer import Tokenizer
-from .loading import Progress, load_passes
-from .passes import Passes
+from ..models.target import Target
+from ..state.snapshot import Snapshot, Tensors
+from .loading import Loaded, Progress, load
+from .step import Run, Step, Stepper
 
-Finish = Literal["stop", "length", "cancelled"]
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Wall milliseconds of one step. `host` is what the other four leave: masks, sampling, bookkeeping."""
-
-    draft: float = 0.0
-    tree: float = 0.0
-    verify: float = 0.0
-    commit: float = 0.0
-    host: float = 0.0
-
-
-@dataclass(slots=True)
-class Step:
-    """What one target pass gave.
-
-    tokens: new token ids, at least one. mode: how they were found; "prefill" for the first token of a generation, which the
-    prompt's own pass gave. tree, path: the verified tree and its accepted nodes, root first. n_draft, n_accepted: drafted
-    nodes offered and kept. rows: the target's logits of each emitted token, when asked for. finish: why it ended, on the
-    last step.
-    """
-
-    tokens: tuple[int, ...]
-    mode: Literal["prefill", "plain", "chain", "tree"]
-    tree: Tree | None = None
-    path: tuple[int, ...] = ()
-    n_draft: int = 0
-    n_accepted: int = 0
-    rows: tuple[np.ndarray, ...] | None = None
-    finish: Finish | None = None
-    timings: StepTimes = field(default_factory=StepTimes)
+T = TypeVar("T")
 
 
 class Engine:
-    """One sequence on one target and, if given, one draft. Not for two threads at a time."""
+    """One sequence on one target and, if given, one draft.
 
-    def __init__(
-        self, config: EngineConfig, passes: Passes, tokenizer: Tokenizer, metadata: dict, n_ctx: int
-    ) -> None:
-        self.config, self.tokenizer, self.metadata, self.n_ctx = config, tokenizer, metadata, n_ctx
-        self.passes = passes
-        self.params = passes.params
+    One call at a time: a call that would change the state while another runs, or while a generation is suspended, is refused
+    by name, from whatever thread it comes.
+    """
+
+    def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
+        self.config, self.n_ctx = config, loaded.n_ctx
+        self.tokenizer, self.metadata = loaded.tokenizer, loaded.metadata
+        self.passes, self.drafter = loaded.passes, loaded.drafter
+        self.device, self.costs = loaded.device, loaded.costs
         self.n_vocab = self.params.n_vocab
-        self.has_draft = passes.draft_params is not None
-        self.pending: int | None = None
-        self._tokens: list[int] = []
+        self.sequence = Sequence()
+        self.stepper = Stepper(self.passes, self.drafter, self.costs)
         # tokens whose K/V rows outlive a reset or restore, until the next write
         self._rows: tuple[int, ...] = ()
-        self._path: tuple[int, ...] = ()  # last committed path, not yet in the draft's context
-        self._logits: np.ndarray | None = None
-        self._torn = False
-        self._running = False
+        self._lock = threading.Lock()
+        self._owner: tuple[object, str] | None = None  # who may change the state now, by a token of its own
+        self._passing = threading.RLock()  # held while a pass may run, so that closing waits for it
+        self._in_pass = False
+        self._closed = False
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -84,35 +52,51 @@ class Engine:
 
         Raises ModelFileError, ConfigError, or DeviceError when something does not fit.
         """
-        return cls(config, *load_passes(config, progress))
+        return cls(config, load(config, progress))
 
     # ---- the committed prefix
 
     @property
+    def has_draft(self) -> bool:
+        return self.drafter is not None
+
+    @property
     def tokens(self) -> list[int]:
         """The committed tokens, a copy."""
-        return list(self._tokens)
+        return list(self.sequence.tokens)
 
     @property
     def n_tokens(self) -> int:
-        return len(self._tokens)
+        return self.sequence.n_tokens
+
+    @property
+    def params(self) -> Target:
+        """Sizes of the target."""
+        return self.passes.target
+
+    @property
+    def pending(self) -> int | None:
+        """The token that was emitted last and is not committed."""
+        return self.sequence.pending
 
     @property
     def logits(self) -> np.ndarray:
         """Logits float32 [n_vocab] after the last committed token; there after `prefill` only."""
-        if self._logits is None:
+        if self.sequence.logits is None:
             raise ConfigError("no logits: call prefill first")
-        return self._logits
+        return self.sequence.logits
 
     def reset(self) -> None:
         """Forget the sequence."""
-        self._rows = () if self._torn else max(self._rows, tuple(self._tokens), key=len)
-        self.passes.state.reset()
-        self.passes.in_draft[:] = False
-        self._tokens.clear()
-        self._path, self.pending, self._logits, self._torn, self._running = (), None, None, False, False
+        with self._owning("reset"), self._passing:
+            self._open()
+            self._rows = () if self.sequence.torn else max(self._rows, tuple(self.sequence.tokens), key=len)
+            self.passes.state.reset()
+            if self.drafter:
+                self.drafter.reset(self.sequence)
+            self.sequence.clear()
 
-    def check_ids(self, ids: Sequence[int]) -> None:
+    def check_ids(self, ids: Items[int]) -> None:
         """Raise ConfigError when an id is outside the vocabulary."""
         bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
         if bad is not None:
@@ -120,7 +104,7 @@ class Engine:
 
     def prefill(
         self,
-        ids: Sequence[int],
+        ids: Items[int],
         progress: Callable[[int, int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -129,27 +113,44 @@ class Engine:
         With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
         Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary.
         """
-        self._usable()
-        if len(self._tokens) + len(ids) > self.n_ctx:
-            raise ContextOverflowError(
-                f"Requested tokens ({len(self._tokens) + len(ids)}) exceed context window of {self.n_ctx}"
-            )
-        self.check_ids(ids)
-        if len(ids):
-            self._feed_path()
-            self.pending = self._logits = None
-        for at in range(0, len(ids), self.config.n_batch):
-            if should_stop and should_stop():
-                return
-            part = ids[at : at + self.config.n_batch]
-            self._torn, self._rows = True, ()
-            graph = self.passes.linear(part, len(self._tokens), feed_draft=self.config.mode != "plain")
-            self._tokens.extend(part)
-            self._torn = False
-            if progress:
-                progress(at + len(part), len(ids))
-            if at + len(part) == len(ids):
-                self._logits = self.passes.logits_row(graph)
+        with self._owning("prefill"):
+            self._usable()
+            wanted = self.n_tokens + len(ids)
+            if wanted > self.n_ctx:
+                raise ContextOverflowError(
+                    f"Requested tokens ({wanted}) exceed context window of {self.n_ctx}"
+                )
+            self.check_ids(ids)
+            if len(ids):
+                self._take_in()
+                self.sequence.pending = self.sequence.logits = None
+            for at in range(0, len(ids), self.config.n_batch):
+                if should_stop and should_stop():
+                    return
+                part = ids[at : at + self.config.n_batch]
+                is_last = at + len(part) == len(ids)
+                self._guarded(lambda part=part, is_last=is_last: self._prefill_batch(part, is_last))
+                if progress:
+                    progress(at + len(part), len(ids))
+
+    def _prefill_batch(self, ids: Items[int], is_last: bool) -> None:
+        sequence, append = self.sequence, None
+        sequence.torn, self._rows = True, ()
+        if self.drafter:
+            append = self.drafter.append
+            self.drafter.ensure_rows(sequence.slots(len(ids)).stop)
+        graph = self.passes.linear(sequence, ids, append)
+        if self.drafter:
+            self.drafter.prefilled(sequence, len(ids), append is not None)
+        sequence.tokens.extend(ids)
+        sequence.torn = False
+        if is_last:
+            sequence.logits = self.passes.logits_row(graph)
+
+    def _take_in(self) -> None:
+        """Let the draft see the last committed tokens before anything else is committed behind them."""
+        if self.drafter and self.sequence.unseen:
+            self.drafter.take_in(self.sequence)
 
     # ---- decoding
 
@@ -167,135 +168,53 @@ class Engine:
         """Decode from `logits` until `stop(token)` (None: an end-of-generation token), `max_tokens` or the context's end.
 
         `should_stop` is asked between steps. However it ends, also by closing the generator, `tokens` then holds the prompt
-        and all emitted tokens but the last, which is `pending`. Raises ConfigError for options that do not fit.
+        and all emitted tokens but the last, which is `pending`. Raises ConfigError for options that do not fit. Until it has
+        ended or been closed, other calls that would change the state are refused.
         """
+        with self._owning("a generation"):
+            run = self._run(sampler, max_tokens, mode, budget, stop, keep_rows)
+            self._rows = ()
+            step = self._guarded(lambda: self.stepper.first(run))
+            while True:
+                if run.finish is None and should_stop and should_stop():
+                    run.finish = "cancelled"
+                step.finish = run.finish
+                yield step
+                if step.finish:
+                    return
+                step = self._guarded(lambda: self.stepper.step([run])[0])
+
+    def _run(self, sampler, max_tokens, mode, budget, stop, keep_rows) -> Run:
+        """The options of a generation, checked."""
         self._usable()
-        row = self.logits
+        _ = self.logits
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens: {max_tokens} is below 1")
         if budget is not None and not 1 <= budget <= self.config.budget:
             raise ConfigError(
                 f"budget: {budget} is outside 1..{self.config.budget}, what the engine was loaded with"
             )
-        if self._running:
-            raise ConfigError("a generation is running on this engine; close it first")
-        room = self.n_ctx - len(self._tokens)
+        room = self.n_ctx - self.n_tokens
         if room < 1:
             raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
-        step_plan = plan(
-            mode or self.config.mode, budget or self.config.budget, self.passes.block, self.config.chain_seed
+        depth = self.drafter.depth if self.drafter else 0
+        chosen = controller(
+            mode or self.config.mode, budget or self.config.budget, depth, self.config.chain_seed
         )
+        self.sequence.sampler, self.sequence.text = sampler, self.tokens
         limit = room if max_tokens is None else min(max_tokens, room)
         ends = stop or self.tokenizer.eog_ids.__contains__
-        history = list(self._tokens)
-        finish: Finish | None = None
+        return Run(self.sequence, sampler, chosen, limit, ends, keep_rows)
 
-        def emit(token: int) -> bool:
-            nonlocal finish, limit
-            history.append(token)
-            limit -= 1
-            finish = "stop" if ends(token) else "length" if limit <= 0 else None
-            return finish is not None
-
-        self._running, self._rows = True, ()
-        try:
-            began = time.perf_counter()
-            self.pending = self._sample(sampler, row, history)
-            emit(self.pending)
-            self._logits = None
-            step = Step((self.pending,), "prefill", rows=(row,) if keep_rows else None)
-            step.timings.host = (time.perf_counter() - began) * 1e3
-            while True:
-                if finish is None and should_stop and should_stop():
-                    finish = "cancelled"
-                step.finish = finish
-                yield step
-                if finish:
-                    return
-                if step_plan.kind == "plain":
-                    step = self._plain_step(
-                        sampler, history, emit, keep_rows, feed_draft=(mode or self.config.mode) == "auto"
-                    )
-                else:
-                    step = self._tree_step(step_plan, sampler, history, emit, keep_rows)
-        finally:
-            self._running = False
-
-    def _tree_step(self, step_plan, sampler: Sampler, history: list[int], emit, keep_rows: bool) -> Step:
-        """Draft, build the tree, verify it, walk it, commit the accepted path."""
-        passes, start, clock = self.passes, len(self._tokens), _Clock()
-        ids, log_probs = passes.draft(self.pending, start, self._path)
-        self._path = ()
-        clock.lap("draft")
-        tree = step_plan.build(self.pending, ids, log_probs)
-        clock.lap("tree")
-        graph = passes.verify(tree, start)
-        choice = passes.choices(graph)
-        clock.lap("verify")
-        rows: list[np.ndarray] = []
-
-        def choose(node: int) -> int:
-            row = passes.logits_row(graph, node)
-            if keep_rows:
-                rows.append(row)
-            return self._sample(sampler, row, history)
-
-        if sampler.greedy and not keep_rows:
-            accepted = greedy(tree, choice, emit)
-        else:
-            accepted = walk(tree, choose, emit)
-        clock.lap("host")
-        self._commit(accepted, start)
-        clock.lap("commit")
-        return Step(
-            accepted.tokens,
-            step_plan.kind,
-            tree,
-            accepted.path,
-            tree.n_nodes,
-            accepted.n_accepted,
-            tuple(rows) if keep_rows else None,
-            timings=clock.times,
-        )
-
-    def _commit(self, accepted: Accepted, start: int) -> None:
-        self._torn = True
-        self.passes.commit(accepted.path, start)
-        self._tokens += (self.pending, *accepted.tokens[:-1])  # what the path's nodes carry
-        self._path, self.pending = accepted.path, accepted.tokens[-1]
-        self._torn = False
-
-    def _plain_step(
-        self, sampler: Sampler, history: list[int], emit, keep_rows: bool, feed_draft: bool
-    ) -> Step:
-        """Run the pending token alone."""
-        clock = _Clock()
-        self._feed_path()
-        self._torn = True
-        graph = self.passes.linear([self.pending], len(self._tokens), feed_draft)
-        self._tokens.append(self.pending)
-        row = choice = None
-        if sampler.greedy and not keep_rows:
-            choice = int(self.passes.choices(graph)[0])
-        else:
-            row = self.passes.logits_row(graph)
-        # from here on the state is whole: a sampler that raises leaves the row to start from again
-        self.pending, self._logits, self._torn = choice, row, False
-        clock.lap("verify")
-        if row is not None:
-            self.pending, self._logits = self._sample(sampler, row, history), None
-        emit(self.pending)
-        clock.lap("host")
-        return Step((self.pending,), "plain", rows=(row,) if keep_rows else None, timings=clock.times)
-
-    def _feed_path(self) -> None:
-        """Let the draft take in the last accepted path before anything else is committed behind it."""
-        if self._path:
-            self.passes.feed_path(len(self._tokens), self._path)
-            self._path = ()
-
-    def _sample(self, sampler: Sampler, row: np.ndarray, history: list[int]) -> int:
-        return int(sampler.sample(row, history))
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """Run passes, during which nobody may close the engine."""
+        with self._passing:
+            self._usable()
+            self._in_pass = True
+            try:
+                return work()
+            finally:
+                self._in_pass = False
 
     # ---- snapshots
 
@@ -304,60 +223,111 @@ class Engine:
 
         Without its K/V rows a snapshot is small and good for as long as the cache still holds the same tokens' rows.
         """
-        self._usable()
-        self._feed_path()
-        return save_state(self.passes, self._tokens, self._logits, with_rows)
+        with self._owning("snapshot"), self._passing:
+            self._usable()
+            self._take_in()
+            sequence, tensors = self.sequence, self._tensors()
+            seen = self.drafter.seen(sequence) if self.drafter else np.zeros(sequence.n_tokens, bool)
+            return Snapshot(
+                tuple(sequence.tokens),
+                tensors.read_live(),
+                tensors.read_rows(sequence.n_tokens) if with_rows else None,
+                seen,
+                None if sequence.logits is None else sequence.logits.copy(),
+            )
 
     def can_restore(self, snapshot: Snapshot) -> bool:
         """Whether `restore` would work: rows are in the snapshot, or still in the cache."""
-        held = self._rows or self._tokens
+        held = self._rows or self.sequence.tokens
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of this engine. Raises ConfigError when its K/V rows are gone or its shape differs."""
-        if not self.can_restore(snapshot):
-            raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
-        make_room(self.passes, snapshot)
-        rows = snapshot.tokens if snapshot.rows is not None else max(self._rows, tuple(self._tokens), key=len)
-        self._torn, self._rows = True, ()
-        restore_state(self.passes, snapshot)
-        self._rows, self._tokens = rows, list(snapshot.tokens)
-        self._path, self.pending, self._logits = (), None, snapshot.logits
-        self._torn = False
+        with self._owning("restore"), self._passing:
+            self._open()
+            sequence = self.sequence
+            if not self.can_restore(snapshot):
+                raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
+            n = len(snapshot.tokens)
+            self._tensors().check(snapshot)
+            if n > self.n_ctx:
+                raise ConfigError("snapshot: taken from a model or context of another shape")
+            if snapshot.rows is not None:
+                self.passes.ensure_rows(sequence.first_slot + n)
+                if self.drafter:
+                    self.drafter.ensure_rows(sequence.first_slot + n)
+            rows = snapshot.tokens
+            if snapshot.rows is None:
+                rows = max(self._rows, tuple(sequence.tokens), key=len)
+            sequence.torn, self._rows = True, ()
+            self._tensors().write(snapshot)
+            if self.drafter:
+                self.drafter.restore_seen(sequence, snapshot.in_draft)
+            sequence.clear()
+            sequence.tokens += snapshot.tokens
+            sequence.logits, self._rows = snapshot.logits, rows
+
+    def _tensors(self) -> Tensors:
+        state = self.passes.state
+        caches = [*state.kv.slices, *(self.drafter.rows if self.drafter else ())]
+        return Tensors(self.device, state.live_tensors, caches, self.sequence.first_slot)
 
     # ---- life
 
-    def _usable(self) -> None:
-        if self.passes is None:
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Device bytes by part, named as in the memory plan, and the graphs' scratch."""
+        draft = self.drafter.nbytes if self.drafter else {}
+        return {**self.passes.nbytes, **draft, "scratch": self.passes.workspace.nbytes}
+
+    def run_counts(self) -> dict[str, int]:
+        """Graphs built and graph runs so far."""
+        built, runs = self.drafter.run_counts if self.drafter else (0, 0)
+        return {"graphs": self.passes.graphs.builds + built, "runs": self.passes.graphs.runs + runs}
+
+    @contextmanager
+    def _owning(self, what: str) -> Iterator[None]:
+        """Alone with the state until the end, or ConfigError that names who is."""
+        mine = object()
+        with self._lock:
+            if self._owner is not None:
+                other = self._owner[1]
+                advice = "close it first" if other == "a generation" else "wait for its end"
+                raise ConfigError(f"{what}: {other} is running on this engine; {advice}")
+            self._owner = mine, what
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._owner is not None and self._owner[0] is mine:
+                    self._owner = None
+
+    def _open(self) -> None:
+        if self._closed:
             raise DeviceError("the engine is closed")
-        if self._torn:
+
+    def _usable(self) -> None:
+        self._open()
+        if self.sequence.torn:
             raise DeviceError(
                 "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"
             )
 
     def close(self) -> None:
-        """Free the device memory; the engine is of no use afterwards."""
-        if self.passes is not None:
-            device = self.passes.device
+        """Free the device memory; the engine is of no use afterwards. Waits for a pass under way in another thread."""
+        with self._passing:
+            if self._in_pass:
+                raise ConfigError("close: called from inside a step of this engine; end the generation first")
+            if self._closed:
+                return
+            self._closed = True
+            if self.drafter:
+                self.drafter.close()
             self.passes.close()
-            device.close()
-            self.passes = None
+            self.device.close()
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-class _Clock:
-    """Laps of one step, each name once."""
-
-    def __init__(self) -> None:
-        self.times = StepTimes()
-        self._at = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        setattr(self.times, name, (now - self._at) * 1e3)
-        self._at = now

@@ -1,22 +1,28 @@
-"""From files to a ready sequence: read, check that target and draft fit, choose the device, bring the weights there."""
+"""From files to a ready engine: read, check that target and draft fit, choose the device, bring the weights there."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..config import EngineConfig
-from ..drafts.dflash.params import DraftFile, check_pair
+from ..decode.costs import Costs
+from ..drafts.drafter import Drafter, DraftSource, Host
+from ..drafts.registry import open_draft
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
-from ..ggml.device import BF16, Device, list_devices
-from ..ggml.weights import Source, Weights, bf16_as_f16
-from ..models.qwen35_params import TargetParams
-from ..state.memory import Sizes
+from ..ggml.device import Device, list_devices
+from ..ggml.weights import Source, Weights
+from ..models.registry import read_target
+from ..models.target import Target
+from ..state.kv import KV_TYPES
+from ..state.memory import Part, cache_rows, fit
+from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
-from .passes import Passes, tree_width
+from .passes import TargetPasses, tree_width
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
@@ -55,79 +61,120 @@ def choose_device(config: EngineConfig) -> Device:
     return Device(gpus[config.main_gpu], config.n_threads)
 
 
-def load_passes(
-    config: EngineConfig, progress: Progress | None = None
-) -> tuple[Passes, Tokenizer, dict, int]:
-    """Load what `config` names: passes, tokenizer, the target's metadata and the context length in tokens.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What an engine is made of. n_ctx: context length in tokens."""
+
+    device: Device
+    passes: TargetPasses
+    drafter: Drafter | None
+    tokenizer: Tokenizer
+    metadata: dict[str, Any]
+    n_ctx: int
+    costs: Costs
+
+
+def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
+    """Load what `config` names; `progress(stage, done, total)` in bytes.
 
     Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
     """
-    target_file = GGUFFile(config.model)
-    params = TargetParams.from_gguf(target_file)
-    tokenizer = Tokenizer.from_gguf(target_file)
-    if tokenizer.n_vocab > params.n_vocab:
+    file = GGUFFile(config.model)
+    target = read_target(file)
+    tokenizer = Tokenizer.from_gguf(file)
+    if tokenizer.n_vocab > target.n_vocab:
         raise ModelFileError(
-            f"{config.model}: {tokenizer.n_vocab} tokens but an output of {params.n_vocab} rows"
+            f"{config.model}: {tokenizer.n_vocab} tokens but an output of {target.n_vocab} rows"
         )
-    draft_file = None
+    draft = None
     if config.draft is not None:
-        draft_file = DraftFile.open(config.draft)
-        for warning in check_pair(params, draft_file.params, str(config.model), str(config.draft)):
+        draft = open_draft(config.draft)
+        for warning in draft.check(target, str(config.model)):
             log.warning("%s", warning)
     elif config.mode in ("chain", "tree"):
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
-    device = choose_device(config)
+    device, costs = choose_device(config), Costs()
     try:
-        passes = _on_device(device, config, target_file, params, draft_file, progress)
+        passes, drafter, n_ctx = _on_device(device, config, file, target, draft, costs, progress)
     except BaseException:
         device.close()
         raise
-    return passes, tokenizer, dict(target_file.metadata), passes.n_ctx
+    return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs)
 
 
 def _on_device(
     device: Device,
     config: EngineConfig,
-    target_file: GGUFFile,
-    params: TargetParams,
-    draft_file: DraftFile | None,
+    file: GGUFFile,
+    target: Target,
+    draft: DraftSource | None,
+    costs: Costs,
     progress: Progress | None,
-) -> Passes:
-    """Plan the memory, bring the weights to the device and make the state."""
-    if config.kv_type == "auto":
-        config = replace(config, kv_type="f16" if device.is_gpu else "f32")
-    shapes = params.tensor_shapes()
-    sources = {
-        name: Source(info.type, info.shape, target_file.data(name))
-        for name, info in target_file.tensors.items()
-        if name in shapes
-    }
-    draft_params = draft_file.params if draft_file else None
-    parts = {name: Source(*draft_file.tensor(name)) for name in draft_file.names} if draft_file else {}
-    n_ctx = config.n_ctx or params.n_ctx_train
+) -> tuple[TargetPasses, Drafter | None, int]:
+    """Plan the memory, bring the weights to the device and make the state; also the context length."""
+    kv_name = config.kv_type
+    if kv_name == "auto":
+        kv_name = "f16" if device.is_gpu else "f32"
+    kv_type = KV_TYPES[kv_name]
+    wanted = target.tensors()
+    weights = Weights(
+        device,
+        {
+            name: Source(info.type, info.shape, file.data(name))
+            for name, info in file.tensors.items()
+            if name in wanted
+        },
+    )
+    depth, taps = (draft.depth, draft.taps) if draft else (0, ())
+    width = tree_width(config.budget, depth)
+    # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
+    over = max(width, 1) + depth + bool(draft)
+    if draft:
+        for note in draft.prepare(device):
+            log.warning("%s", note)
+    n_ctx = config.n_ctx or target.n_ctx_train
     if device.is_gpu:
-        width = tree_width(config.budget, draft_params.block_size) if draft_params else 0
-        sizes = Sizes(
-            params, _nbytes(sources), draft_params, _nbytes(parts), width, config.n_batch, config.kv_type
-        )
-        memory = sizes.fit(config.n_ctx, device.info.memory_free, params.n_ctx_train)
+        parts = memory_parts(device, target, weights, draft, kv_type, width, config.n_batch)
+        memory = fit(parts, over, config.n_ctx, device.info.memory_free, target.n_ctx_train)
         log.info("%s (%s): %s", device.info.name, device.info.description, memory)
         n_ctx = memory.n_ctx
-    if n_ctx > params.n_ctx_train:
+    if n_ctx > target.n_ctx_train:
         log.warning(
-            "n_ctx %d is above the %d that %s was trained for", n_ctx, params.n_ctx_train, config.model
+            "n_ctx %d is above the %d that %s was trained for", n_ctx, target.n_ctx_train, config.model
         )
-    weights = Weights.load(device, sources, progress=progress, stage="target")
-    draft = None
-    if draft_params is not None:
-        if device.lacks_bf16 and any(part.type == BF16 for part in parts.values()):
-            log.warning(
-                "%s has no BF16 tensor cores: the draft's BF16 weights become float16", device.info.name
-            )
-            parts = {name: bf16_as_f16(name, part) for name, part in parts.items()}
-        draft = draft_params, Weights.load(device, parts, gathered=(), progress=progress, stage="draft")
-    return Passes(device, config, n_ctx, (params, weights), draft)
+    rows = cache_rows(n_ctx, over)
+    weights.fill(progress, "target")
+    passes = TargetPasses(device, target, weights, kv_type, rows, width, depth, taps)
+    drafter = None
+    if draft:
+        host = Host(device, passes.workspace, target, weights, passes.state, costs, rows, kv_type)
+        drafter = draft.start(host, config.candidates, passes.n_rows, progress)
+    return passes, drafter, n_ctx
 
 
-def _nbytes(sources: dict[str, Source]) -> int:
-    return sum(memoryview(s.data).nbytes for s in sources.values())
+def memory_parts(
+    device: Device,
+    target: Target,
+    weights: Weights,
+    draft: DraftSource | None,
+    kv_type: int,
+    width: int,
+    n_batch: int,
+) -> list[Part]:
+    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 without a draft."""
+    taps = draft.taps if draft else ()
+    n_weights = weights.wanted
+    parts = [
+        Part("target weights", lambda rows: n_weights),
+        *state_parts(target.state_spec(), device.alignment, kv_type, width, len(taps) * target.n_embd),
+        Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"),
+    ]
+    if draft:
+        parts += draft.parts(device, kv_type)
+    # the widest passes: a prefill batch with its features, and the logits of a tree
+    logits = 8 * max(width, 1) * target.n_vocab
+
+    def scratch(rows: int) -> int:
+        return max(target.scratch_bytes(n_batch, rows, len(taps)), logits)
+
+    return [*parts, Part("graphs (estimate)", scratch, "lower the batch size (-b)")]

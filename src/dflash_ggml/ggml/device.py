@@ -1,4 +1,4 @@
-"""Devices and memory: a ggml backend, tensors that outlive a graph (`Store`), and the memory that graphs share (`Workspace`)."""
+"""Devices: what this build and machine have, and an open ggml backend."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,11 @@ from .bindings import ffi, lib
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 _PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
-_NUMPY = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), I32: np.dtype(np.int32)}
+NUMPY_TYPES: dict[int, np.dtype[Any]] = {
+    F32: np.dtype(np.float32),
+    F16: np.dtype(np.float16),
+    I32: np.dtype(np.int32),
+}
 
 
 def physical_cores() -> int:
@@ -151,6 +156,11 @@ class Device:
         """Where ordinary tensors of this device live."""
         return lib.ggml_backend_dev_buffer_type(self.info.handle)
 
+    @property
+    def alignment(self) -> int:
+        """Bytes at whose multiples tensors begin in this device's memory."""
+        return lib.ggml_backend_buft_get_alignment(self.buffer_type)
+
     def matmul_buffer_types(self) -> list:
         """Buffer types that hold weights in a layout made for this device's matrix products, best first."""
         if self.is_gpu or self.reference:
@@ -167,7 +177,7 @@ class Device:
 
     def read(self, t, count: int | None = None, offset: int = 0) -> np.ndarray:
         """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""
-        dtype = _NUMPY[t.type]
+        dtype = NUMPY_TYPES[t.type]
         out = np.empty(lib.ggml_nelements(t) if count is None else count, dtype)
         return self.read_bytes(t, out.view(np.uint8), offset).view(dtype)
 
@@ -212,95 +222,3 @@ class Device:
             if self._threadpool != ffi.NULL:
                 lib.ggml_threadpool_free(self._threadpool)
                 self._threadpool = ffi.NULL
-
-
-class Store:
-    """Tensors that live longer than a graph (weights, caches), allocated together in one buffer."""
-
-    def __init__(self, device: Device, max_tensors: int, buffer_type=None) -> None:
-        self.device = device
-        self.buffer_type = device.buffer_type if buffer_type is None else buffer_type
-        self._buffer = ffi.NULL
-        self._arena = ffi.new("char[]", (max_tensors + 1) * lib.ggml_tensor_overhead())
-        self.ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
-
-    def tensor(self, type_: int, *ne: int, name: str = ""):
-        """Declare a tensor of ggml type `type_` and shape `ne` (dimension 0 contiguous, 1 to 4 dimensions)."""
-        t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
-        lib.ggml_set_name(t, name.encode()[: lib.GGML_MAX_NAME - 1])
-        return t
-
-    def view(self, t, offset: int, *ne: int):
-        """Contiguous view of `t`, `offset` in bytes."""
-        row = lib.ggml_row_size(t.type, ne[0])
-        ne4 = (*ne, 1, 1, 1)[:4]
-        return lib.ggml_view_4d(self.ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
-
-    def allocate(self, clear: bool = True, weights: bool = False) -> Store:
-        """Give every declared tensor its memory, zeroed unless `clear` is False. Raises DeviceError when it does not fit."""
-        size = lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self.ctx, self.buffer_type)
-        if size == 0:
-            return self
-        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
-        if buffer == ffi.NULL:
-            raise DeviceError(
-                f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; lower the context (-c) or the budget, or take a smaller model"
-            )
-        # what a failed load drops unclosed must not stay allocated
-        self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
-        if weights:
-            lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-        if clear:
-            lib.ggml_backend_buffer_clear(self._buffer, 0)
-        return self
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self._buffer == ffi.NULL else lib.ggml_backend_buffer_get_size(self._buffer)
-
-    def close(self) -> None:
-        if self._buffer != ffi.NULL:
-            ffi.release(self._buffer)
-            self._buffer = ffi.NULL
-        if self.ctx != ffi.NULL:
-            lib.ggml_free(self.ctx)
-            self.ctx = ffi.NULL
-
-
-class Workspace:
-    """Scratch memory that the graphs of a device share. They run one after another, so their intermediate results may overlap.
-
-    `generation` rises when the memory had to move; graphs placed before that are void.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.generation = 0
-        self._alloc = lib.ggml_gallocr_new(device.buffer_type)
-
-    @property
-    def nbytes(self) -> int:
-        return lib.ggml_gallocr_get_buffer_size(self._alloc, 0)
-
-    def place(self, cgraph) -> int:
-        """Give each tensor of a graph its place; the generation in which that holds. Raises DeviceError when it does not fit."""
-        before = self.nbytes
-        if not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
-            self.generation += 1  # the old memory is gone by now
-            raise DeviceError(
-                f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
-            )
-        if self.nbytes != before:
-            self.generation += 1
-        return self.generation
-
-    def close(self) -> None:
-        if self._alloc != ffi.NULL:
-            lib.ggml_gallocr_free(self._alloc)
-            self._alloc = ffi.NULL
-
-
-def is_host(t) -> bool:
-    """Whether the CPU may touch the memory of `t`."""
-    buffer = t.view_src.buffer if t.view_src != ffi.NULL else t.buffer
-    return buffer != ffi.NULL and lib.ggml_backend_buffer_is_host(buffer)

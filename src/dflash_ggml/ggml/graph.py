@@ -5,11 +5,14 @@ Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import DeviceError
 from .bindings import ffi, lib
-from .device import _NUMPY, F32, I32, Device, Store, Workspace, is_host
+from .device import I32, NUMPY_TYPES, Device
+from .store import Store, Workspace, is_host
 
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
 # ggml initialises what it takes of a graph's megabytes
@@ -32,13 +35,13 @@ class Input:
         dims = [int(n) for n in self.tensor.ne]
         while len(dims) > 1 and dims[-1] == 1:
             dims.pop()
-        self.array = memory.view(_NUMPY[self.tensor.type]).reshape(dims[::-1])
+        self.array = memory.view(NUMPY_TYPES[self.tensor.type]).reshape(dims[::-1])
 
 
 class Graph:
     """One computation of fixed shape, built once and run many times.
 
-    Everything that changes between runs goes through `input` tensors; results are read from tensors marked by `output`.
+    Everything that changes between runs goes through `input` tensors; results are read from `outputs`, declared by `output`.
     """
 
     def __init__(self, device: Device, max_nodes: int = 8192) -> None:
@@ -48,6 +51,7 @@ class Graph:
         self.ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
+        self.outputs: dict[str, Any] = {}
         self.runs = 0
         self._together = Store(device, 1)
         self._uploads: list[tuple] = []  # tensor, its bytes on the host, how many
@@ -65,10 +69,11 @@ class Graph:
         return t
 
     def output(self, t, name: str = ""):
-        """Keep the memory of `t` until the graph has run, and make it part of the graph."""
+        """Keep the memory of `t` until the graph has run, and make it part of the graph; `outputs[name]` is where it is read."""
         lib.ggml_set_output(t)
         if name:
             lib.ggml_set_name(t, name.encode())
+            self.outputs[name] = t
         return self.expand(t)
 
     def expand(self, t):
@@ -90,18 +95,17 @@ class Graph:
         small = [i for i in self.inputs.values() if i.nbytes <= _TOGETHER]
         self._gather(small)
         self._generation = workspace.place(self.cgraph)
-        lib.dflash_graph_set_uid(
-            self.cgraph
-        )  # a CUDA graph of this identity replays without comparing every node
+        # a CUDA graph of this identity replays without comparing every node
+        lib.dflash_graph_set_uid(self.cgraph)
         self._workspace = workspace
-        for i in self.inputs.values():
-            if i not in small:
-                i.use(self._host_memory(i.tensor))
+        for large in self.inputs.values():
+            if large not in small:
+                large.use(self._host_memory(large.tensor))
         return self
 
     def _gather(self, inputs: list[Input]) -> None:
         """Put inputs side by side in memory of their own, so that one copy brings them all to the device."""
-        unit = lib.ggml_backend_buft_get_alignment(self.device.buffer_type)
+        unit = self.device.alignment
         ends = np.cumsum([-(-i.nbytes // unit) * unit for i in inputs]).tolist()
         if not ends:
             return
@@ -171,6 +175,11 @@ class Graph:
     def slice(self, t, index: int, columns: int):
         """The first `columns` columns of slice `index` of t [d, max columns, slices], as a view [d, columns]."""
         return self.view(t, (t.ne[0], columns), (t.nb[1],), offset=index * t.nb[2])
+
+    def heads(self, t, head_dim: int, rows: int):
+        """The first `rows` cache rows of t [heads * head_dim, n_rows] per head: a view [head_dim, rows, heads]."""
+        strides = (t.nb[1], lib.ggml_row_size(t.type, head_dim))
+        return self.view(t, (head_dim, rows, t.ne[0] // head_dim), strides)
 
     def land(self, t, home, index: int):
         """Let the result `t` [d, n] be computed right into slice `index` of home [d, max columns, slices]: no copy."""
@@ -325,6 +334,3 @@ def packed(graph: Graph, name: str, *lengths: int) -> list:
         views.append(graph.view(whole, (n,), offset=4 * at))
         at += n
     return views
-
-
-__all__ = ["F32", "I32", "Graph", "Input", "packed"]

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DeviceError, ModelFileError
 from .bindings import ffi, lib
-from .device import BF16, F16, F32, Device, Store
+from .device import BF16, F16, F32, Device
+from .store import Store
 
 TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
 Progress = Callable[[str, int, int], None]
 
 
 class Source(NamedTuple):
-    """One tensor of a file: ggml type, shape in ggml order, its bytes."""
+    """One tensor of a file: ggml type, shape in ggml order, its bytes (an array or a memory view)."""
 
     type: int
     shape: tuple[int, ...]
-    data: np.ndarray | memoryview
+    data: Any
+
+    @property
+    def nbytes(self) -> int:
+        return memoryview(self.data).nbytes
 
 
 def bf16_as_f16(name: str, s: Source) -> Source:
@@ -39,13 +44,43 @@ def bf16_as_f16(name: str, s: Source) -> Source:
 
 
 class Weights(Mapping):
-    """ggml tensors by their GGUF name."""
+    """ggml tensors by their GGUF name: declared first, so that their size is known, then filled.
 
-    def __init__(self) -> None:
-        self._tensors: dict[str, object] = {}
-        self._stores: list[Store] = []
+    Matrices take a layout made for matrix products where the device has one, except those `gathered` row by row; on the CPU
+    all others stay in the file's mapping.
+    """
+
+    def __init__(
+        self, device: Device, sources: Mapping[str, Source], gathered: Iterable[str] = ("token_embd.weight",)
+    ) -> None:
+        """Raises ModelFileError for a type that the device cannot multiply."""
+        self._tensors: dict[str, Any] = {}
+        self._groups: list[tuple[Store, list[str]]] = []  # of what has to be copied
         self._mapped: list = []
-        self.nbytes = 0
+        self._sources: Mapping[str, Source] | None = sources
+        gathered, plain = set(gathered), device.buffer_type
+        groups: dict[Any, list[str]] = {}
+        for name, s in sources.items():
+            is_matrix = len(s.shape) == 2 and s.shape[1] > 1 and name not in gathered and s.type != F32
+            chosen = next(
+                (b for b in device.matmul_buffer_types() if is_matrix and _can_multiply(device, s, b)), plain
+            )
+            if is_matrix and chosen == plain and not _can_multiply(device, s, plain):
+                kind = ffi.string(lib.ggml_type_name(s.type)).decode()
+                raise ModelFileError(
+                    f"tensor {name}: {device.info.name} has no matrix product for type {kind}"
+                )
+            groups.setdefault(chosen, []).append(name)
+        for buffer_type, names in groups.items():
+            store = Store(device, len(names), buffer_type)
+            for name in names:
+                self._tensors[name] = store.tensor(sources[name].type, *sources[name].shape, name=name)
+            if buffer_type == plain and not device.is_gpu:
+                mapped = [name for name in names if _is_aligned(sources[name].data)]
+                self._map(mapped, sources)
+                names = [name for name in names if name not in mapped]
+            self._groups.append((store, names))
+        self.wanted = sum(store.wanted for store, _ in self._groups) + self._mapped_bytes
 
     def __getitem__(self, name: str):
         return self._tensors[name]
@@ -56,62 +91,33 @@ class Weights(Mapping):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    @classmethod
-    def load(
-        cls,
-        device: Device,
-        sources: Mapping[str, Source],
-        gathered: Iterable[str] = ("token_embd.weight",),
-        progress: Progress | None = None,
-        stage: str = "weights",
-    ) -> Weights:
-        """Bring `sources` to `device`. Matrices take a layout made for matrix products where the device has one, except
-        those `gathered` row by row; on the CPU all others stay in the file's mapping.
-
-        `progress(stage, bytes done, bytes in all)`. Raises DeviceError when they do not fit, ModelFileError for a type
-        that the device cannot multiply.
-        """
-        self = cls()
-        gathered = set(gathered)
-        total = sum(memoryview(s.data).nbytes for s in sources.values())
-        plain_type = device.buffer_type
-        groups: dict[object, list[str]] = {}
-        for name, s in sources.items():
-            is_matrix = len(s.shape) == 2 and s.shape[1] > 1 and name not in gathered and s.type != F32
-            chosen = next(
-                (b for b in device.matmul_buffer_types() if is_matrix and _can_multiply(device, s, b)),
-                plain_type,
-            )
-            if is_matrix and chosen == plain_type and not _can_multiply(device, s, plain_type):
-                kind = ffi.string(lib.ggml_type_name(s.type)).decode()
-                raise ModelFileError(
-                    f"tensor {name}: {device.info.name} has no matrix product for type {kind}"
-                )
-            groups.setdefault(chosen, []).append(name)
-        done = 0
-        for buffer_type, names in groups.items():
-            store = Store(device, len(names), buffer_type)
-            self._stores.append(store)
+    def fill(self, progress: Progress | None = None, stage: str = "weights") -> Weights:
+        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`. Raises DeviceError when they do not fit."""
+        assert self._sources is not None, "weights are filled once"
+        done, total = 0, sum(s.nbytes for s in self._sources.values())
+        for store, names in self._groups:
+            if not names:
+                continue
+            store.allocate(clear=False, weights=True)
             for name in names:
-                self._tensors[name] = store.tensor(sources[name].type, *sources[name].shape, name=name)
-            if buffer_type == plain_type and not device.is_gpu:
-                mapped = [name for name in names if _is_aligned(sources[name].data)]
-                self._map(mapped, sources)
-                names = [name for name in names if name not in mapped]
-            if names:
-                store.allocate(clear=False, weights=True)
-                for name in names:
-                    data = sources[name].data
-                    lib.ggml_backend_tensor_set(
-                        self._tensors[name], ffi.from_buffer(data), 0, memoryview(data).nbytes
-                    )
-                    done += memoryview(data).nbytes
-                    if progress:
-                        progress(stage, done, total)
-        self.nbytes = sum(s.nbytes for s in self._stores) + sum(memoryview(d).nbytes for _, d in self._mapped)
+                s = self._sources[name]
+                lib.ggml_backend_tensor_set(self._tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
+                done += s.nbytes
+                if progress:
+                    progress(stage, done, total)
+        self._sources = None
         if progress:
             progress(stage, total, total)
         return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+        return sum(store.nbytes for store, _ in self._groups) + self._mapped_bytes
+
+    @property
+    def _mapped_bytes(self) -> int:
+        return sum(memoryview(data).nbytes for _, data in self._mapped)
 
     def _map(self, names: list[str], sources: Mapping[str, Source]) -> None:
         """Let CPU tensors point into the file's mapping."""
@@ -129,9 +135,9 @@ class Weights(Mapping):
 
     def close(self) -> None:
         self._tensors.clear()
-        for store in self._stores:
+        for store, _ in self._groups:
             store.close()
-        self._stores.clear()
+        self._groups.clear()
         self._mapped.clear()
 
 

@@ -117,11 +117,11 @@ class LlamaBase:
 
     def _load_vocabulary(self) -> tuple[Any, Any, Any, int]:
         from ..files.gguf import GGUFFile
-        from ..models.qwen35_params import TargetParams
+        from ..models.registry import read_target
         from ..text.tokenizer import Tokenizer
 
         file = GGUFFile(Path(self.model_path))
-        params = TargetParams.from_gguf(file)
+        params = read_target(file)
         return Tokenizer.from_gguf(file), params, file.metadata, self._options.n_ctx or params.n_ctx_train
 
     def __getattr__(self, name: str) -> Any:

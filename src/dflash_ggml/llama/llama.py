@@ -26,7 +26,7 @@ from .requests import SAMPLING_OPTIONS, chat_request, completion_request, legacy
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
 if TYPE_CHECKING:
-    from ..engine.engine import Step
+    from ..engine.step import Step
 
 __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]
 

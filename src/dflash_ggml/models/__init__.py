@@ -1,1 +1,1 @@
-"""Hyper-parameters and graphs of the target and of the draft."""
+"""Targets: the contract, one file per architecture with its parameters and graph, and what they share."""

@@ -1,205 +1,239 @@
-"""Forward graphs of the target, arch `qwen35`: gated delta-net layers with an attention layer every few.
+"""Target `qwen35`: Qwen3.5 and later, dense, every size. Gated delta-net layers with an attention layer every few.
 
-Two graphs: `linear_graph` runs tokens that follow the committed ones and advances the state in place (prefill, plain
-decoding); `tree_graph` runs a token tree, leaves the state alone and keeps what a commit needs.
-Shapes are in ggml's order. n = tokens of the batch, D = embedding length.
+Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from ..ggml.device import F16, Device
-from ..ggml.graph import Graph, packed
-from ..ggml.weights import Weights
-from ..state.caches import TargetState
-from ..state.mask import SlotMask
-from .qwen35_params import TargetParams
+from ..files.gguf import F32, GGUFFile, StringArray
+from ..ggml.graph import Graph
+from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
+from ..state.state import TargetState
+from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
+from .layers import Columns, Taps, gated_attention, gated_delta_net, logits_and_choice, swiglu
+from .target import Batch, Target
+
+ARCH = "qwen35"
 
 
-class _Builder:
-    """The layers of one graph over one batch. With a `mask` the batch is a tree and the state is only read."""
+@dataclass(frozen=True, slots=True)
+class Qwen35(Target):
+    """Sizes of the trunk; blocks for multi-token prediction, last in the file, are neither counted nor used.
 
-    def __init__(
-        self,
-        g: Graph,
-        w: Weights,
-        p: TargetParams,
-        state: TargetState,
-        n: int,
-        n_kv: int,
-        mask: SlotMask | None,
-    ) -> None:
-        self.g, self.w, self.p, self.state, self.n, self.n_kv, self.tree = (
-            g,
-            w,
-            p,
-            state,
-            n,
-            n_kv,
-            mask is not None,
+    A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`).
+    """
+
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_vocab: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_rot: int  # leading dimensions of a head that rotate
+    rope_theta: float
+    rms_eps: float
+    conv_kernel: int
+    ssm_state: int  # S: key and value dimension of a delta-net head
+    ssm_k_heads: int
+    ssm_v_heads: int  # value head h reads key head h % ssm_k_heads
+    ssm_inner: int  # ssm_v_heads * ssm_state
+    recurrent: tuple[bool, ...]  # [n_layers]
+    n_ctx_train: int
+    tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of a delta-net layer's convolution: q, k and v side by side."""
+        return 2 * self.ssm_k_heads * self.ssm_state + self.ssm_inner
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> Qwen35:
+        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+
+        def count(key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None) -> int:
+            key = f"{ARCH}.{key}"
+            if default is not None and key not in file.metadata:
+                return default
+            return in_range(file.error, f"key {key!r}", file.require(key, int), low, high)
+
+        def number(key: str) -> float:
+            return positive(file.error, f"key '{ARCH}.{key}'", file.require(f"{ARCH}.{key}", float))
+
+        blocks = count("block_count", MAX_LAYERS)
+        trunk = blocks - count("nextn_predict_layers", blocks - 1, 0, default=0)
+        embedding = file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise file.error("tensor 'token_embd.weight' is missing or not a matrix")
+        params = cls(
+            n_layers=trunk,
+            n_embd=count("embedding_length"),
+            n_ff=count("feed_forward_length"),
+            n_vocab=embedding.shape[1],
+            n_heads=count("attention.head_count", MAX_HEADS),
+            n_kv_heads=count("attention.head_count_kv", MAX_HEADS),
+            head_dim=count("attention.key_length"),
+            n_rot=count("rope.dimension_count"),
+            rope_theta=number("rope.freq_base"),
+            rms_eps=number("attention.layer_norm_rms_epsilon"),
+            conv_kernel=count("ssm.conv_kernel", 64, 2),
+            ssm_state=count("ssm.state_size"),
+            ssm_k_heads=count("ssm.group_count", MAX_HEADS),
+            ssm_v_heads=count("ssm.time_step_rank", MAX_HEADS),
+            ssm_inner=count("ssm.inner_size"),
+            recurrent=_recurrent(
+                file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4)
+            ),
+            n_ctx_train=count("context_length", 1 << 31),
+            tied_head="output.weight" not in file.tensors,
         )
-        lengths = [n] * (4 if self.tree else 5)
-        self.ids, self.positions, self.rows, self.parents, *rest = packed(g, "ints", *lengths)
-        self.path = rest[0] if rest else None
-        self.mask = mask.build(g, "mask", n_kv, n) if mask else g.input("mask", F16, n_kv, n)
+        params._check_relations(file)
+        params._check_rope(file)
+        shapes = params.tensors()
+        check_tensors(file.error, file.tensors, shapes, ignored=lambda name: trunk <= _block(name) < blocks)
+        for name, shape in shapes.items():
+            if (len(shape) == 1 or name.endswith("ssm_conv1d.weight")) and file.tensors[name].type != F32:
+                raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
+        return params
 
-    def trunk(self, taps: Sequence[int], on_tap: Callable[[int, object], None]):
-        """Residual stream [D, n] after the last layer; `on_tap(i, x)` sees the output of each layer in `taps`."""
-        g, w, p = self.g, self.w, self.p
-        x = g.get_rows(w["token_embd.weight"], self.ids)
-        attention_index = delta_index = 0
-        tapped = None
-        for i in range(p.n_layers):
-            y = g.expand(g.rms_norm(x, p.rms_eps, w[f"blk.{i}.attn_norm.weight"]))
-            if p.recurrent[i]:
-                y = self._delta_net(y, i, delta_index)
-                delta_index += 1
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor that the graph uses."""
+        d, keys, values = self.n_embd, self.ssm_k_heads * self.ssm_state, self.ssm_inner
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_embd.weight": (d, self.n_vocab),
+            "output_norm.weight": (d,),
+        }
+        if not self.tied_head:
+            shapes["output.weight"] = (d, self.n_vocab)
+        common = {
+            "attn_norm.weight": (d,),
+            "post_attention_norm.weight": (d,),
+            "ffn_gate.weight": (d, self.n_ff),
+            "ffn_up.weight": (d, self.n_ff),
+            "ffn_down.weight": (self.n_ff, d),
+        }
+        attention = {
+            "attn_q.weight": (d, 2 * self.n_heads * self.head_dim),  # per head: query rows, then gate rows
+            "attn_k.weight": (d, self.n_kv_heads * self.head_dim),
+            "attn_v.weight": (d, self.n_kv_heads * self.head_dim),
+            "attn_output.weight": (self.n_heads * self.head_dim, d),
+            "attn_q_norm.weight": (self.head_dim,),
+            "attn_k_norm.weight": (self.head_dim,),
+        }
+        delta_net = {
+            "attn_qkv.weight": (d, 2 * keys + values),
+            "attn_gate.weight": (d, values),
+            "ssm_conv1d.weight": (self.conv_kernel, 2 * keys + values),
+            "ssm_dt.bias": (self.ssm_v_heads,),
+            "ssm_a": (self.ssm_v_heads,),
+            "ssm_alpha.weight": (d, self.ssm_v_heads),
+            "ssm_beta.weight": (d, self.ssm_v_heads),
+            "ssm_norm.weight": (self.ssm_state,),
+            "ssm_out.weight": (values, d),
+        }
+        for i, recurrent in enumerate(self.recurrent):
+            layer = common | (delta_net if recurrent else attention)
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+        return shapes
+
+    def state_spec(self) -> StateSpec:
+        """Conv window and delta-net state of the recurrent layers, K/V of the others."""
+        kv = KvLayer(self.n_kv_heads, self.head_dim)
+        delta = Delta(self.ssm_state, self.ssm_k_heads, self.ssm_v_heads)
+        recurrent = Recurrent(Conv(self.conv_kernel, self.conv_channels), delta)
+        return StateSpec(tuple(recurrent if is_recurrent else kv for is_recurrent in self.recurrent))
+
+    def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
+        """The widest layer, the features, and the mask of a prompt batch."""
+        per_column = 3 * self.n_ff + 2 * self.conv_channels + (4 + 2 * n_taps) * self.n_embd
+        return 4 * columns * (per_column + rows // 2)
+
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+        """See Target.build."""
+        g, w, eps = Graph(state.device), weights, self.rms_eps
+        columns = Columns(g, batch)
+        taps = Taps(g, batch, columns, state)
+        spec = state.spec
+        x = g.get_rows(w["token_embd.weight"], columns.ids)
+        for i, layer in enumerate(spec.layers):
+            name = f"blk.{i}."
+            y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
+            if isinstance(layer, Recurrent):
+                y = gated_delta_net(g, w, name, y, columns, state, i, layer, eps)
             else:
-                y = self._attention(y, i, attention_index)
-                attention_index += 1
-            if tapped is not None:
-                on_tap(*tapped)
-                tapped = None
+                y = gated_attention(
+                    g,
+                    w,
+                    name + "attn_",
+                    y,
+                    columns,
+                    (state.keys(i), state.values(i)),
+                    heads=self.n_heads,
+                    kv_heads=self.n_kv_heads,
+                    head_dim=self.head_dim,
+                    n_rot=self.n_rot,
+                    rope_theta=self.rope_theta,
+                    eps=eps,
+                )
+            taps.settle()
             x = g.add(y, x)
-            y = g.rms_norm(x, p.rms_eps, w[f"blk.{i}.post_attention_norm.weight"])
-            y = g.swiglu(
-                g.mul_mat(w[f"blk.{i}.ffn_gate.weight"], y), g.mul_mat(w[f"blk.{i}.ffn_up.weight"], y)
-            )
-            x = g.add(g.mul_mat(w[f"blk.{i}.ffn_down.weight"], y), x)
-            if i in taps:
-                # seen once the next layer's products stand: the GPU adds, normalises and converts for them in one go
-                tapped = (taps.index(i), x)
-        if tapped is not None:
-            on_tap(*tapped)
-        return x
+            y = g.rms_norm(x, eps, w[name + "post_attention_norm.weight"])
+            x = g.add(swiglu(g, w, name, y), x)
+            taps.take(i, x)
+        taps.finish()
+        if batch.mask is None and batch.columns > 1:
+            x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
+        logits_and_choice(g, w, self.head_name, x, eps)
+        return g
 
-    def head(self, x):
-        """Logits [n_vocab, columns of x]."""
-        x = self.g.rms_norm(x, self.p.rms_eps, self.w["output_norm.weight"])
-        return self.g.mul_mat(self.w["token_embd.weight" if self.p.tied_head else "output.weight"], x)
+    def _check_relations(self, file: GGUFFile) -> None:
+        """Sizes that must divide or equal each other do."""
+        value_dim = file.get(f"{ARCH}.attention.value_length", int)
+        values = f"{self.ssm_v_heads} value heads of {self.ssm_state}"
+        for key, holds, expected in (
+            ("attention.value_length", value_dim in (None, self.head_dim), f"the key length {self.head_dim}"),
+            ("attention.head_count_kv", self.n_heads % self.n_kv_heads == 0, f"a divisor of {self.n_heads}"),
+            ("rope.dimension_count", self.n_rot in range(2, self.head_dim + 1, 2), "even, within a head"),
+            ("ssm.group_count", self.ssm_v_heads % self.ssm_k_heads == 0, f"a divisor of {self.ssm_v_heads}"),
+            ("ssm.inner_size", self.ssm_inner == self.ssm_v_heads * self.ssm_state, values),
+        ):
+            if not holds:
+                raise file.error(f"key '{ARCH}.{key}': {file.metadata[f'{ARCH}.{key}']}, not {expected}")
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, StringArray) and len(tokens) != self.n_vocab:
+            raise file.error(f"key 'tokenizer.ggml.tokens': {len(tokens)} tokens (expected {self.n_vocab})")
 
-    def _attention(self, y, layer: int, index: int):
-        """Gated softmax attention over the cache; y [D, n] -> [D, n]."""
-        g, w, p, n = self.g, self.w, self.p, self.n
-        d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
-        name = f"blk.{layer}.attn_"
-        # products of one input stand together, right after its norm: the GPU converts it once for all of them
-        q_gate, k, v = (g.expand(g.mul_mat(w[f"{name}{x}.weight"], y)) for x in "qkv")
-        # attn_q interleaves per head: d query rows, then d gate rows
-        strides = (2 * d * 4, 2 * d * heads * 4)
-        q = g.rms_norm(g.view(q_gate, (d, heads, n), strides), p.rms_eps, w[name + "q_norm.weight"])
-        q = g.expand(g.rope(q, self.positions, p.n_rot, p.rope_theta))
-        k = g.rms_norm(g.reshape(k, d, kv_heads, n), p.rms_eps, w[name + "k_norm.weight"])
-        k = g.rope(k, self.positions, p.n_rot, p.rope_theta)
-        keys = g.expand(g.set_rows(self.state.keys(index), g.reshape(k, d * kv_heads, n), self.rows))
-        values = g.expand(g.set_rows(self.state.values(index), v, self.rows))
-        row = keys.nb[1]
-        element = row // (d * kv_heads)
-        keys, values = (g.view(t, (d, self.n_kv, kv_heads), (row, d * element)) for t in (keys, values))
-        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, self.mask, d**-0.5)
-        gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
-        return g.mul_mat(w[name + "output.weight"], g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
-
-    def _delta_net(self, y, layer: int, index: int):
-        """Gated delta net; y [D, n] -> [D, n]."""
-        g, w, p, n = self.g, self.w, self.p, self.n
-        s, h_k, h_v = p.ssm_state, p.ssm_k_heads, p.ssm_v_heads
-        name = f"blk.{layer}."
-        # products of one input stand together: the GPU converts it once for all of them
-        products = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")
-        qkv, z, alpha, beta = (g.mul_mat(w[f"{name}{x}.weight"], y) for x in products)
-        if self.tree:
-            qkv = g.land(qkv, self.state.conv_inputs, index)
-        for product in (qkv, z, alpha, beta):
-            g.expand(product)
-        # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
-        window = self.state.window(index)
-        c = g.expand(g.silu(g.ssm_conv_tree(window, qkv, w[name + "ssm_conv1d.weight"], self.parents)))
-        # q and k heads lie side by side: one norm for both
-        qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), p.rms_eps))
-        alpha = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
-        decay = g.expand(g.mul(alpha, w[name + "ssm_a"]))
-        beta = g.expand(g.sigmoid(beta))
-        if not self.tree:
-            g.expand(g.ssm_conv_tree_commit(window, qkv, self.path))
-        q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
-        v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
-        decay, beta = (g.reshape(t, 1, h_v, n) for t in (decay, beta))
-        live = self.state.delta(index)
-        if self.tree:
-            rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, live, self.parents)
-            tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
-            g.expand(g.copy(tail, g.slice(self.state.all_factors, index, n)))
-            o = g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
-        else:
-            out = g.gated_delta_net(q, k, v, decay, beta, live)
-            # flat, so that a GPU writes the state right there instead of copying it
-            size = s * s * h_v
-            g.expand(g.copy(g.view(out, (size,), offset=s * h_v * n * 4), g.view(live, (size,))))
-            o = g.view(out, (s, h_v, n))
-        o = g.rms_norm(o, p.rms_eps, w[name + "ssm_norm.weight"])
-        z = g.silu(g.reshape(z, s, h_v, n))
-        return g.mul_mat(w[name + "ssm_out.weight"], g.reshape(g.mul(o, z), s * h_v, n))
+    def _check_rope(self, file: GGUFFile) -> None:
+        """Plain rotary positions give the right angles: no scaling, no pair on an axis that text lacks."""
+        scaling = file.get(f"{ARCH}.rope.scaling.type", str)
+        if scaling not in (None, "none"):
+            raise file.error(f"key '{ARCH}.rope.scaling.type': {scaling!r} is not supported, only 'none'")
+        key = f"{ARCH}.rope.dimension_sections"
+        sections = file.get_array(key, int)
+        if sections is None:
+            return
+        # Pair j follows axis j % 3 while j < 3 * sections[j % 3], else the fourth axis.
+        if len(sections) < 3 or any(j >= 3 * sections[j % 3] for j in range(self.n_rot // 2)):
+            raise file.error(f"key {key!r}: {sections} do not cover the {self.n_rot // 2} rotated pairs")
 
 
-def _tap_columns(g: Graph, state: TargetState, tap: int, n: int):
-    """Where the features of tap number `tap` belong: rows of D values with the stride of all taps, [D, n]."""
-    d = state.p.n_embd
-    return g.view(state.features, (d, n), (state.features.nb[1],), offset=tap * d * 4)
+def _block(name: str) -> int:
+    """The block that a tensor belongs to, -1 for the tensors outside the blocks."""
+    match = re.match(r"blk\.(\d{1,6})\.", name)
+    return int(match[1]) if match else -1
 
 
-def linear_graph(
-    device: Device,
-    w: Weights,
-    p: TargetParams,
-    state: TargetState,
-    n: int,
-    n_kv: int,
-    taps: Sequence[int] = (),
-    append: Callable[[Graph, object, object, object], None] | None = None,
-) -> Graph:
-    """Graph for n tokens after the committed ones; advances K/V, conv windows and delta-net states in place.
-
-    `append(graph, features [len(taps)*D, n], positions, rows)` adds the draft's context for these tokens.
-    Inputs: ints = ids | positions | cache rows | parents (-1, 0, 1, ...) | path (0, 1, ...), each n; mask [n_kv, n].
-    Outputs: logits [n_vocab] of the last token, argmax [1].
-    """
-    g = Graph(device)
-    b = _Builder(g, w, p, state, n, n_kv, None)
-    tapped: list = []
-    x = b.trunk(taps if append else (), lambda _, t: tapped.append(t))
-    if append:
-        features = tapped[0]
-        for t in tapped[1:]:
-            features = g.concat(features, t, 0)
-        append(g, features, b.positions, b.rows)
-    if n > 1:
-        x = g.view(x, (x.ne[0], 1), offset=(n - 1) * x.nb[1])
-    g.logits = g.output(b.head(x), "logits")
-    g.choice = g.output(g.argmax(g.logits), "argmax")
-    return g
-
-
-def tree_graph(
-    device: Device,
-    w: Weights,
-    p: TargetParams,
-    state: TargetState,
-    mask: SlotMask,
-    width: int,
-    n_kv: int,
-    taps: Sequence[int],
-) -> Graph:
-    """Graph for a token tree of `width` nodes (root included); the committed state is read, never written.
-
-    K/V rows of the nodes, conv inputs, delta-net factors and tapped features go to `state` for the commit.
-    Inputs: ints = ids | positions | cache rows | parents, each `width`; those of `mask`.
-    Outputs: logits [n_vocab, width], argmax [width].
-    """
-    g = Graph(device)
-    b = _Builder(g, w, p, state, width, n_kv, mask)
-    x = b.trunk(taps, lambda i, t: g.expand(g.copy(t, _tap_columns(g, state, i, width))))
-    g.logits = g.output(b.head(x), "logits")
-    g.choice = g.output(g.argmax(g.logits), "argmax")
-    return g
+def _recurrent(file: GGUFFile, blocks: int, trunk: int, interval: int) -> tuple[bool, ...]:
+    """Which trunk layers are recurrent: an explicit array wins over the interval of the attention layers."""
+    key = f"{ARCH}.attention.recurrent_layers"
+    flags = file.get_array(key, bool)
+    if flags is None:
+        return tuple((i + 1) % interval != 0 for i in range(trunk))
+    if len(flags) not in (blocks, trunk):
+        raise file.error(f"key {key!r} has {len(flags)} entries (expected {blocks})")
+    return tuple(flags[:trunk])

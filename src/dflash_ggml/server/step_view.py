@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..engine.engine import Step
+    from ..engine.step import Step
     from ..text.tokenizer import Tokenizer
 
 

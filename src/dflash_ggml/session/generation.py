@@ -17,7 +17,8 @@ from .sinks import ChatSink, TextSink
 from .token_rows import RowTap, piece, token_logprob
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine, Step
+    from ..engine.engine import Engine
+from ..engine.step import Step
 
 
 class Generation:

@@ -13,7 +13,7 @@ from ..decode.sampling import SamplingParams
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..engine.engine import Step
+    from ..engine.step import Step
     from ..text.template import ChatTemplate
 
 # (ids so far int32 [n], scores float32 [V]) -> scores float32 [V]; may change `scores` in place

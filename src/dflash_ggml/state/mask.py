@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ggml.device import F16, I32, Device, Store
+from ..ggml.device import F16, I32, Device
 from ..ggml.graph import Graph
+from ..ggml.store import Store
 
 HIDDEN = np.float16(-np.inf)
 # the mask values of 8 columns, from their bits: 1 = visible, lowest bit first
@@ -35,11 +36,15 @@ class SlotMask:
         self._store = Store(device, 1)
         self._slots = self._store.tensor(F16, width, n_rows, name="mask slots")
         self._store.allocate(clear=False)
-        self._below = self._above = (
-            0  # slots under `_below` are as a pass starting there left them, from `_above` on hidden
-        )
+        # slots under `_below` are as a pass starting there left them, from `_above` on hidden
+        self._below = self._above = 0
+        self._origin = 0
         self._unwritten = True
         self._steps = np.arange(self.n_changes, dtype=np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        return self._store.nbytes
 
     @property
     def n_updates(self) -> int:
@@ -56,16 +61,23 @@ class SlotMask:
         return g.cont(g.transpose(g.view(slots, (columns, n_kv), (slots.nb[1],))))
 
     def fill(
-        self, graph: Graph, name: str, start: int, seen_by: np.ndarray, valid: np.ndarray | None = None
+        self,
+        graph: Graph,
+        name: str,
+        start: int,
+        seen_by: np.ndarray,
+        valid: np.ndarray | None = None,
+        origin: int = 0,
     ) -> None:
-        """Set the inputs for a pass at `start` whose own column j is seen by the columns seen_by[j]: uint8 [w, w / 8], bits.
+        """Set the inputs for a pass whose prefix lies in the slots from `origin` to `start`, its own columns behind them.
 
+        seen_by[j]: the columns that see column j, uint8 [w, w / 8], bits. valid: bool, slots that hold something (None: all).
         Call `ran` once the pass has run: without it the next pass rewrites every slot.
-        valid: bool, slots of the prefix that hold something (None: all).
         """
         own = _OF_BITS.take(seen_by, 0).reshape(len(seen_by), -1)[:, : self.width]
         low, high = min(self._below, start), max(self._above, start + len(own))
-        if self._unwritten or high - low > self.n_changes or start < self._below:
+        moved, self._origin = origin != self._origin, origin
+        if self._unwritten or moved or high - low > self.n_changes or start < self._below:
             everything = np.empty((self.n_rows, self.width), np.float16)
             self._write(everything, 0, start, own, valid)
             self.device.write(self._slots, everything)
@@ -89,6 +101,7 @@ class SlotMask:
         prefix[:] = 0
         if valid is not None and not (held := valid[first : first + len(prefix)]).all():
             prefix[~held] = HIDDEN
+        prefix[: max(self._origin - first, 0)] = HIDDEN
         out[len(prefix) :] = HIDDEN
         slots = out[max(at, 0) : max(at + len(own), 0)]
         slots[:, : own.shape[1]] = own[max(-at, 0) :][: len(slots)]

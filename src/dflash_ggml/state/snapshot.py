@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..engine.passes import Passes
 from ..errors import ConfigError
 from ..ggml.bindings import lib
+from ..ggml.device import Device
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after `tokens`. `live`: recurrent tensors; `rows`: K/V rows of target and draft, or None; raw bytes."""
+    """The state after `tokens`. `live`: recurrent tensors; `rows`: K/V rows of target and draft, or None; raw bytes.
+
+    in_draft: which positions the draft has seen, bool [len(tokens)].
+    """
 
     tokens: tuple[int, ...]
     live: tuple[np.ndarray, ...]
@@ -25,57 +29,42 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Host memory it holds."""
-        parts = (
-            *self.live,
-            *(self.rows or ()),
-            self.in_draft,
-            *([] if self.logits is None else [self.logits]),
-        )
-        return sum(p.nbytes for p in parts)
+        logits = () if self.logits is None else (self.logits,)
+        return sum(part.nbytes for part in (*self.live, *(self.rows or ()), self.in_draft, *logits))
 
 
-def save_state(passes: Passes, tokens: Sequence[int], logits: np.ndarray | None, with_rows: bool) -> Snapshot:
-    """Copy the state of `tokens` out of the device."""
-    n = len(tokens)
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a snapshot is copied from and to: recurrent tensors, and caches [row, n_rows] with this sequence's rows from
+    `first_slot` on."""
 
-    def copy(t, size: int) -> np.ndarray:
-        return passes.device.read_bytes(t, np.empty(size, np.uint8))
+    device: Device
+    live: Sequence[Any]
+    caches: Sequence[Any]
+    first_slot: int = 0
 
-    live = tuple(copy(t, lib.ggml_nbytes(t)) for t in passes.state.live_tensors)
-    rows = tuple(copy(t, n * t.nb[1]) for t in row_slices(passes)) if with_rows else None
-    return Snapshot(
-        tuple(tokens), live, rows, passes.in_draft[:n].copy(), None if logits is None else logits.copy()
-    )
+    def read_live(self) -> tuple[np.ndarray, ...]:
+        return tuple(self._read(t, 0, lib.ggml_nbytes(t)) for t in self.live)
 
+    def read_rows(self, n: int) -> tuple[np.ndarray, ...]:
+        return tuple(self._read(t, self.first_slot * t.nb[1], n * t.nb[1]) for t in self.caches)
 
-def make_room(passes: Passes, snapshot: Snapshot) -> None:
-    """Make sure that a snapshot can be copied back, with nothing written yet.
-
-    Raises ConfigError when it was taken from an engine of another shape, DeviceError when its rows do not fit.
-    """
-    n = len(snapshot.tokens)
-    live = [lib.ggml_nbytes(t) for t in passes.state.live_tensors]
-    if [a.nbytes for a in snapshot.live] != live or n > passes.n_ctx:
-        raise ConfigError("snapshot: taken from a model or context of another shape")
-    if snapshot.rows is not None:
-        if [a.nbytes for a in snapshot.rows] != [n * t.nb[1] for t in row_slices(passes)]:
+    def check(self, snapshot: Snapshot) -> None:
+        """Raises ConfigError for a snapshot of another model or another type of cache."""
+        if [a.nbytes for a in snapshot.live] != [lib.ggml_nbytes(t) for t in self.live]:
+            raise ConfigError("snapshot: taken from a model or context of another shape")
+        n = len(snapshot.tokens)
+        if snapshot.rows is not None and [a.nbytes for a in snapshot.rows] != [
+            n * t.nb[1] for t in self.caches
+        ]:
             raise ConfigError("snapshot: its K/V rows have another shape than this engine's")
-        passes.ensure_rows(n)
 
+    def write(self, snapshot: Snapshot) -> None:
+        """Copy a checked snapshot back; its rows must have room."""
+        for t, data in zip(self.caches, snapshot.rows or ()):
+            self.device.write(t, data, self.first_slot * t.nb[1])
+        for t, data in zip(self.live, snapshot.live):
+            self.device.write(t, data)
 
-def restore_state(passes: Passes, snapshot: Snapshot) -> None:
-    """Copy a snapshot back, after `make_room`."""
-    n = len(snapshot.tokens)
-    if snapshot.rows is not None:
-        for t, data in zip(row_slices(passes), snapshot.rows):
-            passes.device.write(t, data)
-    for t, data in zip(passes.state.live_tensors, snapshot.live):
-        passes.device.write(t, data)
-    passes.in_draft[:n] = snapshot.in_draft
-    passes.in_draft[n:] = False
-
-
-def row_slices(passes: Passes) -> list:
-    """The K/V tensors of all layers [row, n_rows], target's first: rows of committed tokens come first in each."""
-    caches = [passes.state.kv] + ([passes.draft_state.kv] if passes.draft_state else [])
-    return [f(layer) for c in caches for layer in range(c.layers) for f in (c.keys, c.values)]
+    def _read(self, t, offset: int, size: int) -> np.ndarray:
+        return self.device.read_bytes(t, np.empty(size, np.uint8), offset)

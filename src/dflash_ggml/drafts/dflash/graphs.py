@@ -6,18 +6,18 @@ K/V are scratch that the next step overwrites. B = block size, D = embedding len
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...ggml.device import Device
 from ...ggml.graph import Graph, packed
-from ...ggml.weights import Weights
-from ...state.caches import DraftState, TargetState
+from ...state.kv import KvCache
 from ...state.mask import SlotMask
 from .params import DraftParams
 
 
 def append_context(
-    g: Graph, w: Weights, p: DraftParams, state: DraftState, features, positions, rows
+    g: Graph, w: Mapping[str, Any], p: DraftParams, kv: KvCache, features, positions, rows
 ) -> list:
     """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n], cache rows int32 [n].
 
@@ -35,49 +35,50 @@ def append_context(
         name = f"blk.{i}.attn_"
         k = g.reshape(k, d, kv_heads, n)
         k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions, d, p.rope_theta)
-        keys = g.expand(g.set_rows(state.keys(i), g.reshape(k, d * kv_heads, n), rows))
-        values = g.expand(g.set_rows(state.values(i), v, rows))
+        keys = g.expand(g.set_rows(kv.keys(i), g.reshape(k, d * kv_heads, n), rows))
+        values = g.expand(g.set_rows(kv.values(i), v, rows))
         caches.append((keys, values))
     return caches
 
 
-def context_graph(
-    device: Device, w: Weights, p: DraftParams, state: DraftState, target_state: TargetState
-) -> Graph:
-    """Graph that takes in the last accepted path and drafts nothing. Input: ints = path | positions | rows, each B."""
+def context_graph(device: Device, w: Mapping[str, Any], p: DraftParams, kv: KvCache, features) -> Graph:
+    """Graph that takes in features of committed tokens and drafts nothing. `features`: tensor [n_tap*D, columns].
+
+    Input: ints = columns of the features | positions | cache rows, each B.
+    """
     g = Graph(device, 512)
-    path, positions, rows = packed(g, "ints", *[p.block_size] * 3)
-    append_context(g, w, p, state, g.get_rows(target_state.features, path), positions, rows)
+    columns, positions, rows = packed(g, "ints", *[p.block_size] * 3)
+    append_context(g, w, p, kv, g.get_rows(features, columns), positions, rows)
     return g
 
 
 def draft_graph(
     device: Device,
-    w: Weights,
+    w: Mapping[str, Any],
     p: DraftParams,
-    state: DraftState,
-    target: Weights,
-    target_state: TargetState,
-    head_name: str,
+    kv: KvCache,
+    features,
+    embedding,
+    head,
     masks: Sequence[SlotMask],
     n_kv: int,
     candidates: int,
 ) -> Graph:
     """Graph of one drafting step: take in the last accepted path, then denoise one block.
 
-    Inputs: ints = path | path positions | path rows | block ids | block positions | block rows, each B (path: node
-    indices of the last verify pass; unused entries point to spare rows); those of `masks`: full layers, window layers.
+    `embedding` and `head` are the target's matrices [D, n_vocab], `features` its tensor [n_tap*D, columns].
+    Inputs: ints = columns of the features | their positions | their cache rows | block ids | block positions | block
+    rows, each B (unused columns go to spare rows); those of `masks`: full layers, window layers.
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; hidden
     [D, B-1], the rows that the head saw.
     """
     g = Graph(device)
     block = p.block_size
-    path, path_pos, path_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
+    columns, seen_at, seen_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
     built = [mask.build(g, f"mask{i}", n_kv, block) for i, mask in enumerate(masks)]
-    features = g.get_rows(target_state.features, path)
-    caches = append_context(g, w, p, state, features, path_pos, path_rows)
+    caches = append_context(g, w, p, kv, g.get_rows(features, columns), seen_at, seen_rows)
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
-    x = g.get_rows(target["token_embd.weight"], ids)
+    x = g.get_rows(embedding, ids)
     for i in range(p.n_layers):
         name = f"blk.{i}."
         y = g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"])
@@ -87,9 +88,7 @@ def draft_graph(
         q, k = (g.rope(x, positions, d, p.rope_theta) for x in (q, k))
         keys = g.set_rows(caches[i][0], g.reshape(k, d * kv_heads, block), rows)
         values = g.set_rows(caches[i][1], v, rows)
-        row = keys.nb[1]
-        element = row // (d * kv_heads)
-        keys, values = (g.view(t, (d, n_kv, kv_heads), (row, d * element)) for t in (keys, values))
+        keys, values = (g.heads(t, d, n_kv) for t in (keys, values))
         o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, built[int(p.window_layers[i])], d**-0.5)
         x = g.add(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
@@ -97,7 +96,7 @@ def draft_graph(
         x = g.add(g.mul_mat(w[name + "ffn_down.weight"], y), x)
     # row 0 sits on the known pending token: only the masked rows need the head
     x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
-    g.hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
-    logits = g.mul_mat(target[head_name], g.hidden)
-    g.best = g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
+    hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
+    logits = g.mul_mat(head, hidden)
+    g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
     return g

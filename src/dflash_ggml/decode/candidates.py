@@ -1,0 +1,105 @@
+"""What a draft proposes: continuations with log-probabilities, walked with cursors.
+
+A cursor says where in its source a node of the tree stands. Two forms were weighed: a tree of nodes that each source builds
+whole, and a source that is asked for the children of one node at a time. The second won: best-first expansion looks at a
+few of K^L paths, and several sources can be merged by keeping a cursor of each. One source of plain rows, which is what a
+DFlash block is, has a faster way in `tree.best_first`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# A log-probability rounded in float32 may exceed 0 by an ulp or two; anything larger was never normalised.
+_ROUNDING = 1e-3
+
+Children = tuple[Sequence[int], Sequence[float], Sequence[Any]]
+
+
+class Candidates(Protocol):
+    """Proposed continuations of one pending token."""
+
+    @property
+    def root(self) -> Hashable:
+        """The cursor of the pending token."""
+        ...
+
+    def expand(self, cursor: Any) -> Children:
+        """The children of a node, best first: token ids, log-probabilities given their parent, and their cursors."""
+        ...
+
+
+class Rows:
+    """A block: K candidates for each of L depths, best first, and maybe how well neighbours go together.
+
+    ids int32 and log_probs float32 [L, K]. pairs float32 [L, K, K]: added to the score of candidate b of depth i after
+    candidate a of depth i - 1 is pairs[i, a, b] (pairs[0, 0] holds for the pending token); scores of one parent's children
+    are normalised over its K candidates. Cursors are (depth, index in its row).
+    """
+
+    root = (0, 0)
+
+    def __init__(self, ids: ArrayLike, log_probs: ArrayLike, pairs: ArrayLike | None = None) -> None:
+        """Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities."""
+        self.ids, self.log_probs = checked_rows(ids, log_probs)
+        self.pairs = None
+        if pairs is not None:
+            self.pairs = np.asarray(pairs, np.float32)
+            if self.pairs.shape != (*self.ids.shape, self.ids.shape[1]) or np.isnan(self.pairs).any():
+                raise ValueError(
+                    f"pairs {self.pairs.shape} must be numbers [L, K, K] for ids {self.ids.shape}"
+                )
+
+    @property
+    def depth(self) -> int:
+        """L, the length of the longest path."""
+        return len(self.ids)
+
+    def expand(self, cursor: tuple[int, int]) -> Children:
+        depth, index = cursor
+        if depth == len(self.ids):
+            return (), (), ()
+        scores = self.log_probs[depth]
+        if self.pairs is None:
+            order = range(len(scores))
+            return self.ids[depth].tolist(), scores.tolist(), [(depth + 1, i) for i in order]
+        joint = scores.astype(np.float64) + self.pairs[depth, index]
+        best = joint.max()
+        if best == -np.inf:
+            return (), (), ()
+        joint -= best + np.log(np.exp(joint - best).sum())
+        ranks = np.argsort(-joint, kind="stable")
+        return self.ids[depth][ranks].tolist(), joint[ranks].tolist(), [(depth + 1, int(i)) for i in ranks]
+
+
+class Trie:
+    """Continuations of any depth as a tree: what copied text proposes, or several sources merged.
+
+    children: node -> {token: (log-probability given the node, child node)}; `root` is the pending token's node.
+    """
+
+    def __init__(
+        self, children: Mapping[Hashable, Mapping[int, tuple[float, Hashable]]], root: Hashable
+    ) -> None:
+        self.children, self.root = children, root
+
+    def expand(self, cursor: Hashable) -> Children:
+        found = sorted(self.children.get(cursor, {}).items(), key=lambda item: -item[1][0])
+        return [t for t, _ in found], [p for _, (p, _) in found], [node for _, (_, node) in found]
+
+
+def checked_rows(ids: ArrayLike, log_probs: ArrayLike) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Candidate rows as arrays [L, K]. Raises ValueError as `Rows` does."""
+    ids, log_probs = np.asarray(ids), np.asarray(log_probs)
+    if ids.ndim != 2 or ids.shape != log_probs.shape or (ids.shape[0] and not ids.shape[1]):
+        raise ValueError(f"ids {ids.shape} and log_probs {log_probs.shape} must both be [L, K] with K >= 1")
+    # Counting what is right, so that NaN fails too.
+    if np.count_nonzero(log_probs <= _ROUNDING) < log_probs.size:
+        raise ValueError("log_probs must be log-probabilities: found NaN or a value above 0")
+    if np.count_nonzero(log_probs[:, 1:] <= log_probs[:, :-1]) < log_probs[:, 1:].size:
+        raise ValueError("log_probs must fall along each row: sort the candidates by rank")
+    return ids, log_probs

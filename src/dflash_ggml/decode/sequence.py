@@ -1,0 +1,71 @@
+"""One text under decoding, as plain data: all that belongs to it and to no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sampling import Sampler
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Sums over the steps of a sequence since it was last empty. A pass is one run of the target in decoding."""
+
+    passes: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per target pass, the target's own included; 0.0 before the first."""
+        return self.emitted / self.passes if self.passes else 0.0
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Committed tokens, what was emitted after them, and where the device keeps its rows.
+
+    tokens: committed ids. pending: emitted, not yet through the target. text: what the sampler has seen, emitted tokens included.
+    logits: the target's row after the last committed token, float32 [n_vocab], where a prefill left it.
+    first_slot: cache row of position 0. A position is a place in the text and decides rotation; a slot is a row of the
+    caches. The token at position p lies in slot first_slot + p.
+    unseen: columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
+    torn: a pass was broken off; the state is of no use until it is reset.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    pending: int | None = None
+    text: list[int] = field(default_factory=list)
+    logits: NDArray[np.float32] | None = None
+    sampler: Sampler | None = None
+    first_slot: int = 0
+    unseen: tuple[int, ...] = ()
+    torn: bool = False
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def n_tokens(self) -> int:
+        """Committed tokens; also the position at which a pass starts."""
+        return len(self.tokens)
+
+    def slots(self, n: int) -> range:
+        """The cache rows of the next n positions."""
+        start = self.first_slot + len(self.tokens)
+        return range(start, start + n)
+
+    def commit(self, path: tuple[int, ...], emitted: tuple[int, ...]) -> None:
+        """Take in an accepted path: its nodes carry the pending token and all of `emitted` but the last, which is pending now."""
+        assert self.pending is not None
+        self.tokens += (self.pending, *emitted[:-1])
+        self.pending, self.unseen = emitted[-1], path
+
+    def clear(self) -> None:
+        """Forget the text; the place of its rows stays."""
+        self.tokens.clear()
+        self.text.clear()
+        self.pending = self.logits = self.sampler = None
+        self.unseen, self.torn, self.statistics = (), False, Statistics()

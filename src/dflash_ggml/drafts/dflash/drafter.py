@@ -1,0 +1,268 @@
+"""DFlash v1 as a drafter: one pass per block, over a context of the target's features."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...decode.candidates import Rows
+from ...decode.sequence import Sequence
+from ...ggml.device import BF16, Device
+from ...ggml.graph_cache import GraphCache
+from ...ggml.weights import Source, Weights, bf16_as_f16
+from ...models.target import Append, Target
+from ...state.kv import KvCache, kv_bucket
+from ...state.mask import SlotMask
+from ...state.memory import Part
+from ...state.spec import KvLayer, StateSpec
+from ..drafter import Drafter, DraftSource, Host
+from .file import DraftFile
+from .graphs import append_context, context_graph, draft_graph
+from .params import Causality, DraftParams, check_pair
+
+
+class DFlashSource(DraftSource):
+    """An open DFlash file, in any dialect."""
+
+    def __init__(self, file: DraftFile) -> None:
+        self.file, self.params = file, file.params
+        self.depth, self.taps = file.params.block_size - 1, file.params.taps
+        self._weights: Weights | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        rope_theta: float | None = None,
+        full_policy: Causality = "auto",
+        window_policy: Causality = "auto",
+    ) -> DFlashSource:
+        """Open and check a file; see DraftFile.open."""
+        return cls(
+            DraftFile.open(path, rope_theta=rope_theta, full_policy=full_policy, window_policy=window_policy)
+        )
+
+    def check(self, target: Target, target_name: str) -> list[str]:
+        return check_pair(target, self.params, target_name, str(self.file.path))
+
+    def prepare(self, device: Device) -> list[str]:
+        """Declare the weights on a device; notes on what had to be converted. Raises ModelFileError."""
+        notes = []
+        sources = {name: Source(*self.file.tensor(name)) for name in self.file.names}
+        if device.lacks_bf16 and any(part.type == BF16 for part in sources.values()):
+            notes.append(
+                f"{device.info.name} has no BF16 tensor cores: the draft's BF16 weights become float16"
+            )
+            sources = {name: bf16_as_f16(name, part) for name, part in sources.items()}
+        self._weights = Weights(device, sources, gathered=())
+        return notes
+
+    def parts(self, device: Device, kv_type: int) -> list[Part]:
+        assert self._weights is not None, "prepare comes first"
+        p, wanted, spec = self.params, self._weights.wanted, cache_spec(self.params)
+        return [
+            Part("draft weights", lambda rows: wanted),
+            Part("draft K/V", lambda rows: spec.kv_bytes(rows + p.block_size, kv_type)),
+            Part("draft masks", lambda rows: len(_windows(p)) * 2 * p.block_size * rows),
+        ]
+
+    def start(
+        self,
+        host: Host,
+        candidates: int,
+        n_rows: int,
+        progress: Callable[[str, int, int], None] | None,
+    ) -> DFlashDrafter:
+        assert self._weights is not None, "prepare comes first"
+        weights, self._weights = self._weights.fill(progress, "draft"), None
+        return DFlashDrafter(host, self.params, weights, candidates, n_rows)
+
+
+def cache_spec(p: DraftParams) -> StateSpec:
+    """The draft's context: a row of keys and values per committed token and layer."""
+    layers = (
+        KvLayer(p.n_kv_heads, p.head_dim, p.sliding_window if is_window else None)
+        for is_window in p.window_layers
+    )
+    return StateSpec(tuple(layers))
+
+
+def _windows(p: DraftParams) -> list[int | None]:
+    """The windows that masks are needed for: full layers, and window layers where there are any."""
+    return [None, p.sliding_window] if any(p.window_layers) else [None]
+
+
+class DFlashDrafter(Drafter):
+    """A block-diffusion draft. Its context has one row per committed token in the token's slot, then spare rows for appends that
+    nobody reads; a block's own rows lie behind the committed ones."""
+
+    def __init__(self, host: Host, p: DraftParams, weights: Weights, candidates: int, n_rows: int) -> None:
+        self.host, self.device, self.params, self.weights = host, host.device, p, weights
+        self.block, self.depth, self.taps, self.candidates = (
+            p.block_size,
+            p.block_size - 1,
+            p.taps,
+            candidates,
+        )
+        self.kv = KvCache(self.device, cache_spec(p).kv, host.kv_type, n_rows + self.block)
+        self.held = np.zeros(host.max_rows, bool)  # which slots hold a token's context
+        self.graphs = GraphCache(host.workspace)
+        every = np.ones((self.block, self.block), bool)
+        # who sees each column of a block, as bits, per mask
+        self._seen_by = [
+            np.packbits(np.triu(every) if causal else every, axis=1, bitorder="little")
+            for causal in (p.causal_full, p.causal_window)
+        ]
+        self.masks: list[SlotMask] = []
+        self._n_rows = 0  # slots that cache and masks have
+        self._make_masks(n_rows)
+
+    # ---- memory
+
+    def ensure_rows(self, rows: int) -> None:
+        if rows <= self._n_rows:
+            return
+        want = min(self.host.max_rows, max(2 * self._n_rows, -(-rows // 256) * 256))
+        self.graphs.clear()
+        # after an error the cache may have grown already
+        if self.kv.n_rows < want + self.block:
+            self.kv.grow(want + self.block)
+        self._make_masks(want)
+
+    def _make_masks(self, n_rows: int) -> None:
+        self._close_masks()
+        self._n_rows = 0
+        for window in _windows(self.params):
+            self.masks.append(SlotMask(self.device, self.block, self.block, n_rows, window))
+        self._n_rows = n_rows
+
+    def _close_masks(self) -> None:
+        for mask in self.masks:
+            mask.close()
+        self.masks = []
+
+    @property
+    def rows(self) -> Items[object]:
+        return self.kv.slices
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        return {
+            "draft weights": self.weights.nbytes,
+            "draft K/V": self.kv.nbytes,
+            "draft masks": sum(mask.nbytes for mask in self.masks),
+        }
+
+    @property
+    def run_counts(self) -> tuple[int, int]:
+        return self.graphs.builds, self.graphs.runs
+
+    def close(self) -> None:
+        self.graphs.clear()
+        self._close_masks()
+        self.kv.close()
+        self.weights.close()
+
+    # ---- drafting
+
+    def propose(self, sequence: Sequence, budget: int) -> Rows:
+        """A block for the positions after the committed ones: the pending token and the mask token behind it."""
+        began = time.perf_counter()
+        p, block = self.params, self.block
+        if len(sequence.unseen) > block:
+            self._take_in(sequence, len(sequence.unseen) - block)
+        slots = sequence.slots(block)
+        self.ensure_rows(slots.stop)
+        n_kv = min(kv_bucket(slots.stop), self._n_rows)
+        host = self.host
+
+        def build():
+            embedding = host.weights[host.target.embedding_name]
+            head = host.weights[host.target.head_name]
+            features = host.state.features.tensor
+            return draft_graph(
+                self.device,
+                self.weights,
+                p,
+                self.kv,
+                features,
+                embedding,
+                head,
+                self.masks,
+                n_kv,
+                self.candidates,
+            )
+
+        graph = self.graphs.get(("draft", n_kv), build)
+        start = sequence.n_tokens
+        ids = (sequence.pending, *[p.mask_id] * (block - 1))
+        context = self._context_columns(sequence, sequence.unseen, start)
+        graph.inputs["ints"].array[:] = (*context, *ids, *range(start, start + block), *slots)
+        for i, (mask, seen_by) in enumerate(zip(self.masks, self._seen_by)):
+            mask.fill(graph, f"mask{i}", slots.start, seen_by, self.held, sequence.first_slot)
+        graph.run()
+        for mask in self.masks:
+            mask.ran()
+        sequence.unseen = ()
+        best = self.device.read(graph.outputs["best"]).reshape(block - 1, 2, -1)
+        host.costs.measured("draft", (time.perf_counter() - began) * 1e3, block, start)
+        return Rows(best[:, 0].astype(np.int32), best[:, 1])
+
+    def take_in(self, sequence: Sequence) -> None:
+        self._take_in(sequence, len(sequence.unseen))
+
+    def _take_in(self, sequence: Sequence, n: int) -> None:
+        """See the first n of the unseen tokens, a block at a time."""
+        while n > 0:
+            part, left = sequence.unseen[: min(n, self.block)], sequence.unseen[min(n, self.block) :]
+            graph = self.graphs.get(
+                ("context",),
+                lambda: context_graph(
+                    self.device, self.weights, self.params, self.kv, self.host.state.features.tensor
+                ),
+            )
+            end = sequence.n_tokens - len(left)
+            graph.inputs["ints"].array[:] = self._context_columns(sequence, part, end)
+            graph.run()
+            sequence.unseen, n = left, n - len(part)
+
+    def _context_columns(self, sequence: Sequence, columns: tuple[int, ...], end: int) -> tuple[int, ...]:
+        """Columns | positions | cache rows for the tokens whose features lie in `columns` and which end before position `end`;
+        what a block leaves over goes to spare rows."""
+        start, over, spare = end - len(columns), self.block - len(columns), self.kv.n_rows - self.block
+        slots = range(sequence.first_slot + start, sequence.first_slot + end)
+        self.held[slots.start : slots.stop] = True
+        return (*columns, *[0] * over, *range(start, end + over), *slots, *range(spare, spare + over))
+
+    # ---- what it has seen
+
+    @property
+    def append(self) -> Append:
+        return self._append
+
+    def _append(self, graph, features, positions, rows) -> None:
+        append_context(graph, self.weights, self.params, self.kv, features, positions, rows)
+
+    def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
+        slots = sequence.slots(n)
+        self.held[slots.start : slots.stop] = appended
+
+    def reset(self, sequence: Sequence) -> None:
+        self.held[sequence.first_slot :] = False
+
+    def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
+        return self.held[sequence.first_slot :][: sequence.n_tokens].copy()
+
+    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
+        held = self.held[sequence.first_slot :]
+        held[: len(seen)] = seen
+        held[len(seen) :] = False
+
+    def cost(self, context: int) -> float | None:
+        return self.host.costs.of("draft", self.block, context)

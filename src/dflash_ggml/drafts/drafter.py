@@ -1,0 +1,140 @@
+"""The contract of a draft: what it needs before it runs, and what it does every step.
+
+A kind of draft is two classes: a source, which is an open, checked file and tells what memory it will take, and the drafter that
+is started from it on a device. One class with a half-open state was the other design; the memory plan must be made, and a
+draft that does not fit refused, before any weight is moved.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decode.accept import Accepted
+from ..decode.candidates import Candidates
+from ..decode.costs import Costs
+from ..decode.sequence import Sequence
+from ..ggml.device import Device
+from ..ggml.store import Workspace
+from ..models.target import Append, Target
+from ..state.memory import Part
+from ..state.state import TargetState
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a drafter shares with its target: device, scratch memory, weights (for embedding and head) and state (for features).
+
+    max_rows: cache rows that a sequence can come to need. kv_type: ggml type of caches. costs: where passes are timed.
+    """
+
+    device: Device
+    workspace: Workspace
+    target: Target
+    weights: Mapping[str, Any]
+    state: TargetState
+    costs: Costs
+    max_rows: int
+    kv_type: int
+
+
+class DraftSource(ABC):
+    """An open draft that fits its target."""
+
+    depth: int  # the longest path that it proposes
+    taps: tuple[
+        int, ...
+    ]  # layers of the target whose output it wants, from 0, ascending; none for a draft without a model
+
+    @abstractmethod
+    def check(self, target: Target, target_name: str) -> list[str]:
+        """Warnings for a pair that may work badly; raises ModelFileError, naming both files, if it cannot work."""
+
+    @abstractmethod
+    def prepare(self, device: Device) -> list[str]:
+        """Make ready for a device without taking its memory; notes on what had to be changed for it. Raises ModelFileError."""
+
+    @abstractmethod
+    def parts(self, device: Device, kv_type: int) -> list[Part]:
+        """The device memory that it will take, for the memory plan; after `prepare`."""
+
+    @abstractmethod
+    def start(
+        self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
+    ) -> Drafter:
+        """Bring the weights to the device. `candidates`: best tokens per depth; `n_rows`: cache rows to begin with.
+
+        Raises ModelFileError, DeviceError.
+        """
+
+
+class Drafter(ABC):
+    """Proposes continuations of sequences; owns its own state. A draft never decides what is written, only how fast."""
+
+    depth: int
+    taps: tuple[int, ...]
+
+    @abstractmethod
+    def propose(self, sequence: Sequence, budget: int) -> Candidates:
+        """Continuations of the pending token, for a tree of `budget` nodes. Takes in what it has not seen yet."""
+
+    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
+        """`accepted` has been committed. Features of its nodes wait in `sequence.unseen`; nothing needs to happen now."""
+
+    @abstractmethod
+    def take_in(self, sequence: Sequence) -> None:
+        """See what is in `sequence.unseen` now, before something else is committed behind it or its columns are needed."""
+
+    @property
+    @abstractmethod
+    def append(self) -> Append | None:
+        """What a prefill puts into its own graph so that the draft sees its tokens; None if there is nothing to put."""
+
+    @abstractmethod
+    def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
+        """The n tokens after the committed ones are being committed; whether `append` was in their pass."""
+
+    @abstractmethod
+    def cost(self, context: int) -> float | None:
+        """Wall milliseconds of a proposal at `context` tokens, as measured; None before the first."""
+
+    @abstractmethod
+    def ensure_rows(self, rows: int) -> None:
+        """Make room for `rows` cache rows. Raises DeviceError when they do not fit."""
+
+    @abstractmethod
+    def reset(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Items[object]:
+        """Cache tensors [row, n_rows] with a row per slot, which a snapshot copies."""
+
+    @abstractmethod
+    def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
+        """Which of the committed positions it has seen, bool [n_tokens]; `restore_seen` takes it back."""
+
+    @abstractmethod
+    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
+        """Undo of `seen`: afterwards it knows of those positions and of no later ones."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> dict[str, int]:
+        """Device bytes by part, named as in the memory plan."""
+
+    @property
+    @abstractmethod
+    def run_counts(self) -> tuple[int, int]:
+        """Graphs built and graph runs so far."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free its memory."""

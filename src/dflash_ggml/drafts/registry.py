@@ -1,0 +1,13 @@
+"""Which file is which kind of draft: the only place that knows them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .dflash.drafter import DFlashSource
+from .drafter import DraftSource
+
+
+def open_draft(path: Path) -> DraftSource:
+    """The draft in a file or folder. Raises ModelFileError for one that is damaged or of no kind that is known."""
+    return DFlashSource.open(path)

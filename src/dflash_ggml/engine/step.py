@@ -1,0 +1,213 @@
+"""One step of decoding: propose, plan, build the tree, verify, accept, commit.
+
+The state between steps is the sequence's: committed tokens, and one pending token that was emitted but has not been through
+the target.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ..decode.accept import Accepted, greedy, walk
+from ..decode.controller import Controller, Plan
+from ..decode.costs import Costs
+from ..decode.sampling import Sampler
+from ..decode.sequence import Sequence
+from ..decode.tree import Tree
+from ..drafts.drafter import Drafter
+from ..ggml.graph import Graph
+from .passes import TargetPasses, padded_width
+
+Finish = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Wall milliseconds of one step. `host` is what the other four leave: masks, sampling, bookkeeping."""
+
+    draft: float = 0.0
+    tree: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
+    host: float = 0.0
+
+
+@dataclass(slots=True)
+class Step:
+    """What one target pass gave.
+
+    tokens: new token ids, at least one. mode: how they were found; "prefill" for the first token of a generation, which the
+    prompt's own pass gave. tree, path: the verified tree and its accepted nodes, root first. n_draft, n_accepted: drafted
+    nodes offered and kept. rows: the target's logits of each emitted token, when asked for. finish: why it ended, on the
+    last step.
+    """
+
+    tokens: tuple[int, ...]
+    mode: Literal["prefill", "plain", "chain", "tree"]
+    tree: Tree | None = None
+    path: tuple[int, ...] = ()
+    n_draft: int = 0
+    n_accepted: int = 0
+    rows: tuple[np.ndarray, ...] | None = None
+    finish: Finish | None = None
+    timings: StepTimes = field(default_factory=StepTimes)
+
+
+@dataclass(slots=True)
+class Run:
+    """A sequence that is being decoded, and when it ends.
+
+    limit: tokens that it may still emit. ends: whether a token ends the text. keep_rows: hand the logits out.
+    """
+
+    sequence: Sequence
+    sampler: Sampler
+    controller: Controller
+    limit: int
+    ends: Callable[[int], bool]
+    keep_rows: bool = False
+    finish: Finish | None = None
+
+    def emit(self, token: int) -> bool:
+        """A token has been chosen; True if it is the last one."""
+        self.sequence.text.append(token)
+        self.limit -= 1
+        self.finish = "stop" if self.ends(token) else "length" if self.limit <= 0 else None
+        return self.finish is not None
+
+    def sample(self, row: np.ndarray) -> int:
+        """The sampler's token for a row of logits."""
+        return int(self.sampler.sample(row, self.sequence.text))
+
+
+class Stepper:
+    """Steps sequences on one target and, if there is one, its drafter."""
+
+    def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
+        self.passes, self.drafter, self.costs = passes, drafter, costs
+
+    def step(self, runs: Iterable[Run]) -> list[Step]:
+        """One step of each run."""
+        return [self._one(run) for run in runs]
+
+    def first(self, run: Run) -> Step:
+        """The token that the prompt's own pass gave."""
+        clock, row = _Clock(), run.sequence.logits
+        assert row is not None, "a run begins where a prefill left logits"
+        token = run.sequence.pending = run.sample(row)
+        run.emit(token)
+        run.sequence.logits = None
+        clock.lap("host")
+        return Step((token,), "prefill", rows=(row,) if run.keep_rows else None, timings=clock.times)
+
+    def _one(self, run: Run) -> Step:
+        plan = run.controller.next(run.sequence, self.costs)
+        if plan.kind == "plain" or self.drafter is None:
+            step = self._plain(run)
+        else:
+            step = self._speculate(run, plan, self.drafter)
+        total = run.sequence.statistics
+        total.passes += 1
+        total.emitted += len(step.tokens)
+        total.drafted += step.n_draft
+        total.accepted += step.n_accepted
+        return step
+
+    def _speculate(self, run: Run, plan: Plan, drafter: Drafter) -> Step:
+        """Draft, build the tree, verify it, walk it, commit the accepted path."""
+        sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
+        assert sequence.pending is not None
+        candidates = drafter.propose(sequence, plan.budget)
+        clock.lap("draft")
+        tree = plan.build(sequence.pending, candidates)
+        clock.lap("tree")
+        if sequence.unseen:
+            drafter.take_in(sequence)  # the tree's own features come to lie where these are
+        graph = self.passes.verify(sequence, tree)
+        choice = self.passes.choices(graph)
+        self.costs.measured("verify", clock.lap("verify"), padded_width(tree.n_nodes), start)
+        rows: list[np.ndarray] = []
+        accepted = self._accept(run, tree, graph, choice, rows)
+        clock.lap("host")
+        sequence.torn = True
+        self.passes.commit(sequence, accepted.path)
+        sequence.commit(accepted.path, accepted.tokens)
+        sequence.torn = False
+        drafter.observe(sequence, accepted)
+        self.costs.measured("commit", clock.lap("commit"))
+        return Step(
+            accepted.tokens,
+            "chain" if plan.kind == "chain" else "tree",
+            tree,
+            accepted.path,
+            tree.n_nodes,
+            accepted.n_accepted,
+            tuple(rows) if run.keep_rows else None,
+            timings=clock.times,
+        )
+
+    def _accept(
+        self, run: Run, tree: Tree, graph: Graph, choice: np.ndarray, rows: list[np.ndarray]
+    ) -> Accepted:
+        """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept."""
+        if run.sampler.greedy and not run.keep_rows:
+            return greedy(tree, choice, run.emit)
+
+        def choose(node: int) -> int:
+            row = self.passes.logits_row(graph, node)
+            if run.keep_rows:
+                rows.append(row)
+            return run.sample(row)
+
+        return walk(tree, choose, run.emit)
+
+    def _plain(self, run: Run) -> Step:
+        """Run the pending token alone; its features are kept for the draft."""
+        sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
+        assert sequence.pending is not None
+        column = None
+        if self.drafter is not None and self.drafter.taps:
+            if len(sequence.unseen) > self.drafter.depth:
+                self.drafter.take_in(sequence)
+            column = self.passes.state.features.free(sequence.unseen)
+        sequence.torn = True
+        graph = self.passes.linear(sequence, [sequence.pending], column=column)
+        sequence.tokens.append(sequence.pending)
+        if column is not None:
+            sequence.unseen += (column,)
+        row = choice = None
+        if run.sampler.greedy and not run.keep_rows:
+            choice = int(self.passes.choices(graph)[0])
+        else:
+            row = self.passes.logits_row(graph)
+        # from here on the state is whole: a sampler that raises leaves the row to start from again
+        sequence.pending, sequence.logits, sequence.torn = choice, row, False
+        self.costs.measured("plain", clock.lap("verify"), context=start)
+        if row is not None:
+            choice, sequence.logits = run.sample(row), None
+        assert choice is not None
+        sequence.pending = choice
+        run.emit(choice)
+        clock.lap("host")
+        rows = (row,) if run.keep_rows and row is not None else None
+        return Step((choice,), "plain", rows=rows, timings=clock.times)
+
+
+class _Clock:
+    """Laps of one step, each name once."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> float:
+        """Note the milliseconds since the last lap under `name`."""
+        now = time.perf_counter()
+        ms, self._at = (now - self._at) * 1e3, now
+        setattr(self.times, name, ms)
+        return ms

@@ -1,0 +1,52 @@
+"""Graphs that are kept: built at the first use of a shape, replayed afterwards."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from .graph import Graph
+from .store import Workspace
+
+
+class GraphCache:
+    """At most `limit` graphs by key, placed in one workspace; the least recently used goes first."""
+
+    def __init__(self, workspace: Workspace, limit: int = 24) -> None:
+        self.workspace, self.limit = workspace, limit
+        self.builds = 0
+        self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+        self._past_runs = 0  # of graphs that are gone
+
+    def get(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
+        """The graph of `key`, built and placed if there is none or its memory has moved."""
+        graph = self._graphs.get(key)
+        if graph is not None and graph.valid:
+            self._graphs.move_to_end(key)
+            return graph
+        if graph is not None:
+            self._drop(key)
+        graph = build().place(self.workspace)
+        self.builds += 1
+        self._graphs[key] = graph
+        while len(self._graphs) > self.limit:
+            self._drop(next(iter(self._graphs)))
+        return graph
+
+    def __iter__(self):
+        return iter(self._graphs.items())
+
+    @property
+    def runs(self) -> int:
+        """Graph runs so far."""
+        return self._past_runs + sum(graph.runs for graph in self._graphs.values())
+
+    def clear(self) -> None:
+        """Drop all: what they point to is about to move."""
+        for key in list(self._graphs):
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        graph = self._graphs.pop(key)
+        self._past_runs += graph.runs
+        graph.close()

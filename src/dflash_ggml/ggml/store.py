@@ -1,0 +1,105 @@
+"""Memory: tensors that outlive a graph (`Store`), and the scratch memory that graphs share (`Workspace`)."""
+
+from __future__ import annotations
+
+from ..errors import DeviceError
+from .bindings import ffi, lib
+from .device import Device
+
+
+class Store:
+    """Tensors that live longer than a graph (weights, caches), allocated together in one buffer."""
+
+    def __init__(self, device: Device, max_tensors: int, buffer_type=None) -> None:
+        self.device = device
+        self.buffer_type = device.buffer_type if buffer_type is None else buffer_type
+        self._buffer = ffi.NULL
+        self._arena = ffi.new("char[]", (max_tensors + 1) * lib.ggml_tensor_overhead())
+        self.ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
+
+    def tensor(self, type_: int, *ne: int, name: str = ""):
+        """Declare a tensor of ggml type `type_` and shape `ne` (dimension 0 contiguous, 1 to 4 dimensions)."""
+        t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
+        lib.ggml_set_name(t, name.encode()[: lib.GGML_MAX_NAME - 1])
+        return t
+
+    def view(self, t, offset: int, *ne: int):
+        """Contiguous view of `t`, `offset` in bytes."""
+        row = lib.ggml_row_size(t.type, ne[0])
+        ne4 = (*ne, 1, 1, 1)[:4]
+        return lib.ggml_view_4d(self.ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
+
+    def allocate(self, clear: bool = True, weights: bool = False) -> Store:
+        """Give every declared tensor its memory, zeroed unless `clear` is False. Raises DeviceError when it does not fit."""
+        size = self.wanted
+        if size == 0:
+            return self
+        buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
+        if buffer == ffi.NULL:
+            raise DeviceError(
+                f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; lower the context (-c) or the budget, or take a smaller model"
+            )
+        # what a failed load drops unclosed must not stay allocated
+        self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
+        if weights:
+            lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+        if clear:
+            lib.ggml_backend_buffer_clear(self._buffer, 0)
+        return self
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that `allocate` will take."""
+        return lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self.ctx, self.buffer_type)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated."""
+        return 0 if self._buffer == ffi.NULL else lib.ggml_backend_buffer_get_size(self._buffer)
+
+    def close(self) -> None:
+        if self._buffer != ffi.NULL:
+            ffi.release(self._buffer)
+            self._buffer = ffi.NULL
+        if self.ctx != ffi.NULL:
+            lib.ggml_free(self.ctx)
+            self.ctx = ffi.NULL
+
+
+class Workspace:
+    """Scratch memory that the graphs of a device share. They run one after another, so their intermediate results may overlap.
+
+    `generation` rises when the memory had to move; graphs placed before that are void.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.generation = 0
+        self._alloc = lib.ggml_gallocr_new(device.buffer_type)
+
+    @property
+    def nbytes(self) -> int:
+        return lib.ggml_gallocr_get_buffer_size(self._alloc, 0)
+
+    def place(self, cgraph) -> int:
+        """Give each tensor of a graph its place; the generation in which that holds. Raises DeviceError when it does not fit."""
+        before = self.nbytes
+        if not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
+            self.generation += 1  # the old memory is gone by now
+            raise DeviceError(
+                f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
+            )
+        if self.nbytes != before:
+            self.generation += 1
+        return self.generation
+
+    def close(self) -> None:
+        if self._alloc != ffi.NULL:
+            lib.ggml_gallocr_free(self._alloc)
+            self._alloc = ffi.NULL
+
+
+def is_host(t) -> bool:
+    """Whether the CPU may touch the memory of `t`."""
+    buffer = t.view_src.buffer if t.view_src != ffi.NULL else t.buffer
+    return buffer != ffi.NULL and lib.ggml_backend_buffer_is_host(buffer)

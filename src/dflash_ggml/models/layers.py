@@ -1,0 +1,166 @@
+"""Layers that architectures share, as functions over one batch. Shapes in ggml's order; n = columns, D = embedding length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..ggml.device import F16, I32
+from ..ggml.graph import Graph, packed
+from ..state.spec import Recurrent
+from ..state.state import TargetState
+from .target import Batch
+
+
+class Columns:
+    """The inputs of a batch: what each column is, where it lies, and what it sees."""
+
+    def __init__(self, g: Graph, batch: Batch) -> None:
+        self.n, self.n_kv, self.is_tree = batch.columns, batch.n_kv, batch.mask is not None
+        parts = packed(g, "ints", *[self.n] * (4 if self.is_tree else 5))
+        self.ids, self.positions, self.rows, self.parents, *rest = parts
+        self.path = rest[0] if rest else None
+        if batch.mask is not None:
+            self.mask = batch.mask.build(g, "mask", self.n_kv, self.n)
+        else:
+            self.mask = g.input("mask", F16, self.n_kv, self.n)
+
+
+class Taps:
+    """What becomes of the tapped layers' outputs, which the trunk hands over in order (see Batch)."""
+
+    def __init__(self, g: Graph, batch: Batch, columns: Columns, state: TargetState) -> None:
+        self.g, self.batch, self.columns, self.state = g, batch, columns, state
+        self._waiting: list[tuple[int, Any]] = []
+        self._kept: list = []
+        keeps = batch.taps and not columns.is_tree and batch.append is None
+        self._column = g.input("column", I32, 1) if keeps else None
+
+    def take(self, layer: int, x) -> None:
+        """Note the output x [D, n] of a layer, if it is a tapped one."""
+        if layer in self.batch.taps:
+            self._waiting.append((self.batch.taps.index(layer), x))
+
+    def settle(self) -> None:
+        """Bring away what was noted. Called once the next layer's products stand: the GPU then adds, normalises and converts
+        for them in one go."""
+        for tap, x in self._waiting:
+            if self.columns.is_tree:
+                self.g.expand(self.g.copy(x, self.state.features.columns(self.g, x, tap, self.columns.n)))
+            elif self._column is not None:
+                self.state.features.put(self.g, x, tap, self._column)
+            else:
+                self._kept.append(x)
+        self._waiting.clear()
+
+    def finish(self) -> None:
+        """The trunk is done: let the draft take in what is for it."""
+        self.settle()
+        if self._kept and self.batch.append is not None:
+            features = self._kept[0]
+            for x in self._kept[1:]:
+                features = self.g.concat(features, x, 0)
+            self.batch.append(self.g, features, self.columns.positions, self.columns.rows)
+
+
+def swiglu(g: Graph, w: Mapping[str, Any], name: str, y):
+    """The feed-forward layer down(silu(gate y) * up y); y [D, n] -> [D, n]."""
+    gate, up = (g.mul_mat(w[f"{name}ffn_{x}.weight"], y) for x in ("gate", "up"))
+    return g.mul_mat(w[f"{name}ffn_down.weight"], g.swiglu(gate, up))
+
+
+def gated_attention(
+    g: Graph,
+    w: Mapping[str, Any],
+    name: str,
+    y,
+    columns: Columns,
+    caches: tuple[Any, Any],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    n_rot: int,
+    rope_theta: float,
+    eps: float,
+):
+    """Softmax attention over the cache with a gate per element and normalised heads; y [D, n] -> [D, n].
+
+    caches: keys and values [row, n_rows] of this layer, to which the columns' rows are written first.
+    """
+    d, n = head_dim, columns.n
+    # products of one input stand together, right after its norm: the GPU converts it once for all of them
+    q_gate, k, v = (g.expand(g.mul_mat(w[f"{name}{x}.weight"], y)) for x in "qkv")
+    # attn_q interleaves per head: d query rows, then d gate rows
+    strides = (2 * d * 4, 2 * d * heads * 4)
+    q = g.rms_norm(g.view(q_gate, (d, heads, n), strides), eps, w[name + "q_norm.weight"])
+    q = g.expand(g.rope(q, columns.positions, n_rot, rope_theta))
+    k = g.rms_norm(g.reshape(k, d, kv_heads, n), eps, w[name + "k_norm.weight"])
+    k = g.rope(k, columns.positions, n_rot, rope_theta)
+    keys = g.expand(g.set_rows(caches[0], g.reshape(k, d * kv_heads, n), columns.rows))
+    values = g.expand(g.set_rows(caches[1], v, columns.rows))
+    keys, values = (g.heads(t, d, columns.n_kv) for t in (keys, values))
+    o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, columns.mask, d**-0.5)
+    gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
+    return g.mul_mat(w[name + "output.weight"], g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
+
+
+def gated_delta_net(
+    g: Graph,
+    w: Mapping[str, Any],
+    name: str,
+    y,
+    columns: Columns,
+    state: TargetState,
+    layer: int,
+    shape: Recurrent,
+    eps: float,
+    products: Sequence[str] = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"),
+):
+    """Gated delta net (arXiv 2412.06464) behind a short convolution; y [D, n] -> [D, n].
+
+    Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced.
+    products: names of the matrices that give q|k|v, the gate, the decay and the write strength.
+    """
+    n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
+    # products of one input stand together: the GPU converts it once for all of them
+    qkv, z, alpha, beta = (g.mul_mat(w[f"{name}{x}.weight"], y) for x in products)
+    if columns.is_tree:
+        qkv = state.land_conv_inputs(g, qkv, layer)
+    for product in (qkv, z, alpha, beta):
+        g.expand(product)
+    # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
+    window = state.window(layer)
+    c = g.expand(g.silu(g.ssm_conv_tree(window, qkv, w[name + "ssm_conv1d.weight"], columns.parents)))
+    # q and k heads lie side by side: one norm for both
+    qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), eps))
+    alpha = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
+    decay = g.expand(g.mul(alpha, w[name + "ssm_a"]))
+    beta = g.expand(g.sigmoid(beta))
+    if not columns.is_tree:
+        g.expand(g.ssm_conv_tree_commit(window, qkv, columns.path))
+    q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
+    v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
+    decay, beta = (g.reshape(t, 1, h_v, n) for t in (decay, beta))
+    live = state.delta(layer)
+    if columns.is_tree:
+        rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, live, columns.parents)
+        tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
+        g.expand(g.copy(tail, state.factors(g, layer, n)))
+        o = g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
+    else:
+        out = g.gated_delta_net(q, k, v, decay, beta, live)
+        # flat, so that a GPU writes the state right there instead of copying it
+        size = s * s * h_v
+        g.expand(g.copy(g.view(out, (size,), offset=s * h_v * n * 4), g.view(live, (size,))))
+        o = g.view(out, (s, h_v, n))
+    o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
+    z = g.silu(g.reshape(z, s, h_v, n))
+    return g.mul_mat(w[name + "ssm_out.weight"], g.reshape(g.mul(o, z), s * h_v, n))
+
+
+def logits_and_choice(g: Graph, w: Mapping[str, Any], head_name: str, x, eps: float) -> None:
+    """Declare a target's outputs for the residual columns x [D, n]: logits [n_vocab, n] and choice [n], their argmax."""
+    x = g.rms_norm(x, eps, w["output_norm.weight"])
+    logits = g.output(g.mul_mat(w[head_name], x), "logits")
+    g.output(g.argmax(logits), "choice")

@@ -1,0 +1,88 @@
+"""The contract of a target: what an architecture must tell and build, so that everything above knows none by name.
+
+A target is its parameters: a frozen dataclass read from a file, with the graph beside it. The other form, a parameter class
+and a builder class per architecture, was dropped: each method of the builder took the parameters first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..files.gguf import GGUFFile
+from ..ggml.graph import Graph
+from ..state.mask import SlotMask
+from ..state.spec import StateSpec
+from ..state.state import TargetState
+
+# (graph, features [n_taps * D, n], positions int32 [n], cache rows int32 [n]): let the draft take in these tokens
+Append = Callable[[Graph, Any, Any, Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The shape of one pass, from which a target builds its graph.
+
+    columns: tokens. n_kv: cache rows that attention looks at.
+    mask: of a tree, whose columns see their ancestors and leave the committed state alone; None: tokens that follow the
+    committed ones and advance it.
+    taps: layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in the same
+    graph, or, for a single token without `append`, to the column of the state's features that the input `column` names.
+    """
+
+    columns: int
+    n_kv: int
+    mask: SlotMask | None = None
+    taps: tuple[int, ...] = ()
+    append: Append | None = None
+
+
+class Target(ABC):
+    """A model that verifies. Subclasses are frozen dataclasses with at least these fields."""
+
+    n_layers: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    rope_theta: float
+    tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
+
+    @classmethod
+    @abstractmethod
+    def from_gguf(cls, file: GGUFFile) -> Target:
+        """Read and check keys and tensors. Raises ModelFileError that names the key or tensor at fault."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor that the graph uses."""
+
+    @abstractmethod
+    def state_spec(self) -> StateSpec:
+        """What it keeps of a sequence."""
+
+    @abstractmethod
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+        """The graph of a pass.
+
+        Inputs: `ints` = ids | positions | cache rows | parents (-1 for the first of a linear batch and the root of a tree),
+        each `columns`, and for a linear batch also path (0, 1, ...); `mask` float16 [n_kv, columns] or those of a tree's
+        mask; `column` int32 [1] where a single token's features are kept.
+        Outputs: logits float32 [n_vocab, columns] and choice int32 [columns], the best of each; of a linear batch only
+        those of the last token.
+        """
+
+    @abstractmethod
+    def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
+        """About how much scratch memory a linear pass takes over `rows` cache rows."""
+
+    @property
+    def embedding_name(self) -> str:
+        """The matrix whose rows are the tokens' embeddings."""
+        return "token_embd.weight"
+
+    @property
+    def head_name(self) -> str:
+        """The matrix that makes logits."""
+        return self.embedding_name if self.tied_head else "output.weight"

@@ -1,0 +1,47 @@
+"""Features of the target's tapped layers, kept per column until the draft takes them in.
+
+A column is where the features of one token lie, [taps * D]: a tree's node has the column of its index, a plain step takes one
+that no unseen token occupies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..ggml.device import F32, Device
+from ..ggml.graph import Graph
+from ..ggml.store import Store
+
+
+class Features:
+    """Room for the features of `width` tokens, `row` float32 each; none without a draft that wants them."""
+
+    def __init__(self, device: Device, row: int, width: int) -> None:
+        self.width = width if row else 0
+        self._store = Store(device, 1)
+        self.tensor = None
+        if self.width:
+            self.tensor = self._store.tensor(F32, row, width, name="features")
+            self._store.allocate()
+
+    def columns(self, g: Graph, x, tap: int, n: int):
+        """Where the rows x [D, n] of tap number `tap` belong in the first n columns: a view [D, n]."""
+        d = x.ne[0]
+        return g.view(self.tensor, (d, n), (self.tensor.nb[1],), offset=tap * d * 4)
+
+    def put(self, g: Graph, x, tap: int, column):
+        """Write the single row x [D, 1] of tap number `tap` to the column that the int32 tensor `column` [1] names."""
+        d = x.ne[0]
+        home = g.view(self.tensor, (d, self.width), (self.tensor.nb[1],), offset=tap * d * 4)
+        return g.expand(g.set_rows(home, x, column))
+
+    def free(self, taken: Collection[int]) -> int:
+        """A column that is not in `taken`."""
+        return next(column for column in range(self.width) if column not in taken)
+
+    @property
+    def nbytes(self) -> int:
+        return self._store.nbytes
+
+    def close(self) -> None:
+        self._store.close()

@@ -1,0 +1,93 @@
+"""What a model keeps of a sequence, layer by layer. Allocation, memory plan, snapshot and commit all follow from this.
+
+Two forms were weighed: counts per kind (so many attention layers of one shape, so many recurrent ones), which is what one
+architecture needs, and a list with an entry per layer. The list won: models with other heads or windows per layer, and
+those without recurrent layers, are then the same code, and a layer finds its place by its own number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import ConfigError
+from ..ggml.bindings import lib
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """An attention layer: one row of keys and one of values per token. `window`: how many tokens it sees (None: all)."""
+
+    heads: int
+    head_dim: int
+    window: int | None = None
+
+    @property
+    def row(self) -> int:
+        """Elements of a row of keys, and of one of values."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A causal convolution over `channels`: its window is the last `kernel` - 1 inputs."""
+
+    kernel: int
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A gated delta net: a state [dim, dim] per value head."""
+
+    dim: int
+    k_heads: int
+    v_heads: int
+
+    @property
+    def factors(self) -> int:
+        """Elements that a tree node leaves for its commit: u of each value head, k of each key head, the decay G."""
+        return self.dim * (self.v_heads + self.k_heads) + self.v_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A layer with a state of constant size, float32: a convolution's window and a delta net."""
+
+    conv: Conv
+    delta: Delta
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """The layers of a model in order. Raises ConfigError for recurrent layers of several shapes, which no op takes."""
+
+    layers: tuple[KvLayer | Recurrent, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.recurrent)) > 1:
+            raise ConfigError("state: recurrent layers of several shapes in one model are not supported")
+
+    @cached_property
+    def kv(self) -> tuple[KvLayer, ...]:
+        """The attention layers, in order."""
+        return tuple(layer for layer in self.layers if isinstance(layer, KvLayer))
+
+    @cached_property
+    def recurrent(self) -> tuple[Recurrent, ...]:
+        """The recurrent layers, in order; all of one shape."""
+        return tuple(layer for layer in self.layers if isinstance(layer, Recurrent))
+
+    @cached_property
+    def place(self) -> tuple[int, ...]:
+        """For each layer, how many of its own kind come before it."""
+        seen: dict[type, int] = {KvLayer: 0, Recurrent: 0}
+        places = []
+        for layer in self.layers:
+            places.append(seen[type(layer)])
+            seen[type(layer)] += 1
+        return tuple(places)
+
+    def kv_bytes(self, rows: int, type_: int) -> int:
+        """Bytes of `rows` cache rows of ggml type `type_` over all attention layers."""
+        return sum(2 * rows * lib.ggml_row_size(type_, layer.row) for layer in self.kv)

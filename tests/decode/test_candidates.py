@@ -1,0 +1,130 @@
+"""Candidates with pair scores and from tries: the tree they grow, against all paths written out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_ggml.decode.candidates import Rows, Trie
+from dflash_ggml.decode.tree import Tree, best_first, expand, spine
+
+
+class Generic:
+    """The same rows without the fast way."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.root, self.expand = rows.root, rows.expand
+
+
+def rows_of(seed: int, depths: int, ranks: int) -> Rows:
+    rng = np.random.default_rng(seed)
+    log_probs = -np.sort(rng.exponential(size=(depths, ranks)), axis=1).astype(np.float32)
+    ids = np.array([rng.permutation(50)[:ranks] for _ in range(depths)], np.int32)
+    return Rows(ids, log_probs)
+
+
+def paired(seed: int, depths: int, ranks: int) -> Rows:
+    rows, rng = rows_of(seed, depths, ranks), np.random.default_rng(seed + 1)
+    return Rows(rows.ids, rows.log_probs, 2 * rng.normal(size=(depths, ranks, ranks)))
+
+
+def paths(rows: Rows) -> dict[tuple[int, ...], float]:
+    """Every path and its log-probability, from the definition."""
+    found = {}
+    depths, ranks = rows.ids.shape
+    for length in range(1, depths + 1):
+        for path in itertools.product(range(ranks), repeat=length):
+            total, before = 0.0, 0
+            for depth, index in enumerate(path):
+                scores = rows.log_probs[depth].astype(float) + rows.pairs[depth, before]
+                total += scores[index] - np.log(np.exp(scores).sum())
+                before = index
+            found[tuple(int(rows.ids[d, i]) for d, i in enumerate(path))] = total
+    return found
+
+
+def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
+    out = []
+    while node:
+        out.append(int(tree.tokens[node]))
+        node = int(tree.parents[node])
+    return tuple(reversed(out))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 6), st.integers(0, 40), st.booleans())
+def test_the_heap_over_cursors_equals_the_fast_way(seed, depths, ranks, budget, chain_seed):
+    rows = rows_of(seed, depths, ranks)
+    fast = best_first(7, rows.ids, rows.log_probs, budget, chain_seed)
+    for tree in (expand(7, rows, budget, chain_seed), expand(7, Generic(rows), budget, chain_seed)):
+        for name in ("tokens", "parents", "depths", "log_probs"):
+            assert np.array_equal(getattr(tree, name), getattr(fast, name)), name
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 30))
+def test_pair_scores_give_the_most_probable_paths(seed, depths, ranks, budget):
+    rows = paired(seed, depths, ranks)
+    everything = paths(rows)
+    tree = expand(0, rows, budget)
+    best = sorted(everything.values(), reverse=True)[:budget]
+    assert tree.n_nodes == len(best)
+    np.testing.assert_allclose(tree.log_probs[1:], best, atol=1e-4)
+    for node in range(1, tree.width):
+        assert tree.log_probs[node] == pytest.approx(everything[tokens_of(tree, node)], abs=1e-4)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 4), st.integers(0, 8))
+def test_the_spine_takes_the_best_child_each_time(seed, depths, ranks, length):
+    rows = paired(seed, depths, ranks)
+    tree, before = spine(9, rows, length), 0
+    assert tree.n_nodes == min(depths, length) and tree.parents.tolist() == list(range(-1, tree.n_nodes))
+    for depth in range(tree.n_nodes):
+        before = int((rows.log_probs[depth] + rows.pairs[depth, before]).argmax())
+        assert tree.tokens[depth + 1] == rows.ids[depth, before]
+    plain = rows_of(seed, depths, ranks)
+    assert np.array_equal(spine(9, plain, length).tokens, spine(9, Generic(plain), length).tokens)
+
+
+def test_a_seeded_tree_of_pairs_begins_with_the_spine():
+    rows = paired(3, 5, 3)
+    tree = expand(1, rows, 20, chain_seed=True)
+    assert np.array_equal(tree.tokens[:6], spine(1, rows, 5).tokens)
+    rest = tree.log_probs[6:]
+    assert (np.diff(rest) <= 1e-6).all()
+
+
+def test_a_trie_of_any_depth():
+    """Copied text: one long branch, and a short likely one."""
+    half = float(np.log(0.5))
+    children = {"root": {5: (half, "a"), 6: (half + 0.1, "b")}} | {
+        "a" * n: {n: (0.0, "a" * (n + 1))} for n in range(1, 40)
+    }
+    trie = Trie(children, "root")
+    tree = expand(0, trie, 100)
+    assert tree.n_nodes == 41 and tree.depths.max() == 40
+    assert tree.tokens[1] == 6, "the likelier one first"
+    assert expand(0, Trie({}, "nowhere"), 5).n_nodes == 0 == spine(0, Trie({}, "nowhere"), 5).n_nodes
+
+
+@pytest.mark.parametrize("budget", [-1, -5])
+def test_a_negative_budget_is_refused(budget):
+    for candidates in (rows_of(0, 2, 2), Generic(rows_of(0, 2, 2))):
+        with pytest.raises(ValueError, match="budget"):
+            expand(0, candidates, budget)
+
+
+@pytest.mark.parametrize("pairs", [np.zeros((2, 3, 2)), np.full((2, 3, 3), np.nan)])
+def test_pairs_are_checked(pairs):
+    rows = rows_of(0, 2, 3)
+    with pytest.raises(ValueError, match="pairs"):
+        Rows(rows.ids, rows.log_probs, pairs)
+
+
+def test_impossible_children_are_left_out():
+    rows = Rows([[1, 2]], [[-0.1, -np.inf]])
+    assert expand(0, rows, 5).n_nodes == 1 == expand(0, Generic(rows), 5).n_nodes
+    certain = np.full((1, 2, 2), -np.inf, np.float32)
+    assert expand(0, Rows([[1, 2]], [[-1, -2]], certain), 5).n_nodes == 0

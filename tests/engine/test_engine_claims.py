@@ -1,0 +1,138 @@
+"""One call at a time: what would change the state under a suspended generation is refused by name, from any thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import ConfigError, DeviceError
+
+CALLS = {
+    "reset": lambda e, snapshot: e.reset(),
+    "prefill": lambda e, snapshot: e.prefill([1]),
+    "restore": lambda e, snapshot: e.restore(snapshot),
+    "snapshot": lambda e, snapshot: e.snapshot(),
+    "a generation": lambda e, snapshot: next(generation(e)),
+}
+
+
+@pytest.fixture()
+def engine(toy_pair):
+    with Engine.load(EngineConfig(*toy_pair, n_ctx=1024, kv_type="f32", reference=True, n_threads=1)) as e:
+        yield e
+
+
+def generation(engine: Engine, **options):
+    return engine.generate(
+        Sampler(SamplingParams(temperature=0), engine.n_vocab), stop=lambda t: False, **options
+    )
+
+
+def in_thread(work) -> BaseException | None:
+    """What `work` raises in a thread of its own."""
+    caught: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it hangs"
+    return caught[0] if caught else None
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_refused_while_a_generation_is_suspended(engine, call, elsewhere):
+    engine.prefill([1, 2, 3])
+    snapshot = engine.snapshot()
+    text = [t for s in generation(engine, max_tokens=40) for t in s.tokens]
+    engine.restore(snapshot)
+    engine.prefill([])
+    engine.reset()
+    engine.prefill([1, 2, 3])
+    running = generation(engine, max_tokens=40)
+    written = list(next(running).tokens)
+    written += next(running).tokens
+    if elsewhere:
+        error = in_thread(lambda: CALLS[call](engine, snapshot))
+    else:
+        with pytest.raises(ConfigError) as caught:
+            CALLS[call](engine, snapshot)
+        error = caught.value
+    assert isinstance(error, ConfigError)
+    assert "a generation is running on this engine; close it first" in str(error) and str(error).startswith(
+        call
+    )
+    written += [t for s in running for t in s.tokens]
+    assert written == text, "the refused call has left a mark"
+    engine.reset()
+
+
+def test_an_old_generation_cannot_end_a_new_ones_claim(engine):
+    engine.prefill([1, 2, 3])
+    old = generation(engine)
+    next(old)
+    old.close()
+    engine.prefill([4])
+    new = generation(engine)
+    next(new)
+    old.close()
+    del old
+    with pytest.raises(ConfigError, match="running"):
+        engine.reset()
+    new.close()
+    engine.reset()
+
+
+def test_a_generation_that_was_not_begun_claims_nothing(engine):
+    engine.prefill([1, 2, 3])
+    waiting = generation(engine)
+    engine.reset()
+    with pytest.raises(ConfigError, match="prefill"):
+        next(waiting)
+
+
+def test_a_step_in_another_thread_is_waited_for_by_close(engine):
+    engine.prefill([1, 2, 3])
+    in_step, go_on = threading.Event(), threading.Event()
+
+    class Slow(Sampler):
+        def sample(self, row, history=()):
+            in_step.set()
+            assert go_on.wait(60)
+            return super().sample(row, history)
+
+    steps = engine.generate(Slow(SamplingParams(temperature=1, seed=1), engine.n_vocab), stop=lambda t: False)
+    said: list[BaseException | None] = []
+    decoding = threading.Thread(target=lambda: said.append(in_thread(lambda: list(steps))))
+    decoding.start()
+    assert in_step.wait(60)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    assert closing.is_alive(), "the engine was closed under a step"
+    go_on.set()
+    closing.join(60)
+    decoding.join(60)
+    assert isinstance(said[0], DeviceError) and "closed" in str(said[0])
+
+
+def test_closing_from_inside_a_step_is_refused(engine):
+    engine.prefill([1, 2, 3])
+
+    def stop(token: int) -> bool:
+        with pytest.raises(ConfigError, match="close"):
+            engine.close()
+        return True
+
+    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+    assert [s.finish for s in engine.generate(sampler, stop=stop)] == ["stop"]
+    engine.prefill([engine.pending])

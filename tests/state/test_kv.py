@@ -1,0 +1,78 @@
+"""K/V caches of layers with several row lengths: what is written is read back, growth keeps it, a commit moves all of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.ggml.device import F16, F32, Device
+from dflash_ggml.ggml.store import Workspace
+from dflash_ggml.state.kv import KvCache, kv_bucket
+from dflash_ggml.state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
+from dflash_ggml.state.state import TargetState, commit_graph
+
+LAYERS = (KvLayer(2, 8), KvLayer(4, 8, window=64), KvLayer(2, 8), KvLayer(1, 48))
+
+
+@pytest.fixture()
+def device():
+    with_one_thread = Device.cpu(1)
+    yield with_one_thread
+    with_one_thread.close()
+
+
+@pytest.mark.parametrize("type_", [F16, F32])
+def test_layers_of_several_shapes(device, type_):
+    cache = KvCache(device, LAYERS, type_, 256)
+    rng = np.random.default_rng(0)
+    dtype = np.float16 if type_ == F16 else np.float32
+    written = []
+    for i, layer in enumerate(LAYERS):
+        for t in (cache.keys(i), cache.values(i)):
+            assert tuple(t.ne)[:2] == (layer.row, 256)
+            written.append(rng.normal(size=(256, layer.row)).astype(dtype))
+            device.write(t, written[-1])
+    cache.grow(512)
+    for t, rows in zip(cache.slices, written, strict=True):
+        assert np.array_equal(device.read(t, rows.size).reshape(rows.shape), rows)
+    assert cache.nbytes == StateSpec(LAYERS).kv_bytes(512, type_)
+    cache.close()
+
+
+def test_a_commit_moves_the_rows_of_every_layer(device):
+    """A model without recurrent layers, with rows of three lengths."""
+    state = TargetState(device, StateSpec(LAYERS), F32, 256, 8, 0)
+    rng = np.random.default_rng(1)
+    before = [rng.normal(size=(256, t.ne[0])).astype(np.float32) for t in state.kv.slices]
+    for t, rows in zip(state.kv.slices, before):
+        device.write(t, rows)
+    g = commit_graph(device, state, 4, True).place(Workspace(device))
+    g.inputs["path"].array[:] = 0, 2, 5, -1
+    g.inputs["to"].array[:] = range(100, 104)
+    for i in range(len(state.kv.wholes)):
+        g.inputs[f"from{i}"].array[:] = 100, 102, 105, 103
+    g.run()
+    for t, rows in zip(state.kv.slices, before):
+        after = device.read(t).reshape(rows.shape)
+        assert np.array_equal(after[100:104], rows[[100, 102, 105, 103]])
+        assert np.array_equal(np.delete(after, range(100, 104), 0), np.delete(rows, range(100, 104), 0))
+    g.close()
+    state.close()
+
+
+def test_places_count_each_kind_of_layer():
+    recurrent = Recurrent(Conv(4, 64), Delta(16, 1, 2))
+    spec = StateSpec((recurrent, LAYERS[0], recurrent, recurrent, LAYERS[1]))
+    assert spec.place == (0, 0, 1, 2, 1) and len(spec.kv) == 2 and len(spec.recurrent) == 3
+
+
+def test_recurrent_layers_of_several_shapes_are_refused():
+    shapes = (Recurrent(Conv(4, 64), Delta(16, 1, 2)), Recurrent(Conv(4, 64), Delta(16, 2, 2)))
+    with pytest.raises(ConfigError, match="several shapes"):
+        StateSpec(shapes)
+
+
+def test_buckets_rise_and_hold():
+    for rows in range(1, 20_000, 37):
+        assert rows <= kv_bucket(rows) <= max(256, rows + rows // 4 + 256)
