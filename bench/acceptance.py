@@ -45,7 +45,7 @@ def main() -> None:
     config = EngineConfig(Path(a.model), Path(a.model_draft), budget=a.budget, chain_seed=a.chain_seed)
     rows = []
     with Engine.load(config) as engine:
-        device = engine.passes.device.info.description
+        device = engine.device.info.description
         print(
             f"{Path(a.model).name} + {Path(a.model_draft).name}, {a.n} tokens, temperature {a.temp}, {device}"
         )

@@ -41,22 +41,27 @@ def main() -> None:
             Path(a.model), Path(a.model_draft), n_ctx=8192, budget=max(31, *a.widths), chain_seed=True
         )
     ) as engine:
-        passes, n = engine.passes, a.context
-        engine.prefill(rng.integers(0, engine.n_vocab, n).tolist())
+        passes, sequence = engine.passes, engine.sequence
+        engine.prefill(rng.integers(0, engine.n_vocab, a.context).tolist())
+
+        def draft():
+            sequence.pending, sequence.unseen = 5, (0, 1, 2)
+            return engine.drafter.propose(sequence, 31)
+
         calls = {
-            "plain": lambda: passes.choices(passes.linear([5], n, False)),
-            "draft": lambda: passes.draft(5, n, (0, 1, 2)),
+            "plain": lambda: passes.choices(passes.linear(sequence, [5])),
+            "draft": draft,
         }
         for width in a.widths:
-            tree = random_tree(rng, width, engine.n_vocab, passes.block - 1)
-            calls[f"verify {width}"] = lambda tree=tree: passes.choices(passes.verify(tree, n))
+            tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
+            calls[f"verify {width}"] = lambda tree=tree: passes.choices(passes.verify(sequence, tree))
         for name, call in calls.items():
             for _ in range(4):
                 call()
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 for _ in range(a.repeat):
                     call()
-                passes.device.synchronize()
+                engine.device.synchronize()
             found: dict[str, list[float]] = defaultdict(list)
             for event in profile.events():
                 found[short(event.name)].append(event.time_range.elapsed_us())

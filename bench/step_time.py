@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from common import header, save
 
-import dflash_ggml.engine.engine as engine_module
+import dflash_ggml.engine.step as step_module
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
@@ -60,11 +60,11 @@ def pass_ms(engine: Engine, graph, repeat: int) -> float:
     """Milliseconds of one run of a graph, device time and launches."""
     for _ in range(3):
         graph.run()
-    engine.passes.device.synchronize()
+    engine.device.synchronize()
     began = time.perf_counter()
     for _ in range(repeat):
         graph.run()
-    engine.passes.device.synchronize()
+    engine.device.synchronize()
     return (time.perf_counter() - began) / repeat * 1e3
 
 
@@ -80,18 +80,16 @@ def call_ms(call, repeat: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def measure_stock(
-    engine: Engine, context: int, widths: list[int], repeat: int, ours: dict
-) -> dict[str, float]:
+def measure_stock(engine: Engine, widths: list[int], repeat: int, ours: dict) -> dict[str, float]:
     """Times of the target's passes with ggml's own matrix products, beside ours."""
-    rng, passes = np.random.default_rng(0), engine.passes
+    rng, passes, sequence = np.random.default_rng(0), engine.passes, engine.sequence
     passes.device.use_narrow_products(False)
     found = {}
     for width in [0, *(w for w in widths if w <= 64)]:
         if width:
-            graph = passes.verify(random_tree(rng, width, engine.n_vocab, passes.block - 1), context)
+            graph = passes.verify(sequence, random_tree(rng, width, engine.n_vocab, engine.drafter.depth))
         else:
-            graph = passes.linear([5], context, False)
+            graph = passes.linear(sequence, [5])
         name = f"verify {width}" if width else "plain"
         found[name] = pass_ms(engine, graph, max(3, repeat // 2))
         print(
@@ -102,44 +100,51 @@ def measure_stock(
     return found
 
 
-def measure_passes(
-    engine: Engine, context: int, widths: list[int], repeat: int
-) -> dict[str, dict[str, float]]:
-    """Times of every pass with `context` tokens committed."""
-    rng, passes = np.random.default_rng(0), engine.passes
-    n_vocab, n = engine.n_vocab, context
+def measure_passes(engine: Engine, widths: list[int], repeat: int) -> dict[str, dict[str, float]]:
+    """Times of every pass behind the committed tokens."""
+    rng, passes, sequence, drafter = np.random.default_rng(0), engine.passes, engine.sequence, engine.drafter
+    n_vocab = engine.n_vocab
     rows: dict[str, dict[str, float]] = {}
 
     def row(name: str, graph, call) -> None:
         # on the CPU a graph's inputs are its own scratch memory: it cannot run again without being filled
-        queued = pass_ms(engine, graph, repeat) if engine.passes.device.is_gpu else float("nan")
+        queued = pass_ms(engine, graph, repeat) if engine.device.is_gpu else float("nan")
         rows[name] = {"pass_ms": queued, "call_ms": call_ms(call, repeat)}
         print(f"  {name:<14} {rows[name]['pass_ms']:9.3f} {rows[name]['call_ms']:9.3f}", flush=True)
 
-    def plain():
-        return passes.choices(passes.linear([5], n, False))
+    def plain(column=None):
+        return passes.choices(passes.linear(sequence, [5], column=column))
 
-    plain()
-    row("plain", passes._graphs[next(reversed(passes._graphs))], plain)
+    row("plain", passes.linear(sequence, [5]), plain)
+    row("plain, feeding", passes.linear(sequence, [5], column=0), lambda: plain(0))
     for width in widths:
-        tree = random_tree(rng, width, n_vocab, passes.block - 1)
+        tree = random_tree(rng, width, n_vocab, drafter.depth)
         row(
             f"verify {width}",
-            passes.verify(tree, n),
-            lambda tree=tree: passes.choices(passes.verify(tree, n)),
+            passes.verify(sequence, tree),
+            lambda tree=tree: passes.choices(passes.verify(sequence, tree)),
         )
-    passes.draft(5, n, ())
-    row("draft", passes._graphs[next(reversed(passes._graphs))], lambda: passes.draft(5, n, tuple(range(9))))
+
+    def draft():
+        sequence.pending, sequence.unseen = 5, tuple(range(9))
+        return drafter.propose(sequence, 31)
+
+    draft()
+    row("draft", newest(drafter.graphs), draft)
     for name, path in (("commit", tuple(range(9))), ("commit, moved", (0, 2, 4, 6, 8, 10, 12, 14, 15))):
-        passes.commit(path, n)
-        graph = passes._graphs[next(reversed(passes._graphs))]
+        passes.commit(sequence, path)
 
         def commit(path=path):
-            passes.commit(path, n)
-            engine.passes.device.synchronize()
+            passes.commit(sequence, path)
+            engine.device.synchronize()
 
-        row(name, graph, commit)
+        row(name, newest(passes.graphs), commit)
     return rows
+
+
+def newest(graphs):
+    """The graph that was used last."""
+    return list(graphs)[-1][1]
 
 
 def forced(length: float):
@@ -172,8 +177,8 @@ def whole_loop(
     engine.reset()
     engine.prefill(ids)
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
-    original = engine_module.greedy
-    engine_module.greedy = forced(length) if length and mode != "plain" else original
+    original = step_module.greedy
+    step_module.greedy = forced(length) if length and mode != "plain" else original
     try:
         steps, emitted, warm, began = [], 0, 0, None
         for step in engine.generate(
@@ -188,7 +193,7 @@ def whole_loop(
                     began = time.perf_counter()
         seconds = time.perf_counter() - began
     finally:
-        engine_module.greedy = original
+        step_module.greedy = original
     stages = {
         s: statistics.mean(getattr(x.timings, s) for x in steps)
         for s in ("draft", "tree", "verify", "commit", "host")
@@ -230,7 +235,7 @@ def main() -> None:
     )
     began = time.perf_counter()
     with Engine.load(config) as engine:
-        device = engine.passes.device.info
+        device = engine.device.info
         facts = header(
             device=device.description,
             gpu=gpu_facts(),
@@ -247,15 +252,15 @@ def main() -> None:
         prefill = []
         for _ in range(3):
             engine.reset()
-            engine.passes.device.synchronize()
+            engine.device.synchronize()
             began = time.perf_counter()
             engine.prefill(ids)
             prefill.append(a.context / (time.perf_counter() - began))
         print(f"  prefill {max(prefill):.0f} tokens/s")
         print(f"  {'pass':<14} {'pass ms':>9} {'with Python':>9}")
-        rows = measure_passes(engine, a.context, a.widths, a.repeat)
-        stock = measure_stock(engine, a.context, a.widths, a.repeat, rows) if a.stock else None
-        for part, size in engine.passes.nbytes.items():
+        rows = measure_passes(engine, a.widths, a.repeat)
+        stock = measure_stock(engine, a.widths, a.repeat, rows) if a.stock else None
+        for part, size in engine.nbytes.items():
             print(f"  {part:<16} {size / 2**20:10.1f} MiB")
         loops = {}
         length = a.synthetic_acceptance
@@ -274,10 +279,8 @@ def main() -> None:
             print(
                 f"  {name:<8} {loops[name]['tokens_per_second']:8.1f} tokens/s, {loops[name]['length']:.2f} per step of {loops[name]['step_ms']:.2f} ms: {stages}"
             )
-        graphs = {f"{key}": g.runs for key, g in engine.passes._graphs.items()}
-        print(
-            f"graphs built {engine.passes.builds}; runs per graph (the 1st eager, the 2nd captured, the rest replayed): {graphs}"
-        )
+        graphs = {f"{key}": g.runs for key, g in [*engine.passes.graphs, *engine.drafter.graphs]}
+        print(f"graphs built {engine.run_counts()['graphs']}; runs per graph: {graphs}")
         save(
             a.json,
             {
@@ -285,7 +288,7 @@ def main() -> None:
                 "prefill_tokens_per_second": prefill,
                 "passes": rows,
                 "stock_products_ms": stock,
-                "memory": engine.passes.nbytes,
+                "memory": engine.nbytes,
                 "tree_bytes_per_node": tree_bytes(engine),
                 "synthetic_acceptance": length,
                 "loops": loops,

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -129,7 +130,7 @@ class Engine:
                     return
                 part = ids[at : at + self.config.n_batch]
                 is_last = at + len(part) == len(ids)
-                self._guarded(lambda part=part, is_last=is_last: self._prefill_batch(part, is_last))
+                self._guarded(partial(self._prefill_batch, part, is_last))
                 if progress:
                     progress(at + len(part), len(ids))
 
@@ -174,7 +175,7 @@ class Engine:
         with self._owning("a generation"):
             run = self._run(sampler, max_tokens, mode, budget, stop, keep_rows)
             self._rows = ()
-            step = self._guarded(lambda: self.stepper.first(run))
+            step = self._guarded(partial(self.stepper.first, run))
             while True:
                 if run.finish is None and should_stop and should_stop():
                     run.finish = "cancelled"
@@ -182,7 +183,7 @@ class Engine:
                 yield step
                 if step.finish:
                     return
-                step = self._guarded(lambda: self.stepper.step([run])[0])
+                (step,) = self._guarded(partial(self.stepper.step, [run]))
 
     def _run(self, sampler, max_tokens, mode, budget, stop, keep_rows) -> Run:
         """The options of a generation, checked."""

@@ -170,7 +170,7 @@ class Device:
         if address == ffi.NULL:
             return []
         listed = ffi.cast("ggml_backend_buffer_type_t *(*)(ggml_backend_dev_t)", address)(self.info.handle)
-        found = []
+        found: list[Any] = []
         while listed != ffi.NULL and listed[len(found)] != ffi.NULL:
             found.append(listed[len(found)])
         return found

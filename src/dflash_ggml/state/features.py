@@ -7,6 +7,7 @@ that no unseen token occupies.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
@@ -19,7 +20,7 @@ class Features:
     def __init__(self, device: Device, row: int, width: int) -> None:
         self.width = width if row else 0
         self._store = Store(device, 1)
-        self.tensor = None
+        self.tensor: Any = None
         if self.width:
             self.tensor = self._store.tensor(F32, row, width, name="features")
             self._store.allocate()

@@ -6,6 +6,8 @@ tree under verification writes beside it (spare K/V rows, conv inputs, factors, 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..ggml.bindings import lib
 from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
@@ -34,7 +36,10 @@ class TargetState:
         n = len(spec.recurrent)
         self._live = Store(device, 2 + 2 * n)
         self._tree = Store(device, 2)
-        self.windows = self.deltas = self.all_factors = self.conv_inputs = None
+        self.windows: Any = None
+        self.deltas: Any = None
+        self.all_factors: Any = None
+        self.conv_inputs: Any = None
         self._window: list = []
         self._delta: list = []
         if n:
