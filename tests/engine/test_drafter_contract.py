@@ -1,0 +1,138 @@
+"""A draft of another kind than any that exists: no model, no features, paths longer than a block, several sources in a trie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.candidates import Trie
+from dflash_ggml.decode.controller import Plan
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.drafts.drafter import Drafter
+from dflash_ggml.engine.engine import Engine
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class Oracle(Drafter):
+    """Knows the text, and proposes it beside wrong branches, in part wrongly itself."""
+
+    def __init__(self, text: list[int], depth: int, seed: int) -> None:
+        self.text, self.depth, self.taps = text, depth, ()
+        self.rng = np.random.default_rng(seed)
+        self.accepted: list[int] = []
+
+    def propose(self, sequence, budget):
+        at = len(sequence.tokens) - len(PROMPT) + 1
+        right = self.text[at : at + int(self.rng.integers(0, self.depth + 1))]
+        children: dict = {}
+        for i, token in enumerate(right):
+            wrong = (token + 1 + int(self.rng.integers(50))) % 60
+            if self.rng.random() < 0.1:
+                token, wrong = wrong, token
+            children[i] = {token: (-0.1, i + 1), wrong: (-2.4, ("off", i))}
+            children["off", i] = {7: (-0.5, ("end", i))}
+        return Trie(children, 0)
+
+    def observe(self, sequence, accepted):
+        self.accepted.append(accepted.n_accepted)
+        sequence.unseen = ()
+
+    def take_in(self, sequence):
+        raise AssertionError("nothing waits for a draft without features")
+
+    append = None
+    rows = ()
+    nbytes: dict = {}
+    run_counts = (0, 0)
+
+    def prefilled(self, sequence, n, appended):
+        assert not appended
+
+    def cost(self, context):
+        return 0.0
+
+    def ensure_rows(self, rows):
+        pass
+
+    def reset(self, sequence):
+        pass
+
+    def seen(self, sequence):
+        return np.zeros(sequence.n_tokens, bool)
+
+    def restore_seen(self, sequence, seen):
+        pass
+
+    def close(self):
+        pass
+
+
+class Changing:
+    """A controller that changes its mind every step."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.asked = np.random.default_rng(seed), 0
+
+    def next(self, sequence, costs):
+        self.asked += 1
+        assert costs is not None and sequence.pending is not None
+        kind = ("plain", "chain", "tree")[int(self.rng.integers(3))]
+        budget = 0 if kind == "plain" else int(self.rng.integers(1, 49))
+        return Plan(kind, budget, chain_seed=bool(self.rng.integers(2)))
+
+
+@pytest.fixture()
+def engine(toy_pair):
+    with Engine.load(
+        EngineConfig(*toy_pair, n_ctx=1024, kv_type="f32", reference=True, budget=48, n_threads=1)
+    ) as e:
+        yield e
+
+
+def sampler(engine: Engine, temperature: float) -> Sampler:
+    return Sampler(SamplingParams(temperature=temperature, top_k=0, top_p=1, min_p=0, seed=5), engine.n_vocab)
+
+
+def write(engine: Engine, temperature: float, n: int, **options) -> list[int]:
+    engine.reset()
+    engine.prefill(PROMPT)
+    steps = engine.generate(sampler(engine, temperature), max_tokens=n, stop=lambda t: False, **options)
+    return [t for s in steps for t in s.tokens]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("depth", [5, 45])
+def test_any_drafter_leaves_the_text_as_it_is(engine, temperature, depth):
+    text = write(engine, temperature, 200, mode="plain")
+    oracle = Oracle(text, depth, seed=1)
+    engine.drafter, dflash = oracle, engine.drafter
+    engine.stepper.drafter = oracle
+    for mode in ("tree", "chain", "plain"):
+        assert write(engine, temperature, 200, mode=mode) == text
+    assert max(oracle.accepted) > (dflash.block if depth == 45 else 3)
+    dflash.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_any_controller_leaves_the_text_as_it_is(engine, temperature, monkeypatch):
+    """Asked before every step, and free to choose."""
+    text = write(engine, temperature, 200, mode="plain")
+    for seed in range(3):
+        changing = Changing(seed)
+        monkeypatch.setattr("dflash_ggml.engine.engine.controller", lambda *_, c=changing: c)
+        assert write(engine, temperature, 200) == text
+        assert changing.asked == engine.sequence.statistics.passes > 20
+    tokens = engine.tokens
+    assert engine.snapshot().in_draft.all() and engine.tokens == tokens
+
+
+def test_statistics_and_costs_are_kept(engine):
+    text = write(engine, 0.0, 100)
+    total = engine.sequence.statistics
+    assert total.emitted == len(text) - 1 and total.accepted == total.emitted - total.passes
+    assert total.acceptance_length == pytest.approx(total.emitted / total.passes)
+    assert engine.costs.of("verify", 56, 50) > 0 and engine.drafter.cost(50) > 0
+    write(engine, 0.0, 20, mode="plain")
+    assert engine.costs.of("plain", context=10) > 0
