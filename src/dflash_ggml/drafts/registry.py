@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from .dflash.drafter import DFlashSource
+from .dflash.file import DraftFile
 from .drafter import DraftSource
 
 
 def open_draft(path: Path) -> DraftSource:
     """The draft in a file or folder. Raises ModelFileError for one that is damaged or of no kind that is known."""
-    return DFlashSource.open(path)
+    return DFlashSource(DraftFile.open(path))

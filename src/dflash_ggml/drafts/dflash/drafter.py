@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from ...state.spec import KvLayer, StateSpec
 from ..drafter import Drafter, DraftSource, Host
 from .file import DraftFile
 from .graphs import append_context, context_graph, draft_graph
-from .params import Causality, DraftParams, check_pair
+from .params import DraftParams, check_pair
 
 
 class DFlashSource(DraftSource):
@@ -33,20 +32,6 @@ class DFlashSource(DraftSource):
         self.file, self.params = file, file.params
         self.depth, self.taps = file.params.block_size - 1, file.params.taps
         self._weights: Weights | None = None
-
-    @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        *,
-        rope_theta: float | None = None,
-        full_policy: Causality = "auto",
-        window_policy: Causality = "auto",
-    ) -> DFlashSource:
-        """Open and check a file; see DraftFile.open."""
-        return cls(
-            DraftFile.open(path, rope_theta=rope_theta, full_policy=full_policy, window_policy=window_policy)
-        )
 
     def check(self, target: Target, target_name: str) -> list[str]:
         return check_pair(target, self.params, target_name, str(self.file.path))
