@@ -26,7 +26,7 @@ from dflash_ggml.text.tokenizer import Tokenizer
 COMMAND = [sys.executable, "-m", "dflash_ggml", "-t", "1", "-ngl", "0"]
 # greedy text of the embedded target; over its first 24 tokens no second-best logit comes nearer than 1.0, so that
 # every mode writes it on every machine
-PROMPT = "class Point:\n    def __init__(self, x, y):\n"
+PROMPT = "class Item:\n    def __init__(self, name, price, quantity):\n"
 GREEDY = ["--temp", "0", "-n", "24", "-p", PROMPT]
 FIELDS = [
     "text", "token_ids", "prompt_n", "predicted_n", "prompt_ms", "predicted_ms", "steps", "draft_n", "draft_n_accepted",

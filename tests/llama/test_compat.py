@@ -18,7 +18,9 @@ from dflash_ggml import compat
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama.llama import Llama
 
-PROMPT = "def fibonacci(n):\n"
+# in the 16 greedy tokens after it no second-best logit comes nearer than 1.0, with a penalty of 1.1 or
+# without: no way of reading the prompt changes the text
+PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def __len__(self):\n"
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_langchain(facade: Any, demo_target: Path, llm: Llama) -> None:
         assert isinstance(model.client, Llama)
         assert model.invoke(PROMPT) == expected
         assert "".join(model.stream(PROMPT)) == expected
-        assert model.invoke(PROMPT, stop=["return"]) == expected.split("return")[0]
+        assert model.invoke(PROMPT, stop=["items"]) == expected.split("items")[0] != expected
         assert model.get_num_tokens(PROMPT) == len(llm.tokenize(PROMPT.encode()))
         model.client.close()
 
@@ -137,8 +139,8 @@ def test_langchain(facade: Any, demo_target: Path, llm: Llama) -> None:
         chat = ChatLlamaCpp(
             model_path=str(demo_target), n_ctx=512, n_threads=1, temperature=0, max_tokens=12, verbose=False
         )
-        answer = chat.invoke("hello")
-        assert "".join(str(c.content) for c in chat.stream("hello")) == answer.content != ""
+        answer = chat.invoke("Write a class.")
+        assert "".join(str(c.content) for c in chat.stream("Write a class.")) == answer.content != ""
         tool = {
             "type": "function",
             "function": {

@@ -48,10 +48,11 @@ def test_it_speculates(llm: Llama) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": 0}, {"temperature": 0.9, "seed": 4}, {"temperature": 0, "stop": "return"}]
+    "options", [{"temperature": 0}, {"temperature": 0.9, "seed": 4}, {"temperature": 0, "stop": "array"}]
 )
 def test_speculation_changes_nothing(llm: Llama, options: dict[str, Any]) -> None:
     plain = text(llm, CODE, mode="plain", **options)
+    assert plain and ("stop" not in options or plain + options["stop"] in text(llm, CODE, mode="plain"))
     assert text(llm, CODE, **options) == text(llm, CODE, mode="chain", **options) == plain
     chunks = llm(CODE, max_tokens=24, stream=True, **options)
     assert "".join(c["choices"][0]["text"] for c in chunks) == plain
@@ -115,7 +116,10 @@ def test_logprobs_do_not_depend_on_the_way_of_decoding(llm: Llama) -> None:
 
 
 def chat(llm: Llama, messages: list[dict[str, str]]) -> tuple[str, Begin]:
-    request = ChatRequest(messages=messages, sampling=SamplingParams(temperature=0), max_tokens=24)
+    # the pair ends most answers before their first word, which would leave nothing to compare
+    ends = llm.session.tokenizer.eog_ids
+    greedy = SamplingParams(temperature=0, logit_bias=dict.fromkeys(ends, float("-inf")))
+    request = ChatRequest(messages=messages, sampling=greedy, max_tokens=24)
     events = list(run_chat(llm.session, request))
     words = "".join(getattr(e, "text", "") for e in events)
     return words, next(e for e in events if isinstance(e, Begin))
@@ -130,7 +134,7 @@ def test_cached_prefixes_change_nothing(llm: Llama, f32_target: Path, f32_draft:
             log.append({"role": "user", "content": f"# task {name}{turn}\n" + CODE * (2 + turn % 2)})
             answer, begin = chat(llm, log)
             bare.session.state.reset()
-            assert chat(bare, log)[0] == answer
+            assert chat(bare, log)[0] == answer != ""
             if len(log) > 1:
                 new = len(llm.tokenize(log[-1]["content"].encode())) + len(
                     llm.tokenize(log[-2]["content"].encode())
