@@ -1,4 +1,4 @@
-"""Float64 numpy oracle of the tree operations, written from the recurrences alone.
+"""Numpy oracle of the tree operations, written from the recurrences alone; in float64 unless told otherwise.
 
 It keeps one full state per node and walks the tree token by token, so it shares no algebra with the factor
 form that the operations use. Arrays have numpy's order (the reverse of ggml's): state [seqs, value heads,
@@ -34,18 +34,19 @@ def random_parents(rng: np.random.Generator, n: int, kind: str = "tree") -> Arra
     return np.array([-1] + [int(rng.integers(low(i), i)) for i in range(1, n)], np.int32)
 
 
-def conv_tree(state: Array, x: Array, c: Array, parents: Array) -> Array:
-    """Depthwise causal convolution along each node's path.
+def conv_tree(state: Array, x: Array, c: Array, parents: Array, dtype: type = np.float64) -> Array:
+    """Depthwise causal convolution along each node's path; every product rounded, oldest tap first.
 
     state [seqs, channels, taps-1] oldest first, x [seqs, n, channels], c [channels, taps], parents [seqs, n].
-    Returns float64 [seqs, n, channels].
+    Returns [seqs, n, channels] of `dtype`, in which it is computed.
     """
-    out = np.zeros(x.shape, np.float64)
+    out = np.zeros(x.shape, dtype)
     taps = c.shape[1]
     for s in range(x.shape[0]):
         for i in range(x.shape[1]):
-            inputs = np.concatenate([state[s].T, x[s][path_to(parents[s], i)]]).astype(np.float64)
-            out[s, i] = (inputs[-taps:] * c.T).sum(axis=0)
+            inputs = np.concatenate([state[s].T, x[s][path_to(parents[s], i)]]).astype(dtype)
+            for product in inputs[-taps:] * c.T.astype(dtype):
+                out[s, i] += product
     return out
 
 
