@@ -1,0 +1,73 @@
+"""The patch series as upstream would take it: mails that plain `git am` applies to the pinned tree."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import email.utils
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import vendor
+
+ROOT = Path(__file__).resolve().parents[1]
+SERIES = vendor.patch_files(ROOT / "patches")
+GIT = shutil.which("git")
+MOST_LINES = 700  # added by one patch, unless a line "Size: ..." of its message says why
+
+
+def test_the_series_is_there_and_numbered_without_gaps() -> None:
+    assert SERIES
+    assert [path.name[:5] for path in SERIES] == [f"{number:04d}-" for number in range(1, len(SERIES) + 1)]
+
+
+@pytest.mark.parametrize("path", SERIES, ids=lambda path: path.name[:4])
+def test_every_patch_is_a_mail(path: Path) -> None:
+    text = path.read_bytes()
+    assert text.startswith(b"From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001\n")
+    mail = email.message_from_bytes(text.partition(b"\n")[2], policy=email.policy.default)
+    name, address = email.utils.parseaddr(mail["From"])
+    assert name and "@" in address
+    assert email.utils.parsedate_to_datetime(mail["Date"]).tzinfo is not None
+    assert re.fullmatch(r"\[PATCH\] \S.{5,}", mail["Subject"])
+    message, _, rest = mail.get_payload(decode=True).partition(b"\n---\n")
+    assert len(message.split()) >= 20  # says why, and what was measured
+    stat, _, diff = rest.partition(b"\ndiff --git ")
+    assert re.search(rb"^ \d+ files? changed, ", stat, re.MULTILINE)
+    assert re.search(rb"\n-- \n\S+\n\n?\Z", diff)
+    added = re.findall(rb"^\+(?!\+\+ )", diff, re.MULTILINE)
+    assert added or b"\n-" in diff
+    assert len(added) <= MOST_LINES or re.search(rb"^Size: \S", message, re.MULTILINE)
+
+
+@pytest.mark.skipif(GIT is None, reason="git is not installed")
+def test_git_am_makes_the_tree_that_the_build_makes(tmp_path: Path) -> None:
+    """No option that forgives: every context line has to match where it stands."""
+    files = vendor.read_archive(vendor.pinned_sdist(vendor.cache_folder()))
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all", "--force")
+    git(tmp_path, "commit", "--quiet", "--message", "the pinned tree")
+    git(tmp_path, "am", "--quiet", *map(str, SERIES))
+    vendor.apply_patches(files, SERIES)
+    names = git(tmp_path, "ls-files", "-z").decode().split("\0")[:-1]
+    assert {name: (tmp_path / name).read_bytes() for name in names} == files
+    assert len(git(tmp_path, "log", "--format=%h").split()) == len(SERIES) + 1
+
+
+def git(folder: Path, *arguments: str) -> bytes:
+    """The output of a git command that knows no settings but these."""
+    settings = {"user.name": "test", "user.email": "test@localhost", "core.autocrlf": "false"}
+    options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
+    environment = {"HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1", "PATH": str(Path(str(GIT)).parent)}
+    done = subprocess.run(
+        [str(GIT), *options, *arguments], cwd=folder, env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
