@@ -8,41 +8,9 @@
 void dflash_log_message(int level, const char * text);
 void dflash_abort_trace(void);
 
-int64_t dflash_dequantize(enum ggml_type type, const void * src, float * dst, int64_t n) {
-    if (type < 0 || type >= GGML_TYPE_COUNT || n < 0) {
-        return -1;
-    }
-    if (type == GGML_TYPE_F32) {
-        memcpy(dst, src, (size_t) n * sizeof(float));
-        return n;
-    }
-    const struct ggml_type_traits * traits = ggml_get_type_traits(type);
-    if (traits->to_float == NULL || traits->blck_size < 1 || n % traits->blck_size != 0) {
-        return -1;
-    }
-    traits->to_float(src, dst, n);
-    return n;
-}
-
-ggml_backend_buffer_type_t * dflash_dev_extra_bufts(ggml_backend_dev_t device) {
-    ggml_backend_dev_get_extra_bufts_t get = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts");
-    return get ? get(device) : NULL;
-}
-
-struct ggml_backend_feature * dflash_reg_features(ggml_backend_reg_t reg) {
-    ggml_backend_get_features_t get =
-        (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
-    return get ? get(reg) : NULL;
-}
-
 uint64_t dflash_graph_set_uid(struct ggml_cgraph * graph) {
     graph->uid = ggml_graph_next_uid();
     return graph->uid;
-}
-
-bool dflash_flag_abort(void * flag) {
-    return *(volatile const int *) flag != 0;
 }
 
 static int g_min_level;

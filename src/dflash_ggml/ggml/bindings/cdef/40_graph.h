@@ -2,26 +2,13 @@
 
 struct ggml_cgraph *ggml_new_graph_custom(struct ggml_context *ctx, size_t size, bool grads);
 size_t ggml_graph_overhead_custom(size_t size, bool grads);
-void ggml_graph_cpy(struct ggml_cgraph *src, struct ggml_cgraph *dst);
-void ggml_graph_clear(struct ggml_cgraph *cgraph);
-int ggml_graph_size(struct ggml_cgraph *cgraph);
 struct ggml_tensor *ggml_graph_node(struct ggml_cgraph *cgraph, int i);
-struct ggml_tensor **ggml_graph_nodes(struct ggml_cgraph *cgraph);
 int ggml_graph_n_nodes(struct ggml_cgraph *cgraph);
-void ggml_graph_add_node(struct ggml_cgraph *cgraph, struct ggml_tensor *tensor);
-struct ggml_tensor *ggml_graph_get_tensor(const struct ggml_cgraph *cgraph, const char *name);
-void ggml_graph_print(const struct ggml_cgraph *cgraph);
-void ggml_graph_dump_dot(const struct ggml_cgraph *gb, const struct ggml_cgraph *cgraph,
-    const char *filename);
 
 void ggml_build_forward_expand(struct ggml_cgraph *cgraph, struct ggml_tensor *tensor);
-void ggml_build_forward_order(struct ggml_cgraph *cgraph, struct ggml_tensor *tensor);
-struct ggml_tensor *ggml_build_forward_select(struct ggml_cgraph *cgraph, struct ggml_tensor **tensors,
-    int n_tensors, int idx);
 
 ggml_gallocr_t ggml_gallocr_new(ggml_backend_buffer_type_t buft);
 void ggml_gallocr_free(ggml_gallocr_t galloc);
-bool ggml_gallocr_reserve(ggml_gallocr_t galloc, struct ggml_cgraph *graph);
 bool ggml_gallocr_alloc_graph(ggml_gallocr_t galloc, struct ggml_cgraph *graph);
 size_t ggml_gallocr_get_buffer_size(ggml_gallocr_t galloc, int buffer_id);
 ggml_backend_buffer_t ggml_backend_alloc_ctx_tensors_from_buft(struct ggml_context *ctx,
