@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -12,11 +13,8 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "dflash_ggml"
 # From the ground up; a package imports only what stands before it. Imports inside functions and for types count.
 ORDER = ["errors", "config", "ggml", "files", "state", "decode", "text"]
 ORDER += ["models", "drafts", "engine", "session", "cli", "server", "llama"]
-SHARED_MODELS = {
-    "models.target",
-    "models.registry",
-    "models.checks",
-}  # every other module there is an architecture
+# Every other module of models/ is an architecture.
+SHARED_MODELS = {"models.target", "models.registry", "models.checks"}
 
 
 def modules() -> dict[str, ast.Module]:
@@ -78,6 +76,15 @@ def test_decode_needs_numpy_and_the_ground_only() -> None:
 
 def test_text_imports_no_device_code() -> None:
     assert strangers("text", lambda b: b.partition(".")[0] in ("ggml", "state")) == []
+
+
+def test_the_pure_packages_load_without_the_compiled_binding() -> None:
+    pure = [
+        f"dflash_ggml.{name}" for name in MODULES if name.partition(".")[0] in ("files", "decode", "text")
+    ]
+    code = f"import sys, {', '.join(pure)}; print('dflash_ggml.ggml.bindings' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def strangers(package: str, strange: Callable[[str], bool]) -> list[str]:

@@ -12,6 +12,7 @@ import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -37,46 +38,25 @@ class GGMLType(NamedTuple):
     nbytes: int
 
 
-GGML_TYPES: Mapping[int, GGMLType] = MappingProxyType(
-    {
-        0: GGMLType("f32", 1, 4),
-        1: GGMLType("f16", 1, 2),
-        2: GGMLType("q4_0", 32, 18),
-        3: GGMLType("q4_1", 32, 20),
-        6: GGMLType("q5_0", 32, 22),
-        7: GGMLType("q5_1", 32, 24),
-        8: GGMLType("q8_0", 32, 34),
-        9: GGMLType("q8_1", 32, 36),
-        10: GGMLType("q2_K", 256, 84),
-        11: GGMLType("q3_K", 256, 110),
-        12: GGMLType("q4_K", 256, 144),
-        13: GGMLType("q5_K", 256, 176),
-        14: GGMLType("q6_K", 256, 210),
-        15: GGMLType("q8_K", 256, 292),
-        16: GGMLType("iq2_xxs", 256, 66),
-        17: GGMLType("iq2_xs", 256, 74),
-        18: GGMLType("iq3_xxs", 256, 98),
-        19: GGMLType("iq1_s", 256, 50),
-        20: GGMLType("iq4_nl", 32, 18),
-        21: GGMLType("iq3_s", 256, 110),
-        22: GGMLType("iq2_s", 256, 82),
-        23: GGMLType("iq4_xs", 256, 136),
-        24: GGMLType("i8", 1, 1),
-        25: GGMLType("i16", 1, 2),
-        26: GGMLType("i32", 1, 4),
-        27: GGMLType("i64", 1, 8),
-        28: GGMLType("f64", 1, 8),
-        29: GGMLType("iq1_m", 256, 56),
-        30: GGMLType("bf16", 1, 2),
-        34: GGMLType("tq1_0", 256, 54),
-        35: GGMLType("tq2_0", 256, 66),
-        39: GGMLType("mxfp4", 32, 17),
-        40: GGMLType("nvfp4", 64, 36),
-        41: GGMLType("q1_0", 128, 18),
-        42: GGMLType("q2_0", 64, 18),
-    }
-)
 F32, F16, BF16 = 0, 1, 30
+
+
+@cache
+def ggml_types() -> Mapping[int, GGMLType]:
+    """The types that the linked ggml stores, by number.
+
+    ggml alone knows them: a table here would be a second truth. It is asked at the first tensor, so that
+    importing this module needs no compiled binding.
+    """
+    from ..ggml.bindings import ffi, lib
+
+    types = {}
+    for code in range(lib.GGML_TYPE_COUNT):
+        if block := lib.ggml_blck_size(code):  # 0: a number that is no longer in use
+            name = ffi.string(lib.ggml_type_name(code)).decode()
+            types[code] = GGMLType(name, block, lib.ggml_type_size(code))
+    return MappingProxyType(types)
+
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
@@ -102,12 +82,13 @@ class TensorInfo:
     @property
     def type_name(self) -> str:
         """ggml's name of the element type."""
-        return GGML_TYPES[self.type].name
+        return ggml_types()[self.type].name
 
 
 def tensor_nbytes(type: int, shape: Sequence[int]) -> int:
     """Bytes of a contiguous tensor; dimension 0 must be a multiple of the type's block."""
-    nbytes = GGML_TYPES[type].nbytes * (shape[0] // GGML_TYPES[type].block)
+    kind = ggml_types()[type]
+    nbytes = kind.nbytes * (shape[0] // kind.block)
     for n in shape[1:]:
         nbytes *= n
     return nbytes
@@ -252,14 +233,14 @@ class GGUFFile(KeyedFile):
         shape = tuple(self._number(_U64, f"{field}, shape") for _ in range(n_dims))
         code = self._number(_U32, f"{field}, type")
         offset = self._number(_U64, f"{field}, offset")
-        if code not in GGML_TYPES:
+        kind = ggml_types().get(code)
+        if kind is None:
             raise self.error(
                 f"{field} has the unknown type {code}; the file needs a newer ggml or is damaged"
             )
         if 0 in shape:
             raise self.error(f"{field} has the empty shape {list(shape)}")
-        if shape[0] % GGML_TYPES[code].block:
-            kind = GGML_TYPES[code]
+        if shape[0] % kind.block:
             raise self.error(
                 f"{field}: rows of {shape[0]} are not a multiple of {kind.name}'s block of {kind.block}"
             )

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ..errors import ModelFileError
-from ..files.gguf import GGML_TYPES, TensorInfo
+from ..files.gguf import TensorInfo
 
 N = TypeVar("N", int, float)
 Fail = Callable[[str], ModelFileError]
 
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS = 1024, 1 << 20, 1 << 12  # far above any real model
 
-# Types that hold weights: floats and quantised blocks; not integers, not the two kinds made for activations.
-_WEIGHT_TYPES = frozenset(GGML_TYPES) - {9, 15, 24, 25, 26, 27, 28}
+# Types that hold no weights: the two kinds of blocks made for activations, integers, float64.
+_NO_WEIGHT_TYPES = {9, 15, 24, 25, 26, 27, 28}
 
 
 def in_range(fail: Fail, field: str, value: N, low: N, high: N) -> N:
@@ -48,7 +48,7 @@ def check_tensors(
             raise fail(f"tensor {name!r} is missing (expected shape {list(shape)})")
         if info.shape != shape:
             raise fail(f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}")
-        if info.type not in _WEIGHT_TYPES:
+        if info.type in _NO_WEIGHT_TYPES:
             raise fail(f"tensor {name!r} is stored as {info.type_name}, which no weight may be")
     for name in tensors:
         if name not in shapes and not ignored(name):
