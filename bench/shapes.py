@@ -9,15 +9,22 @@ attn_qkv or attn_v. Sizes are those of the Qwen3.5 family; the draft has 5 layer
 from __future__ import annotations
 
 import argparse
+import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf_out import write
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-F32, BF16, Q8_0, Q4_K, Q6_K = 0, 30, 8, 12, 14
-BLOCKS = {F32: (1, 4), BF16: (1, 2), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
+F32, BF16, Q8_0, Q4_K, Q6_K = (GGMLQuantizationType[name] for name in ("F32", "BF16", "Q8_0", "Q4_K", "Q6_K"))
+VALUE_TYPES = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+}
+Row = tuple[str, GGMLQuantizationType, tuple[int, ...]]  # name, type, shape in ggml order
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +58,31 @@ SHAPES = {
 }
 
 
-def nbytes(type_: int, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor; rows are whole blocks."""
-    block, size = BLOCKS[type_]
-    assert shape[0] % block == 0, (type_, shape)
-    return int(np.prod(shape)) // block * size
+def write(path: Path, metadata: dict, rows: list[Row]) -> None:
+    """Write metadata and random tensors, one at a time: a file of 17 GB must not pass through memory at once."""
+    writer = GGUFWriter(path, metadata["general.architecture"])
+    for key, value in metadata.items():
+        if key == "general.architecture":  # the writer's own first key
+            continue
+        if isinstance(value, list):
+            writer.add_key_value(key, value, GGUFValueType.ARRAY, VALUE_TYPES[type(value[0])])
+        else:
+            writer.add_key_value(key, value, VALUE_TYPES[type(value)])
+    sizes = []
+    for name, type_, shape in rows:
+        block, size = GGML_QUANT_SIZES[type_]
+        assert shape[0] % block == 0, (name, type_, shape)
+        sizes.append(math.prod(shape) // block * size)
+        writer.add_tensor_info(name, shape[::-1], np.dtype(np.float32), sizes[-1], raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for (name, type_, _), size in zip(rows, sizes, strict=True):
+        writer.write_tensor_data(random_bytes(name, type_, size))
+    writer.close()
 
 
-def random_bytes(name: str, type_: int, size: int) -> np.ndarray:
+def random_bytes(name: str, type_: GGMLQuantizationType, size: int) -> np.ndarray:
     """Finite weights around zero: random quants under fixed small scales, repeated from a pool of blocks."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if type_ == F32:
@@ -72,8 +96,8 @@ def random_bytes(name: str, type_: int, size: int) -> np.ndarray:
         pool = rng.normal(0, 0.02, min(size // 2, 1 << 22)).astype(np.float32)
         data = (pool.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     else:
-        n = min(size // BLOCKS[type_][1], 1 << 16)
-        data = rng.integers(0, 256, (n, BLOCKS[type_][1]), np.uint8)
+        block = GGML_QUANT_SIZES[type_][1]
+        data = rng.integers(0, 256, (min(size // block, 1 << 16), block), np.uint8)
         scale = np.frombuffer(np.float16(2e-4 if type_ != Q6_K else 1e-5).tobytes(), np.uint8)
         if type_ == Q6_K:
             data[:, -2:] = scale
@@ -108,7 +132,7 @@ def target(path: Path, s: Shape, quantise: bool = True) -> None:
     """Write the target."""
     inner, keys = s.v_heads * s.state, s.k_heads * s.state
     q4, q6 = (Q4_K, Q6_K) if quantise and s.embd % 256 == 0 else (Q8_0, Q8_0)
-    rows: list[tuple[str, int, tuple[int, ...]]] = [
+    rows: list[Row] = [
         ("token_embd.weight", q4, (s.embd, s.vocab)),
         ("output_norm.weight", F32, (s.embd,)),
         ("output.weight", q6, (s.embd, s.vocab)),
@@ -169,14 +193,14 @@ def target(path: Path, s: Shape, quantise: bool = True) -> None:
         a + "full_attention_interval": 4,
         **vocabulary(s.vocab),
     }
-    write(path, metadata, [(n, t, d, nbytes(t, d)) for n, t, d in rows], random_bytes)
+    write(path, metadata, rows)
 
 
-def draft(path: Path, s: Shape, kind: int) -> None:
+def draft(path: Path, s: Shape, kind: GGMLQuantizationType) -> None:
     """Write the draft, upstream's dialect."""
     q, kv = s.draft_heads * s.draft_head_dim, s.draft_kv_heads * s.draft_head_dim
     taps = [1 + round(i * (s.layers - 4) / 4) for i in range(5)]
-    rows = [
+    rows: list[Row] = [
         ("fc.weight", kind, (5 * s.embd, s.embd)),
         ("enc.output_norm.weight", F32, (s.embd,)),
         ("output_norm.weight", F32, (s.embd,)),
@@ -216,7 +240,7 @@ def draft(path: Path, s: Shape, kind: int) -> None:
         a + "target_layers": [t + 1 for t in taps],
         "tokenizer.ggml.mask_token_id": mask,
     }
-    write(path, metadata, [(n, t, d, nbytes(t, d)) for n, t, d in rows], random_bytes)
+    write(path, metadata, rows)
 
 
 def main() -> None:
