@@ -15,7 +15,7 @@ from common import header, prompts, repeats, save
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.loading import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 
 def measure(engine: Engine, ids: list[int], mode: str, n: int, temperature: float) -> dict:

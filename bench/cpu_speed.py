@@ -21,7 +21,7 @@ from common import header, prompts, save
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.loading import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.ggml.graph import Graph
 
 RIVAL = r"""

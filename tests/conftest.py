@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import dflash_ggml
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 # a busy machine is no failure: no test depends on time
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,8 +17,6 @@ settings.load_profile("untimed")
 # a shell's background job inherits an ignored Ctrl-C, and so would every process that the tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-DATA = Path(dflash_ggml.__file__).parent / "data"
 
 
 @pytest.fixture(scope="session")
@@ -30,13 +28,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_target() -> Path:
     """The embedded target, Q8_0."""
-    return DATA / "demo-target-q8_0.gguf"
+    return EMBEDDED_TARGET
 
 
 @pytest.fixture(scope="session")
 def demo_draft() -> Path:
     """The embedded draft, Q8_0."""
-    return DATA / "demo-draft-q8_0.gguf"
+    return EMBEDDED_DRAFT
 
 
 @pytest.fixture(scope="session")

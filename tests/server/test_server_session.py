@@ -17,7 +17,7 @@ from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.engine.engine import Engine  # noqa: E402
-from dflash_ggml.engine.loading import EMBEDDED_DRAFT, EMBEDDED_TARGET  # noqa: E402
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET  # noqa: E402
 from dflash_ggml.server.app import create_app, make_service  # noqa: E402
 from dflash_ggml.server.backend import Backend  # noqa: E402
 from dflash_ggml.server.dialect import Settings  # noqa: E402

@@ -9,9 +9,9 @@ from typing import get_args
 
 from ..config import MAX_BUDGET, EngineConfig, KvType, Mode
 from ..decode.sampling import SamplingParams
-from ..engine.loading import EMBEDDED_TARGET, draft_beside
 from ..errors import ConfigError
 from ..files.hub import Hub, RepoSpec
+from ..files.pairs import EMBEDDED_TARGET, draft_beside
 
 log = logging.getLogger(__name__)
 

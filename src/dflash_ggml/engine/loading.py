@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
@@ -26,23 +25,6 @@ from .passes import TargetPasses, tree_width
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
-
-DATA = Path(__file__).parents[1] / "data"
-EMBEDDED_TARGET = DATA / "demo-target-q8_0.gguf"
-EMBEDDED_DRAFT = DATA / "demo-draft-q8_0.gguf"
-
-
-def draft_beside(model: Path) -> Path | None:
-    """The draft that lies in the target's folder: the one sibling GGUF with `dflash` in its name, or the embedded draft for
-    the embedded target; None when there is none. Raises ConfigError when there are several."""
-    if model == EMBEDDED_TARGET:
-        return EMBEDDED_DRAFT
-    found = [f for f in model.parent.glob("*.gguf") if "dflash" in f.name.lower() and f.name != model.name]
-    if len(found) > 1:
-        raise ConfigError(
-            f"several drafts beside {model}: {', '.join(sorted(f.name for f in found))}; name one with -md"
-        )
-    return found[0] if found else None
 
 
 def choose_device(config: EngineConfig) -> Device:

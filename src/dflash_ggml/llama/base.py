@@ -104,7 +104,7 @@ class LlamaBase:
             )
             warnings.warn(f"{message}; decoding plainly", stacklevel=6)
             return None, False
-        from ..engine.loading import draft_beside
+        from ..files.pairs import draft_beside
 
         beside = draft_beside(Path(self.model_path))
         if beside is None:
