@@ -1,5 +1,6 @@
 # make demo    builds everything and prints a completion of the embedded model
 # make test    builds everything and runs the tests
+# make lint    style, types and the order of the packages
 # make build   rebuilds after a change of C, CMake or patch files (Python files need no rebuild)
 # make dist    sdist and wheel under dist/, checked: contents, offline build from the sdist, import
 # Everything is set up in .venv. Nothing but Python >= 3.10 and a C and C++ compiler has to be there before.
@@ -12,13 +13,19 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* patches/*.patch) \
 	$(wildcard src/dflash_ggml/ggml/bindings/cdef/*.h src/dflash_ggml/ggml/bindings/shims.* src/dflash_ggml/ggml/bindings/build_ffi.py)
 
-.PHONY: demo test build dist clean
+.PHONY: demo test lint build dist clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/dflash-run --prompt "$(PROMPT)"
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest --quiet tests/test_import_order.py
 
 build: $(VENV)/.installed
 
@@ -33,7 +40,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(BUILD_INPUTS)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python $(BUILD_INPUTS)
-	$(PIP) install --editable ".[test]"
+	$(PIP) install --editable ".[test,lint]"
 	$(PIP) install --no-deps llama-index-llms-llama-cpp==0.7.0 # it requires llama-cpp-python itself, which ours stands in for
 	touch $@ $(VENV)/.installed
 

@@ -117,7 +117,8 @@ def main() -> None:
     step_ms = 1e3 / statistics.median(speeds["plain"])
     verify = statistics.median(s.timings.verify for s in plain_steps)
     print(
-        f"plain step {step_ms:.3f} ms: graph {graph_ms:.3f}, inputs and read-back {verify - graph_ms:.3f}, Python {step_ms - verify:.3f}"
+        f"plain step {step_ms:.3f} ms: graph {graph_ms:.3f}, "
+        f"inputs and read-back {verify - graph_ms:.3f}, Python {step_ms - verify:.3f}"
     )
     rivals = [statistics.median(v) for k, v in speeds.items() if k.startswith("llama.cpp")]
     if rivals:

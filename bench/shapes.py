@@ -113,7 +113,7 @@ def vocabulary(n: int) -> dict:
     """Tokenizer keys with `n` tokens: bytes, two merges' worth of text, and padding entries."""
     letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
-    tokens = letters + ["he", "in"] + special
+    tokens = [*letters, "he", "in", *special]
     tokens += [f"[PAD{i}]" for i in range(len(tokens), n)]
     types = [1] * (len(letters) + 2) + [3] * len(special)
     types += [5] * (n - len(types))

@@ -277,7 +277,8 @@ def main() -> None:
                 if k not in ("tokens_per_second", "length", "step_ms")
             )
             print(
-                f"  {name:<8} {loops[name]['tokens_per_second']:8.1f} tokens/s, {loops[name]['length']:.2f} per step of {loops[name]['step_ms']:.2f} ms: {stages}"
+                f"  {name:<8} {loops[name]['tokens_per_second']:8.1f} tokens/s, "
+                f"{loops[name]['length']:.2f} per step of {loops[name]['step_ms']:.2f} ms: {stages}"
             )
         graphs = {f"{key}": g.runs for key, g in [*engine.passes.graphs, *engine.drafter.graphs]}
         print(f"graphs built {engine.run_counts()['graphs']}; runs per graph: {graphs}")

@@ -15,7 +15,7 @@ DATA = Path(dflash_ggml.__file__).parent / "data"
 
 
 def test_checksums_match_the_readme():
-    stated = dict(re.findall(r"^([0-9a-f]{64})  (\S+)$", (DATA / "README.md").read_text(), re.M))
+    stated = dict(re.findall(r"^([0-9a-f]{64})  (\S+)$", (DATA / "README.md").read_text(), re.MULTILINE))
     found = {hashlib.sha256(path.read_bytes()).hexdigest(): path.name for path in DATA.glob("*.gguf")}
     assert found == stated and len(found) == 2
 

@@ -20,6 +20,7 @@ DIST = ROOT / "dist"
 BUILD_TOOLS = ["build", "scikit-build-core>=1.0", "cffi>=1.17", "cmake", "ninja"]
 IN_WHEEL = [
     "dflash_ggml/__init__.py",
+    "dflash_ggml/py.typed",
     "dflash_ggml/ggml/bindings/_bindings.abi3.so",
     "dflash_ggml/data/README.md",
     "dflash_ggml/data/demo-target-q8_0.gguf",
@@ -75,14 +76,16 @@ def main() -> None:
             "PATH": os.environ["PATH"],
         }
         # a proxy that nobody listens on: any attempt to reach a network fails
-        offline |= {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "all_proxy")}
+        offline |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
         run(python, "-m", "build", "--wheel", "--no-isolation", "--outdir", DIST, source, env=offline)
         wheel = max(DIST.glob("dflash_ggml-*.whl"), key=lambda path: path.stat().st_mtime)
         check_wheel(wheel)
 
         user = make_venv(tmp / "user-venv")
         run(user, "-m", "pip", "install", "--quiet", wheel)
-        code = "from dflash_ggml.ggml.bindings import ffi, lib; print(ffi.string(lib.ggml_version()).decode())"
+        code = (
+            "from dflash_ggml.ggml.bindings import ffi, lib; print(ffi.string(lib.ggml_version()).decode())"
+        )
         print("ggml in the installed wheel:", run(user, "-c", code, cwd=tmp).strip())
 
 

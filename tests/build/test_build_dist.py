@@ -20,6 +20,7 @@ IN_SDIST = [
     "Makefile",
     "cmake/vendor.py",
     "src/dflash_ggml/ggml/bindings/shims.c",
+    "src/dflash_ggml/py.typed",
     "src/dflash_ggml/data/README.md",
     "src/dflash_ggml/data/demo-target-q8_0.gguf",
     "src/dflash_ggml/data/demo-draft-q8_0.gguf",

@@ -41,7 +41,7 @@ budgets = st.integers(0, 80)
 
 @given(shapes, budgets, st.booleans())
 def test_every_tree_is_well_formed(shape: tuple[int, int, int], budget: int, chain_seed: bool) -> None:
-    seed, n_depths, n_ranks = shape
+    _, n_depths, n_ranks = shape
     ids, log_probs = candidates(*shape)
     tree = best_first(7, ids, log_probs, budget, chain_seed)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -282,10 +283,8 @@ def test_absurd_numbers_allocate_nothing(tmp_path: Path):
     try:
         for field in builder.fields:
             data = patched(builder, field.label, 2 ** (8 * field.size) - 1)
-            try:
+            with suppress(ModelFileError):
                 opened(tmp_path / "x.gguf", data)
-            except ModelFileError:
-                pass
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("huggingface_hub", reason="the hub extra is not installed")
 
-from dflash_ggml.errors import ConfigError  # noqa: E402
-from dflash_ggml.files.hub import Hub, HubError, RepoSpec, pick_draft, pick_sidecar, pick_target  # noqa: E402
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.files.hub import Hub, HubError, RepoSpec, pick_draft, pick_sidecar, pick_target
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOS = {

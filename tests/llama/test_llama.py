@@ -82,7 +82,7 @@ def test_attributes_that_others_read(llm: ToyLlama) -> None:
     with pytest.raises(RuntimeError):
         llm.create_embedding("x")
     with pytest.raises(AttributeError, match="no libllama"):
-        llm.ctx
+        llm.ctx  # noqa: B018
 
 
 # --- text completions
@@ -132,7 +132,7 @@ def test_stream_equals_body_with_everything_on(llm: ToyLlama) -> None:
         assert chunks[-1]["choices"][0]["finish_reason"] == body["choices"][0]["finish_reason"]
         parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
         for key, value in (body["choices"][0]["logprobs"] or {}).items():
-            assert sum((p[key] for p in parts), []) == value
+            assert [item for p in parts for item in p[key]] == value
 
 
 def test_stop_strings_across_tokens(llm: ToyLlama) -> None:
@@ -168,7 +168,7 @@ def test_max_tokens(llm: ToyLlama) -> None:
     for n in (1, 2, 3, 7):
         assert llm("p", max_tokens=n, seed=n)["usage"]["completion_tokens"] == n
     for n in (None, 0, -1):
-        out = llm("p" * 1000, max_tokens=n, logit_bias={i: -100 for i in llm.toy.tokenizer.eog_ids})
+        out = llm("p" * 1000, max_tokens=n, logit_bias=dict.fromkeys(llm.toy.tokenizer.eog_ids, -100))
         assert out["usage"]["completion_tokens"] == 24 and out["choices"][0]["finish_reason"] == "length"
 
 

@@ -242,6 +242,6 @@ def test_other_failures(client: Any, backend: ScriptedBackend) -> None:
     with pytest.raises(anthropic.BadRequestError, match="exceed context window"):
         client.messages.create(model="toy", messages=ASK, max_tokens=5)
     backend.script = lambda request: [*plain()[:2], RuntimeError("secret")]
-    with pytest.raises(anthropic.APIStatusError, match="internal error"):
-        with client.messages.stream(model="toy", messages=ASK, max_tokens=5) as stream:
-            stream.get_final_message()
+    stream = client.messages.stream(model="toy", messages=ASK, max_tokens=5)
+    with pytest.raises(anthropic.APIStatusError, match="internal error"), stream as answer:
+        answer.get_final_message()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -62,7 +63,7 @@ def test_where_snapshots_are_taken() -> None:
     assert {100, INTERVAL, 2 * INTERVAL, 3 * INTERVAL - 40} <= set(points)
     assert 2000 not in points and 2010 not in points
     assert all(0 < p < len(ids) for p in points) and points == sorted(points)
-    assert min(b - a for a, b in zip(points, points[1:])) >= MIN_GAP
+    assert min(b - a for a, b in pairwise(points)) >= MIN_GAP
     assert cache.plan(ids, len(ids) - 1, boundaries) == []
     assert PrefixCache(0).plan(ids, 0, boundaries) == []
 

@@ -205,7 +205,7 @@ class Sampler:
         """Tokens with a surprise of at most mu bits, at least the best (arXiv 2007.14966, algorithm 2)."""
         log_total = top + math.log(np.exp(scores - np.float32(top)).sum(dtype=np.float64))
         ids = np.flatnonzero(scores >= log_total - self._mu * math.log(2))
-        return ids if len(ids) else scores.argmax(keepdims=True)
+        return ids if len(ids) else np.argmax(scores, keepdims=True)
 
 
 def largest(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:

@@ -270,7 +270,7 @@ class GGUFFile(KeyedFile):
 
     def _strings(self, count: int, field: str) -> StringArray:
         start = pos = self._pos
-        buffer, unpack = memoryview(self._bytes), _U64.unpack_from
+        buffer, unpack = self._bytes.data, _U64.unpack_from
         try:
             for _ in range(count):
                 pos += 8 + unpack(buffer, pos)[0]
@@ -292,7 +292,7 @@ class GGUFFile(KeyedFile):
     def _number(self, layout: struct.Struct, field: str) -> int:
         if self._pos + layout.size > len(self._bytes):
             raise self._truncated(field)
-        (value,) = layout.unpack_from(self._bytes, self._pos)
+        (value,) = layout.unpack_from(self._bytes.data, self._pos)
         self._pos += layout.size
         return value
 

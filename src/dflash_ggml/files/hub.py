@@ -144,7 +144,8 @@ class Hub:
         wanted = [
             f for f in files if f == "config.json" or f.endswith((".safetensors", ".safetensors.index.json"))
         ]
-        return [self.fetch(spec.repo, f) for f in wanted if "/" not in f][0].parent
+        fetched = [self.fetch(spec.repo, f) for f in wanted if "/" not in f]
+        return fetched[0].parent
 
     def files(self, repo: str) -> list[str]:
         """Names of a repository's files, sorted; offline, of those in the cache."""

@@ -31,7 +31,7 @@ class KeyedFile:
         if type(value) is kind:
             return value
         if kind is float and type(value) is int:
-            return float(value)
+            return kind(value)
         raise self.error(f"key {key!r} should be {_KIND_NAMES[kind]} but is {describe(value)}")
 
     def get(self, key: str, kind: type[T]) -> T | None:
@@ -47,9 +47,9 @@ class KeyedFile:
             if all(type(item) is kind for item in items):
                 return items
             if kind is float and all(type(item) in (int, float) for item in items):
-                return [float(item) for item in items]
+                return [kind(item) for item in items]
             if kind is bool and all(type(item) in (int, bool) and item in (0, 1) for item in items):
-                return [bool(item) for item in items]
+                return [kind(item) for item in items]
         raise self.error(f"key {key!r} should be {expected}, but is {describe(value)}")
 
     def get_array(self, key: str, kind: type[T]) -> Sequence[T] | None:

@@ -83,9 +83,8 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = read_json(index).get("weight_map")
-        is_map = isinstance(shards, dict) and all(isinstance(name, str) for name in shards.values())
-        names = set(shards.values()) if is_map else set()
-        if not names or any(Path(name).name != name for name in names):
+        names = set(shards.values()) if isinstance(shards, dict) else set()
+        if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise ModelFileError(f"{index}: weight_map should map tensor names to files of this folder")
         return [folder / name for name in sorted(names)]
     found = sorted(folder.glob("*.safetensors"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
@@ -181,7 +182,7 @@ class Tokenizer:
         return Detokenizer(self, special)
 
     def _bpe(self, merges: Sequence[str]) -> models.BPE:
-        pairs = [tuple(merge.split(" ")) for merge in merges]
+        pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
         bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
         if bad is not None:
             raise ConfigError(f"merge {bad} ({merges[bad]!r}) is not two tokens with a space between")
