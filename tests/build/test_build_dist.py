@@ -18,6 +18,7 @@ IN_SDIST = [
     "README.md",
     "CMakeLists.txt",
     "Makefile",
+    "examples/complete.py",
     "cmake/vendor.py",
     "src/dflash_ggml/ggml/bindings/shims.c",
     "src/dflash_ggml/py.typed",
