@@ -1,6 +1,8 @@
 """Chat, printing the answer as it comes.
 
-python chat.py [MODEL.gguf]
+Usage:
+
+    python chat.py [MODEL.gguf]
 """
 
 import sys

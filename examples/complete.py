@@ -1,6 +1,8 @@
 """Complete a text with a model and its draft.
 
-python complete.py [MODEL.gguf]
+Usage:
+
+    python complete.py [MODEL.gguf]
 """
 
 import sys

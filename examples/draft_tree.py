@@ -1,6 +1,8 @@
 """Watch the speculation: the tree that the draft proposed in each step, and the path that the model accepted.
 
-python draft_tree.py [MODEL.gguf]
+Usage:
+
+    python draft_tree.py [MODEL.gguf]
 """
 
 import sys

@@ -1,7 +1,9 @@
 """Let a model fill in a JSON object whose shape is given: a grammar bars every token that would break it.
 
-pip install "dflash-ggml[grammar]"
-python json_schema.py [MODEL.gguf]
+Usage:
+
+    pip install "dflash-ggml[grammar]"
+    python json_schema.py [MODEL.gguf]
 """
 
 import json

@@ -1,8 +1,10 @@
 """Ask a running `dflash-serve` through OpenAI's own client.
 
-dflash-serve &
-pip install openai
-python openai_client.py [http://127.0.0.1:8080/v1]
+Usage:
+
+    dflash-serve &
+    pip install openai
+    python openai_client.py [http://127.0.0.1:8080/v1]
 """
 
 import sys
