@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..session.token_rows import piece
-
 if TYPE_CHECKING:
     from .base import LlamaBase
 
@@ -46,7 +44,7 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         known = (
             int(t) for t in tokens if special or t >= tokenizer.n_vocab or not tokenizer.is_control(int(t))
         )
-        return b"".join(piece(tokenizer, t) for t in known)
+        return b"".join(tokenizer.piece(t) for t in known)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
         """Ids of text."""

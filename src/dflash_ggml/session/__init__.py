@@ -1,1 +1,11 @@
-"""Requests in, events out: what the class, the server and the commands share."""
+"""Requests in, events out: what the class, the server and the commands share.
+
+The events are in `session.events`.
+"""
+
+from __future__ import annotations
+
+from .requests import ChatRequest, CompletionRequest
+from .session import Session, run_chat, run_completion
+
+__all__ = ["ChatRequest", "CompletionRequest", "Session", "run_chat", "run_completion"]

@@ -1,8 +1,7 @@
 """What one generation says, as typed events: the only thing between the engine's tokens and any response shape.
 
 Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, `Usage` is
-always the event before it. A tool call is `ToolCallBegin` `ToolCallArgs`* `ToolCallEnd`, calls do not interleave, and
-the concatenated `json` of its `ToolCallArgs` is one JSON object (cut off where it was if `Finish` says "length").
+always the event before it. The deltas are those of `text.deltas`; users find all of them here.
 """
 
 from __future__ import annotations
@@ -11,31 +10,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Union
 
+from ..text.deltas import (
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallArgs,
+    ToolCallBegin,
+    ToolCallEnd,
+    TopLogprob,
+)
+
+__all__ = [
+    "Begin",
+    "Event",
+    "Finish",
+    "FinishReason",
+    "Progress",
+    "PromptLogprobs",
+    "ReasoningDelta",
+    "TextDelta",
+    "TokenLogprob",
+    "ToolCallArgs",
+    "ToolCallBegin",
+    "ToolCallEnd",
+    "TopLogprob",
+    "Usage",
+    "merged",
+]
+
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class TopLogprob:
-    """One candidate token: id, its bytes and its natural log-probability under the unmodified logits."""
-
-    token: int
-    data: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """An emitted token with its log-probability and the best alternatives (sorted, best first).
-
-    offset: index of the character of the text at which the token's text begins. logprob is None for a prompt's first
-    token, which nothing predicts.
-    """
-
-    token: int
-    data: bytes
-    logprob: float | None
-    top: tuple[TopLogprob, ...]
-    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +64,6 @@ class PromptLogprobs:
     """The prompt's own tokens, when their log-probabilities were asked for; comes before the first delta."""
 
     tokens: tuple[TokenLogprob, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    """More text of the model's reasoning (never empty)."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """More visible text; `logprobs` has the tokens whose text begins in this delta, when they were asked for."""
-
-    text: str
-    logprobs: tuple[TokenLogprob, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallBegin:
-    """A tool call starts; `index` counts calls of this message from 0, `id` is unique."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallArgs:
-    """The next piece of the call's arguments as JSON text."""
-
-    index: int
-    json: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallEnd:
-    """The call is complete."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +111,7 @@ class Finish:
     stop_string: str | None = None
 
 
-Event = Union[
-    Begin,
-    Progress,
-    PromptLogprobs,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallBegin,
-    ToolCallArgs,
-    ToolCallEnd,
-    Usage,
-    Finish,
-]
+Event = Union[Begin, Progress, PromptLogprobs, Delta, Usage, Finish]
 
 
 def merged(events: Iterable[Event]) -> list[Event]:

@@ -14,7 +14,7 @@ from .events import Begin, Event, Finish, FinishReason, Progress, PromptLogprobs
 from .prompt_state import PromptState
 from .requests import GenerationOptions
 from .sinks import ChatSink, TextSink
-from .token_rows import RowTap, piece, token_logprob
+from .token_rows import RowTap, token_logprob
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -106,7 +106,7 @@ class Generation:
         row, offset = None, 0
         for i, (token, next_row) in enumerate(zip(self._ids, self._state.rows(self._ids), strict=True)):
             if row is None:
-                entries.append(TokenLogprob(token, piece(tokenizer, token), None, (), offset))
+                entries.append(TokenLogprob(token, tokenizer.piece(token), None, (), offset))
             else:
                 entries.append(token_logprob(tokenizer, row, token, n_top, offset))
             offset += len(decoder.feed([token]))

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from ..config import Mode
 from ..decode.sampling import SamplingParams
 from ..errors import ConfigError
+from ..text.grammar_spec import GrammarSpec
+from ..text.tools import NamedTool, ToolChoice
 
 if TYPE_CHECKING:
     from ..engine.step import Step
     from ..text.template import ChatTemplate
 
+__all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec", "NamedTool", "ToolChoice"]
+
 # (ids so far int32 [n], scores float32 [V]) -> scores float32 [V]; may change `scores` in place
 LogitsProcessorFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
 StoppingCriterionFn = Callable[[np.ndarray, np.ndarray], bool]
-
-GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark"]
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
-    """A constraint on the visible text. `text` is the schema (JSON text), pattern or grammar; unused for json_object."""
-
-    kind: GrammarKind
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedTool:
-    """tool_choice: this tool must be called."""
-
-    name: str
-
-
-ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,16 @@ def run_chat(
     )
     one_call = parse_calls and (isinstance(choice, NamedTool) or not request.parallel_tool_calls)
     sink = ChatSink(session.tokenizer, parser, stops, one_call)
-    bound = chat_constraint(request, template.tool_format, schemas, special_tags(session.tokenizer))
+    bound = chat_constraint(
+        schemas,
+        choice,
+        template.tool_format,
+        special_tags(session.tokenizer),
+        grammar=request.grammar,
+        response_format=request.response_format,
+        parallel=request.parallel_tool_calls,
+        strict=any(tool["function"].get("strict") for tool in request.tools),
+    )
     grammar = None
     if bound is not None:
         # what binds the answer does not bind the thinking before it

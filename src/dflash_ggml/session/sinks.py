@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..text.chat_parser import TAGS, ChatParser
+from ..text.deltas import Delta
 from ..text.stopping import StopStrings
 from ..text.tokenizer import Tokenizer
 from .events import Event, FinishReason, TextDelta, TokenLogprob
@@ -102,7 +103,7 @@ class ChatSink:
         """The output is over: say what was held back."""
         self._take(self._parser.feed(self._decoder.flush()) + self._parser.flush())
 
-    def _take(self, events: list[Event]) -> None:
+    def _take(self, events: Sequence[Delta]) -> None:
         texts = [e for e in events if isinstance(e, TextDelta)]
         for event in events:
             if event is (texts[-1] if texts else None):

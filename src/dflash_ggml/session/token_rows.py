@@ -21,15 +21,10 @@ class RowTap:
         return scores
 
 
-def piece(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes of a token; b"" for the padding ids that a model's output may have beyond its vocabulary."""
-    return tokenizer.token_bytes(token) if token < tokenizer.n_vocab else b""
-
-
 def token_logprob(
     tokenizer: Tokenizer, row: NDArray[np.float32], token: int, n_top: int, offset: int = 0
 ) -> TokenLogprob:
     """The log-probability of `token` under a raw row float32 [V], with the n_top best alternatives."""
     logprob, best = token_log_probs(row, token, n_top)
-    top = tuple(TopLogprob(i, piece(tokenizer, i), p) for i, p in best)
-    return TokenLogprob(token, piece(tokenizer, token), logprob, top, offset)
+    top = tuple(TopLogprob(i, tokenizer.piece(i), p) for i, p in best)
+    return TokenLogprob(token, tokenizer.piece(token), logprob, top, offset)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from ..session.events import Event, ReasoningDelta, TextDelta
+from .deltas import Delta, ReasoningDelta, TextDelta
 from .stopping import StopStrings
 from .tool_reader import ToolCallReader, partial_suffix
 
@@ -71,9 +71,9 @@ class ChatParser:
             return (END_THINK, *calls)
         return ((THINK, END_THINK) if self._split else ()) + calls
 
-    def feed(self, text: str) -> list[Event]:
+    def feed(self, text: str) -> list[Delta]:
         """Events that this text completes; possible beginnings of tags and stop strings are held back."""
-        events: list[Event] = []
+        events: list[Delta] = []
         self._buf += text
         if not self.in_reasoning and not self.in_call:
             self.text_in += len(text)
@@ -94,9 +94,9 @@ class ChatParser:
                 self._switch(tag, events)
         return events
 
-    def flush(self) -> list[Event]:
+    def flush(self) -> list[Delta]:
         """The output is over: everything held back that is not part of a stop string."""
-        events: list[Event] = []
+        events: list[Delta] = []
         if self.stopped:
             return events
         self._plain(self._buf, events)
@@ -113,7 +113,7 @@ class ChatParser:
             self.text_out = self.text_in
         return events
 
-    def _plain(self, text: str, events: list[Event]) -> None:
+    def _plain(self, text: str, events: list[Delta]) -> None:
         if not text:
             return
         if self._reader is not None:
@@ -129,7 +129,7 @@ class ChatParser:
         else:
             self._say(text, events)
 
-    def _reason(self, text: str, events: list[Event]) -> None:
+    def _reason(self, text: str, events: list[Delta]) -> None:
         text = self._space + text
         if not self._said_any:
             text = text.lstrip()
@@ -139,7 +139,7 @@ class ChatParser:
             self._said_any = True
             events.append(ReasoningDelta(body))
 
-    def _say(self, text: str, events: list[Event]) -> None:
+    def _say(self, text: str, events: list[Delta]) -> None:
         """Visible text, without blank lines before it (after reasoning) and before a tool call."""
         self.text_out += len(text)
         if self._trim:
@@ -151,7 +151,7 @@ class ChatParser:
         if body:
             events.append(TextDelta(body))
 
-    def _switch(self, tag: str, events: list[Event]) -> None:
+    def _switch(self, tag: str, events: list[Delta]) -> None:
         before = self.in_reasoning or self.in_call
         if tag == CALL:
             if self._stops is not None and not self.in_reasoning:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from ..session.requests import ChatRequest, GrammarSpec, NamedTool
 from .chat_parser import CALL, TAGS
-from .grammar import response_format_spec
+from .grammar_spec import GrammarSpec, response_format_spec
 from .template import ToolFormat
 from .tokenizer import Tokenizer
-from .tool_grammar import call_or_answer_grammar, forced_call_grammar, inner_call_grammar
+from .tool_grammar import Schemas, call_or_answer_grammar, forced_call_grammar, inner_call_grammar
+from .tools import NamedTool, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,27 @@ def special_tags(tokenizer: Tokenizer) -> frozenset[str]:
 
 
 def chat_constraint(
-    request: ChatRequest, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], tags: frozenset[str]
+    schemas: Schemas,
+    choice: ToolChoice,
+    form: ToolFormat,
+    tags: frozenset[str],
+    *,
+    grammar: GrammarSpec | None = None,
+    response_format: Mapping[str, Any] | None = None,
+    parallel: bool = True,
+    strict: bool = False,
 ) -> Constraint | None:
-    """The one constraint that follows from a request, or None; schemas: tool name -> argument schema.
+    """The one constraint that follows from all these demands, or None.
 
-    A forced tool_choice binds the answer to calls; a JSON response format with tool_choice "auto" to calls or such an
-    answer; a tool with "strict": true in "auto" binds every call that the model begins to its tool's schema.
-    Raises ConfigError for demands that contradict each other.
+    A forced tool choice binds the answer to calls (one, unless `parallel`); a JSON response format with tool choice
+    "auto" to calls or such an answer; `strict` in "auto" binds every call that the model begins to its tool's schema.
+    schemas: tool name -> argument schema. Raises ConfigError for demands that contradict each other.
     """
-    choice = request.tool_choice
-    answer = response_format_spec(request.response_format)
-    if request.grammar is not None and answer is not None:
+    answer = response_format_spec(response_format)
+    if grammar is not None and answer is not None:
         raise ConfigError("grammar and response_format exclude each other: give one")
-    answer = answer or request.grammar
-    several = request.parallel_tool_calls and not isinstance(choice, NamedTool)
+    answer = answer or grammar
+    several = parallel and not isinstance(choice, NamedTool)
     if isinstance(choice, NamedTool) or choice == "required":
         if answer is not None:
             raise ConfigError(
@@ -58,6 +65,6 @@ def chat_constraint(
         return Constraint(call_or_answer_grammar(schemas, form, schema, several=several, special_tags=tags))
     if answer is not None:
         return Constraint(answer)
-    if callable_tools and any(t["function"].get("strict") for t in request.tools):
+    if callable_tools and strict:
         return Constraint(inner_call_grammar(schemas, form, special_tags=tags), after=CALL, repeat=True)
     return None

@@ -7,7 +7,6 @@ that are no longer there are rolled back.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DflashError
-from ..session.requests import GrammarSpec
-from ..session.token_rows import piece
+from .grammar_spec import GrammarSpec, json_schema_spec
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -64,41 +62,6 @@ class LlamaGrammar:
     def from_lark(cls, grammar: str) -> LlamaGrammar:
         """From a Lark grammar in llguidance's dialect."""
         return cls(GrammarSpec("lark", grammar))
-
-
-def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
-    """The constraint of a JSON schema. Raises ConfigError if a text is not JSON."""
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"json schema: not valid JSON: {error}") from None
-    if not isinstance(schema, (Mapping, bool)):
-        raise ConfigError("json schema: expected an object")
-    return GrammarSpec("json_schema", json.dumps(schema))
-
-
-def response_format_spec(response_format: Mapping[str, Any] | None) -> GrammarSpec | None:
-    """The constraint of an OpenAI `response_format` (None for text).
-
-    Understands {"type": "json_object"}, optionally with "schema", and {"type": "json_schema", "json_schema":
-    {"schema": ...}}. Raises ConfigError naming the field.
-    """
-    if response_format is None:
-        return None
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        schema = response_format.get("schema")
-        return GrammarSpec("json_object") if schema is None else json_schema_spec(schema)
-    if kind == "json_schema":
-        body = response_format.get("json_schema")
-        schema = body.get("schema") if isinstance(body, Mapping) else response_format.get("schema")
-        if schema is None:
-            raise ConfigError("response_format.json_schema.schema: missing")
-        return json_schema_spec(schema)
-    raise ConfigError(f"response_format.type: {kind!r} is none of text, json_object, json_schema")
 
 
 class GrammarCompiler:
@@ -214,7 +177,7 @@ class GrammarProcessor:
 
     def _look(self, token: int, index: int) -> None:
         assert self._after is not None
-        self._tail = self._tail[-len(self._after) :] + piece(self._tokenizer, token)
+        self._tail = self._tail[-len(self._after) :] + self._tokenizer.piece(token)
         if self._after in self._tail:
             self._start = index + 1
 

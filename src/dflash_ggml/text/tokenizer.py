@@ -165,8 +165,12 @@ class Tokenizer:
             raise ConfigError(f"token id {token} is outside the vocabulary (0 to {self.n_vocab - 1})")
         piece = self._pieces[token]
         if piece is None:
-            piece = self._pieces[token] = self._piece(self.tokens[token], self._types[token])
+            piece = self._pieces[token] = self._bytes_of(self.tokens[token], self._types[token])
         return piece
+
+    def piece(self, token: int) -> bytes:
+        """As token_bytes; b"" for the padding ids that a model's logits may have beyond the vocabulary."""
+        return self.token_bytes(token) if token < self.n_vocab else b""
 
     def decode_bytes(self, tokens: Iterable[int], special: bool = False) -> bytes:
         """The bytes of several tokens; control tokens are left out unless `special`."""
@@ -207,7 +211,7 @@ class Tokenizer:
         return engine
 
     @staticmethod
-    def _piece(text: str, kind: int) -> bytes:
+    def _bytes_of(text: str, kind: int) -> bytes:
         if kind == UNUSED:
             return b""
         if kind == BYTE and (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)):

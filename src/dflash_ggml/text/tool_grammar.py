@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..session.requests import GrammarSpec
 from .grammar import JSON_OPTIONS
+from .grammar_spec import GrammarSpec
 from .template import ToolFormat
 from .tools import value_types
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..session.events import Event, TextDelta, ToolCallArgs, ToolCallBegin, ToolCallEnd
+from .deltas import Delta, TextDelta, ToolCallArgs, ToolCallBegin, ToolCallEnd
 from .tools import coerce, parameter_types
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
@@ -52,7 +52,7 @@ class ToolCallReader:
         self._buf = ""
         self._raw = ""
         self._state: Callable[[], bool] = self._head
-        self._events: list[Event] = []
+        self._events: list[Delta] = []
         self._open = False
         self._parameters: Mapping[str, Any] = {}
         self._n_params = 0
@@ -66,7 +66,7 @@ class ToolCallReader:
         """Inside a string of the JSON form, where even a closing tag is text."""
         return self._state == self._json_args and self._in_string
 
-    def feed(self, text: str) -> list[Event]:
+    def feed(self, text: str) -> list[Delta]:
         """Events that this text completes."""
         self._raw += text if not self._open and self._state == self._head else ""
         self._buf += text
@@ -75,7 +75,7 @@ class ToolCallReader:
         events, self._events = self._events, []
         return events
 
-    def close(self) -> list[Event]:
+    def close(self) -> list[Delta]:
         """The closing tag was read: finish what is open; text that is no call at all comes back as a TextDelta."""
         events = self.feed("")
         if self._open:
@@ -92,7 +92,7 @@ class ToolCallReader:
         self._events = []
         return events
 
-    def truncate(self) -> list[Event]:
+    def truncate(self) -> list[Delta]:
         """The output ended inside the block: the call is closed with arguments cut where they are."""
         if self._open:
             self._end_call()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Union
 
 from ..errors import ConfigError
 
@@ -17,6 +18,16 @@ To call one, write exactly this, with the call as one JSON object:
 {{"name": "tool name", "arguments": {{"argument": "value"}}}}
 </tool_call>
 The result comes back in a message between <tool_response> and </tool_response>."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """tool_choice: this tool must be called."""
+
+    name: str
+
+
+ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -1,0 +1,55 @@
+"""Constraints on a text as plain data; module `grammar` compiles them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import ConfigError
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A constraint on the visible text. `text` is the schema (JSON text), pattern or grammar; unused for json_object."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
+def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
+    """The constraint of a JSON schema. Raises ConfigError if a text is not JSON."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"json schema: not valid JSON: {error}") from None
+    if not isinstance(schema, (Mapping, bool)):
+        raise ConfigError("json schema: expected an object")
+    return GrammarSpec("json_schema", json.dumps(schema))
+
+
+def response_format_spec(response_format: Mapping[str, Any] | None) -> GrammarSpec | None:
+    """The constraint of an OpenAI `response_format` (None for text).
+
+    Understands {"type": "json_object"}, optionally with "schema", and {"type": "json_schema", "json_schema":
+    {"schema": ...}}. Raises ConfigError naming the field.
+    """
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = response_format.get("schema")
+        return GrammarSpec("json_object") if schema is None else json_schema_spec(schema)
+    if kind == "json_schema":
+        body = response_format.get("json_schema")
+        schema = body.get("schema") if isinstance(body, Mapping) else response_format.get("schema")
+        if schema is None:
+            raise ConfigError("response_format.json_schema.schema: missing")
+        return json_schema_spec(schema)
+    raise ConfigError(f"response_format.type: {kind!r} is none of text, json_object, json_schema")
