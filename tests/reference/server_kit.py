@@ -1,4 +1,4 @@
-"""A backend that plays scripted events, and ways to put the server's application around it."""
+"""A runner that plays scripted events, and ways to put the server's application around it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from dflash_ggml.errors import ContextOverflowError
 from dflash_ggml.server.app import Service, create_app, make_service
 from dflash_ggml.server.dialect import Settings
 from dflash_ggml.server.limits import Limits
-from dflash_ggml.server.step_view import StepView
 from dflash_ggml.session.events import (
     Begin,
     Finish,
     Progress,
     ReasoningDelta,
+    StepReport,
     TextDelta,
     TokenLogprob,
     ToolCallArgs,
@@ -29,10 +30,11 @@ from dflash_ggml.session.events import (
     TopLogprob,
     Usage,
 )
+from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
 from reference.fake_engine import byte_vocabulary
 
-STEP = StepView(
+STEP = StepReport(
     tokens=(72, 101, 105, 108),
     parents=(-1, 0, 0, 1),
     texts=("H", "e", "i", "l"),
@@ -87,7 +89,7 @@ def calling() -> list[Any]:
     ]
 
 
-class ScriptedBackend:
+class ScriptedRunner:
     """Plays `script(request)`; remembers the requests. `pace` seconds pass before each event.
 
     A request is endless when the script is `None`: one TextDelta after the other until it is cancelled.
@@ -103,7 +105,8 @@ class ScriptedBackend:
         self.n_ctx = 256
         self.closed = False
 
-    def events(self, request: Any, cancelled: Callable[[], bool], return_steps: bool) -> Iterator[Any]:
+    def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Iterator[Any]:
+        request = prepared.request
         self.requests.append(request)
         script = self.script(request)
         if isinstance(script, BaseException):
@@ -125,7 +128,7 @@ class ScriptedBackend:
                 time.sleep(self.pace)
             if isinstance(event, BaseException):
                 raise event
-            if return_steps and isinstance(event, TextDelta):
+            if request.return_steps and isinstance(event, TextDelta):
                 yield STEP
             yield event
 
@@ -134,6 +137,12 @@ class ScriptedBackend:
         if isinstance(request, CompletionRequest):
             return len(request.prompt)
         return sum(len(str(m.get("content", ""))) for m in request.messages)
+
+    def prepare(self, request: Any) -> Prepared:
+        n = self.count(request)
+        if n >= self.n_ctx:
+            raise ContextOverflowError(f"Requested tokens ({n}) exceed context window of {self.n_ctx}")
+        return Prepared(request, "", (0,) * n)
 
     def info(self) -> dict[str, Any]:
         return {
@@ -149,16 +158,16 @@ class ScriptedBackend:
         self.closed = True
 
 
-def service(backend: ScriptedBackend, **options: Any) -> Service:
-    """A service around a scripted backend; `limits` and make_service's options may be given."""
+def service(runner: ScriptedRunner, **options: Any) -> Service:
+    """A service around a scripted runner; `limits` and make_service's options may be given."""
     limits = options.pop("limits", Limits())
     settings = Settings(names=("toy", "toy-alias"), limits=limits)
-    return make_service(lambda progress: backend, settings, **options)  # type: ignore[arg-type,return-value]
+    return make_service(lambda progress: runner, settings, **options)  # type: ignore[arg-type,return-value]
 
 
-def application(backend: ScriptedBackend, **options: Any) -> Starlette:
-    """The ASGI application around a scripted backend."""
-    return create_app(service(backend, **options))
+def application(runner: ScriptedRunner, **options: Any) -> Starlette:
+    """The ASGI application around a scripted runner."""
+    return create_app(service(runner, **options))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The chat page in headless Chromium, against a scripted backend on loopback."""
+"""The chat page in headless Chromium, against a scripted runner on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from reference.server_kit import (  # noqa: E402
-    ScriptedBackend,
+    ScriptedRunner,
     application,
     plain,
     serving,
@@ -55,8 +55,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 
 
 @pytest.fixture
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(lambda request: thoughtful())
+def runner() -> ScriptedRunner:
+    return ScriptedRunner(lambda request: thoughtful())
 
 
 class Page:
@@ -86,11 +86,11 @@ class Page:
 
 
 @pytest.fixture
-def open_page(browser: webdriver.Chrome, backend: ScriptedBackend) -> Iterator[Callable[..., Page]]:
+def open_page(browser: webdriver.Chrome, runner: ScriptedRunner) -> Iterator[Callable[..., Page]]:
     stack = []
 
     def make(**options: Any) -> Page:
-        context = serving(application(backend, **options))
+        context = serving(application(runner, **options))
         port = context.__enter__()
         stack.append(context)
         browser.get(f"http://127.0.0.1:{port}/")
@@ -104,7 +104,7 @@ def open_page(browser: webdriver.Chrome, backend: ScriptedBackend) -> Iterator[C
         context.__exit__(None, None, None)
 
 
-def test_answer_reasoning_and_tree(open_page: Callable[..., Page], backend: ScriptedBackend) -> None:
+def test_answer_reasoning_and_tree(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:
     page = open_page()
     assert page.find("#model").text == "toy" and page.find("#status").text == "auto 15"
     page.ask("What is it?")
@@ -127,10 +127,10 @@ def test_answer_reasoning_and_tree(open_page: Callable[..., Page], backend: Scri
     assert "Step 2 of 2 (tree): 3 candidates, 2 accepted" in page.find("#about").text
     page.find("#before").click()
     assert "Step 1 of 2" in page.find("#about").text
-    assert backend.requests[0].on_step is None and page.errors() == []
+    assert runner.requests[0].return_steps is False and page.errors() == []
 
 
-def test_history_settings_and_new_chat(open_page: Callable[..., Page], backend: ScriptedBackend) -> None:
+def test_history_settings_and_new_chat(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:
     page = open_page()
     page.find("#settings summary").click()
     page.find("#system").send_keys("Be brief")
@@ -139,23 +139,23 @@ def test_history_settings_and_new_chat(open_page: Callable[..., Page], backend: 
     page.until(page.idle)
     page.find("#prompt").send_keys("Two", Keys.SHIFT + Keys.ENTER)
     page.find("#prompt").send_keys("lines", Keys.ENTER)
-    page.until(lambda: len(backend.requests) == 2 and page.idle())
-    said = [(m["role"], m["content"]) for m in backend.requests[1].messages]
+    page.until(lambda: len(runner.requests) == 2 and page.idle())
+    said = [(m["role"], m["content"]) for m in runner.requests[1].messages]
     assert said == [
         ("system", "Be brief"),
         ("user", "One"),
         ("assistant", "Answer: 42"),
         ("user", "Two\nlines"),
     ]
-    assert backend.requests[1].sampling.temperature == 0.3
+    assert runner.requests[1].sampling.temperature == 0.3
     page.find("#fresh").click()
     page.ask("Three")
-    page.until(lambda: len(backend.requests) == 3 and page.idle())
-    assert [m["content"] for m in backend.requests[2].messages] == ["Be brief", "Three"]
+    page.until(lambda: len(runner.requests) == 3 and page.idle())
+    assert [m["content"] for m in runner.requests[2].messages] == ["Be brief", "Three"]
 
 
-def test_stop(open_page: Callable[..., Page], backend: ScriptedBackend) -> None:
-    backend.script, backend.pace = lambda request: None, 0.01
+def test_stop(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:
+    runner.script, runner.pace = lambda request: None, 0.01
     page = open_page()
     page.ask("Go on for ever")
     page.until(
@@ -163,13 +163,13 @@ def test_stop(open_page: Callable[..., Page], backend: ScriptedBackend) -> None:
     )
     page.find("#stop").click()
     page.until(page.idle)
-    wait_until(lambda: backend.cancelled == 1)
+    wait_until(lambda: runner.cancelled == 1)
     assert page.texts(".facts")[0].endswith("stopped")
 
 
-def test_model_text_is_never_markup(open_page: Callable[..., Page], backend: ScriptedBackend) -> None:
+def test_model_text_is_never_markup(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:
     evil = "<img src=x onerror=alert(1)>\n\n```html\n<b>code</b>\n```\n\nand `<i>`"
-    backend.script = lambda request: plain(evil)
+    runner.script = lambda request: plain(evil)
     page = open_page()
     page.ask("<script>alert(2)</script>")
     page.until(page.idle)
@@ -179,12 +179,12 @@ def test_model_text_is_never_markup(open_page: Callable[..., Page], backend: Scr
     assert page.browser.find_elements(By.CSS_SELECTOR, ".message img, .message script, .message b") == []
 
 
-def test_errors_and_key(open_page: Callable[..., Page], backend: ScriptedBackend) -> None:
+def test_errors_and_key(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:
     page = open_page(keys=["sesame"])
     assert page.find("#status").text == "needs a key"
     page.find("#key").send_keys("sesame", Keys.TAB)
     page.until(lambda: page.find("#status").text == "auto 15")
-    backend.script = lambda request: [*plain()[:2], RuntimeError("broken")]
+    runner.script = lambda request: [*plain()[:2], RuntimeError("broken")]
     page.ask("Fail, please")
     page.until(page.idle)
     assert "internal error" in page.texts(".message.error")[0]

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient  # noqa: E402
 from dflash_ggml.errors import ContextOverflowError  # noqa: E402
 from dflash_ggml.session.requests import NamedTool  # noqa: E402
 from reference.server_kit import (  # noqa: E402
-    ScriptedBackend,
+    ScriptedRunner,
     application,
     calling,
     plain,
@@ -28,19 +28,19 @@ TOOL = {"name": "weather", "description": "Weather", "input_schema": {"type": "o
 
 
 @pytest.fixture
-def backend() -> ScriptedBackend:
-    return ScriptedBackend()
+def runner() -> ScriptedRunner:
+    return ScriptedRunner()
 
 
 @pytest.fixture
-def client(backend: ScriptedBackend) -> Iterator[Any]:
-    with TestClient(application(backend, keys=["sesame"])) as http:
+def client(runner: ScriptedRunner) -> Iterator[Any]:
+    with TestClient(application(runner, keys=["sesame"])) as http:
         yield anthropic.Anthropic(
             base_url="http://testserver", api_key="sesame", http_client=http, max_retries=0
         )
 
 
-def test_plain(client: Any, backend: ScriptedBackend) -> None:
+def test_plain(client: Any, runner: ScriptedRunner) -> None:
     message = client.messages.create(
         model="toy",
         messages=ASK,
@@ -54,7 +54,7 @@ def test_plain(client: Any, backend: ScriptedBackend) -> None:
     assert message.stop_reason == "end_turn" and message.stop_sequence is None
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (7, 5, 9)
-    request = backend.requests[0]
+    request = runner.requests[0]
     assert list(request.messages) == [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": "Hi"},
@@ -64,8 +64,8 @@ def test_plain(client: Any, backend: ScriptedBackend) -> None:
 
 
 @pytest.mark.parametrize("script", [plain, thoughtful, calling])
-def test_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) -> None:
-    backend.script = lambda request: script()
+def test_stream_equals_body(client: Any, runner: ScriptedRunner, script: Any) -> None:
+    runner.script = lambda request: script()
     options = {"model": "toy", "messages": ASK, "max_tokens": 50, "tools": [TOOL]}
     whole = client.messages.create(**options)
     with client.messages.stream(**options) as stream:
@@ -79,8 +79,8 @@ def test_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) 
     assert left == right
 
 
-def test_event_order(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: thoughtful()[1:]
+def test_event_order(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: thoughtful()[1:]
     with client.messages.with_streaming_response.create(
         model="toy", messages=ASK, max_tokens=50, stream=True
     ) as response:
@@ -108,8 +108,8 @@ def test_event_order(client: Any, backend: ScriptedBackend) -> None:
     assert kinds == ["thinking_delta", "thinking_delta", "signature_delta", "text_delta", "text_delta"]
 
 
-def test_tools_and_results(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: calling()
+def test_tools_and_results(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: calling()
     choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
     answer = client.messages.create(
         model="toy",
@@ -122,7 +122,7 @@ def test_tools_and_results(client: Any, backend: ScriptedBackend) -> None:
     assert answer.stop_reason == "tool_use"
     assert [b.type for b in answer.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert answer.content[2].input == {"city": "Paris"} and answer.content[2].id == "call_a"
-    request = backend.requests[0]
+    request = runner.requests[0]
     assert request.tool_choice == NamedTool("weather") and not request.parallel_tool_calls
     assert request.enable_thinking is True
     results = [
@@ -132,7 +132,7 @@ def test_tools_and_results(client: Any, backend: ScriptedBackend) -> None:
     ]
     history = [*ASK, {"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
     client.messages.create(model="toy", messages=history, max_tokens=50, tools=[TOOL])
-    messages = backend.requests[1].messages
+    messages = runner.requests[1].messages
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "user"]
     assert (
         messages[1]["reasoning_content"] == "I need the weather." and messages[1]["content"] == "One moment."
@@ -141,20 +141,20 @@ def test_tools_and_results(client: Any, backend: ScriptedBackend) -> None:
     assert messages[3] == {"role": "tool", "tool_call_id": "call_b", "content": "Error: no such city"}
 
 
-def test_stop_reasons(client: Any, backend: ScriptedBackend) -> None:
+def test_stop_reasons(client: Any, runner: ScriptedRunner) -> None:
     def ask(n: int) -> Any:
         return client.messages.create(model="toy", messages=ASK, max_tokens=n)
 
-    backend.script = lambda request: plain(reason="stop", stop="END")
+    runner.script = lambda request: plain(reason="stop", stop="END")
     assert (ask(9).stop_reason, ask(9).stop_sequence) == ("stop_sequence", "END")
-    backend.script = lambda request: plain(reason="length")
+    runner.script = lambda request: plain(reason="length")
     assert ask(9).stop_reason == "max_tokens"
     assert ask(5000).stop_reason == "model_context_window_exceeded"
 
 
-def test_prefill_and_structured_output(client: Any, backend: ScriptedBackend) -> None:
+def test_prefill_and_structured_output(client: Any, runner: ScriptedRunner) -> None:
     client.messages.create(model="toy", messages=[*ASK, {"role": "assistant", "content": "1."}], max_tokens=5)
-    assert backend.requests[0].continue_final_message
+    assert runner.requests[0].continue_final_message
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     client.messages.create(
         model="toy",
@@ -162,11 +162,11 @@ def test_prefill_and_structured_output(client: Any, backend: ScriptedBackend) ->
         max_tokens=5,
         output_config={"format": {"type": "json_schema", "schema": schema}},
     )
-    assert backend.requests[1].response_format["json_schema"]["schema"] == schema
+    assert runner.requests[1].response_format["json_schema"]["schema"] == schema
 
 
-def test_omitted_thinking(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: thoughtful()
+def test_omitted_thinking(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: thoughtful()
     options = {"model": "toy", "messages": ASK, "max_tokens": 50}
     thinking = {"type": "adaptive", "display": "omitted"}
     whole = client.messages.create(**options, thinking=thinking)
@@ -179,7 +179,7 @@ def test_omitted_thinking(client: Any, backend: ScriptedBackend) -> None:
     assert [b.type for b in streamed.content] == ["thinking", "text"] and streamed.content[0].thinking == ""
 
 
-def test_count_tokens(client: Any, backend: ScriptedBackend) -> None:
+def test_count_tokens(client: Any, runner: ScriptedRunner) -> None:
     count = client.messages.count_tokens(model="toy", messages=ASK, system="Be brief")
     assert count.input_tokens == len("HiBe brief")
 
@@ -229,19 +229,19 @@ def test_bad_requests(client: Any, change: dict[str, Any], words: str) -> None:
     assert error["request_id"] == caught.value.response.headers["request-id"]
 
 
-def test_other_failures(client: Any, backend: ScriptedBackend) -> None:
+def test_other_failures(client: Any, runner: ScriptedRunner) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(model="other", messages=ASK, max_tokens=5)
     assert caught.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.AuthenticationError) as caught:
         client.with_options(api_key="wrong").messages.create(model="toy", messages=ASK, max_tokens=5)
     assert caught.value.body["error"]["type"] == "authentication_error"
-    backend.script = lambda request: ContextOverflowError(
+    runner.script = lambda request: ContextOverflowError(
         "Requested tokens (300) exceed context window of 256"
     )
     with pytest.raises(anthropic.BadRequestError, match="exceed context window"):
         client.messages.create(model="toy", messages=ASK, max_tokens=5)
-    backend.script = lambda request: [*plain()[:2], RuntimeError("secret")]
+    runner.script = lambda request: [*plain()[:2], RuntimeError("secret")]
     stream = client.messages.stream(model="toy", messages=ASK, max_tokens=5)
     with pytest.raises(anthropic.APIStatusError, match="internal error"), stream as answer:
         answer.get_final_message()

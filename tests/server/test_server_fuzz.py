@@ -17,7 +17,7 @@ from starlette.testclient import TestClient  # noqa: E402
 from dflash_ggml.session.requests import ChatRequest  # noqa: E402
 from dflash_ggml.session.session import Session  # noqa: E402
 from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
-from reference.server_kit import ScriptedBackend, application, calling  # noqa: E402
+from reference.server_kit import ScriptedRunner, application, calling  # noqa: E402
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -130,7 +130,7 @@ def changed(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    backend = ScriptedBackend(lambda request: calling())
+    runner = ScriptedRunner(lambda request: calling())
     session = Session(FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE)))
 
     def count(
@@ -138,9 +138,9 @@ def client() -> Iterator[TestClient]:
     ) -> int:  # a real session renders and counts the prompt, only the answer is scripted
         return session.count_tokens(request) if isinstance(request, ChatRequest) else 1
 
-    backend.n_ctx = 4096
-    backend.count = count  # type: ignore[method-assign]
-    with TestClient(application(backend)) as made:
+    runner.n_ctx = 4096
+    runner.count = count  # type: ignore[method-assign]
+    with TestClient(application(runner)) as made:
         yield made
 
 

@@ -22,7 +22,7 @@ from dflash_ggml.server.errors import ApiError  # noqa: E402
 from dflash_ggml.server.limits import Limits, exceeds_depth  # noqa: E402
 from dflash_ggml.server.worker import Worker  # noqa: E402
 from reference.server_kit import (  # noqa: E402
-    ScriptedBackend,
+    ScriptedRunner,
     application,
     plain,
     service,
@@ -39,8 +39,8 @@ def script(request: Any) -> Any:
 
 
 @pytest.fixture
-def backend() -> ScriptedBackend:
-    made = ScriptedBackend(script)
+def runner() -> ScriptedRunner:
+    made = ScriptedRunner(script)
     made.pace = 0.002
     return made
 
@@ -57,34 +57,34 @@ def posted(port: int, body: Any, path: str = "/v1/chat/completions") -> Iterator
         connection.close()
 
 
-def test_disconnect_ends_a_stream(backend: ScriptedBackend) -> None:
-    with serving(application(backend)) as port:
+def test_disconnect_ends_a_stream(runner: ScriptedRunner) -> None:
+    with serving(application(runner)) as port:
         with posted(port, {**ENDLESS, "stream": True}) as response:
             assert response.status == 200
             assert response.readline().startswith(b"data: ")
-        wait_until(lambda: backend.cancelled == 1)
+        wait_until(lambda: runner.cancelled == 1)
         with posted(port, CHAT) as response:
             assert json.load(response)["choices"][0]["message"]["content"] == "Hello there"
 
 
-def test_closing_a_stream_of_the_official_clients_cancels(backend: ScriptedBackend) -> None:
+def test_closing_a_stream_of_the_official_clients_cancels(runner: ScriptedRunner) -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
-    with serving(application(backend)) as port:
+    with serving(application(runner)) as port:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
         with client.chat.completions.create(**ENDLESS, stream=True) as chunks:
             next(iter(chunks))
-        wait_until(lambda: backend.cancelled == 1)
+        wait_until(lambda: runner.cancelled == 1)
         with client.responses.create(model="toy", input="endless", stream=True) as events:
             next(iter(events))
-        wait_until(lambda: backend.cancelled == 2)
+        wait_until(lambda: runner.cancelled == 2)
         other = anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="x", max_retries=0)
         with other.messages.create(**ENDLESS, max_tokens=9, stream=True) as events:
             next(iter(events))
-        wait_until(lambda: backend.cancelled == 3)
+        wait_until(lambda: runner.cancelled == 3)
 
 
-def test_disconnect_ends_a_whole_answer_and_a_waiting_one(backend: ScriptedBackend) -> None:
-    made = service(backend)
+def test_disconnect_ends_a_whole_answer_and_a_waiting_one(runner: ScriptedRunner) -> None:
+    made = service(runner)
     with serving(create_app(made)) as port:
         first = http.client.HTTPConnection("127.0.0.1", port)
         second = http.client.HTTPConnection("127.0.0.1", port)
@@ -95,14 +95,14 @@ def test_disconnect_ends_a_whole_answer_and_a_waiting_one(backend: ScriptedBacke
         wait_until(lambda: made.worker.waiting == 1)
         second.close()
         wait_until(lambda: made.worker.waiting == 0)
-        assert backend.cancelled == 0
+        assert runner.cancelled == 0
         first.close()
-        wait_until(lambda: backend.cancelled == 1)
-        assert len(backend.requests) == 1
+        wait_until(lambda: runner.cancelled == 1)
+        assert len(runner.requests) == 1
 
 
-def test_many_abrupt_disconnects(backend: ScriptedBackend) -> None:
-    made = service(backend)
+def test_many_abrupt_disconnects(runner: ScriptedRunner) -> None:
+    made = service(runner)
     with serving(create_app(made)) as port:
         for i in range(200):
             body = json.dumps({**ENDLESS, "stream": bool(i % 2)}).encode()
@@ -120,9 +120,9 @@ def test_many_abrupt_disconnects(backend: ScriptedBackend) -> None:
         wait_until(lambda: made.worker.running == 0 and made.worker.waiting == 0)
 
 
-def test_half_sent_body_times_out(backend: ScriptedBackend) -> None:
+def test_half_sent_body_times_out(runner: ScriptedRunner) -> None:
     limits = Limits(body_seconds=0.1)
-    with serving(application(backend, limits=limits)) as port:
+    with serving(application(runner, limits=limits)) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             sock.sendall(head + b'Content-Length: 500\r\n\r\n{"model": ')
@@ -132,18 +132,18 @@ def test_half_sent_body_times_out(backend: ScriptedBackend) -> None:
             assert response.status == 200
 
 
-def test_slow_reader_is_cut_off(backend: ScriptedBackend) -> None:
-    backend.pace, backend.word = 0.01, "x" * 1_000_000
-    with serving(application(backend, limits=Limits(send_seconds=0.3))) as port:
+def test_slow_reader_is_cut_off(runner: ScriptedRunner) -> None:
+    runner.pace, runner.word = 0.01, "x" * 1_000_000
+    with serving(application(runner, limits=Limits(send_seconds=0.3))) as port:
         with posted(port, {**ENDLESS, "stream": True}) as response:
             assert response.status == 200
-            wait_until(lambda: backend.cancelled == 1)
+            wait_until(lambda: runner.cancelled == 1)
         with posted(port, CHAT) as response:
             assert response.status == 200
 
 
-def test_queue_full_and_order(backend: ScriptedBackend) -> None:
-    made = service(backend, queue_limit=2)
+def test_queue_full_and_order(runner: ScriptedRunner) -> None:
+    made = service(runner, queue_limit=2)
     with serving(create_app(made)) as port, contextlib.ExitStack() as stack:
         connections = []
         for expected in (0, 1):
@@ -163,9 +163,9 @@ def test_queue_full_and_order(backend: ScriptedBackend) -> None:
 
 
 @pytest.fixture
-def http_client(backend: ScriptedBackend) -> Iterator[TestClient]:
+def http_client(runner: ScriptedRunner) -> Iterator[TestClient]:
     limits = Limits(body_bytes=4000, nesting=16, messages=4)
-    with TestClient(application(backend, limits=limits)) as client:
+    with TestClient(application(runner, limits=limits)) as client:
         yield client
 
 
@@ -236,17 +236,15 @@ def test_tokenize_detokenize_props_metrics(http_client: TestClient) -> None:
     assert "dflash_spec_decode_num_drafts_total 4.0" in text
 
 
-def test_prompt_too_long_is_refused_before_the_queue(
-    http_client: TestClient, backend: ScriptedBackend
-) -> None:
+def test_prompt_too_long_is_refused_before_the_queue(http_client: TestClient, runner: ScriptedRunner) -> None:
     long = {"model": "toy", "messages": [{"role": "user", "content": "x" * 300}]}
     response = http_client.post("/v1/chat/completions", json={**long, "stream": True})
     assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
-    assert backend.requests == []
+    assert runner.requests == []
 
 
-def test_keys(backend: ScriptedBackend) -> None:
-    with TestClient(application(backend, keys=["one", "two"])) as client:
+def test_keys(runner: ScriptedRunner) -> None:
+    with TestClient(application(runner, keys=["one", "two"])) as client:
         for path in ("/v1/models", "/metrics", "/props", "/v1/models/toy"):
             assert client.get(path).status_code == 401
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 401
@@ -276,14 +274,14 @@ def test_key_rules() -> None:
         require_safe_bind("0.0.0.0", [])
 
 
-def test_foreign_hosts_and_origins(backend: ScriptedBackend) -> None:
-    with TestClient(create_app(service(backend), allowed_hosts=["127.0.0.1"])) as client:
+def test_foreign_hosts_and_origins(runner: ScriptedRunner) -> None:
+    with TestClient(create_app(service(runner), allowed_hosts=["127.0.0.1"])) as client:
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 400
         assert client.get("/health", headers={"host": "127.0.0.1:8080"}).status_code == 200
-    with TestClient(application(backend)) as client:
+    with TestClient(application(runner)) as client:
         answer = client.get("/health", headers={"origin": "http://evil.example"})
         assert "access-control-allow-origin" not in answer.headers
-    with TestClient(create_app(service(backend), cors_origins=["http://good.example"])) as client:
+    with TestClient(create_app(service(runner), cors_origins=["http://good.example"])) as client:
         answer = client.get("/health", headers={"origin": "http://good.example"})
         assert answer.headers["access-control-allow-origin"] == "http://good.example"
 
@@ -302,15 +300,15 @@ def test_failed_load_is_told() -> None:
     assert worker.stop()
 
 
-def test_stop_closes_the_backend_and_refuses(backend: ScriptedBackend) -> None:
-    made = service(backend)
+def test_stop_closes_the_runner_and_refuses(runner: ScriptedRunner) -> None:
+    made = service(runner)
     with TestClient(create_app(made)) as client:
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
         made.worker.drain()
         answer = client.post("/v1/chat/completions", json=CHAT)
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"
         assert client.get("/health").status_code == 503
-    assert backend.closed
+    assert runner.closed
 
 
 def test_depth() -> None:

@@ -19,7 +19,7 @@ from dflash_ggml.session.events import Begin, TextDelta  # noqa: E402
 from dflash_ggml.session.requests import NamedTool  # noqa: E402
 from reference.server_kit import (  # noqa: E402
     LOGPROB,
-    ScriptedBackend,
+    ScriptedRunner,
     application,
     calling,
     plain,
@@ -37,19 +37,19 @@ TOOL = {
 
 
 @pytest.fixture
-def backend() -> ScriptedBackend:
-    return ScriptedBackend()
+def runner() -> ScriptedRunner:
+    return ScriptedRunner()
 
 
 @pytest.fixture
-def client(backend: ScriptedBackend) -> Iterator[Any]:
-    with TestClient(application(backend)) as http:
+def client(runner: ScriptedRunner) -> Iterator[Any]:
+    with TestClient(application(runner)) as http:
         yield openai.OpenAI(
             base_url="http://testserver/v1", api_key="unused", http_client=http, max_retries=0
         )
 
 
-def test_chat_plain(client: Any, backend: ScriptedBackend) -> None:
+def test_chat_plain(client: Any, runner: ScriptedRunner) -> None:
     answer = client.chat.completions.create(
         model="toy", messages=ASK, temperature=0, max_tokens=20, stop="END"
     )
@@ -66,13 +66,13 @@ def test_chat_plain(client: Any, backend: ScriptedBackend) -> None:
     timings = answer.model_extra["timings"]
     assert timings["draft_n"] == 60 and timings["draft_n_accepted"] == 5 and timings["prompt_n"] == 7
     assert timings["predicted_per_second"] == 225.0 and timings["mode"] == "tree" and timings["budget"] == 15
-    request = backend.requests[0]
+    request = runner.requests[0]
     assert request.sampling.temperature == 0 and request.max_tokens == 20 and request.stop == ("END",)
 
 
 @pytest.mark.parametrize("script", [plain, thoughtful, calling])
-def test_chat_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) -> None:
-    backend.script = lambda request: script()
+def test_chat_stream_equals_body(client: Any, runner: ScriptedRunner, script: Any) -> None:
+    runner.script = lambda request: script()
     whole = client.chat.completions.create(model="toy", messages=ASK, tools=[TOOL])
     stream = client.chat.completions.create(
         model="toy", messages=ASK, tools=[TOOL], stream=True, stream_options={"include_usage": True}
@@ -107,44 +107,44 @@ def test_chat_stream_equals_body(client: Any, backend: ScriptedBackend, script: 
     assert reasons == [whole.choices[0].finish_reason] and usage == whole.usage
 
 
-def test_chat_tools_round_trip(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: calling()
+def test_chat_tools_round_trip(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: calling()
     choice = {"type": "function", "function": {"name": "weather"}}
     answer = client.chat.completions.create(
         model="toy", messages=ASK, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False
     )
     assert answer.choices[0].finish_reason == "tool_calls"
-    assert backend.requests[0].tool_choice == NamedTool("weather")
-    assert backend.requests[0].parallel_tool_calls is False
+    assert runner.requests[0].tool_choice == NamedTool("weather")
+    assert runner.requests[0].parallel_tool_calls is False
     sent_back = answer.choices[0].message.model_dump(exclude_none=True)
     results = [{"role": "tool", "tool_call_id": c["id"], "content": "sunny"} for c in sent_back["tool_calls"]]
     client.chat.completions.create(model="toy", messages=[*ASK, sent_back, *results], tools=[TOOL])
-    messages = backend.requests[1].messages
+    messages = runner.requests[1].messages
     assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
     assert messages[1]["reasoning_content"] == "I need the weather."
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
 
 
-def test_chat_stream_helper_accumulates(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: calling()
+def test_chat_stream_helper_accumulates(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: calling()
     with client.chat.completions.stream(model="toy", messages=ASK) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.tool_calls[1].function.arguments == '{"city": "Rome"}'
 
 
-def test_chat_logprobs(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: [Begin(12, 5), TextDelta("Hi", (LOGPROB,)), *plain("")[1:]]
+def test_chat_logprobs(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: [Begin(12, 5), TextDelta("Hi", (LOGPROB,)), *plain("")[1:]]
     answer = client.chat.completions.create(model="toy", messages=ASK, logprobs=True, top_logprobs=2)
     entry = answer.choices[0].logprobs.content[0]
     assert (entry.token, entry.bytes, entry.logprob) == ("Hi", [72, 105], -0.25)
     assert [t.token for t in entry.top_logprobs] == ["Hi", "Ho"]
-    assert backend.requests[0].logprobs == 2
+    assert runner.requests[0].logprobs == 2
     stream = client.chat.completions.create(model="toy", messages=ASK, logprobs=True, stream=True)
     content = [t for c in stream if c.choices[0].logprobs for t in c.choices[0].logprobs.content]
     assert [t.token for t in content] == ["Hi"]
 
 
-def test_sampling_fields_reach_the_request(client: Any, backend: ScriptedBackend) -> None:
+def test_sampling_fields_reach_the_request(client: Any, runner: ScriptedRunner) -> None:
     client.chat.completions.create(
         model="toy",
         messages=ASK,
@@ -156,7 +156,7 @@ def test_sampling_fields_reach_the_request(client: Any, backend: ScriptedBackend
         logit_bias={"5": -100, "6": 3},
         extra_body={"top_k": 7, "min_p": 0.1, "repeat_penalty": 1.2, "dflash": {"mode": "tree", "budget": 9}},
     )
-    request = backend.requests[0]
+    request = runner.requests[0]
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.7, 11, 7)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
@@ -165,29 +165,29 @@ def test_sampling_fields_reach_the_request(client: Any, backend: ScriptedBackend
     assert (request.mode, request.budget) == ("tree", 9)
 
 
-def test_thinking_switch_and_notes(client: Any, backend: ScriptedBackend) -> None:
+def test_thinking_switch_and_notes(client: Any, runner: ScriptedRunner) -> None:
     raw = client.chat.completions.with_raw_response.create(model="toy", messages=ASK, reasoning_effort="low")
-    assert "no levels" in raw.headers["x-dflash-notes"] and backend.requests[-1].enable_thinking is True
+    assert "no levels" in raw.headers["x-dflash-notes"] and runner.requests[-1].enable_thinking is True
     client.chat.completions.create(model="toy", messages=ASK, reasoning_effort="none")
-    assert backend.requests[-1].enable_thinking is False
+    assert runner.requests[-1].enable_thinking is False
     extra = {"chat_template_kwargs": {"enable_thinking": False, "tone": "dry"}}
     client.chat.completions.create(model="toy", messages=ASK, extra_body=extra)
-    assert backend.requests[-1].enable_thinking is False
-    assert backend.requests[-1].chat_template_kwargs == {"tone": "dry"}
+    assert runner.requests[-1].enable_thinking is False
+    assert runner.requests[-1].chat_template_kwargs == {"tone": "dry"}
 
 
-def test_response_format(client: Any, backend: ScriptedBackend) -> None:
+def test_response_format(client: Any, runner: ScriptedRunner) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     client.chat.completions.create(model="toy", messages=ASK, response_format=wanted)
-    assert backend.requests[0].response_format == {
+    assert runner.requests[0].response_format == {
         "type": "json_schema",
         "json_schema": {"name": "x", "schema": schema},
     }
 
 
-def test_steps_and_progress_are_opt_in(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: thoughtful()
+def test_steps_and_progress_are_opt_in(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: thoughtful()
     extra = {"dflash": {"return_steps": True}, "return_progress": True}
     stream = client.chat.completions.create(model="toy", messages=ASK, stream=True, extra_body=extra)
     chunks = [c.model_extra or {} for c in stream]
@@ -199,8 +199,8 @@ def test_steps_and_progress_are_opt_in(client: Any, backend: ScriptedBackend) ->
     assert not any({"dflash", "prompt_progress"} & set(c.model_extra or {}) for c in silent)
 
 
-def test_completions(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: [
+def test_completions(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: [
         Begin(2, 0),
         TextDelta("Hi", (LOGPROB,)),
         TextDelta("!"),
@@ -218,8 +218,8 @@ def test_completions(client: Any, backend: ScriptedBackend) -> None:
     echo_stream = client.completions.create(model="toy", prompt="Once", echo=True, stream=True)
     assert "".join(c.choices[0].text for c in echo_stream) == "OnceHi!"
     client.completions.create(model="toy", prompt=[1, 2, 3], suffix="end")
-    assert backend.requests[-1].prompt == [1, 2, 3] and backend.requests[-1].suffix == "end"
-    assert backend.requests[-1].max_tokens == 16
+    assert runner.requests[-1].prompt == [1, 2, 3] and runner.requests[-1].suffix == "end"
+    assert runner.requests[-1].max_tokens == 16
 
 
 def test_models(client: Any) -> None:
@@ -264,10 +264,10 @@ def test_models(client: Any) -> None:
     ],
 )
 def test_bad_requests_name_the_field(
-    client: Any, backend: ScriptedBackend, change: Any, param: str | None
+    client: Any, runner: ScriptedRunner, change: Any, param: str | None
 ) -> None:
     if change == {"messages": []}:
-        backend.script = lambda request: ConfigError("messages: expected a non-empty list of messages")
+        runner.script = lambda request: ConfigError("messages: expected a non-empty list of messages")
     body = {"model": "toy", "messages": ASK, **change}
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/chat/completions", body=body, cast_to=object)
@@ -278,11 +278,11 @@ def test_bad_requests_name_the_field(
     assert error.response.headers["x-should-retry"] == "false"
 
 
-def test_unknown_model_and_overflow(client: Any, backend: ScriptedBackend) -> None:
+def test_unknown_model_and_overflow(client: Any, runner: ScriptedRunner) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-9", messages=ASK)
     assert caught.value.code == "model_not_found" and "toy" in str(caught.value)
-    backend.script = lambda request: ContextOverflowError(
+    runner.script = lambda request: ContextOverflowError(
         "Requested tokens (300) exceed context window of 256"
     )
     for stream in (False, True):
@@ -291,22 +291,22 @@ def test_unknown_model_and_overflow(client: Any, backend: ScriptedBackend) -> No
         assert caught.value.code == "context_length_exceeded"
 
 
-def test_failure_before_and_in_a_stream(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: RuntimeError("secret detail")
+def test_failure_before_and_in_a_stream(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: RuntimeError("secret detail")
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model="toy", messages=ASK)
     assert "secret" not in str(caught.value) and "internal error" in str(caught.value)
-    backend.script = lambda request: [*plain()[:2], RuntimeError("secret detail")]
+    runner.script = lambda request: [*plain()[:2], RuntimeError("secret detail")]
     stream = client.chat.completions.create(model="toy", messages=ASK, stream=True)
     with pytest.raises(openai.APIError, match="internal error"):
         list(stream)
-    backend.script = lambda request: plain()
+    runner.script = lambda request: plain()
     assert (
         client.chat.completions.create(model="toy", messages=ASK).choices[0].message.content == "Hello there"
     )
 
 
-def test_length(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: plain(reason="length")
+def test_length(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: plain(reason="length")
     assert client.chat.completions.create(model="toy", messages=ASK).choices[0].finish_reason == "length"
-    assert replace(backend.requests[0]).max_tokens is None
+    assert replace(runner.requests[0]).max_tokens is None

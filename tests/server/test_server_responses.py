@@ -17,7 +17,7 @@ from dflash_ggml.server.responses_schema import ResponseStore  # noqa: E402
 from dflash_ggml.session.events import Begin, TextDelta  # noqa: E402
 from reference.server_kit import (  # noqa: E402
     LOGPROB,
-    ScriptedBackend,
+    ScriptedRunner,
     application,
     calling,
     plain,
@@ -33,34 +33,34 @@ TOOL = {
 
 
 @pytest.fixture
-def backend() -> ScriptedBackend:
-    return ScriptedBackend()
+def runner() -> ScriptedRunner:
+    return ScriptedRunner()
 
 
 @pytest.fixture
-def client(backend: ScriptedBackend) -> Iterator[Any]:
-    with TestClient(application(backend)) as http:
+def client(runner: ScriptedRunner) -> Iterator[Any]:
+    with TestClient(application(runner)) as http:
         yield openai.OpenAI(
             base_url="http://testserver/v1", api_key="unused", http_client=http, max_retries=0
         )
 
 
-def test_plain(client: Any, backend: ScriptedBackend) -> None:
+def test_plain(client: Any, runner: ScriptedRunner) -> None:
     response = client.responses.create(model="toy", input="Hi", instructions="Be brief", max_output_tokens=30)
     assert response.output_text == "Hello there" and response.status == "completed"
     usage = response.usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (12, 9, 21)
     assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (5, 3)
-    assert list(backend.requests[0].messages) == [
+    assert list(runner.requests[0].messages) == [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": "Hi"},
     ]
-    assert backend.requests[0].max_tokens == 30
+    assert runner.requests[0].max_tokens == 30
 
 
 @pytest.mark.parametrize("script", [plain, thoughtful, calling])
-def test_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) -> None:
-    backend.script = lambda request: script()
+def test_stream_equals_body(client: Any, runner: ScriptedRunner, script: Any) -> None:
+    runner.script = lambda request: script()
     whole = client.responses.create(model="toy", input="Hi", tools=[TOOL])
     events = list(client.responses.create(model="toy", input="Hi", tools=[TOOL], stream=True))
     assert [e.sequence_number for e in events] == list(range(len(events)))
@@ -84,24 +84,24 @@ def test_stream_equals_body(client: Any, backend: ScriptedBackend, script: Any) 
     assert text == whole.output_text
 
 
-def test_tool_items(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: calling()
+def test_tool_items(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: calling()
     response = client.responses.create(model="toy", input="Hi", tools=[TOOL], store=False)
     assert [i.type for i in response.output] == ["reasoning", "message", "function_call", "function_call"]
     assert response.output[2].arguments == '{"city": "Paris"}' and response.output[2].call_id == "call_a"
     items = [{"role": "user", "content": "Hi"}, *(i.model_dump(exclude_none=True) for i in response.output)]
     items += [{"type": "function_call_output", "call_id": "call_a", "output": "sunny"}]
     client.responses.create(model="toy", input=items, tools=[TOOL])
-    messages = backend.requests[1].messages
+    messages = runner.requests[1].messages
     assert [m["role"] for m in messages] == ["user", "assistant", "tool"]
     assert messages[1]["reasoning_content"] == "I need the weather." and len(messages[1]["tool_calls"]) == 2
 
 
-def test_previous_response(client: Any, backend: ScriptedBackend) -> None:
+def test_previous_response(client: Any, runner: ScriptedRunner) -> None:
     first = client.responses.create(model="toy", input="One", instructions="Not kept")
     second = client.responses.create(model="toy", input="Two", previous_response_id=first.id)
     client.responses.create(model="toy", input="Three", previous_response_id=second.id)
-    said = [(m["role"], m["content"]) for m in backend.requests[2].messages]
+    said = [(m["role"], m["content"]) for m in runner.requests[2].messages]
     reply = ("assistant", "Hello there")
     assert said == [("user", "One"), reply, ("user", "Two"), reply, ("user", "Three")]
     unstored = client.responses.create(model="toy", input="One", store=False)
@@ -129,9 +129,9 @@ def test_store_is_bounded_by_size_too() -> None:
     assert len(store) == 0
 
 
-def test_incomplete_logprobs_and_format(client: Any, backend: ScriptedBackend) -> None:
+def test_incomplete_logprobs_and_format(client: Any, runner: ScriptedRunner) -> None:
     ending = plain("", reason="length")[1:]
-    backend.script = lambda request: [Begin(1, 0), TextDelta("Hi", (LOGPROB,)), *ending]
+    runner.script = lambda request: [Begin(1, 0), TextDelta("Hi", (LOGPROB,)), *ending]
     text = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
     response = client.responses.create(
         model="toy", input="Hi", include=["message.output_text.logprobs"], top_logprobs=2, text=text
@@ -139,8 +139,8 @@ def test_incomplete_logprobs_and_format(client: Any, backend: ScriptedBackend) -
     assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
     assert response.output[0].status == "incomplete"
     assert response.output[0].content[0].logprobs[0].token == "Hi"
-    assert backend.requests[0].logprobs == 2
-    assert backend.requests[0].response_format["json_schema"]["schema"] == {"type": "object"}
+    assert runner.requests[0].logprobs == 2
+    assert runner.requests[0].response_format["json_schema"]["schema"] == {"type": "object"}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_bad_requests(client: Any, change: dict[str, Any], param: str | None) ->
         assert caught.value.param == param
 
 
-def test_failure_in_a_stream(client: Any, backend: ScriptedBackend) -> None:
-    backend.script = lambda request: [*plain()[:2], RuntimeError("secret")]
+def test_failure_in_a_stream(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: [*plain()[:2], RuntimeError("secret")]
     events = list(client.responses.create(model="toy", input="Hi", stream=True))
     assert events[-1].type == "error" and "internal error" in events[-1].message

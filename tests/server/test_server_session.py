@@ -19,8 +19,8 @@ from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.engine.engine import Engine  # noqa: E402
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET  # noqa: E402
 from dflash_ggml.server.app import create_app, make_service  # noqa: E402
-from dflash_ggml.server.backend import Backend  # noqa: E402
 from dflash_ggml.server.dialect import Settings  # noqa: E402
+from dflash_ggml.server.runner import Runner  # noqa: E402
 from dflash_ggml.session.session import Session  # noqa: E402
 from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
 
@@ -35,8 +35,8 @@ REPLY = (
 
 @contextlib.contextmanager
 def client_of(engine: Any) -> Iterator[TestClient]:
-    backend = Backend(Session(engine))
-    with TestClient(create_app(make_service(lambda progress: backend, Settings(names=("toy",))))) as client:
+    runner = Runner(Session(engine))
+    with TestClient(create_app(make_service(lambda progress: runner, Settings(names=("toy",))))) as client:
         yield client
 
 

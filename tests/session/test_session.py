@@ -21,9 +21,9 @@ from dflash_ggml.session.events import (
     Usage,
     merged,
 )
+from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest
 from dflash_ggml.session.session import Session, run_chat, run_completion
-from dflash_ggml.text.template import ChatTemplate
 from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
 GREEDY = SamplingParams(temperature=0)
@@ -110,7 +110,7 @@ def test_a_failing_callback_leaves_the_session_usable(session: Session) -> None:
     expected = list(run_chat(session, chat(max_tokens=5)))[2:-2]
     for options in ({"logits_processor": (fail,)}, {"on_step": fail}, {"stopping_criteria": (fail,)}):
         with pytest.raises(RuntimeError, match="mine"):
-            list(run_chat(session, chat(**options)))
+            list(run_chat(session, chat(), hooks=Hooks(**options)))
         again = list(run_chat(session, chat(max_tokens=5)))
         assert [e for e in again if isinstance(e, (ReasoningDelta, TextDelta))] == [
             e for e in expected if isinstance(e, (ReasoningDelta, TextDelta))
@@ -146,23 +146,23 @@ def test_without_a_template(session: Session) -> None:
     bare = Session(FakeEngine(tokenizer=byte_vocabulary(template="")))
     with pytest.raises(ConfigError, match="no chat template"):
         list(run_chat(bare, chat()))
-    given = chat(template=ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    given = chat(template="{% for m in messages %}{{ m.content }}{% endfor %}")
     assert list(run_chat(bare, given))[-1].reason == "length"
 
 
 def test_boundaries_are_where_messages_start(session: Session) -> None:
     request = chat(messages=[{"role": "system", "content": "s"}, USER])
-    ids = session.tokenizer.encode(session.prompt(request))
-    assert session.template is not None
-    marks = session.boundaries(ids, session.template)
+    prepared = session.prepare(request)
+    ids, marks = prepared.ids, prepared.boundaries
+    assert list(ids) == session.tokenizer.encode(prepared.text)
     assert [session.tokenizer.decode([ids[i]], special=True) for i in marks] == ["<|im_start|>"] * 3
-    assert session.boundaries(ids, ChatTemplate("{{ messages[0].content }}")) == []
+    assert session.prepare(chat(template="{{ messages[0].content }}")).boundaries == ()
     assert session.count_tokens(request) == len(ids)
 
 
 def test_continuing_an_answer(session: Session) -> None:
     messages = [USER, {"role": "assistant", "content": "The answer"}]
-    prompt = session.prompt(chat(messages=messages, continue_final_message=True))
+    prompt = session.prepare(chat(messages=messages, continue_final_message=True)).text
     assert prompt.endswith("<|im_start|>assistant\nThe answer")
 
 
@@ -183,10 +183,10 @@ def test_plain_decoding_without_a_draft() -> None:
 def test_fill_in_the_middle(session: Session) -> None:
     marks = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3}
     session.tokenizer.id_of = lambda text: marks.get(text)  # type: ignore[method-assign]
-    ids = session.completion_ids(CompletionRequest(prompt="a", suffix="b"))
-    assert ids == [1, 97, 2, 98, 3]
-    ids = session.completion_ids(CompletionRequest(prompt="a", suffix="b", suffix_first=True))
-    assert ids == [2, 98, 1, 97, 3]
+    ids = session.prepare(CompletionRequest(prompt="a", suffix="b")).ids
+    assert ids == (1, 97, 2, 98, 3)
+    ids = session.prepare(CompletionRequest(prompt="a", suffix="b", suffix_first=True)).ids
+    assert ids == (2, 98, 1, 97, 3)
 
 
 def test_merged_deltas() -> None:

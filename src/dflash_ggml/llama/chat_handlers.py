@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import ConfigError
-from ..text.template import CHATML, ChatTemplate
+from ..text.template import CHATML
 
 
 class ChatHandler(Protocol):
@@ -16,9 +16,9 @@ class ChatHandler(Protocol):
 
 
 class TemplateHandler:
-    """A handler that renders one template and parses the answer natively."""
+    """A handler that renders one template (its source text) and parses the answer natively."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: str) -> None:
         self.template = template
 
     def __call__(self, *, llama: Any, messages: Any, **kwargs: Any) -> Any:
@@ -26,7 +26,7 @@ class TemplateHandler:
 
 
 # Registered by users with `register_chat_completion_handler`; as in llama-cpp-python, shared by all models.
-_REGISTRY: dict[str, ChatHandler] = {"chatml": TemplateHandler(ChatTemplate(CHATML, eos_token="<|im_end|>"))}
+_REGISTRY: dict[str, ChatHandler] = {"chatml": TemplateHandler(CHATML)}
 
 
 def register_chat_completion_handler(name: str) -> Callable[[ChatHandler], ChatHandler]:

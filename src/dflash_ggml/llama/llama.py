@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..config import Mode
 from ..session.events import Event, Usage
-from ..session.requests import CompletionRequest, NamedTool
+from ..session.hooks import Hooks
+from ..session.requests import ChatRequest, CompletionRequest, NamedTool
 from ..session.session import CACHE_BYTES, run_chat, run_completion
 from ..session.shapes import usage_line
 from ..text.grammar import LlamaGrammar
-from ..text.template import ChatTemplate
 from ..text.tools import check_tools
 from .chat_completion import chat_body, chat_chunks
 from .chat_handlers import ChatHandler, TemplateHandler, get_chat_completion_handler
@@ -22,7 +22,14 @@ from .completion import Heading, completion_body, completion_chunks
 from .core import LlamaCore
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
-from .requests import SAMPLING_OPTIONS, chat_request, completion_request, legacy_tools, sampling_params
+from .requests import (
+    SAMPLING_OPTIONS,
+    chat_request,
+    completion_request,
+    hooks_of,
+    legacy_tools,
+    sampling_params,
+)
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
 if TYPE_CHECKING:
@@ -105,25 +112,25 @@ class Llama(LlamaCore):
         super().__init__(options)
         self.chat_handler = chat_handler
         self._chat_handlers: dict[str, ChatHandler] = {
-            name[len("tokenizer.") :]: TemplateHandler(self._template(source))
+            name[len("tokenizer.") :]: self._handler(source)
             for name, source in self.metadata.items()
             if name.startswith("tokenizer.chat_template.")
         }
         if "tokenizer.chat_template" in self.metadata:
-            template = self._template(self.metadata["tokenizer.chat_template"])
-            self._chat_handlers["chat_template.default"] = TemplateHandler(template)
+            self._chat_handlers["chat_template.default"] = self._handler(
+                self.metadata["tokenizer.chat_template"]
+            )
         self.chat_format = chat_format
         if chat_format is None and chat_handler is None:
             self.chat_format = (
                 "chat_template.default" if "tokenizer.chat_template" in self.metadata else "chatml"
             )
 
-    def _template(self, source: str) -> ChatTemplate:
-        texts = {
-            name: "" if token < 0 else self._engine_tokenizer.tokens[token]
-            for name, token in (("bos_token", self.token_bos()), ("eos_token", self.token_eos()))
-        }
-        return ChatTemplate(source, **texts)
+    def _handler(self, source: str) -> TemplateHandler:
+        """A handler of one of the model's templates, compiled now, so that a bad one is found here."""
+        if self._session is not None:
+            self._session.templates.of(source)
+        return TemplateHandler(source)
 
     # --- text completions
 
@@ -189,17 +196,15 @@ class Llama(LlamaCore):
             max_tokens=max_tokens,
             stop=stop,
             grammar=grammar,
-            logits_processor=self._row_keeper() + list(logits_processor or ()),
-            stopping_criteria=stopping_criteria,
             mode=mode,
             budget=budget,
-            on_step=on_step,
             suffix=suffix,
             suffix_first=self._options.spm_infill,
             prompt_logprobs=echo and logprobs is not None,
         )
         head = Heading(self.model_path if model is None else model)
-        events = self._completion_events(request)
+        processors = self._row_keeper() + list(logits_processor or ())
+        events = self._events(request, hooks_of(processors, stopping_criteria, on_step))
         if stream:
             return completion_chunks(events, head, base=len(prompt))
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
@@ -213,20 +218,18 @@ class Llama(LlamaCore):
             return list(self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True))
         return prompt if isinstance(prompt, str) else [int(t) for t in prompt]
 
-    def _completion_events(self, request: CompletionRequest) -> Iterator[Event]:
-        ids = self.session.completion_ids(request) if self.cache else []
-        yield from self._run(lambda: run_completion(self.session, request), ids)
-
-    def _run(self, start: Callable[[], Iterable[Event]], prompt: Sequence[int]) -> Iterator[Event]:
-        """Run a generation; prompt: its ids, needed with a state cache only."""
-        self._consult_cache(prompt)
-        for event in start():
+    def _events(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
+        """Run a generation, with the state cache before and after it."""
+        prepared = self.session.prepare(request)
+        self._consult_cache(prepared.ids)
+        run = run_chat if isinstance(request, ChatRequest) else run_completion
+        for event in run(self.session, prepared, hooks=hooks):
             yield event
             if isinstance(event, Usage):
                 if self.verbose:
                     print(usage_line(event), file=sys.stderr)
                 self._follow_engine()
-        if self.cache is not None and prompt:
+        if self.cache is not None:
             self.cache[self._input_ids.tolist()] = self.save_state()
 
     def _row_keeper(self) -> list[Any]:
@@ -297,7 +300,7 @@ class Llama(LlamaCore):
 
     def _chat(
         self,
-        template: ChatTemplate,
+        template: str,
         messages: Sequence[Mapping[str, Any]],
         *,
         functions: Any = None,
@@ -310,6 +313,7 @@ class Llama(LlamaCore):
         tfs_z: float = 1.0,
         temperature: float = 0.2,
         logits_processor: Any = None,
+        on_step: Callable[[Step], None] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         enable_thinking: bool | None = None,
         parallel_tool_calls: bool = True,
@@ -324,7 +328,6 @@ class Llama(LlamaCore):
             params,
             tools=all_tools,
             tool_choice=choice,
-            logits_processor=self._row_keeper() + list(logits_processor or ()),
             chat_template_kwargs=chat_template_kwargs,
             enable_thinking=enable_thinking,
             parallel_tool_calls=parallel_tool_calls,
@@ -336,8 +339,8 @@ class Llama(LlamaCore):
         def new_id(index: int, name: str) -> str:
             return f"call__{index}_{name}_{head.id}"
 
-        prompt = self.session.tokenizer.encode(self.session.prompt(request)) if self.cache else []
-        events = self._run(lambda: run_chat(self.session, request, new_call_id=new_id), prompt)
+        processors = self._row_keeper() + list(logits_processor or ())
+        events = self._events(request, hooks_of(processors, on_step=on_step, new_call_id=new_id))
         legacy = isinstance(request.tool_choice, NamedTool) or functions is not None
         return (chat_chunks if stream else chat_body)(events, head, legacy_call=legacy)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..decode.sampling import SamplingParams
 from ..errors import ConfigError
+from ..session.hooks import Hooks
 from ..session.requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, ToolChoice
 from ..text.grammar import LlamaGrammar
-from ..text.template import ChatTemplate
 from .options import LLAMA_DEFAULT_SEED
 
 SAMPLING_OPTIONS = (
@@ -71,11 +71,8 @@ def shared_options(
     max_tokens: int | None,
     stop: str | Sequence[str] | None,
     grammar: Any,
-    logits_processor: Any,
-    stopping_criteria: Any = None,
     mode: Any = None,
     budget: int | None = None,
-    on_step: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """The arguments that completions and chats share."""
     return {
@@ -83,11 +80,8 @@ def shared_options(
         "max_tokens": None if max_tokens is None or max_tokens <= 0 else max_tokens,
         "stop": stop_strings(stop),
         "grammar": grammar_spec(grammar),
-        "logits_processor": as_tuple(logits_processor),
-        "stopping_criteria": as_tuple(stopping_criteria),
         "mode": mode,
         "budget": budget,
-        "on_step": on_step,
     }
 
 
@@ -96,6 +90,21 @@ def as_tuple(functions: Any) -> tuple[Any, ...]:
     if functions is None:
         return ()
     return tuple(functions) if isinstance(functions, (list, tuple)) else (functions,)
+
+
+def hooks_of(
+    logits_processor: Any,
+    stopping_criteria: Any = None,
+    on_step: Callable[..., None] | None = None,
+    **more: Any,
+) -> Hooks:
+    """The callables among a method's keywords."""
+    return Hooks(
+        logits_processor=as_tuple(logits_processor),
+        stopping_criteria=as_tuple(stopping_criteria),
+        on_step=on_step,
+        **more,
+    )
 
 
 def legacy_tools(
@@ -134,7 +143,7 @@ def completion_request(
 
 
 def chat_request(
-    template: ChatTemplate,
+    template: str,
     messages: Sequence[Mapping[str, Any]],
     sampling: SamplingParams,
     *,

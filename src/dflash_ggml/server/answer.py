@@ -10,6 +10,7 @@ from ..session.events import (
     Begin,
     Finish,
     ReasoningDelta,
+    StepReport,
     TextDelta,
     TokenLogprob,
     ToolCallArgs,
@@ -17,7 +18,6 @@ from ..session.events import (
     Usage,
 )
 from .errors import ApiError
-from .step_view import StepView
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Answer:
     """What has been received so far. `blocks` are in the order in which the model wrote them."""
 
     blocks: list[Block] = field(default_factory=list)
-    steps: list[StepView] = field(default_factory=list)
+    steps: list[StepReport] = field(default_factory=list)
     begin: Begin | None = None
     usage: Usage | None = None
     finish: Finish | None = None
@@ -53,7 +53,7 @@ class Answer:
             self.blocks.append(Block("tool", id=event.id, name=event.name))
         elif isinstance(event, ToolCallArgs):
             self.blocks[-1].text += event.json
-        elif isinstance(event, StepView):
+        elif isinstance(event, StepReport):
             self.steps.append(event)
         elif isinstance(event, Begin):
             self.begin = event

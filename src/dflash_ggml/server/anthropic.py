@@ -22,13 +22,13 @@ from ..session.requests import ChatRequest, NamedTool, ToolChoice
 from ..session.shapes import timings_dict
 from .answer import Answer
 from .anthropic_schema import CountBody, MessagesBody, chat_messages, chat_tools
-from .dialect import Prepared, Settings, data_event, new_id, speculation
+from .dialect import ApiCall, Settings, data_event, new_id, speculation
 from .errors import ApiError, anthropic_body, bad_request
 from .limits import check_count, check_stops
 from .schema import parse, sampling_params
 
 
-def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
+def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
     body = parse(MessagesBody, data)
     model = settings.model(body.model)
@@ -45,10 +45,10 @@ def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
     )
     show = body.thinking is None or body.thinking.display != "omitted"
     encoder = MessageEncoder(model, body.max_tokens, show_thinking=show)
-    return Prepared(request, encoder, bool(body.stream), notes=notes)
+    return ApiCall(request, encoder, bool(body.stream), notes=notes)
 
 
-def prepare_count(data: dict[str, Any], settings: Settings) -> ChatRequest:
+def read_count(data: dict[str, Any], settings: Settings) -> ChatRequest:
     """Validate a count_tokens body, which may be a whole request; raises ApiError naming the field."""
     extra = set(MessagesBody.model_fields) - set(CountBody.model_fields)
     body = parse(CountBody, {k: v for k, v in data.items() if k not in extra})

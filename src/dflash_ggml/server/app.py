@@ -24,16 +24,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..errors import DflashError
-from ..session.requests import ChatRequest, CompletionRequest
 from . import anthropic, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
-from .backend import Backend, work
-from .dialect import Prepared, Settings, new_id
+from .dialect import ApiCall, Settings, new_id
 from .errors import ApiError, anthropic_body, from_exception, is_anthropic, openai_body
 from .exchange import respond
 from .limits import parse_json, read_body
 from .metrics import CONTENT_TYPE, Metrics
 from .responses_schema import ResponseStore
+from .runner import Runner, work
 from .schema import Body, parse
 from .worker import Worker
 
@@ -46,7 +45,7 @@ PAGE_POLICY = (
 )
 LARGE_BODY = 64 << 10  # bytes from which parsing happens beside the event loop
 
-Prepare = Callable[[dict[str, Any], Settings], Prepared]
+ReadCall = Callable[[dict[str, Any], Settings], ApiCall]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -54,7 +53,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Service:
     """Everything the routes share. `drain_seconds`: how long a running answer may go on after SIGTERM."""
 
-    worker: Worker[Backend]
+    worker: Worker[Runner]
     settings: Settings
     keys: KeyRing
     metrics: Metrics
@@ -104,12 +103,12 @@ def create_app(
         if not stopped:
             log.error("the inference thread did not end in time")
 
-    responses = partial(openai_responses.prepare, store=service.store)
-    generating: list[tuple[str, Prepare]] = [
-        ("/v1/chat/completions", openai_chat.prepare),
-        ("/v1/completions", openai_completions.prepare),
+    responses = partial(openai_responses.read_call, store=service.store)
+    generating: list[tuple[str, ReadCall]] = [
+        ("/v1/chat/completions", openai_chat.read_call),
+        ("/v1/completions", openai_completions.read_call),
         ("/v1/responses", responses),
-        ("/v1/messages", anthropic.prepare),
+        ("/v1/messages", anthropic.read_call),
     ]
     plain: list[tuple[str, Callable[[Service, Request], Awaitable[Response]], str]] = [
         ("/v1/messages/count_tokens", _count_tokens, "POST"),
@@ -121,8 +120,8 @@ def create_app(
         ("/props", _props, "GET"),
     ]
     routes: list[Route | Mount] = [
-        Route(path, _guarded(service, partial(_generate, service, prepare)), methods=["POST"])
-        for path, prepare in generating
+        Route(path, _guarded(service, partial(_generate, service, read_call)), methods=["POST"])
+        for path, read_call in generating
     ]
     routes += [
         Route(path, _guarded(service, partial(handler, service)), methods=[method])
@@ -185,8 +184,8 @@ async def _crash(service: Service, request: Request, error: Exception) -> Respon
     )
 
 
-async def _json(service: Service, request: Request, prepare: Callable[[dict[str, Any]], Any]) -> Any:
-    """Read, parse and validate a body with `prepare`."""
+async def _json(service: Service, request: Request, read: Callable[[dict[str, Any]], Any]) -> Any:
+    """Read, parse and validate a body with `read`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # A web page of any origin may send other types without asking first.
@@ -194,20 +193,23 @@ async def _json(service: Service, request: Request, prepare: Callable[[dict[str,
     body = await read_body(request, service.settings.limits)
 
     def parsed() -> Any:
-        return prepare(parse_json(body, service.settings.limits))
+        return read(parse_json(body, service.settings.limits))
 
     return await asyncio.to_thread(parsed) if len(body) > LARGE_BODY else parsed()
 
 
-async def _generate(service: Service, prepare: Prepare, request: Request) -> Response:
-    prepared: Prepared = await _json(service, request, lambda data: prepare(data, service.settings))
-    await _check_prompt(service.worker.require_ready(), prepared.request)
-    job = service.worker.submit(
-        request.state.client, work(prepared.request, prepared.return_steps, service.metrics)
-    )
+async def _generate(service: Service, read_call: ReadCall, request: Request) -> Response:
+    call: ApiCall = await _json(service, request, lambda data: read_call(data, service.settings))
+    runner = service.worker.require_ready()
+    try:
+        # a prompt that cannot be is refused before it waits, while there is a status
+        prepared = await asyncio.to_thread(runner.prepare, call.request)
+    except DflashError as error:
+        raise from_exception(error) from None
+    job = service.worker.submit(request.state.client, work(prepared, service.metrics))
     return await respond(
         request,
-        prepared,
+        call,
         job,
         service.worker,
         drain_seconds=service.drain_seconds,
@@ -215,22 +217,11 @@ async def _generate(service: Service, prepare: Prepare, request: Request) -> Res
     )
 
 
-async def _check_prompt(backend: Backend, asked: ChatRequest | CompletionRequest) -> None:
-    """Refuse a prompt that cannot be rendered or does not fit before it waits, while there is a status."""
-    try:
-        n = await asyncio.to_thread(backend.count, asked)
-    except DflashError as error:
-        raise from_exception(error) from None
-    if n >= backend.n_ctx:
-        message = f"Requested tokens ({n}) exceed context window of {backend.n_ctx}"
-        raise ApiError(400, message, code="context_length_exceeded")
-
-
 async def _count_tokens(service: Service, request: Request) -> Response:
-    asked = await _json(service, request, lambda data: anthropic.prepare_count(data, service.settings))
-    backend = service.worker.require_ready()
+    asked = await _json(service, request, lambda data: anthropic.read_count(data, service.settings))
+    runner = service.worker.require_ready()
     try:
-        return JSONResponse({"input_tokens": await asyncio.to_thread(backend.count, asked)})
+        return JSONResponse({"input_tokens": await asyncio.to_thread(runner.count, asked)})
     except DflashError as error:
         raise from_exception(error) from None
 
@@ -238,7 +229,7 @@ async def _count_tokens(service: Service, request: Request) -> Response:
 def _model_object(service: Service, name: str) -> dict[str, Any]:
     """One object that both the OpenAI and the Anthropic client can read."""
     created = service.settings.created
-    backend = service.worker.backend
+    runner = service.worker.runner
     return {
         "id": name,
         "object": "model",
@@ -247,7 +238,7 @@ def _model_object(service: Service, name: str) -> dict[str, Any]:
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(created, timezone.utc).isoformat(),
-        "max_input_tokens": backend.n_ctx if backend is not None else None,
+        "max_input_tokens": runner.n_ctx if runner is not None else None,
     }
 
 
@@ -319,7 +310,7 @@ async def _health(service: Service, request: Request) -> Response:
     if worker.failure is not None:
         return JSONResponse({"status": "failed"}, 503)
     stage, done, total = worker.loading
-    status = "stopping" if worker.backend is not None else "loading"
+    status = "stopping" if worker.runner is not None else "loading"
     return JSONResponse(
         {"status": status, "stage": stage, "done": done, "total": total}, 503, {"retry-after": "2"}
     )
@@ -335,15 +326,15 @@ async def _page(request: Request) -> Response:
 
 
 def make_service(
-    open_backend: Callable[[Callable[[str, int, int], None]], Backend],
+    open_runner: Callable[[Callable[[str, int, int], None]], Runner],
     settings: Settings,
     *,
     keys: Sequence[str] = (),
     queue_limit: int = 32,
     drain_seconds: float = 10.0,
 ) -> Service:
-    """A service whose worker will open its backend in its own thread."""
-    worker: Worker[Backend] = Worker(open_backend, queue_limit=queue_limit)
+    """A service whose worker will open its runner in its own thread."""
+    worker: Worker[Runner] = Worker(open_runner, queue_limit=queue_limit)
     metrics = Metrics(lambda: worker.running, lambda: worker.waiting)
     worker.on_finished = metrics.seconds
     return Service(worker, settings, KeyRing(keys), metrics, drain_seconds)

@@ -21,9 +21,9 @@ try:
 
     from .app import Service, create_app, make_service
     from .auth import require_safe_bind
-    from .backend import Backend
     from .dialect import Settings
     from .limits import Limits
+    from .runner import Runner
 except ImportError as error:  # the server extra is optional
     raise SystemExit(f"dflash-serve: {error.name} is missing: pip install 'dflash-ggml[server]'") from None
 
@@ -116,16 +116,16 @@ def read_keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
-def opener(config: EngineConfig, cache_bytes: int) -> Callable[[Callable[[str, int, int], None]], Backend]:
+def opener(config: EngineConfig, cache_bytes: int) -> Callable[[Callable[[str, int, int], None]], Runner]:
     """What the inference thread calls to load the model."""
 
-    def open_backend(progress: Callable[[str, int, int], None]) -> Backend:
+    def open_runner(progress: Callable[[str, int, int], None]) -> Runner:
         from ..engine.engine import Engine
         from ..session.session import Session
 
-        return Backend(Session(Engine.load(config, progress), cache_bytes=cache_bytes))
+        return Runner(Session(Engine.load(config, progress), cache_bytes=cache_bytes))
 
-    return open_backend
+    return open_runner
 
 
 def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the four API dialects have in common: settings in, a prepared request and an encoder out."""
+"""What the four API dialects have in common: settings in, an API call with its encoder out."""
 
 from __future__ import annotations
 
@@ -59,13 +59,12 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A validated request, ready to be queued."""
+class ApiCall:
+    """One HTTP request understood: what it asks of the session, and who renders the answer."""
 
     request: ChatRequest | CompletionRequest
     encoder: Encoder
     stream: bool
-    return_steps: bool = False
     notes: tuple[str, ...] = ()  # what was understood in a weaker sense than asked; sent as a header
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from .dialect import Prepared
+from .dialect import ApiCall
 from .errors import ApiError, from_exception
 from .worker import Job, Worker
 
@@ -66,7 +66,7 @@ async def _first_of(request: Request, task: asyncio.Task[Any], seconds: float | 
 
 async def respond(
     request: Request,
-    prepared: Prepared,
+    call: ApiCall,
     job: Job[Any],
     worker: Worker[Any],
     *,
@@ -74,10 +74,10 @@ async def respond(
     send_seconds: float,
 ) -> Response:
     """The response to a queued job; raises ApiError when it failed before anything was sent."""
-    headers = {"x-dflash-notes": "; ".join(prepared.notes)} if prepared.notes else {}
+    headers = {"x-dflash-notes": "; ".join(call.notes)} if call.notes else {}
     events = job.events()
-    if not prepared.stream:
-        return await _whole(request, prepared, job, worker, events, headers)
+    if not call.stream:
+        return await _whole(request, call, job, worker, events, headers)
     head = asyncio.ensure_future(anext(events))
     try:
         present = await _first_of(request, head, HEAD_SECONDS)
@@ -95,7 +95,7 @@ async def respond(
         worker,
         job,
         drain_seconds,
-        content=_encoded(prepared, head, events),
+        content=_encoded(call, head, events),
         headers=headers,
         ping=PING_SECONDS,
         sep="\n",
@@ -103,11 +103,9 @@ async def respond(
     )
 
 
-async def _encoded(
-    prepared: Prepared, head: asyncio.Task[Any], events: AsyncIterator[Any]
-) -> AsyncIterator[Any]:
+async def _encoded(call: ApiCall, head: asyncio.Task[Any], events: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """Server-sent events of a job whose first event is `head`."""
-    encoder = prepared.encoder
+    encoder = call.encoder
     try:
         event = await head
         while True:
@@ -125,7 +123,7 @@ async def _encoded(
 
 async def _whole(
     request: Request,
-    prepared: Prepared,
+    call: ApiCall,
     job: Job[Any],
     worker: Worker[Any],
     events: AsyncIterator[Any],
@@ -133,7 +131,7 @@ async def _whole(
 ) -> Response:
     async def collect() -> None:
         async for event in events:
-            for _ in prepared.encoder.feed(event):
+            for _ in call.encoder.feed(event):
                 pass
 
     task = asyncio.ensure_future(collect())
@@ -141,7 +139,7 @@ async def _whole(
         if not await _first_of(request, task, None):
             return Response(status_code=CLIENT_GONE)
         await task
-        return JSONResponse(prepared.encoder.body(), headers=headers)
+        return JSONResponse(call.encoder.body(), headers=headers)
     finally:
         worker.abandon(job)
         task.cancel()

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, Usage
+from ..session.events import (
+    Finish,
+    Progress,
+    ReasoningDelta,
+    StepReport,
+    TextDelta,
+    ToolCallArgs,
+    ToolCallBegin,
+    Usage,
+)
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
 from ..session.shapes import logprob_entry, timings_dict, usage_dict
 from .answer import Answer, Block
-from .dialect import Prepared, Settings, data_event, new_id, openai_error, speculation, thinking
+from .dialect import ApiCall, Settings, data_event, new_id, openai_error, speculation, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count, check_stops
 from .schema import Body, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
-from .step_view import StepView
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -117,7 +126,7 @@ class ChatBody(SamplingFields):
     dflash: Options | None = None
 
 
-def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
+def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
     for name in ("functions", "function_call"):
         if data.get(name) is not None:
@@ -162,6 +171,7 @@ def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
         max_tokens=body.max_completion_tokens or body.max_tokens or settings.max_tokens,
         stop=check_stops(stops, limits),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        return_steps=bool(body.dflash and body.dflash.return_steps),
         **speculation(body.dflash),
     )
     options = body.stream_options
@@ -171,8 +181,7 @@ def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
         logprobs=bool(body.logprobs),
         progress=bool(body.return_progress),
     )
-    steps = bool(body.dflash and body.dflash.return_steps)
-    return Prepared(request, encoder, bool(body.stream), steps, notes)
+    return ApiCall(request, encoder, bool(body.stream), notes)
 
 
 def _tool_choice(body: ChatBody) -> ToolChoice:
@@ -236,8 +245,8 @@ class ChatEncoder:
             yield self._chunk({"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]})
         elif isinstance(event, Progress) and self._progress and event.stage == "prefill":
             yield self._chunk({}, prompt_progress=self._prompt_progress(event))
-        elif isinstance(event, StepView):
-            yield self._chunk({}, dflash={"step": event.as_dict()})
+        elif isinstance(event, StepReport):
+            yield self._chunk({}, dflash={"step": asdict(event)})
         elif isinstance(event, Finish):
             yield from self._finish()
 
@@ -275,5 +284,5 @@ class ChatEncoder:
         body: dict[str, Any] = {**self._head, "object": "chat.completion", "choices": [choice]}
         body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
         if answer.steps:
-            body["dflash"] = {"steps": [s.as_dict() for s in answer.steps]}
+            body["dflash"] = {"steps": [asdict(s) for s in answer.steps]}
         return body

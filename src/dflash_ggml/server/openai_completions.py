@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..session.events import Finish, Progress, TextDelta, TokenLogprob
+from ..session.events import Finish, Progress, StepReport, TextDelta, TokenLogprob
 from ..session.requests import CompletionRequest
 from ..session.shapes import timings_dict, usage_dict
 from .answer import Answer
-from .dialect import Prepared, Settings, data_event, new_id, openai_error, speculation
+from .dialect import ApiCall, Settings, data_event, new_id, openai_error, speculation
 from .errors import ApiError, bad_request
 from .limits import check_stops
 from .openai_chat import StreamOptions
 from .schema import Count, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
-from .step_view import StepView
 
 Token = Annotated[int, Field(ge=0)]
 
@@ -44,7 +44,7 @@ class CompletionBody(SamplingFields):
     dflash: Options | None = None
 
 
-def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
+def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
     body = parse(CompletionBody, data)
     model = settings.model(body.model)
@@ -68,6 +68,7 @@ def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
         max_tokens=body.max_tokens or settings.max_tokens or 16,
         stop=check_stops(stops, settings.limits),
         logprobs=body.logprobs,
+        return_steps=bool(body.dflash and body.dflash.return_steps),
         **speculation(body.dflash),
     )
     options = body.stream_options
@@ -78,7 +79,7 @@ def prepare(data: dict[str, Any], settings: Settings) -> Prepared:
         logprobs=body.logprobs is not None,
         progress=bool(body.return_progress),
     )
-    return Prepared(request, encoder, bool(body.stream), bool(body.dflash and body.dflash.return_steps))
+    return ApiCall(request, encoder, bool(body.stream))
 
 
 def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
@@ -128,8 +129,8 @@ class CompletionEncoder:
             spent = int(1000 * (time.monotonic() - self._clock))
             progress = {"total": event.total, "cache": cached, "processed": event.done, "time_ms": spent}
             yield self._chunk("", prompt_progress=progress)
-        elif isinstance(event, StepView):
-            yield self._chunk("", dflash={"step": event.as_dict()})
+        elif isinstance(event, StepReport):
+            yield self._chunk("", dflash={"step": asdict(event)})
         elif isinstance(event, Finish):
             usage, finish = self.answer.done()
             yield self._chunk("", finish.reason, timings=timings_dict(usage))
@@ -163,5 +164,5 @@ class CompletionEncoder:
         body: dict[str, Any] = {**self._head, "choices": [choice]}
         body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
         if answer.steps:
-            body["dflash"] = {"steps": [s.as_dict() for s in answer.steps]}
+            body["dflash"] = {"steps": [asdict(s) for s in answer.steps]}
         return body

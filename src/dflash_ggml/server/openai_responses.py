@@ -19,14 +19,14 @@ from ..session.events import (
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
 from ..session.shapes import logprob_entry, timings_dict
 from .answer import Answer, Block
-from .dialect import Prepared, Settings, data_event, new_id, speculation, thinking
+from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count
 from .responses_schema import FunctionChoice, ResponsesBody, ResponseStore, chat_messages, with_instructions
 from .schema import parse, sampling_params, unsupported
 
 
-def prepare(data: dict[str, Any], settings: Settings, store: ResponseStore) -> Prepared:
+def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
     for name in ("prompt", "conversation", "max_tool_calls", "context_management"):
         if data.get(name) is not None:
@@ -63,7 +63,7 @@ def prepare(data: dict[str, Any], settings: Settings, store: ResponseStore) -> P
         **speculation(body.dflash),
     )
     encoder = ResponseEncoder(model, body, request, new, store if body.store is not False else None)
-    return Prepared(request, encoder, bool(body.stream), notes=notes)
+    return ApiCall(request, encoder, bool(body.stream), notes=notes)
 
 
 def _chat_tool(tool: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class _End:
 
 
 class Job(Generic[B]):
-    """One request: `work(backend, cancelled)` yields events in the worker's thread, `events()` receives them.
+    """One request: `work(runner, cancelled)` yields events in the worker's thread, `events()` receives them.
 
     Created in the event loop that will read it.
     """
@@ -69,15 +69,15 @@ class Job(Generic[B]):
 
 
 class Worker(Generic[B]):
-    """Runs jobs in turn in one thread; `open_backend(progress)` is called there first, its `close()` last."""
+    """Runs jobs in turn in one thread; `open_runner(progress)` is called there first, its `close()` last."""
 
     def __init__(
         self,
-        open_backend: Callable[[Callable[[str, int, int], None]], B],
+        open_runner: Callable[[Callable[[str, int, int], None]], B],
         *,
         queue_limit: int = 32,
     ) -> None:
-        self._open = open_backend
+        self._open = open_runner
         self._queue: FairQueue[Job[B]] = FairQueue(queue_limit)
         self.on_finished: Callable[[float], None] | None = None
         self._thread = threading.Thread(target=self._main, name="dflash-inference", daemon=True)
@@ -86,7 +86,7 @@ class Worker(Generic[B]):
         self._current: Job[B] | None = None
         self._seconds = 1.0  # moving mean of a job's duration, for Retry-After
         self._lock = threading.Lock()
-        self.backend: B | None = None
+        self.runner: B | None = None
         self.failure: BaseException | None = None
         self.loading: tuple[str, int, int] = ("start", 0, 0)
 
@@ -95,7 +95,7 @@ class Worker(Generic[B]):
         self._thread.start()
 
     def wait_ready(self, timeout: float | None = None) -> bool:
-        """Wait until the backend is open or has failed to open; re-raises that failure."""
+        """Wait until the runner is open or has failed to open; re-raises that failure."""
         done = self._ready.wait(timeout)
         if self.failure is not None:
             raise self.failure
@@ -104,7 +104,7 @@ class Worker(Generic[B]):
     @property
     def ready(self) -> bool:
         """True once requests can be taken."""
-        return self.backend is not None and not self._draining
+        return self.runner is not None and not self._draining
 
     @property
     def waiting(self) -> int:
@@ -119,18 +119,18 @@ class Worker(Generic[B]):
         return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running))))
 
     def require_ready(self) -> B:
-        """The open backend; raises ApiError 503 while it is loading or shutting down."""
+        """The open runner; raises ApiError 503 while it is loading or shutting down."""
         if self.failure is not None:
             raise ApiError(503, f"the model could not be loaded: {self.failure}", code="model_failed")
         if self._draining:
             raise ApiError(
                 503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True
             )
-        if self.backend is None:
+        if self.runner is None:
             stage, done, total = self.loading
             share = f" ({stage}, {100 * done // total}%)" if total else f" ({stage})"
             raise ApiError(503, f"the model is loading{share}", code="loading", retry_after=2, retry=True)
-        return self.backend
+        return self.runner
 
     def submit(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> Job[B]:
         """Queue a job; raises ApiError 503 with Retry-After when full, loading or shutting down."""
@@ -171,7 +171,7 @@ class Worker(Generic[B]):
             )
 
     def stop(self, timeout: float = 30.0) -> bool:
-        """Drain, cancel the running job, close the backend; True if the thread ended within `timeout` s."""
+        """Drain, cancel the running job, close the runner; True if the thread ended within `timeout` s."""
         self.drain()
         self.cancel_running()
         if self._thread.ident is not None:
@@ -180,7 +180,7 @@ class Worker(Generic[B]):
 
     def _main(self) -> None:
         try:
-            self.backend = self._open(self._on_progress)
+            self.runner = self._open(self._on_progress)
         except BaseException as error:
             log.error("the model could not be loaded: %s", error)
             self.failure = error
@@ -197,8 +197,8 @@ class Worker(Generic[B]):
                     self._current = None
                 del job  # an idle thread must not keep the last request's buffers alive
         finally:
-            close = getattr(self.backend, "close", None)
-            self.backend = None
+            close = getattr(self.runner, "close", None)
+            self.runner = None
             if close is not None:
                 close()
 
@@ -206,12 +206,12 @@ class Worker(Generic[B]):
         self.loading = (stage, done, total)
 
     def _run(self, job: Job[B]) -> None:
-        assert self.backend is not None
+        assert self.runner is not None
         started = time.monotonic()
         error: BaseException | None = None
         events: Iterator[Any] = iter(())
         try:
-            events = job.work(self.backend, lambda: job.cancelled)
+            events = job.work(self.runner, lambda: job.cancelled)
             for (
                 event
             ) in events:  # a cancelled job ends its own events within one step, after counting its usage

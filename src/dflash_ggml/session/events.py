@@ -1,7 +1,7 @@
 """What one generation says, as typed events: the only thing between the engine's tokens and any response shape.
 
 Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, `Usage` is
-always the event before it. The deltas are those of `text.deltas`; users find all of them here.
+always the event before it. A `StepReport`, when asked for, comes before the deltas that its step led to. The deltas are those of `text.deltas`; users find all of them here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..text.deltas import (
     ToolCallEnd,
     TopLogprob,
 )
+from .step_report import StepReport
 
 __all__ = [
     "Begin",
@@ -29,6 +30,7 @@ __all__ = [
     "Progress",
     "PromptLogprobs",
     "ReasoningDelta",
+    "StepReport",
     "TextDelta",
     "TokenLogprob",
     "ToolCallArgs",
@@ -111,7 +113,7 @@ class Finish:
     stop_string: str | None = None
 
 
-Event = Union[Begin, Progress, PromptLogprobs, Delta, Usage, Finish]
+Event = Union[Begin, Progress, PromptLogprobs, StepReport, Delta, Usage, Finish]
 
 
 def merged(events: Iterable[Event]) -> list[Event]:

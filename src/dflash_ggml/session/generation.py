@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..decode.sampling import Processor, Sampler
-from ..errors import ConfigError, ContextOverflowError
-from .events import Begin, Event, Finish, FinishReason, Progress, PromptLogprobs, TokenLogprob, Usage, merged
+from .events import (
+    Begin,
+    Event,
+    Finish,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    StepReport,
+    TokenLogprob,
+    Usage,
+    merged,
+)
+from .hooks import Hooks
 from .prompt_state import PromptState
-from .requests import GenerationOptions
+from .prompts import Prepared
 from .sinks import ChatSink, TextSink
 from .token_rows import RowTap, token_logprob
 
@@ -22,42 +33,36 @@ from ..engine.step import Step
 
 
 class Generation:
-    """Runs once. grammar: processor to apply after the caller's own; boundaries: message starts in ids."""
+    """Runs once. grammar: processor to apply after the caller's own."""
 
     def __init__(
         self,
         state: PromptState,
-        ids: Sequence[int],
-        options: GenerationOptions,
+        prepared: Prepared,
         sink: TextSink | ChatSink,
         *,
+        hooks: Hooks,
         grammar: Processor | None = None,
-        boundaries: Sequence[int] = (),
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.engine: Engine = state.engine
-        if len(ids) >= self.engine.n_ctx:
-            raise ContextOverflowError(
-                f"Requested tokens ({len(ids)}) exceed context window of {self.engine.n_ctx}"
-            )
-        bad = next((i for i in ids if not 0 <= i < self.engine.n_vocab), None)
-        if bad is not None:
-            raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {self.engine.n_vocab}")
+        ids, options = list(prepared.ids), prepared.request
         self._state = state
-        self._ids = list(ids)
+        self._ids = ids
         self._options = options
         self._sink = sink
-        self._boundaries = boundaries
+        self._hooks = hooks
+        self._boundaries = prepared.boundaries
         self._should_stop = should_stop
         room = self.engine.n_ctx - len(ids)
         wanted = options.max_tokens
         self._limit = room if wanted is None or wanted <= 0 else min(wanted, room)
-        needs_rows = options.logprobs is not None or bool(options.stopping_criteria)
+        needs_rows = options.logprobs is not None or bool(hooks.stopping_criteria)
         self._tap = RowTap() if needs_rows else None
         taps = [self._tap] if self._tap is not None else []
         grammars = [grammar] if grammar is not None else []
         self._sampler = Sampler(
-            options.sampling, self.engine.n_vocab, [*taps, *options.logits_processor, *grammars]
+            options.sampling, self.engine.n_vocab, [*taps, *hooks.logits_processor, *grammars]
         )
         self._text = np.empty(self.engine.n_ctx + 1, np.int32)  # prompt and output, for stopping criteria
         self._text[: len(ids)] = ids
@@ -137,8 +142,10 @@ class Generation:
                 if step is None:
                     return
                 self._count(step)
-                if options.on_step is not None:
-                    options.on_step(step)
+                if self._hooks.on_step is not None:
+                    self._hooks.on_step(step)
+                if options.return_steps:
+                    yield StepReport.of(step, self.engine.tokenizer)
                 yield from self._drain()
         finally:
             steps.close()
@@ -148,7 +155,7 @@ class Generation:
         tokenizer, options = self.engine.tokenizer, self._options
         row: Any = self._tap.row if self._tap is not None else None
         n = len(self._ids) + self._n_out
-        if any(criterion(self._text[:n], row) for criterion in options.stopping_criteria):
+        if any(criterion(self._text[:n], row) for criterion in self._hooks.stopping_criteria):
             self._reason = "stop"
             return True
         self._text[n] = token

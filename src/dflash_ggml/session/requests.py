@@ -1,12 +1,17 @@
-"""What can be asked of a session: typed requests that name every parameter that is honoured, and no other."""
+"""What can be asked of a session: typed requests that name every parameter that is honoured, and no other.
+
+Requests are plain data, so that they can be pickled or sent as JSON (`session.wire`) to an engine in another process.
+Two designs were weighed. In the first a request carries its callables, and a remote session replaces each by a proxy
+that calls back: one object for everything, but a round trip per emitted token, and a request that works or not depending
+on where the engine runs. In the second, taken here, callables are no part of a request: they go beside it in `Hooks`,
+which only a session in the same process accepts, and what a remote caller needs of a step is an event.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
-
-import numpy as np
+from typing import Any, get_args
 
 from ..config import Mode
 from ..decode.sampling import SamplingParams
@@ -14,16 +19,7 @@ from ..errors import ConfigError
 from ..text.grammar_spec import GrammarSpec
 from ..text.tools import NamedTool, ToolChoice
 
-if TYPE_CHECKING:
-    from ..engine.step import Step
-    from ..text.template import ChatTemplate
-
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec", "NamedTool", "ToolChoice"]
-
-# (ids so far int32 [n], scores float32 [V]) -> scores float32 [V]; may change `scores` in place
-LogitsProcessorFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
-StoppingCriterionFn = Callable[[np.ndarray, np.ndarray], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +27,7 @@ class GenerationOptions:
     """What completions and chats share.
 
     max_tokens: None fills the context. logprobs: None for none, else how many alternatives per token (0 is allowed).
-    mode and budget override the engine's speculation for this request. on_step sees every engine step.
+    mode and budget override the engine's speculation for this request. return_steps: a StepReport of every step.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -39,11 +35,9 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     grammar: GrammarSpec | None = None
     logprobs: int | None = None
-    logits_processor: tuple[LogitsProcessorFn, ...] = ()
-    stopping_criteria: tuple[StoppingCriterionFn, ...] = ()
     mode: Mode | None = None
     budget: int | None = None
-    on_step: Callable[[Step], None] | None = None
+    return_steps: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
@@ -76,7 +70,7 @@ class ChatRequest(GenerationOptions):
 
     stop strings and grammar bind the visible text only, not the reasoning. parallel_tool_calls False ends the answer
     after one call. continue_final_message: the last message is from the assistant and is to be continued.
-    enable_thinking None leaves the choice to the template. split_reasoning False leaves reasoning in the text.
+    template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the template. split_reasoning False leaves reasoning in the text.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -84,7 +78,7 @@ class ChatRequest(GenerationOptions):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | None = None
-    template: ChatTemplate | None = None
+    template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
     split_reasoning: bool = True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..engine.step import Step
@@ -11,9 +12,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StepView:
-    """One step. Node 0 is the root (the pending token); `path`: the accepted nodes, root first; `emitted`: the
-    texts that the step added. A step without a draft has no nodes."""
+class StepReport:
+    """One step. Node 0 is the root (the pending token); `path`: the accepted nodes, root first; `emitted`: the texts
+    that the step added; `times`: milliseconds by part of the step. A step without a draft has no nodes."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -23,14 +24,14 @@ class StepView:
     accepted: int
     emitted: tuple[str, ...]
     mode: str
-    times: dict[str, float]
+    times: Mapping[str, float]
 
     @classmethod
-    def of(cls, step: Step, tokenizer: Tokenizer) -> StepView:
-        """The view of an engine's Step."""
+    def of(cls, step: Step, tokenizer: Tokenizer) -> StepReport:
+        """The report of an engine's Step."""
 
         def text(token: int) -> str:
-            return tokenizer.token_bytes(int(token)).decode("utf-8", "replace")
+            return tokenizer.piece(int(token)).decode("utf-8", "replace")
 
         tree = step.tree
         tokens = tuple(int(t) for t in tree.tokens) if tree is not None else ()
@@ -46,7 +47,3 @@ class StepView:
             mode=step.mode,
             times={n: round(float(getattr(step.timings, n)), 3) for n in names},
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}

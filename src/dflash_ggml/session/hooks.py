@@ -1,0 +1,31 @@
+"""Functions that a caller in the same process may hang into a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..decode.sampling import Processor
+from ..text.chat_parser import new_call_id
+
+if TYPE_CHECKING:
+    from ..engine.engine import Step
+
+# (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
+StoppingCriterion = Callable[[np.ndarray, np.ndarray], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a request cannot carry: it is data, and these cannot follow it into another process.
+
+    on_step sees every engine step. new_call_id makes the id of a tool call from its index and name.
+    """
+
+    logits_processor: tuple[Processor, ...] = ()
+    stopping_criteria: tuple[StoppingCriterion, ...] = ()
+    on_step: Callable[[Step], None] | None = None
+    new_call_id: Callable[[int, str], str] = new_call_id

@@ -1,0 +1,84 @@
+"""From a request to its prompt: rendered and tokenised once, by whoever has time, before the engine is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from ..text.chat_parser import reasoning_at_start
+from ..text.template import normalise_messages
+from ..text.tokenizer import Tokenizer
+from ..text.tools import NamedTool, check_tools, with_generic_tool_prompt
+from .requests import ChatRequest, CompletionRequest
+from .templates import Templates
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request with its prompt, plain data as well.
+
+    text: the rendered conversation, or the text before a completion. boundaries: positions in ids at which messages
+    start. in_reasoning: the text ends inside an open think block.
+    """
+
+    request: ChatRequest | CompletionRequest
+    text: str
+    ids: tuple[int, ...]
+    boundaries: tuple[int, ...] = ()
+    in_reasoning: bool = False
+
+
+class Prompts:
+    """Makes the prompts of one vocabulary; any thread may ask."""
+
+    def __init__(self, tokenizer: Tokenizer, templates: Templates) -> None:
+        self._tokenizer = tokenizer
+        self._templates = templates
+
+    def make(self, request: ChatRequest | CompletionRequest) -> Prepared:
+        """The prompt of a request. Raises ConfigError for one that cannot be rendered."""
+        return self._chat(request) if isinstance(request, ChatRequest) else self._completion(request)
+
+    def _chat(self, request: ChatRequest) -> Prepared:
+        template, opener = self._templates.of(request.template)
+        schemas, choice = check_tools(request.tools), request.tool_choice
+        if isinstance(choice, NamedTool) and choice.name not in schemas:
+            raise ConfigError(f"Tool choice '{choice.name}' not found in tools.")
+        if choice == "required" and not schemas:
+            raise ConfigError("tool_choice: 'required' needs tools")
+        messages = normalise_messages(request.messages)
+        tools = request.tools if choice != "none" else ()
+        if not template.supports_tools:
+            messages, tools = with_generic_tool_prompt(messages, tools), ()
+        extra: dict[str, Any] = dict(request.chat_template_kwargs)
+        if request.enable_thinking is not None:
+            extra["enable_thinking"] = request.enable_thinking
+        text = template.render(
+            messages, tools=tools, continue_final_message=request.continue_final_message, **extra
+        )
+        ids = tuple(self._tokenizer.encode(text))
+        boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
+        return Prepared(request, text, ids, boundaries, reasoning_at_start(text) == "open")
+
+    def _completion(self, request: CompletionRequest) -> Prepared:
+        tokenizer, prompt = self._tokenizer, request.prompt
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        if not isinstance(prompt, str):
+            ids = [int(i) for i in prompt]
+            known = (i for i in ids if 0 <= i < tokenizer.n_vocab)
+            text = tokenizer.decode_bytes(known).decode("utf-8", "ignore")
+        elif request.suffix is None:
+            ids, text = bos + tokenizer.encode(prompt), prompt
+        else:
+            ids, text = tokenizer.encode(prompt, special=False), prompt
+        if request.suffix is not None:
+            found = [tokenizer.id_of(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle")]
+            marks = [i for i in found if i is not None]
+            if len(marks) < 3:
+                raise ConfigError("suffix: this model has no fill-in-the-middle tokens")
+            before, after = [marks[0], *ids], [marks[1], *tokenizer.encode(request.suffix, special=False)]
+            ids = bos + (after + before if request.suffix_first else before + after) + [marks[2]]
+        if not ids:
+            raise ConfigError("prompt: it is empty, there is nothing to continue")
+        return Prepared(request, text, tuple(ids))

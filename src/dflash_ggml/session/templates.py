@@ -1,0 +1,54 @@
+"""Chat templates compiled once: the model's own, and those that requests bring as text."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from ..errors import ConfigError
+from ..text.template import ChatTemplate
+from ..text.tokenizer import Tokenizer
+
+N_KEPT = 16  # compiled templates of requests
+
+
+class Templates:
+    """Compiled templates by their source, for one vocabulary; any thread may ask.
+
+    source: the template of requests that bring none (None: the vocabulary's own).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[ChatTemplate, int | None]] = OrderedDict()
+        source = source or tokenizer.chat_template
+        self._default = self._compile(source) if source else None
+
+    def of(self, source: str | None) -> tuple[ChatTemplate, int | None]:
+        """A template and the token with which it opens a turn, None if that is no control token.
+
+        Raises ConfigError for a template that does not compile, or None where there is no default.
+        """
+        if source is None or (self._default is not None and source == self._default[0].source):
+            if self._default is None:
+                raise ConfigError(
+                    "messages: the model file has no chat template; name one or use a plain completion"
+                )
+            return self._default
+        with self._lock:
+            if source not in self._kept:
+                self._kept[source] = self._compile(source)
+            self._kept.move_to_end(source)
+            while len(self._kept) > N_KEPT:
+                self._kept.popitem(last=False)
+            return self._kept[source]
+
+    def _compile(self, source: str) -> tuple[ChatTemplate, int | None]:
+        tokenizer = self._tokenizer
+        bos, eos = (
+            "" if token is None else tokenizer.tokens[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
+        )
+        template = ChatTemplate(source, bos_token=bos, eos_token=eos)
+        header = tokenizer.encode(template.generation_header())
+        return template, header[0] if header and tokenizer.is_control(header[0]) else None
