@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +131,139 @@ def test_penalties_act_on_the_last_tokens_only(last_n: int, expected: list[float
     )
     row, history = np.array([1, 2, -1, 1], np.float32), [0, 0, 0, 1, 2, 2]
     assert Sampler(params, 4).probs(row, history) == pytest.approx(softmax(expected), rel=1e-5)
+
+
+class Anew(Sampler):
+    """The reference for histories: converts the whole of it for every token."""
+
+    def _scores(self, row: np.ndarray, history: Sequence[int]) -> tuple[np.ndarray, float]:
+        p, scores = self.params, row.copy()
+        for processor in self.processors:
+            scores = np.array(processor(np.asarray(history, np.int32), scores), np.float32)
+        window = history if p.penalty_last_n < 0 else history[-p.penalty_last_n :]
+        ids, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
+        seen = scores[ids]
+        seen = np.where(seen > 0, seen / np.float32(p.repeat_penalty), seen * np.float32(p.repeat_penalty))
+        scores[ids] = seen - (counts * p.frequency_penalty + p.presence_penalty)
+        return scores, float(scores.max())
+
+
+ids = st.lists(st.integers(0, 49), max_size=6)
+edits = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), ids),
+        st.tuples(st.just("copy"), ids),
+        st.tuples(st.just("cut"), st.integers(1, 9)),
+        st.tuples(st.just("cut and extend"), st.lists(st.integers(0, 49), min_size=1, max_size=9)),
+        st.tuples(st.just("change"), st.integers(0, 49)),
+        st.tuples(st.just("another"), ids),
+        st.tuples(st.just("tuple"), ids),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32), st.sampled_from([-1, 1, 5, 64]), st.booleans(), st.booleans(), edits)
+def test_draws_do_not_depend_on_how_the_history_came_about(
+    seed: int, last_n: int, processed: bool, probed: bool, steps: list[tuple[str, object]]
+) -> None:
+    """Grown, rewound, edited, copied: always the tokens, bit for bit, of a sampler that takes in all of it anew."""
+    params = replace(
+        NEUTRAL,
+        repeat_penalty=1.3,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        penalty_last_n=last_n,
+        seed=seed,
+    )
+    kept: list[tuple[np.ndarray, list[int]]] = []
+
+    def lean(seen: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        kept.append((seen, seen.tolist()))
+        scores[seen[-3:]] += np.float32(len(seen) % 7)
+        return scores
+
+    processors = [lean] if processed else []
+    fast, anew = Sampler(params, 50, processors), Anew(params, 50, processors)
+    history: list[int] = [1, 2, 2]
+    for i, (what, x) in enumerate([("extend", []), *steps]):
+        given: Sequence[int] = history
+        if what in ("extend", "copy", "tuple"):
+            history = history + x if what == "copy" else history  # type: ignore[operator]
+            history += [] if what == "copy" else x  # type: ignore[operator]
+            given = tuple(history) if what == "tuple" else history
+        elif what == "cut":
+            del history[-x:]  # type: ignore[operator]
+        elif what == "cut and extend":
+            del history[-len(x) :]  # type: ignore[arg-type]
+            history += x  # type: ignore[operator]
+        elif what == "change" and history:
+            history[x % len(history)] = x  # type: ignore[operator,call-overload]
+        elif what == "another":
+            given = history = list(x)  # type: ignore[call-overload]
+        row = random_row(seed + i)
+        if probed:
+            assert (fast.probs(row, given) == anew.probs(row, given)).all()
+        token = fast.sample(row, given)
+        assert token == anew.sample(row, given)
+        assert fast.rng.bit_generator.state == anew.rng.bit_generator.state
+        history.append(token)
+    assert all(seen.tolist() == then for seen, then in kept)  # what a processor was given stays as it was
+
+
+class Counted(Sequence):
+    """A history that counts how many of its ids are read."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids, self.n_read = ids, 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        found = self.ids[at]
+        self.n_read += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize(
+    ("change", "processors"),
+    [
+        ({"repeat_penalty": 1.2}, []),
+        ({"repeat_penalty": 1.2, "penalty_last_n": -1}, []),
+        ({}, [lambda ids, scores: scores]),
+    ],
+)
+def test_a_grown_history_is_not_read_again(change: dict[str, float], processors: list) -> None:
+    """The second token of a long text costs its window or a bounded look behind, not the whole of it."""
+    sampler = Sampler(replace(NEUTRAL, **change), 50, processors)
+    history = Counted([i % 50 for i in range(20_000)])
+    for step in range(3):
+        history.ids.append(sampler.sample(random_row(step), history))
+        assert history.n_read < 1000 or step == 0
+        history.n_read = 0
+
+
+def test_processors_cannot_change_the_history() -> None:
+    def write(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        ids[0] = 3
+        return scores
+
+    with pytest.raises(ValueError, match="read-only"):
+        Sampler(NEUTRAL, 50, [write]).sample(random_row(0), [1, 2])
+
+
+def test_an_id_outside_the_vocabulary_leaves_nothing_behind() -> None:
+    params = replace(NEUTRAL, repeat_penalty=1.5, penalty_last_n=-1)
+    sampler, history = Sampler(params, 50), [7, 7]
+    sampler.sample(random_row(0), history)
+    history += [7, 50]
+    with pytest.raises(IndexError):
+        sampler.sample(random_row(1), history)
+    history[-1] = 7
+    expected = Sampler(params, 50).probs(random_row(1), history)
+    assert (sampler.probs(random_row(1), history) == expected).all()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ConfigError, DflashError
+from .history import History
 
-# (history ids int32 [n], scores float32 [V]) -> scores float32 [V]; may change the scores in place.
+# (history ids int32 [n], read-only, scores float32 [V]) -> scores float32 [V]; may change the scores in place.
 Processor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 _MIROSTAT_FIT = 100  # most probable tokens from which mirostat v1 estimates the tail's exponent
@@ -81,6 +82,8 @@ class Sampler:
         self._penalises = params.penalty_last_n != 0 and (
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
+        self._whole = self._penalises and params.penalty_last_n < 0
+        self._history = History(n_vocab, counted=self._whole)
         self._all_ids = np.arange(n_vocab)
         self._mu = 2 * params.mirostat_tau
 
@@ -92,6 +95,7 @@ class Sampler:
     def sample(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> int:
         """The next token. row: float32 [V], left unchanged; history: ids of the whole text before this token.
 
+        A list that grew since the last call costs only its new tokens, any other history a pass over all of it.
         Raises ValueError on a row of the wrong shape, DflashError on NaN, +inf or nothing but -inf in the
         logits.
         """
@@ -122,8 +126,10 @@ class Sampler:
             raise ValueError(f"a row of logits must have shape ({self.n_vocab},), got {scores.shape}")
         if self.processors or len(self._bias) or self._penalises:
             scores = scores.copy()
+        if self.processors or self._whole:
+            self._history.follow(history)
         if self.processors:
-            ids = np.asarray(history, np.int32)
+            ids = self._history.ids
             for processor in self.processors:
                 # Copied, because what a processor returns may be read-only or its own.
                 scores = np.array(processor(ids, scores), np.float32)
@@ -141,8 +147,10 @@ class Sampler:
     def _penalise(self, scores: NDArray[np.float32], history: Sequence[int]) -> None:
         """Repeat penalty (arXiv 1909.05858, but negative logits multiplied), then frequency and presence."""
         p = self.params
-        window = history if p.penalty_last_n < 0 else history[-p.penalty_last_n :]
-        ids, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
+        if self._whole:
+            ids, counts = self._history.counts
+        else:
+            ids, counts = np.unique(np.asarray(history[-p.penalty_last_n :], np.int64), return_counts=True)
         seen = scores[ids]
         seen = np.where(seen > 0, seen / np.float32(p.repeat_penalty), seen * np.float32(p.repeat_penalty))
         scores[ids] = seen - (counts * p.frequency_penalty + p.presence_penalty)

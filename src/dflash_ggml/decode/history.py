@@ -1,0 +1,73 @@
+"""The text so far as arrays, taken up token by token: what penalties and processors look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_TAIL = 256  # tokens before the new ones that are compared with what was taken up before
+
+
+class History:
+    """Ids of a text that mostly grows, and how often each occurs.
+
+    n_vocab: ids lie below it. counted: keep `counts` too.
+    """
+
+    def __init__(self, n_vocab: int, counted: bool) -> None:
+        self._text: Sequence[int] | None = None
+        self._tail: list[int] = []
+        self._n = 0
+        self._buffer = np.empty(0, np.int32)
+        self._counts = np.zeros(n_vocab, np.int64) if counted else None
+        self._seen = np.empty(n_vocab if counted else 0, np.int64)
+        self._n_seen = 0
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The text, int32 [n], read-only; it keeps its values when the text goes on."""
+        view = self._buffer[: self._n]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids that occur, in no order, and how often."""
+        assert self._counts is not None
+        seen = self._seen[: self._n_seen]
+        return seen, self._counts[seen]
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Take in `text`: of the list seen last, if it has only grown, just the new tokens; else all of it.
+
+        A list that was changed further than 256 tokens before its last length is not noticed; give another list then.
+        """
+        if not self._goes_on(text):
+            self._n = self._n_seen = 0
+            self._buffer = np.empty(0, np.int32)  # the old one belongs to those who hold views of it
+            if self._counts is not None:
+                self._counts[:] = 0
+        self._text = None  # an id outside the vocabulary must not leave half of it behind
+        self._append(np.asarray(text[self._n :], np.int32))
+        self._text, self._tail = text, list(text[max(self._n - _TAIL, 0) : self._n])
+
+    def _goes_on(self, text: Sequence[int]) -> bool:
+        if text is not self._text or len(text) < self._n:
+            return False
+        return list(text[self._n - len(self._tail) : self._n]) == self._tail
+
+    def _append(self, new: NDArray[np.int32]) -> None:
+        n = self._n + len(new)
+        if n > len(self._buffer):
+            grown = np.empty(max(2 * len(self._buffer), n + 256), np.int32)
+            grown[: self._n] = self._buffer[: self._n]
+            self._buffer = grown
+        self._buffer[self._n : n] = new
+        self._n = n
+        if self._counts is not None:
+            first = np.unique(new[self._counts[new] == 0])
+            self._seen[self._n_seen : self._n_seen + len(first)] = first
+            self._n_seen += len(first)
+            np.add.at(self._counts, new, 1)
