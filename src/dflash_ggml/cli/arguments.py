@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
 from ..config import MAX_BUDGET, EngineConfig, KvType, Mode
-from ..decode.sampling import SamplingParams
+from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..errors import ConfigError
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, draft_beside
@@ -79,41 +80,28 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `sampling_params` reads."""
+    """Add the options that `sampling_params` reads: all that the sampler has."""
     default = SamplingParams()
     group = parser.add_argument_group("sampling")
-
-    def number(flag: str, name: str, kind: type, text: str) -> None:
+    for name, option in OPTIONS.items():
         value = getattr(default, name)
+        many = isinstance(value, Mapping)
+        shown = "random" if value is None else "none" if many else value
         group.add_argument(
-            flag, dest=name, type=kind, default=value, metavar="X", help=f"{text} (default {value})"
+            *option.flags,
+            dest=name,
+            type=option.parse,
+            action="append" if many else "store",
+            default=None if many else value,
+            metavar="ID+BIAS" if many else "N" if isinstance(value, int) or value is None else "X",
+            help=f"{option.help} (default {shown})",
         )
-
-    number("--temp", "temperature", float, "temperature, 0: greedy")
-    number("--top-k", "top_k", int, "keep the K best, 0: all")
-    number("--top-p", "top_p", float, "nucleus, 1: off")
-    number("--min-p", "min_p", float, "share of the best, 0: off")
-    number("--repeat-penalty", "repeat_penalty", float, "1: off")
-    number("--presence-penalty", "presence_penalty", float, "0: off")
-    number("--frequency-penalty", "frequency_penalty", float, "0: off")
-    group.add_argument("-s", "--seed", type=int, metavar="N", help="seed of the draws (default: random)")
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The sampling options as one object; raises ConfigError naming the field."""
-    names = (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-    )
-    values = {name: getattr(args, name) for name in names}
-    if values["seed"] == -1:  # as in llama.cpp: random
-        values["seed"] = None
+    values = {name: getattr(args, name) for name in OPTIONS}
+    values["logit_bias"] = {token: bias for pairs in args.logit_bias or () for token, bias in pairs.items()}
     params = SamplingParams(**values)
     params.validate()
     return params

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..decode.sampling import SamplingParams
+from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..errors import ConfigError, DflashError
 from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, Usage
 from ..session.requests import ChatRequest
@@ -231,13 +231,11 @@ class Conversation:
         self.note(f"thinking: {word}")
 
     def _set(self, text: str) -> None:
-        kinds = {"int": int, "float": float, "int | None": int}
-        options = {f.name: kinds[str(f.type)] for f in fields(SamplingParams) if str(f.type) in kinds}
         name, _, value = text.partition(" ")
-        if name not in options or not value:
-            raise ConfigError(f"/set NAME VALUE, where NAME is one of {', '.join(options)}")
+        if name not in OPTIONS or not value:
+            raise ConfigError(f"/set NAME VALUE, where NAME is one of {', '.join(OPTIONS)}")
         try:
-            number = options[name](value)
+            number = OPTIONS[name].parse(value)
         except ValueError:
             raise ConfigError(f"{name}: {value!r} is not a number of its kind") from None
         changed = replace(self.sampling, **{name: number})

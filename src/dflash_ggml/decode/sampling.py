@@ -13,53 +13,20 @@ last bit only, where an order by probability could swap two tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import ConfigError, DflashError
+from ..errors import DflashError
 from .history import History
+from .sampling_params import SamplingParams, require
 
 # (history ids int32 [n], read-only, scores float32 [V]) -> scores float32 [V]; may change the scores in place.
 Processor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 _MIROSTAT_FIT = 100  # most probable tokens from which mirostat v1 estimates the tail's exponent
 _BLOCK = 512  # weights per block of the two-level draw
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Options of the sampler; the comments give the values that switch a step off."""
-
-    temperature: float = 0.8  # 0: always the largest logit; < 0: plain softmax without filters
-    top_k: int = 40  # off: <= 0
-    top_p: float = 0.95  # off: 1
-    min_p: float = 0.05  # off: 0
-    typical_p: float = 1.0  # off: 1
-    repeat_penalty: float = 1.0  # off: 1; divides positive logits of seen tokens, multiplies negative ones
-    presence_penalty: float = 0.0  # off: 0; subtracted once from every seen token
-    frequency_penalty: float = 0.0  # off: 0; subtracted once per occurrence
-    penalty_last_n: int = 64  # tokens that count as seen; off: 0; -1: the whole history
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits; -inf bans a token
-    seed: int | None = None  # None: fresh entropy
-    mirostat_mode: int = 0  # off: 0; 1 and 2 replace the filters and the temperature
-    mirostat_tau: float = 5.0  # target surprise in bits
-    mirostat_eta: float = 0.1  # learning rate
-
-    def validate(self) -> None:
-        """Raises ConfigError naming the field whose value cannot be honoured."""
-        for name in ("temperature", "presence_penalty", "frequency_penalty", "mirostat_tau", "mirostat_eta"):
-            _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "a finite number")
-        for name in ("top_p", "min_p", "typical_p"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
-        _require(0 < self.repeat_penalty < math.inf, "repeat_penalty", self.repeat_penalty, "above 0")
-        _require(self.penalty_last_n >= -1, "penalty_last_n", self.penalty_last_n, "a count, or -1 for all")
-        _require(self.seed is None or self.seed >= 0, "seed", self.seed, "None or a whole number from 0")
-        _require(self.mirostat_mode in (0, 1, 2), "mirostat_mode", self.mirostat_mode, "0, 1 or 2")
-        for token, bias in self.logit_bias.items():
-            _require(bias < math.inf, f"logit_bias[{token}]", bias, "finite, or -inf to ban the token")
 
 
 class Sampler:
@@ -72,7 +39,7 @@ class Sampler:
     def __init__(self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = ()) -> None:
         params.validate()
         for token in params.logit_bias:
-            _require(0 <= token < n_vocab, "logit_bias", token, f"keyed by token ids below {n_vocab}")
+            require(0 <= token < n_vocab, "logit_bias", token, f"keyed by token ids below {n_vocab}")
         self.params = params
         self.n_vocab = n_vocab
         self.processors = tuple(processors)
@@ -301,8 +268,3 @@ def _bad_logits(scores: NDArray[np.float32]) -> str:
     if scores.max() == np.inf:
         return f"logit of token {int(scores.argmax())} is +inf: use a large finite value to force a token"
     return "all logits are -inf: the logits processors or the bias leave no token to choose"
-
-
-def _require(condition: bool, name: str, value: object, wanted: str) -> None:
-    if not condition:
-        raise ConfigError(f"{name} must be {wanted}, got {value}")

@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..decode.sampling import SamplingParams
+from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..errors import ConfigError
 from ..session.hooks import Hooks
 from ..session.requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, ToolChoice
 from ..text.grammar import LlamaGrammar
 from .options import LLAMA_DEFAULT_SEED
 
-SAMPLING_OPTIONS = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
+# of the sampler's options those that the methods take under the same name and pass on as they are
+SAMPLING_OPTIONS = tuple(
+    name for name in OPTIONS if name not in ("temperature", "penalty_last_n", "logit_bias", "seed")
 )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..decode.sampling import SamplingParams
+from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..session.requests import GrammarSpec
 from .errors import ApiError, bad_request
 
@@ -64,29 +64,17 @@ class SamplingFields(Body):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The sampler's options: the fields given, the server's defaults for the rest."""
-        return sampling_params(
-            defaults,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=None if self.seed == -1 else self.seed,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            logit_bias=None if self.logit_bias is None else _token_keys(self.logit_bias),
-            top_k=self.top_k,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            repeat_penalty=self.repeat_penalty,
-            penalty_last_n=self.repeat_last_n,
-            mirostat_mode=self.mirostat,
-            mirostat_tau=self.mirostat_tau,
-            mirostat_eta=self.mirostat_eta,
-        )
+        given = {name: getattr(self, option.request or name) for name, option in OPTIONS.items()}
+        if self.seed == -1:
+            given["seed"] = None
+        if self.logit_bias is not None:
+            given["logit_bias"] = _token_keys(self.logit_bias)
+        return sampling_params(defaults, **given)
 
 
 def sampling_params(defaults: SamplingParams, **given: Any) -> SamplingParams:
     """`defaults` with every option in `given` that is not None."""
-    names = SamplingParams.__dataclass_fields__
-    values = {name: getattr(defaults, name) for name in names}
+    values = {name: getattr(defaults, name) for name in OPTIONS}
     values.update((name, value) for name, value in given.items() if value is not None)
     return SamplingParams(**values)
 
