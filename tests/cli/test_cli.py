@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -141,6 +142,9 @@ def test_verbose(run: Run) -> None:
         assert (
             done.code == 0 and "target weights" in done.err and "MiB" in done.err and "1 threads" in done.err
         )
+        # a prefill, one step, and what draft and commit take; every graph was run
+        counts = re.search(r"graphs: (\d+) built, (\d+) runs", done.err)
+        assert counts and 2 <= int(counts[1]) <= int(counts[2]) and "replayed" not in done.err
         assert "MiB" not in done.out
     assert json.loads(done.out)["predicted_n"] == 2
 

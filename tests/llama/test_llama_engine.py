@@ -47,6 +47,13 @@ def test_it_speculates(llm: Llama) -> None:
     assert timings["steps"] < out["usage"]["completion_tokens"] == 60
 
 
+def test_the_budget_is_what_a_step_could_offer(llm: Llama) -> None:
+    for mode, budget in (("plain", 0), ("chain", 15), ("tree", 31)):
+        timings = llm(PROMPT, max_tokens=8, temperature=0, mode=mode)["timings"]
+        assert (timings["mode"], timings["budget"]) == (mode, budget)
+        assert timings["draft_n"] == budget * timings["steps"]
+
+
 @pytest.mark.parametrize(
     "options", [{"temperature": 0}, {"temperature": 0.9, "seed": 4}, {"temperature": 0, "stop": "array"}]
 )

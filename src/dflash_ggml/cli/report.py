@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Any, TextIO
 
-from ..engine.engine import Engine
-from ..engine.step import Step
+from ..engine.engine import Engine, Step
+from ..session.events import Usage
 
 STAGES = ("draft", "tree", "verify", "commit", "host")
 
@@ -45,73 +45,90 @@ class Meter:
             self._shown = ""
 
 
-class Run:
-    """The record of one generation. Create it just before the prefill."""
+class Steps:
+    """What the steps of a generation tell beyond its `Usage`: the token ids, and where the time went."""
 
-    def __init__(self, engine: Engine, prompt_n: int) -> None:
-        self.prompt_n = prompt_n
-        mode = "tree" if engine.config.mode == "auto" else engine.config.mode
-        self.mode = mode if engine.has_draft else "plain"
-        self.budget = {"plain": 0, "chain": engine.drafter.depth if engine.drafter else 0}.get(
-            self.mode, engine.config.budget
-        )
-        self.pieces: list[str] = []
+    def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self.steps: list[Step] = []
-        self.finish_reason: str | None = None
-        self.prompt_ms = self.predicted_ms = 0.0
-        self._began = time.perf_counter()
+        self._n = 0
+        self._ms = dict.fromkeys(STAGES, 0.0)
 
-    def prefilled(self) -> None:
-        """The prompt is in; decoding begins."""
-        now = time.perf_counter()
-        self.prompt_ms, self._began = (now - self._began) * 1e3, now
-
-    def add(self, step: Step, text: str) -> None:
-        """Take in one step and the text it committed."""
-        self.pieces.append(text)
+    def add(self, step: Step) -> None:
+        """Take in one step."""
         self.token_ids += step.tokens
-        self.finish_reason = step.finish
         if step.mode != "prefill":  # the first token came with the prompt
-            self.steps.append(step)
-        self.predicted_ms = (time.perf_counter() - self._began) * 1e3
+            self._n += 1
+            for stage in STAGES:
+                self._ms[stage] += getattr(step.timings, stage)
+
+    def ms(self) -> dict[str, float]:
+        """Mean milliseconds of each stage of a step."""
+        return {stage: round(ms / max(self._n, 1), 4) for stage, ms in self._ms.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One generation. Unlike `Usage`, its tokens include the end-of-generation token."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+    steps: Steps
 
     @property
-    def acceptance_length(self) -> float:
-        """Mean tokens per target pass of the decoding phase, the target's own token included."""
-        return sum(len(s.tokens) for s in self.steps) / len(self.steps) if self.steps else 0.0
+    def per_second(self) -> float:
+        """Decoding speed in tokens per second; 0.0 when nothing was timed."""
+        return 1e3 * len(self.steps.token_ids) / self.usage.predicted_ms if self.usage.predicted_ms else 0.0
 
-    def step_ms(self) -> dict[str, float]:
-        """Mean milliseconds of each stage of a step."""
-        n = max(len(self.steps), 1)
-        return {stage: round(sum(getattr(s.timings, stage) for s in self.steps) / n, 4) for stage in STAGES}
+    @property
+    def budget(self) -> int:
+        """Nodes that a step could offer, 0 in plain decoding."""
+        return 0 if self.usage.mode == "plain" else self.usage.budget
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
+        usage = self.usage
         return {
-            "text": "".join(self.pieces),
-            "token_ids": self.token_ids,
-            "prompt_n": self.prompt_n,
-            "predicted_n": len(self.token_ids),
-            "prompt_ms": round(self.prompt_ms, 3),
-            "predicted_ms": round(self.predicted_ms, 3),
-            "steps": len(self.steps),
-            "draft_n": sum(s.n_draft for s in self.steps),
-            "draft_n_accepted": sum(s.n_accepted for s in self.steps),
-            "acceptance_length": round(self.acceptance_length, 4),
-            "mode": self.mode,
+            "text": self.text,
+            "token_ids": self.steps.token_ids,
+            "prompt_n": usage.prompt_n,
+            "predicted_n": len(self.steps.token_ids),
+            "prompt_ms": round(usage.prompt_ms, 3),
+            "predicted_ms": round(usage.predicted_ms, 3),
+            "steps": usage.steps,
+            "draft_n": usage.draft_n,
+            "draft_n_accepted": usage.draft_n_accepted,
+            "acceptance_length": round(usage.tokens_per_step, 4),
+            "mode": usage.mode,
             "budget": self.budget,
             "finish_reason": self.finish_reason,
-            "step_ms": self.step_ms(),
+            "step_ms": self.steps.ms(),
         }
 
     def line(self) -> str:
         """One line for people."""
-        speed = 1e3 * len(self.token_ids) / self.predicted_ms if self.predicted_ms else 0.0
-        prompt_speed = 1e3 * self.prompt_n / self.prompt_ms if self.prompt_ms else 0.0
-        mode = f"{self.mode} {self.budget}" if self.budget else self.mode
-        stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.step_ms().items())
+        usage = self.usage
+        mode = f"{usage.mode} {self.budget}" if self.budget else usage.mode
+        stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.steps.ms().items())
         return (
-            f"prompt {self.prompt_n} tokens at {prompt_speed:.0f}/s; {len(self.token_ids)} tokens at {speed:.1f}/s "
-            f"({mode}, {self.acceptance_length:.2f} per step, {len(self.steps)} steps; ms per step: {stages})"
+            f"prompt {usage.prompt_n} tokens at {usage.prompt_per_second:.0f}/s; {len(self.steps.token_ids)} tokens at "
+            f"{self.per_second:.1f}/s ({mode}, {usage.tokens_per_step:.2f} per step, {usage.steps} steps; "
+            f"ms per step: {stages})"
         )
+
+
+def sizes(engine: Engine) -> list[str]:
+    """The device, the bytes of everything on it, and how often its graphs ran, a line each."""
+    device = engine.passes.device
+    counts = run_counts(engine)
+    return [
+        f"{device.info.description}, {device.n_threads} threads",
+        *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.passes.nbytes.items()),
+        f"  graphs: {counts['graphs']} built, {counts['runs']} runs",
+    ]
+
+
+def run_counts(engine: Engine) -> dict[str, int]:
+    """Graphs built and graph runs so far."""
+    counts = engine.passes.replay_counts()  # splits the runs; a graph is built just before its first
+    return {"graphs": counts["eager"], "runs": sum(counts.values())}

@@ -7,15 +7,19 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ..decode.sampling import Sampler
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
+from ..session.events import Event, Finish, Progress, TextDelta, Usage
+from ..session.requests import ChatRequest, CompletionRequest
+from ..session.session import Session, run_chat, run_completion
 from .arguments import add_model_options, add_sampling_options, engine_config, sampling_params
 from .interrupt import Interrupt
-from .report import Meter, Run
+from .report import Meter, Report, Steps, sizes
 
 EXAMPLES = """examples:
   dflash-run --prompt "def fibonacci(n):"
@@ -105,58 +109,73 @@ def run(args: argparse.Namespace) -> int:
     meter = Meter(sys.stderr)
     with Engine.load(engine_config(args), meter.bytes) as engine:
         meter.clear()
-        ids = prompt_ids(engine, text, args)
-        if len(ids) >= engine.n_ctx:
-            raise ContextOverflowError(
-                f"the prompt's {len(ids)} tokens leave no room in the context of {engine.n_ctx}: shorten it or raise -c"
-            )
-        limit = None if args.predict < 0 else args.predict
+        session = Session(engine, cache_bytes=0)
+        steps = Steps()
+        options: dict[str, Any] = {
+            "sampling": params,
+            "max_tokens": None if args.predict < 0 else args.predict,
+            "on_step": steps.add,
+        }
         with Interrupt() as interrupt:
-            report = Run(engine, len(ids))
-            engine.prefill(ids, progress=meter.tokens, should_stop=lambda: interrupt.asked)
-            meter.clear()
-            report.prefilled()
-            decoder = engine.tokenizer.stream(special=False)
-            if engine.n_tokens == len(ids):
-                sampler = Sampler(params, engine.n_vocab)
-                for step in engine.generate(sampler, max_tokens=limit, should_stop=lambda: interrupt.asked):
-                    report.add(step, decoder.feed(step.tokens))
-                    if not args.json:
-                        write_out(report.pieces[-1])
-            else:
-                report.finish_reason = "cancelled"
-            report.pieces.append(decoder.flush())
+            events = start(session, text, args, options, lambda: interrupt.asked)
+            with closing(events):
+                report = follow(events, steps, meter, None if args.json else write_out)
         if args.json:
             write_out(json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
         else:
-            write_out(report.pieces[-1] + "\n")
+            write_out("\n")
             print(report.line(), file=sys.stderr)
         if args.verbose:
-            print(
-                f"{engine.device.info.description}, {engine.device.n_threads} threads",
-                file=sys.stderr,
-            )
-            for name, size in engine.nbytes.items():
-                print(f"  {name:16} {size / 2**20:9.1f} MiB", file=sys.stderr)
-            counts = engine.run_counts()
-            print(f"  {counts['graphs']} graphs built, {counts['runs']} runs of them", file=sys.stderr)
+            print(*sizes(engine), sep="\n", file=sys.stderr)
         return 130 if report.finish_reason == "cancelled" else 0
 
 
-def prompt_ids(engine: Engine, text: str, args: argparse.Namespace) -> list[int]:
-    """Token ids of the prompt, through the chat template with --chat."""
-    tokenizer = engine.tokenizer
-    if args.chat:
-        if not tokenizer.chat_template:
-            raise ConfigError(f"--chat: {engine.config.model} has no chat template")
-        from ..text.template import ChatTemplate
+def start(
+    session: Session,
+    text: str,
+    args: argparse.Namespace,
+    options: dict[str, Any],
+    should_stop: Callable[[], bool],
+) -> Generator[Event, None, None]:
+    """The events of the prompt's continuation; with --chat of the answer to it, reasoning and all."""
+    if not args.chat:
+        tokenizer = session.tokenizer
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        # as ids: a control token spelt out in the text is text
+        request = CompletionRequest(prompt=[*bos, *tokenizer.encode(text, special=False)], **options)
+        return run_completion(session, request, should_stop=should_stop)
+    if session.template is None:
+        raise ConfigError(f"--chat: {session.engine.config.model} has no chat template")
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    messages.append({"role": "user", "content": text})
+    chat = ChatRequest(messages=messages, split_reasoning=False, **options)
+    return run_chat(session, chat, should_stop=should_stop)
 
-        messages = [{"role": "system", "content": args.system}] if args.system else []
-        messages.append({"role": "user", "content": text})
-        text = ChatTemplate(tokenizer.chat_template).render(messages)
-        return tokenizer.encode(text, special=True)
-    ids = tokenizer.encode(text, special=False)
-    return [tokenizer.bos_id, *ids] if tokenizer.add_bos and tokenizer.bos_id is not None else ids
+
+def follow(
+    events: Iterable[Event], steps: Steps, meter: Meter, write: Callable[[str], None] | None
+) -> Report:
+    """Show the progress, write the text as it comes, and report. Raises ContextOverflowError naming the option."""
+    pieces: list[str] = []
+    usage, finish = None, None
+    try:
+        for event in events:
+            if isinstance(event, Progress):
+                meter.tokens(event.done, event.total)
+                continue
+            meter.clear()
+            if isinstance(event, TextDelta):
+                pieces.append(event.text)
+                if write is not None:
+                    write(event.text)
+            elif isinstance(event, Usage):
+                usage = event
+            elif isinstance(event, Finish):
+                finish = event
+    except ContextOverflowError as error:
+        raise ContextOverflowError(f"{error}: shorten the prompt or raise -c") from None
+    assert usage is not None and finish is not None
+    return Report("".join(pieces), finish.reason, usage, steps)
 
 
 def write_out(text: str) -> None:

@@ -69,7 +69,7 @@ class Generation:
         self._n_out = 0
         self._n_said = 0
         self._reason: FinishReason | None = None
-        self._steps = self._draft_n = self._accepted_n = 0
+        self._steps = self._draft_n = self._accepted_n = self._offered = 0
         self._mode = "plain"
         self._prompt_ms = self._predicted_ms = 0.0
         self._cached_n = 0
@@ -179,6 +179,7 @@ class Generation:
             self._steps += 1
             self._mode = step.mode
         self._draft_n += step.n_draft
+        self._offered = max(self._offered, step.n_draft)
         self._accepted_n += step.n_accepted
         if step.finish == "cancelled" and self._reason is None:
             self._reason = "cancelled"
@@ -189,6 +190,7 @@ class Generation:
 
     def _usage(self) -> Usage:
         plain = not self.engine.has_draft or (self._options.mode or self.engine.config.mode) == "plain"
+        budget = self._options.budget or self.engine.config.budget
         return Usage(
             prompt_n=len(self._ids),
             cached_n=self._cached_n,
@@ -200,5 +202,5 @@ class Generation:
             prompt_ms=self._prompt_ms,
             predicted_ms=self._predicted_ms,
             mode=self._mode,
-            budget=0 if plain else self._options.budget or self.engine.config.budget,
+            budget=0 if plain else self._offered if self._mode == "chain" else budget,
         )
