@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import io
 import math
+import re
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+import dflash_ggml
 from dflash_ggml.cli.arguments import add_sampling_options, sampling_params
 from dflash_ggml.cli.repl import Conversation
 from dflash_ggml.decode.sampling_params import OPTIONS, SamplingParams, token_bias
@@ -87,3 +90,13 @@ def test_a_bias_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_random_seed() -> None:
     assert parsed("-s", "-1").seed is None
+
+
+@pytest.mark.parametrize("module", ["cli.run", "cli.chat", "server.cli"])
+def test_version(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(f"dflash_ggml.{module}").main(["--version"])
+    out = capsys.readouterr().out
+    assert end.value.code in (0, None)
+    assert re.fullmatch(rf"dflash-\w+ {re.escape(dflash_ggml.__version__)} \(ggml \d[\d.]*, patched\)\n", out)

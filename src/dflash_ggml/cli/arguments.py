@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata as distributions
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,21 @@ from ..files.pairs import EMBEDDED_TARGET, draft_beside
 log = logging.getLogger(__name__)
 
 
+class Version(argparse.Action):
+    """`--version`: the package's version and that of the ggml in it. Nothing is loaded until it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
+        """Print it and leave."""
+        from ..ggml.bindings import ffi, lib
+
+        ggml = ffi.string(lib.ggml_version()).decode()
+        print(f"{parser.prog} {distributions.version('dflash-ggml')} (ggml {ggml}, patched)")
+        parser.exit()
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `engine_config` reads; names follow llama.cpp where it has one."""
+    """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one."""
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
     model = parser.add_argument_group("model")
     add = model.add_argument
     add(
