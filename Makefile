@@ -1,4 +1,4 @@
-# make demo    builds everything and prints a completion of the embedded model
+# make demo    builds everything, prints a completion of the embedded model and what drafting was worth (PROMPT=, DEMO= change it)
 # make test    builds everything and runs the tests
 # make lint    style, types and the order of the packages
 # make build   rebuilds after a change of C, CMake or patch files (Python files need no rebuild)
@@ -7,6 +7,7 @@
 
 PYTHON ?= python3
 PROMPT ?= class Stack:
+DEMO ?= --mode tree --temp 0.7 --seed 1 --predict 200
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build
@@ -16,7 +17,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* patches/*.patch
 .PHONY: demo test lint build dist clean
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/dflash-run --prompt "$(PROMPT)"
+	$(VENV)/bin/dflash-run $(DEMO) --versus-plain --prompt "$(PROMPT)"
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest

@@ -242,6 +242,8 @@ def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
         (["-p", "x", "-sys", "y"], "--chat"),
         (["-p", "x", "-n", "0"], "-n"),
         (["-p", "x", "-n", "-2"], "-n"),
+        (["-p", "x", "--versus-plain", "--mode", "plain"], "nothing to compare"),
+        (["-p", "x", "--versus-plain", "-m", "target.gguf"], "--versus-plain needs a draft"),
         (["-p", "x", "--budget", "0"], "budget: 0 is outside 1..256"),
         (["-p", "x", "--budget", "257"], "budget: 257 is outside 1..256"),
         (["-p", "x", "-c", "-1"], "n_ctx"),
@@ -336,6 +338,15 @@ def test_interrupted_report(
         questions > 0
     )
     assert plain_text.startswith(report["text"]) and list(report) == FIELDS
+
+
+def test_interrupted_comparison(run: Run, monkeypatch: pytest.MonkeyPatch, plain_text: str) -> None:
+    """A Ctrl-C while the text is decoded once more: the text stays, nothing is said about what was not measured."""
+    steps = json.loads(run(*GREEDY, "--mode", "tree", "--json").out)["steps"]
+    monkeypatch.setattr(cli, "Interrupt", lambda: StopAfter(steps + 4))
+    done = run(*GREEDY, "--mode", "tree", "--versus-plain")
+    assert done.code == 130 and done.out == plain_text + "\n"
+    assert done.err.count("\n") == 1 and "24 tokens at" in done.err
 
 
 def test_interrupt_while_reading_the_prompt(

@@ -6,9 +6,11 @@ import argparse
 import json
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +22,7 @@ from ..session.session import Session, run_chat, run_completion
 from .arguments import add_model_options, add_sampling_options, engine_config, sampling_params
 from .interrupt import Interrupt
 from .report import Meter, Report, Steps, sizes
+from .versus import decode_plainly, versus_line
 
 EXAMPLES = """examples:
   dflash-run --prompt "def fibonacci(n):"
@@ -65,6 +68,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens to write, -1: until the end (default 256)",
     )
     add("--json", action="store_true", help="print one JSON object instead of streaming text")
+    add(
+        "--versus-plain",
+        action="store_true",
+        help="afterwards decode as much plainly, and say in a line what drafting was worth",
+    )
     add("-v", "--verbose", action="store_true", help="print the device and the sizes of everything on it")
     add_model_options(parser)
     add_sampling_options(parser)
@@ -106,9 +114,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"-n: {args.predict} is neither -1 nor a count")
     if args.system is not None and not args.chat:
         raise ConfigError("-sys goes with --chat")
+    if args.versus_plain and args.mode == "plain":
+        raise ConfigError("--versus-plain: there is nothing to compare with --mode plain")
+    if args.versus_plain and params.seed is None:
+        params = replace(params, seed=secrets.randbits(32))  # both take the same draws
     meter = Meter(sys.stderr)
     with Engine.load(engine_config(args), meter.bytes) as engine:
         meter.clear()
+        if args.versus_plain and not engine.has_draft:
+            raise ConfigError("--versus-plain needs a draft (-md)")
         session = Session(engine, cache_bytes=0)
         steps = Steps()
         options: dict[str, Any] = {
@@ -120,14 +134,22 @@ def run(args: argparse.Namespace) -> int:
             events = start(session, text, args, options, lambda: interrupt.asked)
             with closing(events):
                 report = follow(events, steps, meter, None if args.json else write_out)
+            cancelled = report.finish_reason == "cancelled"
+            if not args.json:
+                write_out("\n")
+                print(report.line(), file=sys.stderr)
+            plain = None
+            if args.versus_plain and not cancelled:
+                plain = decode_plainly(session, report, params, meter, lambda: interrupt.asked)
+                cancelled = plain is None
         if args.json:
-            write_out(json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
-        else:
-            write_out("\n")
-            print(report.line(), file=sys.stderr)
+            speed = {} if plain is None else {"plain_per_second": round(plain.per_second, 2)}
+            write_out(json.dumps(report.as_dict() | speed, ensure_ascii=False) + "\n")
         if args.verbose:
             print(*sizes(engine), sep="\n", file=sys.stderr)
-        return 130 if report.finish_reason == "cancelled" else 0
+        if plain is not None and not args.json:
+            print(versus_line(report, plain, session), file=sys.stderr)
+        return 130 if cancelled else 0
 
 
 def start(

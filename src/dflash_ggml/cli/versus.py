@@ -1,0 +1,76 @@
+"""`--versus-plain`: the same prompt once more without drafts, to say what drafting was worth on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from ..decode.sampling_params import SamplingParams
+from ..engine.loading import EMBEDDED_TARGET
+from ..session.events import Finish, Progress, Usage
+from ..session.requests import CompletionRequest
+from ..session.session import Session, run_completion
+from .report import Meter, Report, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """What plain decoding wrote, and the milliseconds of decoding it."""
+
+    token_ids: list[int]
+    ms: float
+
+    @property
+    def per_second(self) -> float:
+        """Tokens per second; 0.0 when nothing was timed."""
+        return 1e3 * len(self.token_ids) / self.ms if self.ms else 0.0
+
+
+def decode_plainly(
+    session: Session, report: Report, sampling: SamplingParams, meter: Meter, should_stop: Callable[[], bool]
+) -> Plain | None:
+    """As many tokens as in `report` after its prompt, which the engine still holds; None when stopped.
+
+    Where plain decoding comes to an end earlier, because the texts forked, it goes on behind that end.
+    """
+    prompt = session.engine.tokens[: report.usage.prompt_n]
+    token_ids: list[int] = []
+    ms = 0.0
+    while len(token_ids) < len(report.steps.token_ids):
+        steps = Steps()
+        request = CompletionRequest(
+            prompt=[*prompt, *token_ids],
+            sampling=sampling,
+            max_tokens=len(report.steps.token_ids) - len(token_ids),
+            mode="plain",
+            on_step=steps.add,
+        )
+        with closing(run_completion(session, request, should_stop=should_stop)) as events:
+            for event in events:
+                if isinstance(event, Progress):
+                    meter.tokens(event.done, event.total)
+                else:
+                    meter.clear()
+                if isinstance(event, Usage):
+                    ms += event.predicted_ms
+                elif isinstance(event, Finish) and event.reason == "cancelled":
+                    return None
+        token_ids += steps.token_ids
+    return Plain(token_ids, ms)
+
+
+def versus_line(report: Report, plain: Plain, session: Session) -> str:
+    """What just happened, for somebody who sees it for the first time."""
+    if not report.usage.steps:
+        return "too few tokens to compare drafting with plain decoding"
+    what = "the same text" if plain.token_ids == report.steps.token_ids else "as many tokens"
+    ratio = report.per_second / plain.per_second if plain.per_second else 0.0
+    small = "small " if session.engine.config.model == EMBEDDED_TARGET else ""
+    verdict = (
+        f"drafting is {ratio:.2f} times as fast" if ratio >= 1 else f"plain is faster for this {small}model"
+    )
+    return (
+        f"every pass of the target gave {report.usage.tokens_per_step:.2f} tokens, {report.per_second:.1f} tokens/s; "
+        f"plain decoding of {what}: {plain.per_second:.1f} tokens/s: on this machine {verdict}"
+    )

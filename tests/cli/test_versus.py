@@ -1,0 +1,105 @@
+"""`--versus-plain`: how much is decoded again, and what is said about it."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ggml.cli.report import Meter, Report, Steps
+from dflash_ggml.cli.versus import Plain, decode_plainly, versus_line
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling_params import SamplingParams
+from dflash_ggml.engine.loading import EMBEDDED_TARGET
+from dflash_ggml.session.events import Usage
+from dflash_ggml.session.requests import CompletionRequest
+from dflash_ggml.session.session import Session, run_completion
+from reference.fake_engine import FakeEngine
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def session(model: Path = Path("toy.gguf"), **options: Any) -> Session:
+    engine = FakeEngine(config=EngineConfig(model=model, n_ctx=1024, n_batch=32), **options)
+    return Session(engine, cache_bytes=0)
+
+
+def speculate(on: Session, n: int, sampling: SamplingParams = GREEDY) -> Report:
+    steps = Steps()
+    request = CompletionRequest(prompt="hello", sampling=sampling, max_tokens=n, on_step=steps.add)
+    *_, usage, finish = run_completion(on, request)
+    assert isinstance(usage, Usage)
+    return Report("", finish.reason, usage, steps)
+
+
+def again(on: Session, report: Report, sampling: SamplingParams = GREEDY) -> Plain:
+    plain = decode_plainly(on, report, sampling, Meter(io.StringIO()), lambda: False)
+    assert plain is not None
+    return plain
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.5, seed=3)])
+def test_the_same_text_is_decoded_again(sampling: SamplingParams) -> None:
+    on = session()
+    report = speculate(on, 40, sampling)
+    plain = again(on, report, sampling)
+    assert report.usage.mode == "tree" and report.usage.tokens_per_step > 1
+    assert plain.token_ids == report.steps.token_ids and plain.ms > 0
+    assert "plain decoding of the same text" in versus_line(report, plain, on)
+
+
+def test_a_text_that_ends_early_goes_on_to_the_same_length() -> None:
+    on = session(replies=["one two three four five six seven", "ab", "c"])
+    report = speculate(on, 20)
+    plain = again(on, report)
+    eos = on.tokenizer.eos_id
+    assert len(plain.token_ids) == len(report.steps.token_ids) == 20
+    assert plain.token_ids[:5] == [97, 98, eos, 99, eos]
+    assert "plain decoding of as many tokens" in versus_line(report, plain, on)
+
+
+def test_an_answer_that_ended_by_itself_counts_its_end() -> None:
+    on = session(replies=["one two", "one two"])
+    report = speculate(on, 90)
+    assert report.finish_reason == "stop" and again(on, report).token_ids == report.steps.token_ids
+
+
+def test_who_was_faster() -> None:
+    on = session()
+    report = speculate(on, 40)
+    n, ms = len(report.steps.token_ids), report.usage.predicted_ms
+    ids = report.steps.token_ids
+    assert versus_line(report, Plain(ids, 2 * ms), on).endswith(
+        "on this machine drafting is 2.00 times as fast"
+    )
+    assert versus_line(report, Plain(ids, ms / 2), on).endswith(
+        "on this machine plain is faster for this model"
+    )
+    embedded = session(EMBEDDED_TARGET)
+    assert versus_line(report, Plain(ids, ms / 2), embedded).endswith("faster for this small model")
+    said = versus_line(report, Plain(ids, 1000.0), on)
+    speeds = rf"{report.usage.tokens_per_step:.2f} tokens, {1e3 * n / ms:.1f} tokens/s; .*: {n:.1f} tokens/s"
+    assert re.search(speeds, said)
+    one = speculate(session(), 1)
+    assert "too few" in versus_line(one, Plain(one.steps.token_ids, 1.0), on)
+
+
+def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text once, then two lines; with --json one more key. Without a seed both still take the same draws."""
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    from dflash_ggml.cli.run import main
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    flags = ["-t", "1", "-ngl", "0", "--mode", "tree", "-p", "class Point:", "-n", "8", "--versus-plain"]
+    assert main([*flags, "--temp", "0.2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("\n") and "class Point:" not in out
+    first, last = err.splitlines()
+    assert "8 tokens at" in first and re.match(r"every pass of the target gave [\d.]+ tokens", last)
+    assert main([*flags, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert '"plain_per_second": ' in out and err == ""
