@@ -39,7 +39,7 @@ def in_thread(work) -> BaseException | None:
     def run() -> None:
         try:
             work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the caller judges it
             caught.append(error)
 
     thread = threading.Thread(target=run)

@@ -224,7 +224,9 @@ def test_stop_inside_a_path_commits_the_cut_prefix(engine):
         engine.reset()
         engine.prefill([1, 2, 3])
         left = iter(range(at, -1, -1))
-        steps = list(engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: next(left) == 0))
+        steps = list(
+            engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t, left=left: next(left) == 0)
+        )
         assert [t for s in steps for t in s.tokens] == text[: at + 1] and steps[-1].finish == "stop"
         assert engine.tokens == [1, 2, 3, *text[:at]]
 

@@ -16,12 +16,12 @@ if not (shutil.which("chromium") and shutil.which("chromedriver")):
         "chromium or chromedriver is not installed: the chat page is not tested", allow_module_level=True
     )
 
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
-from reference.server_kit import (  # noqa: E402
+from reference.server_kit import (
     ScriptedRunner,
     application,
     plain,

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("starlette", reason="the server extra is not installed")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from starlette.testclient import TestClient  # noqa: E402
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
-from dflash_ggml.session.requests import ChatRequest  # noqa: E402
-from dflash_ggml.session.session import Session  # noqa: E402
-from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
-from reference.server_kit import ScriptedRunner, application, calling  # noqa: E402
+from dflash_ggml.session.requests import ChatRequest
+from dflash_ggml.session.session import Session
+from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
+from reference.server_kit import ScriptedRunner, application, calling
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

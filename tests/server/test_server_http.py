@@ -13,15 +13,15 @@ import pytest
 
 pytest.importorskip("starlette", reason="the server extra is not installed")
 
-from starlette.testclient import TestClient  # noqa: E402
+from starlette.testclient import TestClient
 
-from dflash_ggml.errors import ConfigError, DeviceError  # noqa: E402
-from dflash_ggml.server.app import create_app  # noqa: E402
-from dflash_ggml.server.auth import KeyRing, is_loopback, require_safe_bind  # noqa: E402
-from dflash_ggml.server.errors import ApiError  # noqa: E402
-from dflash_ggml.server.limits import Limits, exceeds_depth  # noqa: E402
-from dflash_ggml.server.worker import Worker  # noqa: E402
-from reference.server_kit import (  # noqa: E402
+from dflash_ggml.errors import ConfigError, DeviceError
+from dflash_ggml.server.app import create_app
+from dflash_ggml.server.auth import KeyRing, is_loopback, require_safe_bind
+from dflash_ggml.server.errors import ApiError
+from dflash_ggml.server.limits import Limits, exceeds_depth
+from dflash_ggml.server.worker import Worker
+from reference.server_kit import (
     ScriptedRunner,
     application,
     plain,

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("starlette", reason="the server extra is not installed")
 
-from starlette.testclient import TestClient  # noqa: E402
+from starlette.testclient import TestClient
 
-from dflash_ggml.server.app import create_app, make_service  # noqa: E402
-from dflash_ggml.server.dialect import Settings  # noqa: E402
-from dflash_ggml.server.runner import Runner  # noqa: E402
-from dflash_ggml.session import Session  # noqa: E402
-from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
-from reference.prompt_calls import recorded  # noqa: E402
+from dflash_ggml.server.app import create_app, make_service
+from dflash_ggml.server.dialect import Settings
+from dflash_ggml.server.runner import Runner
+from dflash_ggml.session import Session
+from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
+from reference.prompt_calls import recorded
 
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}

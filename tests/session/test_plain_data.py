@@ -45,7 +45,7 @@ def not_plain(hint: Any, where: str, free: bool = False) -> list[str]:
         return [bad for option in args for bad in not_plain(option, where)]
     if origin is Mapping and args[0] in (str, int):
         return not_plain(args[1], where, free=args[0] is str)
-    if origin is tuple and args[-1] is Ellipsis or origin is Sequence:
+    if (origin is tuple and args[-1] is Ellipsis) or origin is Sequence:
         return not_plain(args[0], where)
     return [f"{where}: {hint}"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from ..engine.engine import Engine, Step
+from ..engine.engine import Engine
+from ..engine.step import Step
 from ..session.events import Usage
 
 STAGES = ("draft", "tree", "verify", "commit", "host")
@@ -119,16 +120,10 @@ class Report:
 
 def sizes(engine: Engine) -> list[str]:
     """The device, the bytes of everything on it, and how often its graphs ran, a line each."""
-    device = engine.passes.device
-    counts = run_counts(engine)
+    device = engine.device
+    counts = engine.run_counts()
     return [
         f"{device.info.description}, {device.n_threads} threads",
-        *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.passes.nbytes.items()),
+        *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.nbytes.items()),
         f"  graphs: {counts['graphs']} built, {counts['runs']} runs",
     ]
-
-
-def run_counts(engine: Engine) -> dict[str, int]:
-    """Graphs built and graph runs so far."""
-    counts = engine.passes.replay_counts()  # splits the runs; a graph is built just before its first
-    return {"graphs": counts["eager"], "runs": sum(counts.values())}

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 from ..session.events import Event, Finish, Progress, TextDelta, Usage
+from ..session.hooks import Hooks
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
 from .arguments import add_model_options, add_sampling_options, engine_config, sampling_params
@@ -128,10 +129,9 @@ def run(args: argparse.Namespace) -> int:
         options: dict[str, Any] = {
             "sampling": params,
             "max_tokens": None if args.predict < 0 else args.predict,
-            "on_step": steps.add,
         }
         with Interrupt() as interrupt:
-            events = start(session, text, args, options, lambda: interrupt.asked)
+            events = start(session, text, args, options, Hooks(on_step=steps.add), lambda: interrupt.asked)
             with closing(events):
                 report = follow(events, steps, meter, None if args.json else write_out)
             cancelled = report.finish_reason == "cancelled"
@@ -157,6 +157,7 @@ def start(
     text: str,
     args: argparse.Namespace,
     options: dict[str, Any],
+    hooks: Hooks,
     should_stop: Callable[[], bool],
 ) -> Generator[Event, None, None]:
     """The events of the prompt's continuation; with --chat of the answer to it, reasoning and all."""
@@ -165,13 +166,13 @@ def start(
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         # as ids: a control token spelt out in the text is text
         request = CompletionRequest(prompt=[*bos, *tokenizer.encode(text, special=False)], **options)
-        return run_completion(session, request, should_stop=should_stop)
-    if session.template is None:
+        return run_completion(session, request, hooks=hooks, should_stop=should_stop)
+    if not session.tokenizer.chat_template:
         raise ConfigError(f"--chat: {session.engine.config.model} has no chat template")
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": text})
     chat = ChatRequest(messages=messages, split_reasoning=False, **options)
-    return run_chat(session, chat, should_stop=should_stop)
+    return run_chat(session, chat, hooks=hooks, should_stop=should_stop)
 
 
 def follow(
@@ -210,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller
-            setattr(sys, name, open(os.devnull, mode))
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stands for a stream, until the end
     args = build_parser().parse_args(argv)
     logging.basicConfig(
         format="dflash-run: %(message)s", level=logging.INFO if args.verbose else logging.WARNING

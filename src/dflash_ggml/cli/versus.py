@@ -7,8 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from ..decode.sampling_params import SamplingParams
-from ..engine.loading import EMBEDDED_TARGET
+from ..files.pairs import EMBEDDED_TARGET
 from ..session.events import Finish, Progress, Usage
+from ..session.hooks import Hooks
 from ..session.requests import CompletionRequest
 from ..session.session import Session, run_completion
 from .report import Meter, Report, Steps
@@ -44,9 +45,9 @@ def decode_plainly(
             sampling=sampling,
             max_tokens=len(report.steps.token_ids) - len(token_ids),
             mode="plain",
-            on_step=steps.add,
         )
-        with closing(run_completion(session, request, should_stop=should_stop)) as events:
+        hooks = Hooks(on_step=steps.add)
+        with closing(run_completion(session, request, hooks=hooks, should_stop=should_stop)) as events:
             for event in events:
                 if isinstance(event, Progress):
                     meter.tokens(event.done, event.total)

@@ -84,6 +84,7 @@ class Drafter(ABC):
     def propose(self, sequence: Sequence, budget: int) -> Candidates:
         """Continuations of the pending token, for a tree of `budget` nodes. Takes in what it has not seen yet."""
 
+    @abstractmethod
     def observe(self, sequence: Sequence, accepted: Accepted) -> None:
         """`accepted` has been committed. Features of its nodes wait in `sequence.unseen`; nothing needs to happen now."""
 

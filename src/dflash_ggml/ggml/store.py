@@ -37,7 +37,8 @@ class Store:
         buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
         if buffer == ffi.NULL:
             raise DeviceError(
-                f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; lower the context (-c) or the budget, or take a smaller model"
+                f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; "
+                "lower the context (-c) or the budget, or take a smaller model"
             )
         # what a failed load drops unclosed must not stay allocated
         self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)

@@ -181,7 +181,7 @@ class Worker(Generic[B]):
     def _main(self) -> None:
         try:
             self.runner = self._open(self._on_progress)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told to whoever asks
             log.error("the model could not be loaded: %s", error)
             self.failure = error
             self._queue.close()

@@ -12,7 +12,7 @@ from ..decode.sampling import Processor
 from ..text.chat_parser import new_call_id
 
 if TYPE_CHECKING:
-    from ..engine.engine import Step
+    from ..engine.step import Step
 
 # (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
 StoppingCriterion = Callable[[np.ndarray, np.ndarray], bool]

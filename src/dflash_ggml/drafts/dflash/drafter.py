@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 from numpy.typing import NDArray
 
+from ...decode.accept import Accepted
 from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
 from ...ggml.device import BF16, Device
@@ -198,6 +199,9 @@ class DFlashDrafter(Drafter):
         best = self.device.read(graph.outputs["best"]).reshape(block - 1, 2, -1)
         host.costs.measured("draft", (time.perf_counter() - began) * 1e3, block, start)
         return Rows(best[:, 0].astype(np.int32), best[:, 1])
+
+    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
+        """The path's features wait in `sequence.unseen`: the next proposal takes them in within its own pass."""
 
     def take_in(self, sequence: Sequence) -> None:
         self._take_in(sequence, len(sequence.unseen))

@@ -14,7 +14,7 @@ import pytest
 
 import vendor
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SERIES = vendor.patch_files(ROOT / "patches")
 GIT = shutil.which("git")
 MOST_LINES = 700  # added by one patch, unless a line "Size: ..." of its message says why
