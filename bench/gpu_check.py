@@ -101,8 +101,8 @@ def main() -> int:
             "-q",
             "-p",
             "no:cacheprovider",
-            "tests/test_gpu.py",
-            "tests/test_tree_ops.py",
+            "tests/engine/test_gpu.py",
+            "tests/ggml/test_tree_ops.py",
         ],
         rows,
     )
