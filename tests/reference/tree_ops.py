@@ -25,12 +25,20 @@ def path_to(parents: Array, node: int) -> list[int]:
 
 
 def random_parents(rng: np.random.Generator, n: int, kind: str = "tree") -> Array:
-    """int32 [n], parents[i] < i. Kinds: chain, fan, tree (one root), forest (many), deep (nearly a chain)."""
+    """int32 [n], parents[i] < i.
+
+    Kinds: chain, fan, tree (one root), forest (many), deep (nearly a chain), near (of the last 8, a few roots).
+    """
     if kind == "chain":
         return np.arange(-1, n - 1, dtype=np.int32)
     if kind == "fan":
         return np.array([-1] + [0] * (n - 1), np.int32)
-    low = {"tree": lambda i: 0, "forest": lambda i: -1, "deep": lambda i: max(0, i - 3)}[kind]
+    low = {
+        "tree": lambda i: 0,
+        "forest": lambda i: -1,
+        "deep": lambda i: max(0, i - 3),
+        "near": lambda i: max(-1, i - 8),
+    }[kind]
     return np.array([-1] + [int(rng.integers(low(i), i)) for i in range(1, n)], np.int32)
 
 
@@ -76,7 +84,7 @@ class DeltaNetTree:
     o: Array  # [seqs, n, value heads, size]
     u: Array  # [seqs, n, value heads, size]
     g_sum: Array  # [seqs, n, value heads]
-    states: Array  # [seqs, n, value heads, value dim, key dim]
+    states: Array  # [seqs, n, value heads, value dim, key dim]; empty if they were not kept
 
 
 def delta_net_step(
@@ -97,24 +105,63 @@ def delta_net_step(
 
 
 def delta_net_tree(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, parents: Array
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array,
+    parents: Array,
+    keep_states: bool = True,
 ) -> DeltaNetTree:
     """The recurrence from each node's parent state.
 
     q, k [seqs, n, H_k, size], v [seqs, n, H_v, size], g, beta [seqs, n, H_v], state [seqs, H_v, size, size],
-    parents [seqs, n].
+    parents [seqs, n]. Without keep_states a state lives only until the last child has used it.
     """
     q, k, v, g, beta, state = (a.astype(np.float64) for a in (q, k, v, g, beta, state))
     n_seqs, n, n_heads, size = v.shape
     o, u = np.zeros_like(v), np.zeros_like(v)
     g_sum = np.zeros_like(g)
-    states = np.zeros((n_seqs, n, n_heads, size, size))
+    states = np.zeros((n_seqs, n if keep_states else 0, n_heads, size, size))
     for s in range(n_seqs):
+        alive = {-1: state[s]}
+        last_use = {int(p): i for i, p in enumerate(parents[s])}
         for i in range(n):
-            p = parents[s, i]
-            before = state[s] if p < 0 else states[s, p]
-            states[s, i], o[s, i], u[s, i] = delta_net_step(
-                before, q[s, i], k[s, i], v[s, i], g[s, i], beta[s, i]
-            )
+            p = int(parents[s, i])
+            after, o[s, i], u[s, i] = delta_net_step(alive[p], q[s, i], k[s, i], v[s, i], g[s, i], beta[s, i])
             g_sum[s, i] = g[s, i] + (0.0 if p < 0 else g_sum[s, p])
+            if last_use[p] == i:
+                del alive[p]
+            if i in last_use:
+                alive[i] = after
+            if keep_states:
+                states[s, i] = after
     return DeltaNetTree(o, u, g_sum, states)
+
+
+def delta_net_commit(state: Array, u: Array, k: Array, g_sum: Array, path: Array) -> Array:
+    """The state after the accepted nodes, one after the other: decayed by what g_sum grew, plus u k^T.
+
+    state [seqs, H_v, size, size], u [seqs, n, H_v, size], k [seqs, n, H_k, size], g_sum [seqs, n, H_v] along
+    the path, path as in conv_commit.
+    """
+    out = state.astype(np.float64)
+    n_rep = u.shape[2] // k.shape[2]
+    for s in range(state.shape[0]):
+        before = np.zeros(u.shape[2])
+        for node in accepted(path[s if path.shape[0] > 1 else 0]):
+            now = g_sum[s, node].astype(np.float64)
+            keys = np.tile(k[s, node], (n_rep, 1)).astype(np.float64)
+            out[s] = np.exp(now - before)[:, None, None] * out[s] + u[s, node][:, :, None] * keys[:, None, :]
+            before = now
+    return out
+
+
+def top_k_log_probs(a: Array, k: int) -> tuple[Array, Array]:
+    """Of each row of a [rows, n] the k best, best first, equal ones by index: (indices, log-probabilities)."""
+    best = np.argsort(-a, axis=1, kind="stable")[:, :k]
+    wide = a.astype(np.float64)
+    top = wide.max(axis=1, keepdims=True)
+    log_sum = top + np.log(np.exp(wide - top).sum(axis=1, keepdims=True))
+    return best, np.take_along_axis(wide, best, axis=1) - log_sum

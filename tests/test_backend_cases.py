@@ -1,0 +1,266 @@
+"""Our operations on the CPU, at the shapes that the patches give test-backend-ops, against the numpy reference.
+
+On the CPU that tool compares the CPU with itself. The cases are read from the patched source, so a case that a
+patch adds is run here too. The tree convolution must give the reference's bits; the rest is compared with float64,
+relative to the largest magnitude of each part of the result. About 15 s.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_ggml._ggml import lib
+from reference import backend_cases
+from reference import tree_ops as ref
+from reference.graph import OpGraph
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = (ROOT / "vendor/llama.cpp/tests/test-backend-ops.cpp").read_text(encoding="utf-8")
+OPERATIONS = re.findall(
+    r"\*(ggml_\w+)\(", (ROOT / "src/dflash_ggml/_ggml/cdef/35_tree_ops.h").read_text(encoding="utf-8")
+)
+STRUCTS = backend_cases.structs_calling(SOURCE, OPERATIONS)
+CASES = list(backend_cases.cases(SOURCE, "make_test_cases_eval", STRUCTS))
+TREES = {"TREE_CHAIN": "chain", "TREE_RANDOM": "near", "TREE_FAN": "fan"}
+TOL = 5e-6
+
+Array = np.ndarray
+Generator = np.random.Generator
+
+
+def uniform(rng: Generator, *shape: int, low: float = -1.0, high: float = 1.0) -> Array:
+    return rng.uniform(low, high, shape).astype(np.float32)
+
+
+def parents_of(rng: Generator, n: int, seqs: int, kind: str) -> Array:
+    return np.stack([ref.random_parents(rng, n, TREES[kind]) for _ in range(seqs)])
+
+
+def paths_of(rng: Generator, n: int, rows: int, n_acc: int) -> Array:
+    """Increasing nodes, padded with -1; every second row accepts half as many."""
+    path = np.full((rows, n_acc + 2), -1, np.int32)
+    for row in range(rows):
+        length = min(n_acc if row % 2 == 0 else n_acc // 2, n)
+        path[row, :length] = np.sort(rng.permutation(n)[:length])
+    return path
+
+
+def assert_close(found: Array, expected: Array, tol: float = TOL) -> None:
+    assert found.shape == expected.shape and np.isfinite(found).all()
+    assert np.abs(found - expected).max(initial=0.0) <= tol * np.abs(expected).max(initial=1e-30)
+
+
+def silu(x: Array) -> Array:
+    return x / (1.0 + np.exp(-x.astype(np.float64)))
+
+
+def conv(
+    rng: Generator, taps: int, channels: int, n: int, seqs: int, kind: str, first: int, with_silu: bool
+) -> tuple[Array, Array]:
+    """The operation over columns `first`.. of wider rows; returns state and inputs."""
+    state, c = uniform(rng, seqs, channels, taps - 1), uniform(rng, channels, taps)
+    x, parents = uniform(rng, seqs, n, channels), parents_of(rng, n, seqs, kind)
+    wide = np.pad(x, ((0, 0), (0, 0), (first, first)), constant_values=np.nan)
+    with OpGraph(threads=2) as g:
+        view = g.columns(g.tensor(wide), first, channels) if first else g.tensor(x)
+        out = lib.ggml_ssm_conv_tree(g.ctx, g.tensor(state), view, g.tensor(c), g.tensor(parents))
+        outputs = [out, lib.ggml_silu(g.ctx, out)] if with_silu else [out]
+        found = [a[0] for a in g.run(*outputs)]
+    expected = ref.conv_tree(state, x, c, parents, np.float32)
+    np.testing.assert_array_equal(found[0], expected)
+    if with_silu:
+        assert_close(found[1], silu(expected))
+    return state, x
+
+
+def conv_commit(rng: Generator, state: Array, x: Array, path: Array) -> None:
+    with OpGraph(threads=2) as g:
+        found = g.run(lib.ggml_ssm_conv_tree_commit(g.ctx, *map(g.tensor, (state, x, path))))[0][0]
+    np.testing.assert_array_equal(found, ref.conv_commit(state, x, path))
+
+
+def run_conv(
+    rng: Generator, d_conv: int, d_inner: int, n_tokens: int, n_seqs: int, kind: str, silu: bool, view: bool
+) -> None:
+    conv(rng, d_conv, d_inner, n_tokens, n_seqs, kind, 32 if view else 0, silu)
+
+
+def run_conv_commit(
+    rng: Generator, d_conv: int, d_inner: int, n_tokens: int, n_seqs: int, n_acc: int, bcast: bool
+) -> None:
+    state, x = uniform(rng, n_seqs, d_inner, d_conv - 1), uniform(rng, n_seqs, n_tokens, d_inner)
+    conv_commit(rng, state, x, paths_of(rng, n_tokens, 1 if bcast else n_seqs, n_acc))
+
+
+def run_net_input(
+    rng: Generator, head_size: int, n_norm: int, n_head: int, n_tokens: int, kind: str, chain: str
+) -> None:
+    """Of the chain in front of a delta net what is ours: convolution, SiLU, and where it has one the commit."""
+    first = {"TEST_DELTA_IN_UNALIGNED": 3, "TEST_DELTA_IN_VIEW": 4}.get(chain, 0)
+    state, x = conv(rng, 4, (n_norm + n_head) * head_size, n_tokens, 1, kind, first, True)
+    if chain == "TEST_DELTA_IN_COMMIT":
+        conv_commit(rng, state, x, np.array([[-1 if kind == "TREE_FAN" else 0]], np.int32))
+
+
+def run_net(
+    rng: Generator,
+    head_size: int,
+    n_head_k: int,
+    n_head_v: int,
+    n_tokens: int,
+    n_seqs: int,
+    kind: str,
+    view: bool,
+    cache: bool = False,
+) -> None:
+    n, bound = n_tokens, head_size**-0.5 if view else 1.0
+    q, k = (uniform(rng, n_seqs, n, n_head_k, head_size, low=-bound, high=bound) for _ in range(2))
+    v = uniform(rng, n_seqs, n, n_head_v, head_size, low=-bound, high=bound)
+    if not view:
+        q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
+    g_log = uniform(rng, n_seqs, n, n_head_v, 1, low=-20.0 if n % 2 else -0.5, high=-1e-4)
+    beta = uniform(rng, n_seqs, n, n_head_v, 1, low=0.0)
+    state = uniform(rng, n_seqs, n_head_v, head_size, head_size)
+    parents = parents_of(rng, n, n_seqs, kind)
+    lengths = [head_size * n_head_v, head_size * n_head_v, head_size * n_head_k]
+    with OpGraph(threads=2) as g:
+        if view:
+            joint = g.tensor(np.concatenate([a.reshape(n_seqs, n, -1) for a in (q, k, v)], axis=-1))
+            counts, starts = (n_head_k, n_head_k, n_head_v), (0, n_head_k, 2 * n_head_k)
+            heads = [
+                g.columns(joint, start * head_size, head_size, count)
+                for start, count in zip(starts, counts, strict=True)
+            ]
+        else:
+            heads = [g.tensor(a) for a in (q, k, v)]
+        rest = [g.tensor(a) for a in (g_log, beta, state, parents)]
+        out = lib.ggml_gated_delta_net_tree_persist(g.ctx, *heads, *rest)
+        factors = g.columns(out, lengths[0], int(out.ne[0]) - lengths[0])
+        outputs = [out, lib.ggml_cont(g.ctx, factors)] if cache else [out]
+        rows, *copies = (a[0] for a in g.run(*outputs))
+    expected = ref.delta_net_tree(q, k, v, g_log[..., 0], beta[..., 0], state, parents, keep_states=False)
+    o, u, keys, g_sum = np.split(rows, np.cumsum(lengths), axis=-1)
+    assert_close(o.reshape(v.shape), expected.o)
+    assert_close(u.reshape(v.shape), expected.u)
+    assert_close(g_sum, expected.g_sum)
+    np.testing.assert_array_equal(keys.reshape(k.shape), k)
+    for copy in copies:
+        np.testing.assert_array_equal(copy, rows[..., lengths[0] :])
+
+
+def run_net_cached(rng: Generator, **parameters: object) -> None:
+    run_net(rng, **parameters, cache=True)
+
+
+def run_net_commit(
+    rng: Generator,
+    head_size: int,
+    n_head_k: int,
+    n_head_v: int,
+    n_tokens: int,
+    n_seqs: int,
+    n_acc: int,
+    bcast: bool,
+) -> None:
+    state = uniform(rng, n_seqs, n_head_v, head_size, head_size)
+    u, k = (uniform(rng, n_seqs, n_tokens, heads, head_size) for heads in (n_head_v, n_head_k))
+    falling = -0.1 * np.arange(n_tokens)[:, None] - 0.01 * np.arange(n_head_v)
+    g_sum = np.tile(falling, (n_seqs, 1, 1)).astype(np.float32)
+    path = paths_of(rng, n_tokens, 1 if bcast else n_seqs, n_acc)
+    parts = [a.reshape(n_seqs, n_tokens, -1) for a in (np.full_like(u, np.nan), u, k, g_sum)]
+    n_o = head_size * n_head_v
+    with OpGraph(threads=2) as g:
+        rows = g.tensor(np.concatenate(parts, axis=-1))
+        factors = g.columns(rows, n_o, int(rows.ne[0]) - n_o)
+        out = lib.ggml_gated_delta_net_tree_commit(g.ctx, g.tensor(state), factors, g.tensor(path))
+        found = g.run(out)[0]
+    assert_close(found, ref.delta_net_commit(state, u, k, g_sum, path))
+
+
+def run_top_k(rng: Generator, n: int, n_rows: int, k: int, ties: bool) -> None:
+    values = (20.0 * (np.arange(n) // (3 if ties else 1)) / n).astype(np.float32)
+    a = np.stack([rng.permutation(values) for _ in range(n_rows)])
+    with OpGraph(threads=2) as g:
+        found = g.run(lib.ggml_top_k_log_probs(g.ctx, g.tensor(a), k))[0][0]
+    best, log_probs = ref.top_k_log_probs(a, k)
+    np.testing.assert_array_equal(found[:, 0], best)
+    assert_close(found[:, 1], log_probs)
+
+
+RUNNERS: dict[str, Callable[..., None]] = {
+    "test_ssm_conv_tree": run_conv,
+    "test_ssm_conv_tree_commit": run_conv_commit,
+    "test_gated_delta_net_tree_persist": run_net,
+    "test_gated_delta_net_tree_cache_fusion": run_net_cached,
+    "test_gated_delta_net_tree_commit": run_net_commit,
+    "test_delta_net_input": run_net_input,
+    "test_top_k_log_probs": run_top_k,
+}
+
+
+def test_every_operation_of_ours_has_cases() -> None:
+    assert len(OPERATIONS) >= 5
+    ran = {name for name, _ in CASES}
+    for operation in OPERATIONS:
+        calls = [name for name, s in STRUCTS.items() if re.search(rf"\b{operation}\(ctx\b", s.text)]
+        assert ran.intersection(calls), f"test-backend-ops has no case of {operation}"
+    assert ran <= set(STRUCTS) == set(RUNNERS), "a test struct of ours has no counterpart here"
+
+
+def label(case: tuple[str, backend_cases.Case]) -> str:
+    return "-".join([case[0].removeprefix("test_"), *map(str, case[1].values())])
+
+
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_case(case: tuple[str, backend_cases.Case]) -> None:
+    name, parameters = case
+    RUNNERS[name](np.random.default_rng(zlib.crc32(label(case).encode())), **parameters)
+
+
+def test_loops_and_defaults_are_read() -> None:
+    source = """
+struct test_a : public test_case {
+    test_a(int64_t n = 3, test_kind kind = KIND_X, bool b = false)
+        : n(n), kind(kind), b(b) {}
+    ggml_tensor * build_graph(ggml_context * ctx) override { return ggml_ours(ctx, n); }
+};
+struct test_b : public test_a {
+    using test_a::test_a;
+};
+struct test_c : public test_case {
+    ggml_tensor * build_graph(ggml_context * ctx) override { return ggml_other(ctx); }
+};
+static std::vector<std::unique_ptr<test_case>> make() {
+    for (int64_t n : { 1, 20 }) { // a comment with { and new test_a(7)
+        for (test_kind kind : {KIND_Y,
+                               KIND_Z}) {
+            test_cases.emplace_back(new test_a(n, kind, n == 20 ? true : false));
+        }
+        test_cases.emplace_back(new test_c(n, {1, 1}));
+    }
+    test_cases.emplace_back(new test_b(5, KIND_X, /*b=*/ true));
+    test_cases.emplace_back(new test_a());
+}
+"""
+    structs = backend_cases.structs_calling(source, ["ggml_ours"])
+    assert list(structs) == ["test_a", "test_b"]
+    found = [(name, *case.values()) for name, case in backend_cases.cases(source, "make", structs)]
+    assert found == [
+        ("test_a", 1, "KIND_Y", False),
+        ("test_a", 1, "KIND_Z", False),
+        ("test_a", 20, "KIND_Y", True),
+        ("test_a", 20, "KIND_Z", True),
+        ("test_b", 5, "KIND_X", True),
+        ("test_a", 3, "KIND_X", False),
+    ]
+    guarded = source.replace("    for (int64_t n :", "    if (more) {\n    for (int64_t n :").replace(
+        "    test_cases.emplace_back(new test_b", "    }\n    test_cases.emplace_back(new test_b"
+    )
+    with pytest.raises(ValueError, match=r"test_a\(n, kind.* in a block that is not understood"):
+        list(backend_cases.cases(guarded, "make", structs))
