@@ -80,6 +80,44 @@ def test_tools_and_reasoning_in_every_dialect() -> None:
         assert answer.content[2].input == {"city": "Paris", "days": 3} and answer.stop_reason == "tool_use"
 
 
+UNIT = {
+    "type": "object",
+    "properties": {"unit": {"type": "string", "enum": ["c", "f"]}},
+    "required": ["unit"],
+}
+KELVIN = "</think>\n\n<tool_call>\n<function=weather>\n<parameter=unit>\nk\n</parameter>\n</function>\n</tool_call>"
+
+
+def chat_call(http: TestClient, strict: bool) -> Any:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": UNIT, "strict": strict}}
+    body = {"messages": ASK, "tools": [tool], "max_tokens": 300, "temperature": 0}
+    message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    return json.loads(message["tool_calls"][0]["function"]["arguments"])
+
+
+def responses_call(http: TestClient, strict: bool) -> Any:
+    tool = {"type": "function", "name": "weather", "parameters": UNIT, "strict": strict}
+    body = {"input": "Weather?", "tools": [tool], "max_output_tokens": 300, "temperature": 0}
+    output = http.post("/v1/responses", json=body).json()["output"]
+    return json.loads(next(item for item in output if item["type"] == "function_call")["arguments"])
+
+
+def messages_call(http: TestClient, strict: bool) -> Any:
+    tool = {"name": "weather", "input_schema": UNIT, "strict": strict}
+    body = {"model": "toy", "messages": ASK, "tools": [tool], "max_tokens": 300, "temperature": 0}
+    body["thinking"] = {"type": "adaptive"}
+    content = http.post("/v1/messages", json=body).json()["content"]
+    return next(block for block in content if block["type"] == "tool_use")["input"]
+
+
+@pytest.mark.parametrize("call", [chat_call, responses_call, messages_call])
+def test_strict_tools_bind_the_arguments_in_every_dialect(call: Any) -> None:
+    pytest.importorskip("llguidance")
+    with client_of(toy(KELVIN, KELVIN)) as http:
+        assert call(http, strict=False) == {"unit": "k"}
+        assert call(http, strict=True)["unit"] in ("c", "f")
+
+
 def test_stop_strings_lengths_and_refused_conversations() -> None:
     with client_of(toy("one two three", "one two three")) as http:
         client = openai_client(http)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .answer import dumps
-from .dialect import merge_system
+from .dialect import chat_tool, merge_system
 from .errors import bad_request
 from .schema import Body, Positive, Probability, Speculation, Temperature
 
@@ -206,10 +206,4 @@ def _assistant(blocks: list[Any]) -> dict[str, Any]:
 
 def chat_tools(tools: list[Tool] | None) -> tuple[dict[str, Any], ...]:
     """Tool definitions in the shape of chat completions."""
-    out = []
-    for tool in tools or ():
-        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-        if tool.description is not None:
-            function["description"] = tool.description
-        out.append({"type": "function", "function": function})
-    return tuple(out)
+    return tuple(chat_tool(t.name, t.description, t.input_schema, t.strict) for t in tools or ())

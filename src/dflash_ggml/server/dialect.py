@@ -17,6 +17,8 @@ from .errors import ApiError, openai_body
 from .limits import Limits
 from .schema import Speculation
 
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -86,6 +88,18 @@ def openai_error(error: ApiError) -> Iterator[ServerSentEvent]:
 def speculation(options: Speculation | None) -> dict[str, Any]:
     """The request arguments that our own options set."""
     return {} if options is None else {"mode": options.mode, "budget": options.budget}
+
+
+def chat_tool(
+    name: str, description: str | None, parameters: dict[str, Any], strict: bool | None
+) -> dict[str, Any]:
+    """A tool definition in the shape of chat completions; strict: the model's calls are held to `parameters`."""
+    function: dict[str, Any] = {"name": name, "parameters": parameters}
+    if description is not None:
+        function["description"] = description
+    if strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
 
 
 def merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from ..session.events import (
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
 from ..session.shapes import logprob_entry, timings_dict
 from .answer import Answer, Block
-from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
+from .dialect import NO_PARAMETERS, ApiCall, Settings, chat_tool, data_event, new_id, speculation, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count
 from .responses_schema import FunctionChoice, ResponsesBody, ResponseStore, chat_messages, with_instructions
@@ -52,7 +52,10 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     text_format = body.text.format if body.text else None
     request = ChatRequest(
         messages=with_instructions(body.instructions, [*history, *new]),
-        tools=tuple(_chat_tool(t) for t in body.tools or ()),
+        tools=tuple(
+            chat_tool(t.name, t.description, t.parameters or NO_PARAMETERS, t.strict)
+            for t in body.tools or ()
+        ),
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=text_format.plain() if text_format else None,
@@ -64,13 +67,6 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     )
     encoder = ResponseEncoder(model, body, request, new, store if body.store is not False else None)
     return ApiCall(request, encoder, bool(body.stream), notes=notes)
-
-
-def _chat_tool(tool: Any) -> dict[str, Any]:
-    function = {"name": tool.name, "parameters": tool.parameters or {"type": "object", "properties": {}}}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
 
 
 def _tool_choice(body: ResponsesBody) -> ToolChoice:
