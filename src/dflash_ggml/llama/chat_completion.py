@@ -15,7 +15,8 @@ from ..session.events import (
     ToolCallBegin,
     Usage,
 )
-from ..session.shapes import chat_logprobs, finish_reason, timings_dict, usage_dict
+from ..session.logprobs import chat_logprobs
+from ..session.openai_parts import finish_reason, timings_dict, usage_dict
 from .completion import Heading
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..session.events import Event, Finish, PromptLogprobs, TextDelta, TokenLogprob, Usage
-from ..session.shapes import completion_logprobs, finish_reason, timings_dict, usage_dict
+from ..session.logprobs import completion_logprobs
+from ..session.openai_parts import finish_reason, timings_dict, usage_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +28,26 @@ def completion_body(
     *,
     echo: str | None = None,
     suffix: str | None = None,
-    base: int = 0,
 ) -> dict[str, Any]:
-    """The whole answer. echo: prompt text to put before it; base: characters of prompt before the text."""
+    """The whole answer. echo: prompt text to put before it."""
     text: list[str] = []
     entries: list[TokenLogprob] = []
-    prompt_entries: list[TokenLogprob] = []
     usage, finish = None, None
     for event in events:
         if isinstance(event, TextDelta):
             text.append(event.text)
             entries += event.logprobs or ()
         elif isinstance(event, PromptLogprobs):
-            prompt_entries += event.tokens
+            entries += event.tokens
         elif isinstance(event, Usage):
             usage = event
         elif isinstance(event, Finish):
             finish = event
     assert usage is not None and finish is not None
-    logprobs = completion_logprobs(entries, base)
-    if prompt_entries:
-        before = completion_logprobs(prompt_entries, 0) or {}
-        logprobs = {k: before[k] + (logprobs[k] if logprobs else []) for k in before}
     choice = {
         "text": (echo or "") + "".join(text) + (suffix or ""),
         "index": 0,
-        "logprobs": logprobs,
+        "logprobs": completion_logprobs(entries),
         "finish_reason": finish_reason(finish.reason),
     }
     return {
@@ -62,12 +57,12 @@ def completion_body(
     }
 
 
-def completion_chunks(events: Iterable[Event], head: Heading, *, base: int = 0) -> Iterator[dict[str, Any]]:
+def completion_chunks(events: Iterable[Event], head: Heading) -> Iterator[dict[str, Any]]:
     """The answer as chunks: text with finish_reason None, then an empty text with the reason, usage and timings."""
     usage: Usage | None = None
     for event in events:
         if isinstance(event, TextDelta):
-            logprobs = completion_logprobs(event.logprobs or (), base)
+            logprobs = completion_logprobs(event.logprobs or ())
             yield _chunk(head, {"text": event.text, "index": 0, "logprobs": logprobs, "finish_reason": None})
         elif isinstance(event, Usage):
             usage = event

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..decode.sampling import Sampler, log_softmax
 from ..errors import ConfigError
 from ..session.prefix_cache import common_prefix
-from ..session.token_rows import RowTap
+from ..session.row_keeper import RowKeeper
 from ..text.grammar import LlamaGrammar
 from .base import LlamaBase
 from .cache import BaseLlamaCache
@@ -114,15 +114,15 @@ class LlamaCore(LlamaBase):
         n_prompt: int,
         logits_processor: Any,
         grammar: Any,
-        tap: RowTap | None = None,
+        keeper: RowKeeper | None = None,
         **sampling: Any,
     ) -> Sampler:
         """A sampler of this vocabulary; n_prompt: length of the text that the grammar does not bind."""
         spec = grammar_spec(grammar)
         rules = [] if spec is None else [self.session.grammars.processor(spec, n_prompt)]
-        taps = [] if tap is None else [tap]
+        first = [] if keeper is None else [keeper]
         params = sampling_params(seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, **sampling)
-        return Sampler(params, self._n_vocab, [*taps, *as_tuple(logits_processor), *rules])
+        return Sampler(params, self._n_vocab, [*first, *as_tuple(logits_processor), *rules])
 
     def generate(
         self,
@@ -152,10 +152,10 @@ class LlamaCore(LlamaBase):
         """
         ids = ([] if reset else self._input_ids.tolist()) + [int(t) for t in tokens]
         criteria = as_tuple(stopping_criteria)
-        tap = RowTap() if criteria or self._logits_all else None
+        keeper = RowKeeper() if criteria or self._logits_all else None
         sampler = self._sampler(
             n_prompt=len(ids),
-            tap=tap,
+            keeper=keeper,
             logits_processor=logits_processor,
             grammar=grammar,
             temperature=temp,
@@ -173,7 +173,7 @@ class LlamaCore(LlamaBase):
         sent: Sequence[int] | None = []
         while sent is not None:
             sent = None
-            stream = self.session.turns.run(self._decode(ids, sampler, tap, criteria))
+            stream = self.session.turns.run(self._decode(ids, sampler, keeper, criteria))
             for token in stream:
                 sent = yield token
                 ids.append(token)
@@ -183,7 +183,7 @@ class LlamaCore(LlamaBase):
                     break
 
     def _decode(
-        self, ids: list[int], sampler: Sampler, tap: RowTap | None, criteria: tuple[Any, ...]
+        self, ids: list[int], sampler: Sampler, keeper: RowKeeper | None, criteria: tuple[Any, ...]
     ) -> Generator[int, None, None]:
         """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded."""
         for _ in self._evaluate(list(ids)):
@@ -195,10 +195,10 @@ class LlamaCore(LlamaBase):
 
         def stop(token: int) -> bool:
             nonlocal ended
-            if tap is not None and tap.row is not None:
+            if keeper is not None and keeper.row is not None:
                 if self._logits_all:
-                    self.scores[len(text) - 1] = tap.row
-                ended = any(c(np.asarray(text, np.intc), tap.row) for c in criteria)
+                    self.scores[len(text) - 1] = keeper.row
+                ended = any(c(np.asarray(text, np.intc), keeper.row) for c in criteria)
             text.append(token)
             return ended
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..config import Mode
 from ..session.events import Event, Usage
 from ..session.hooks import Hooks
+from ..session.openai_parts import usage_line
 from ..session.requests import ChatRequest, CompletionRequest, NamedTool
 from ..session.session import CACHE_BYTES, run_chat, run_completion
-from ..session.shapes import usage_line
 from ..text.grammar import LlamaGrammar
 from ..text.tools import check_tools
 from .chat_completion import chat_body, chat_chunks
@@ -206,9 +206,9 @@ class Llama(LlamaCore):
         processors = self._row_keeper() + list(logits_processor or ())
         events = self._events(request, hooks_of(processors, stopping_criteria, on_step))
         if stream:
-            return completion_chunks(events, head, base=len(prompt))
+            return completion_chunks(events, head)
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
-        return completion_body(events, head, echo=text if echo else None, base=len(text if echo else prompt))
+        return completion_body(events, head, echo=text if echo else None)
 
     __call__ = create_completion
 

@@ -18,8 +18,8 @@ from ..session.events import (
     ToolCallEnd,
     Usage,
 )
+from ..session.openai_parts import timings_dict
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
-from ..session.shapes import timings_dict
 from .answer import Answer
 from .anthropic_schema import CountBody, MessagesBody, chat_messages, chat_tools
 from .dialect import ApiCall, Settings, data_event, new_id, speculation

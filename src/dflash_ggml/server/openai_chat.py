@@ -20,8 +20,9 @@ from ..session.events import (
     ToolCallBegin,
     Usage,
 )
+from ..session.logprobs import chat_logprobs
+from ..session.openai_parts import timings_dict, usage_dict
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
-from ..session.shapes import logprob_entry, timings_dict, usage_dict
 from .answer import Answer, Block
 from .dialect import ApiCall, Settings, data_event, new_id, openai_error, speculation, thinking
 from .errors import ApiError, bad_request
@@ -178,7 +179,6 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     encoder = ChatEncoder(
         model,
         include_usage=bool(options and options.include_usage),
-        logprobs=bool(body.logprobs),
         progress=bool(body.return_progress),
     )
     return ApiCall(request, encoder, bool(body.stream), notes)
@@ -204,11 +204,10 @@ def call_object(block: Block) -> dict[str, Any]:
 class ChatEncoder:
     """Renders `chat.completion` bodies and `chat.completion.chunk` streams."""
 
-    def __init__(self, model: str, *, include_usage: bool, logprobs: bool, progress: bool) -> None:
+    def __init__(self, model: str, *, include_usage: bool, progress: bool) -> None:
         self.answer = Answer()
         self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model}
         self._include_usage = include_usage
-        self._logprobs = logprobs
         self._progress = progress
         self._started = False
         self._clock = time.monotonic()
@@ -228,13 +227,7 @@ class ChatEncoder:
             self._started = True
             yield self._chunk({"role": "assistant", "content": ""})
         if isinstance(event, TextDelta):
-            extra: dict[str, Any] = {}
-            if self._logprobs:
-                extra["logprobs"] = {
-                    "content": [logprob_entry(t) for t in event.logprobs or ()],
-                    "refusal": None,
-                }
-            yield self._chunk({"content": event.text}, **extra)
+            yield self._chunk({"content": event.text}, logprobs=chat_logprobs(event.logprobs or ()))
         elif isinstance(event, ReasoningDelta):
             yield self._chunk({"reasoning_content": event.text})
         elif isinstance(event, ToolCallBegin):
@@ -277,10 +270,12 @@ class ChatEncoder:
         if answer.tools:
             message["tool_calls"] = [call_object(b) for b in answer.tools]
             message["content"] = answer.text or None
-        logprobs = None
-        if self._logprobs:
-            logprobs = {"content": [logprob_entry(t) for t in answer.logprobs], "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish.reason}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": chat_logprobs(answer.logprobs),
+            "finish_reason": finish.reason,
+        }
         body: dict[str, Any] = {**self._head, "object": "chat.completion", "choices": [choice]}
         body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
         if answer.steps:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..session.events import Finish, Progress, StepReport, TextDelta, TokenLogprob
+from ..session.events import Finish, Progress, StepReport, TextDelta
+from ..session.logprobs import completion_logprobs
+from ..session.openai_parts import timings_dict, usage_dict
 from ..session.requests import CompletionRequest
-from ..session.shapes import timings_dict, usage_dict
 from .answer import Answer
 from .dialect import ApiCall, Settings, data_event, new_id, openai_error, speculation
 from .errors import ApiError, bad_request
@@ -76,7 +77,6 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         model,
         echo=str(prompt) if body.echo else "",
         include_usage=bool(options and options.include_usage),
-        logprobs=body.logprobs is not None,
         progress=bool(body.return_progress),
     )
     return ApiCall(request, encoder, bool(body.stream))
@@ -95,7 +95,7 @@ def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
 class CompletionEncoder:
     """Renders `text_completion` bodies and streams."""
 
-    def __init__(self, model: str, *, echo: str, include_usage: bool, logprobs: bool, progress: bool) -> None:
+    def __init__(self, model: str, *, echo: str, include_usage: bool, progress: bool) -> None:
         self.answer = Answer()
         self._head = {
             "id": new_id("cmpl-"),
@@ -105,10 +105,8 @@ class CompletionEncoder:
         }
         self._echo = echo
         self._include_usage = include_usage
-        self._logprobs = logprobs
         self._progress = progress
         self._started = False
-        self._offset = 0
         self._clock = time.monotonic()
 
     def _chunk(self, text: str, reason: str | None = None, **extra: Any) -> ServerSentEvent:
@@ -122,8 +120,7 @@ class CompletionEncoder:
             if self._echo:
                 yield self._chunk(self._echo)
         if isinstance(event, TextDelta):
-            logprobs = self._logprob_object(event.logprobs or ()) if self._logprobs else None
-            yield self._chunk(event.text, logprobs=logprobs)
+            yield self._chunk(event.text, logprobs=completion_logprobs(event.logprobs or ()))
         elif isinstance(event, Progress) and self._progress and event.stage == "prefill":
             cached = self.answer.begin.cached_n if self.answer.begin else 0
             spent = int(1000 * (time.monotonic() - self._clock))
@@ -138,27 +135,13 @@ class CompletionEncoder:
                 yield data_event({**self._head, "choices": [], "usage": usage_dict(usage)})
             yield ServerSentEvent("[DONE]", sep="\n")
 
-    def _logprob_object(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        texts = [t.data.decode("utf-8", "replace") for t in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [t.logprob for t in tokens],
-            "top_logprobs": [{c.data.decode("utf-8", "replace"): c.logprob for c in t.top} for t in tokens],
-            "text_offset": offsets,
-        }
-
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
         return openai_error(error)
 
     def body(self) -> dict[str, Any]:
         answer = self.answer
         usage, finish = answer.done()
-        self._offset = 0
-        logprobs = self._logprob_object(answer.logprobs) if self._logprobs else None
+        logprobs = completion_logprobs(answer.logprobs)
         text = self._echo + answer.text
         choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish.reason}
         body: dict[str, Any] = {**self._head, "choices": [choice]}

@@ -16,8 +16,9 @@ from ..session.events import (
     ToolCallBegin,
     ToolCallEnd,
 )
+from ..session.logprobs import chat_logprob
+from ..session.openai_parts import timings_dict
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
-from ..session.shapes import logprob_entry, timings_dict
 from .answer import Answer, Block
 from .dialect import NO_PARAMETERS, ApiCall, Settings, chat_tool, data_event, new_id, speculation, thinking
 from .errors import ApiError, bad_request
@@ -122,7 +123,7 @@ class ResponseEncoder:
         if len(self.answer.blocks) > blocks:
             yield from self._open_item()
         if isinstance(event, TextDelta):
-            logprobs = [logprob_entry(t) for t in event.logprobs or ()]
+            logprobs = [chat_logprob(t) for t in event.logprobs or ()]
             yield self._part_event("response.output_text.delta", delta=event.text, logprobs=logprobs)
         elif isinstance(event, ReasoningDelta):
             yield self._part_event("response.reasoning_text.delta", delta=event.text)
@@ -173,7 +174,7 @@ class ResponseEncoder:
             kind = "output_text" if block.kind == "text" else "reasoning_text"
             extra: dict[str, Any] = {}
             if block.kind == "text":
-                extra["logprobs"] = [logprob_entry(t) for t in block.logprobs]
+                extra["logprobs"] = [chat_logprob(t) for t in block.logprobs]
             yield self._part_event(f"response.{kind}.done", text=block.text, **extra)
             yield self._part_event("response.content_part.done", part=_part(block))
         index = len(self._items) - 1
@@ -258,5 +259,5 @@ class ResponseEncoder:
 def _part(block: Block) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": block.text}
-    logprobs = [logprob_entry(t) for t in block.logprobs]
+    logprobs = [chat_logprob(t) for t in block.logprobs]
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}

@@ -22,10 +22,11 @@ from .events import (
     merged,
 )
 from .hooks import Hooks
+from .logprobs import token_logprob
 from .prompt_state import PromptState
 from .prompts import Prepared
+from .row_keeper import RowKeeper
 from .sinks import ChatSink, TextSink
-from .token_rows import RowTap, token_logprob
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -49,6 +50,7 @@ class Generation:
         ids, options = list(prepared.ids), prepared.request
         self._state = state
         self._ids = ids
+        self._prompt_text = prepared.text
         self._options = options
         self._sink = sink
         self._hooks = hooks
@@ -58,11 +60,11 @@ class Generation:
         wanted = options.max_tokens
         self._limit = room if wanted is None or wanted <= 0 else min(wanted, room)
         needs_rows = options.logprobs is not None or bool(hooks.stopping_criteria)
-        self._tap = RowTap() if needs_rows else None
-        taps = [self._tap] if self._tap is not None else []
+        self._keeper = RowKeeper() if needs_rows else None
+        first = [self._keeper] if self._keeper is not None else []
         grammars = [grammar] if grammar is not None else []
         self._sampler = Sampler(
-            options.sampling, self.engine.n_vocab, [*taps, *hooks.logits_processor, *grammars]
+            options.sampling, self.engine.n_vocab, [*first, *hooks.logits_processor, *grammars]
         )
         self._text = np.empty(self.engine.n_ctx + 1, np.int32)  # prompt and output, for stopping criteria
         self._text[: len(ids)] = ids
@@ -106,7 +108,8 @@ class Generation:
     def _prefill_rows(self, began: float) -> Generator[Event, None, None]:
         yield Begin(len(self._ids), 0)
         tokenizer, n_top = self.engine.tokenizer, self._options.logprobs or 0
-        decoder = tokenizer.stream()
+        # control tokens count as text where the prompt spells them out
+        decoder = tokenizer.stream(special=tokenizer.decode(self._ids, special=True) == self._prompt_text)
         entries: list[TokenLogprob] = []
         row, offset = None, 0
         for i, (token, next_row) in enumerate(zip(self._ids, self._state.rows(self._ids), strict=True)):
@@ -153,7 +156,7 @@ class Generation:
     def _take(self, token: int) -> bool:
         """Called by the engine for every emitted token, in text order, inside the walk; True ends it there."""
         tokenizer, options = self.engine.tokenizer, self._options
-        row: Any = self._tap.row if self._tap is not None else None
+        row: Any = self._keeper.row if self._keeper is not None else None
         n = len(self._ids) + self._n_out
         if any(criterion(self._text[:n], row) for criterion in self._hooks.stopping_criteria):
             self._reason = "stop"

@@ -149,7 +149,7 @@ def run_completion(
     generation = Generation(
         session.state,
         prepared,
-        TextSink(session.tokenizer, asked.stop),
+        TextSink(session.tokenizer, asked.stop, len(prepared.text)),
         hooks=hooks,
         grammar=grammar,
         should_stop=should_stop,

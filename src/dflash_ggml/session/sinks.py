@@ -13,14 +13,14 @@ from .events import Event, FinishReason, TextDelta, TokenLogprob
 
 
 class TextSink:
-    """Tokens in, TextDeltas out."""
+    """Tokens in, TextDeltas out. offset: characters of text before the output."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], offset: int = 0) -> None:
         self._tokenizer = tokenizer
         self._decoder = tokenizer.stream()
         self._stops = StopStrings(stop)
         self._entries: list[TokenLogprob] = []
-        self._text_in = self._text_out = 0
+        self._text_in = self._text_out = offset
         self.events: list[Event] = []
         self.finish: FinishReason | None = None
         self.reasoning_n = 0

@@ -23,7 +23,8 @@ class TopLogprob:
 class TokenLogprob:
     """An emitted token with its log-probability and the best alternatives (sorted, best first).
 
-    offset: index of the character of the text at which the token's text begins. logprob is None for a prompt's first
+    offset: index of the character at which the token's text begins, in prompt and output of a completion together, in
+    the visible text of a chat. logprob is None for a prompt's first
     token, which nothing predicts.
     """
 

@@ -1,11 +1,10 @@
-"""Parts of OpenAI-shaped answers: usage, timings, finish reasons and log-probabilities."""
+"""Parts of OpenAI-shaped answers: usage, timings and finish reasons; log-probabilities are in `logprobs`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from .events import TokenLogprob, Usage
+from .events import Usage
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:
@@ -50,42 +49,3 @@ def usage_line(usage: Usage) -> str:
 def finish_reason(reason: str) -> str:
     """OpenAI's name of a finish reason: a cancelled answer just stopped."""
     return "stop" if reason == "cancelled" else reason
-
-
-def completion_logprobs(entries: Sequence[TokenLogprob], base: int) -> dict[str, Any] | None:
-    """The `logprobs` object of a text completion; base: characters of text before the entries' own offset 0."""
-    if not entries:
-        return None
-    top = [
-        None if e.logprob is None else {_text(t.data): t.logprob for t in e.top} | {_text(e.data): e.logprob}
-        for e in entries
-    ]
-    return {
-        "tokens": [_text(e.data) for e in entries],
-        "text_offset": [base + e.offset for e in entries],
-        "token_logprobs": [e.logprob for e in entries],
-        "top_logprobs": top,
-    }
-
-
-def logprob_entry(token: TokenLogprob) -> dict[str, Any]:
-    """One entry of a chat's log-probabilities."""
-    return {
-        "token": _text(token.data),
-        "bytes": list(token.data),
-        "logprob": token.logprob,
-        "top_logprobs": [
-            {"token": _text(t.data), "bytes": list(t.data), "logprob": t.logprob} for t in token.top
-        ],
-    }
-
-
-def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-    """The `logprobs` object of a chat choice."""
-    if not entries:
-        return None
-    return {"content": [logprob_entry(e) for e in entries], "refusal": None}
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
