@@ -14,8 +14,10 @@ from dflash_ggml.cli.report import Meter, Report, Steps
 from dflash_ggml.cli.versus import Plain, decode_plainly, versus_line
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import SamplingParams
-from dflash_ggml.engine.loading import EMBEDDED_TARGET
+from dflash_ggml.files.pairs import EMBEDDED_TARGET
 from dflash_ggml.session.events import Usage
+from dflash_ggml.session.hooks import Hooks
+from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
 from reference.fake_engine import FakeEngine
@@ -28,16 +30,17 @@ def session(model: Path = Path("toy.gguf"), **options: Any) -> Session:
     return Session(engine, cache_bytes=0)
 
 
-def speculate(on: Session, n: int, sampling: SamplingParams = GREEDY) -> Report:
+def speculate(on: Session, n: int, sampling: SamplingParams = GREEDY) -> tuple[Report, Prepared]:
     steps = Steps()
-    request = CompletionRequest(prompt="hello", sampling=sampling, max_tokens=n, on_step=steps.add)
-    *_, usage, finish = run_completion(on, request)
+    prepared = on.prepare(CompletionRequest(prompt="hello", sampling=sampling, max_tokens=n))
+    *_, usage, finish = run_completion(on, prepared, hooks=Hooks(on_step=steps.add))
     assert isinstance(usage, Usage)
-    return Report("", finish.reason, usage, steps)
+    return Report("", finish.reason, usage, steps), prepared
 
 
-def again(on: Session, report: Report, sampling: SamplingParams = GREEDY) -> Plain:
-    plain = decode_plainly(on, report, sampling, Meter(io.StringIO()), lambda: False)
+def again(on: Session, report: Report, prepared: Prepared) -> Plain:
+    n = len(report.steps.token_ids)
+    plain = decode_plainly(on, prepared, n, Meter(io.StringIO()), lambda: False)
     assert plain is not None
     return plain
 
@@ -45,8 +48,8 @@ def again(on: Session, report: Report, sampling: SamplingParams = GREEDY) -> Pla
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.5, seed=3)])
 def test_the_same_text_is_decoded_again(sampling: SamplingParams) -> None:
     on = session()
-    report = speculate(on, 40, sampling)
-    plain = again(on, report, sampling)
+    report, prepared = speculate(on, 40, sampling)
+    plain = again(on, report, prepared)
     assert report.usage.mode == "tree" and report.usage.tokens_per_step > 1
     assert plain.token_ids == report.steps.token_ids and plain.ms > 0
     assert "plain decoding of the same text" in versus_line(report, plain, on)
@@ -54,8 +57,8 @@ def test_the_same_text_is_decoded_again(sampling: SamplingParams) -> None:
 
 def test_a_text_that_ends_early_goes_on_to_the_same_length() -> None:
     on = session(replies=["one two three four five six seven", "ab", "c"])
-    report = speculate(on, 20)
-    plain = again(on, report)
+    report, prepared = speculate(on, 20)
+    plain = again(on, report, prepared)
     eos = on.tokenizer.eos_id
     assert len(plain.token_ids) == len(report.steps.token_ids) == 20
     assert plain.token_ids[:5] == [97, 98, eos, 99, eos]
@@ -64,13 +67,13 @@ def test_a_text_that_ends_early_goes_on_to_the_same_length() -> None:
 
 def test_an_answer_that_ended_by_itself_counts_its_end() -> None:
     on = session(replies=["one two", "one two"])
-    report = speculate(on, 90)
-    assert report.finish_reason == "stop" and again(on, report).token_ids == report.steps.token_ids
+    report, prepared = speculate(on, 90)
+    assert report.finish_reason == "stop" and again(on, report, prepared).token_ids == report.steps.token_ids
 
 
 def test_who_was_faster() -> None:
     on = session()
-    report = speculate(on, 40)
+    report, _ = speculate(on, 40)
     n, ms = len(report.steps.token_ids), report.usage.predicted_ms
     ids = report.steps.token_ids
     assert versus_line(report, Plain(ids, 2 * ms), on).endswith(
@@ -84,7 +87,7 @@ def test_who_was_faster() -> None:
     said = versus_line(report, Plain(ids, 1000.0), on)
     speeds = rf"{report.usage.tokens_per_step:.2f} tokens, {1e3 * n / ms:.1f} tokens/s; .*: {n:.1f} tokens/s"
     assert re.search(speeds, said)
-    one = speculate(session(), 1)
+    one, _ = speculate(session(), 1)
     assert "too few" in versus_line(one, Plain(one.steps.token_ids, 1.0), on)
 
 

@@ -8,16 +8,18 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..decode.sampling_params import SamplingParams
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 from ..session.events import Event, Finish, Progress, TextDelta, Usage
 from ..session.hooks import Hooks
+from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
 from .arguments import add_model_options, add_sampling_options, engine_config, sampling_params
@@ -126,13 +128,13 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--versus-plain needs a draft (-md)")
         session = Session(engine, cache_bytes=0)
         steps = Steps()
-        options: dict[str, Any] = {
-            "sampling": params,
-            "max_tokens": None if args.predict < 0 else args.predict,
-        }
+        prepared = prepare(session, text, args, params)
+        start = run_chat if args.chat else run_completion
         with Interrupt() as interrupt:
-            events = start(session, text, args, options, Hooks(on_step=steps.add), lambda: interrupt.asked)
-            with closing(events):
+            hooks = Hooks(on_step=steps.add)
+            with closing(
+                start(session, prepared, hooks=hooks, should_stop=lambda: interrupt.asked)
+            ) as events:
                 report = follow(events, steps, meter, None if args.json else write_out)
             cancelled = report.finish_reason == "cancelled"
             if not args.json:
@@ -140,7 +142,9 @@ def run(args: argparse.Namespace) -> int:
                 print(report.line(), file=sys.stderr)
             plain = None
             if args.versus_plain and not cancelled:
-                plain = decode_plainly(session, report, params, meter, lambda: interrupt.asked)
+                plain = decode_plainly(
+                    session, prepared, len(steps.token_ids), meter, lambda: interrupt.asked
+                )
                 cancelled = plain is None
         if args.json:
             speed = {} if plain is None else {"plain_per_second": round(plain.per_second, 2)}
@@ -152,51 +156,49 @@ def run(args: argparse.Namespace) -> int:
         return 130 if cancelled else 0
 
 
-def start(
-    session: Session,
-    text: str,
-    args: argparse.Namespace,
-    options: dict[str, Any],
-    hooks: Hooks,
-    should_stop: Callable[[], bool],
-) -> Generator[Event, None, None]:
-    """The events of the prompt's continuation; with --chat of the answer to it, reasoning and all."""
-    if not args.chat:
-        tokenizer = session.tokenizer
+def prepare(session: Session, text: str, args: argparse.Namespace, params: SamplingParams) -> Prepared:
+    """The request for the prompt's continuation; with --chat for the answer to it, reasoning and all.
+
+    Raises ConfigError, ContextOverflowError.
+    """
+    options: dict[str, Any] = {"sampling": params, "max_tokens": None if args.predict < 0 else args.predict}
+    tokenizer = session.tokenizer
+    request: ChatRequest | CompletionRequest
+    if args.chat:
+        if not tokenizer.chat_template:
+            raise ConfigError(f"--chat: {session.engine.config.model} has no chat template")
+        messages = [{"role": "system", "content": args.system}] if args.system else []
+        messages.append({"role": "user", "content": text})
+        request = ChatRequest(messages=messages, split_reasoning=False, **options)
+    else:
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         # as ids: a control token spelt out in the text is text
         request = CompletionRequest(prompt=[*bos, *tokenizer.encode(text, special=False)], **options)
-        return run_completion(session, request, hooks=hooks, should_stop=should_stop)
-    if not session.tokenizer.chat_template:
-        raise ConfigError(f"--chat: {session.engine.config.model} has no chat template")
-    messages = [{"role": "system", "content": args.system}] if args.system else []
-    messages.append({"role": "user", "content": text})
-    chat = ChatRequest(messages=messages, split_reasoning=False, **options)
-    return run_chat(session, chat, hooks=hooks, should_stop=should_stop)
+    try:
+        return session.prepare(request)
+    except ContextOverflowError as error:
+        raise ContextOverflowError(f"{error}: shorten the prompt or raise -c") from None
 
 
 def follow(
     events: Iterable[Event], steps: Steps, meter: Meter, write: Callable[[str], None] | None
 ) -> Report:
-    """Show the progress, write the text as it comes, and report. Raises ContextOverflowError naming the option."""
+    """Show the progress, write the text as it comes, and report."""
     pieces: list[str] = []
     usage, finish = None, None
-    try:
-        for event in events:
-            if isinstance(event, Progress):
-                meter.tokens(event.done, event.total)
-                continue
-            meter.clear()
-            if isinstance(event, TextDelta):
-                pieces.append(event.text)
-                if write is not None:
-                    write(event.text)
-            elif isinstance(event, Usage):
-                usage = event
-            elif isinstance(event, Finish):
-                finish = event
-    except ContextOverflowError as error:
-        raise ContextOverflowError(f"{error}: shorten the prompt or raise -c") from None
+    for event in events:
+        if isinstance(event, Progress):
+            meter.tokens(event.done, event.total)
+            continue
+        meter.clear()
+        if isinstance(event, TextDelta):
+            pieces.append(event.text)
+            if write is not None:
+                write(event.text)
+        elif isinstance(event, Usage):
+            usage = event
+        elif isinstance(event, Finish):
+            finish = event
     assert usage is not None and finish is not None
     return Report("".join(pieces), finish.reason, usage, steps)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from ..decode.sampling_params import SamplingParams
 from ..files.pairs import EMBEDDED_TARGET
 from ..session.events import Finish, Progress, Usage
 from ..session.hooks import Hooks
+from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
 from ..session.session import Session, run_completion
 from .report import Meter, Report, Steps
@@ -29,21 +29,20 @@ class Plain:
 
 
 def decode_plainly(
-    session: Session, report: Report, sampling: SamplingParams, meter: Meter, should_stop: Callable[[], bool]
+    session: Session, prepared: Prepared, n: int, meter: Meter, should_stop: Callable[[], bool]
 ) -> Plain | None:
-    """As many tokens as in `report` after its prompt, which the engine still holds; None when stopped.
+    """The n tokens that plain decoding gives for a prompt; None when stopped.
 
     Where plain decoding comes to an end earlier, because the texts forked, it goes on behind that end.
     """
-    prompt = session.engine.tokens[: report.usage.prompt_n]
     token_ids: list[int] = []
     ms = 0.0
-    while len(token_ids) < len(report.steps.token_ids):
+    while len(token_ids) < n:
         steps = Steps()
         request = CompletionRequest(
-            prompt=[*prompt, *token_ids],
-            sampling=sampling,
-            max_tokens=len(report.steps.token_ids) - len(token_ids),
+            prompt=[*prepared.ids, *token_ids],
+            sampling=prepared.request.sampling,
+            max_tokens=n - len(token_ids),
             mode="plain",
         )
         hooks = Hooks(on_step=steps.add)
