@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.decode.sampling import SamplingParams
-from dflash_ggml.errors import ConfigError, ModelFileError
+from dflash_ggml.errors import ConfigError, DflashError, ModelFileError
 from dflash_ggml.llama.cache import LlamaRAMCache
 from dflash_ggml.llama.llama import Llama
 from dflash_ggml.llama.tokenizer import LlamaTokenizer
@@ -162,6 +162,19 @@ def test_states_survive_another_text(llm: Llama) -> None:
     llm.set_cache(LlamaRAMCache())
     assert text(llm, CODE) == text(llm, CODE)
     llm.set_cache(None)
+
+
+def test_a_call_ends_an_open_stream_and_finds_the_state_whole(llm: Llama) -> None:
+    llm.reset()
+    llm.eval(llm.tokenize(CODE.encode()))
+    state, expected = llm.save_state(), llm.sample(temp=0)
+    for call in (lambda: llm.load_state(state), llm.save_state, lambda: llm.eval([])):
+        stream = llm(PROMPT, max_tokens=40, temperature=0, stream=True)
+        next(stream)
+        call()
+        assert llm.sample(temp=0) == expected
+        with pytest.raises(DflashError, match="cut off"):
+            next(stream)
 
 
 def test_generate_takes_tokens_in(llm: Llama) -> None:

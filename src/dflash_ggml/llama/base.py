@@ -7,6 +7,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -238,8 +239,17 @@ class LlamaBase:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    def _turn(self) -> AbstractContextManager[None]:
+        """Alone with the model: a stream that this thread left open ends, that of another is waited for."""
+        session = getattr(self, "_session", None)
+        return nullcontext() if session is None else session.turns.taken()
+
     def close(self) -> None:
         """Free the model; a second call does nothing."""
+        with self._turn():
+            self._free()
+
+    def _free(self) -> None:
         engine, self._engine, self._session = getattr(self, "_engine", None), None, None
         if engine is not None:
             engine.close()
@@ -251,7 +261,7 @@ class LlamaBase:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        self._free()  # waits for nobody: whoever holds the turn is as unreachable as this
 
 
 def text_metadata(metadata: Any) -> dict[str, str]:

@@ -30,20 +30,21 @@ class LlamaCore(LlamaBase):
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """A cache of whole saved states, asked before and filled after each completion."""
-        self.cache = cache
+        with self._turn():
+            self.cache = cache
 
     def reset(self) -> None:
         """Empty the context."""
-        self.n_tokens = 0
-        self._requires_eval = True
+        with self._turn():
+            self.n_tokens = 0
+            self._requires_eval = True
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after the first n_tokens of input_ids. Raises ContextOverflowError, ConfigError."""
-        ids = self._input_ids.tolist() + [int(t) for t in tokens]
-        for _ in self.session.turns.run(self._evaluate(ids)):
-            pass
+        with self.session.turns.taken():
+            self._evaluate(self._input_ids.tolist() + [int(t) for t in tokens])
 
-    def _evaluate(self, ids: list[int]) -> Generator[None, None, None]:
+    def _evaluate(self, ids: list[int]) -> None:
         """Bring the engine to exactly ids, with the logits of the last one."""
         state, engine = self.session.state, self.engine
         # with logits_all, rows exist for the tokens evaluated before, and each new one needs its own pass
@@ -56,7 +57,6 @@ class LlamaCore(LlamaBase):
         self.input_ids[: len(ids)] = ids
         self.n_tokens = len(ids)
         self._requires_eval = False
-        yield
 
     def sample(
         self,
@@ -104,9 +104,10 @@ class LlamaCore(LlamaBase):
             if not self._logits_all:
                 raise ConfigError("sample: idx needs a model opened with logits_all=True")
             return sampler.sample(self.scores[idx], self._input_ids[: idx + 1].tolist())
-        if not self.session.state.holds(self._input_ids):
-            self.eval(())
-        return sampler.sample(self.engine.logits, self._input_ids.tolist())
+        with self.session.turns.taken():
+            if not self.session.state.holds(self._input_ids):
+                self._evaluate(self._input_ids.tolist())
+            return sampler.sample(self.engine.logits, self._input_ids.tolist())
 
     def _sampler(
         self,
@@ -186,8 +187,7 @@ class LlamaCore(LlamaBase):
         self, ids: list[int], sampler: Sampler, keeper: RowKeeper | None, criteria: tuple[Any, ...]
     ) -> Generator[int, None, None]:
         """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded."""
-        for _ in self._evaluate(list(ids)):
-            pass
+        self._evaluate(list(ids))
         if len(ids) >= self._n_ctx:
             return
         text = list(ids)
@@ -218,8 +218,12 @@ class LlamaCore(LlamaBase):
 
     def save_state(self) -> LlamaState:
         """The evaluated context, to be given to load_state of this or an equal model."""
+        with self.session.turns.taken():
+            return self._saved_state()
+
+    def _saved_state(self) -> LlamaState:
         if self.engine.tokens != self._input_ids.tolist():
-            self.eval(())
+            self._evaluate(self._input_ids.tolist())
         snapshot = self.engine.snapshot() if self.n_tokens else None
         return LlamaState(
             input_ids=self.input_ids.copy(),
@@ -232,16 +236,17 @@ class LlamaCore(LlamaBase):
 
     def load_state(self, state: LlamaState) -> None:
         """Go back to a saved context and its seed. Raises ConfigError if it comes from a model of another shape."""
-        if state.llama_state is None:
-            self.session.state.reset()
-        else:
-            self.session.state.restore(state.llama_state)
-        if self._logits_all and len(state.scores):
-            self.scores[: len(state.scores)] = state.scores
-        self.input_ids = state.input_ids.copy()
-        self.n_tokens = state.n_tokens
-        self._seed = state.seed
-        self._requires_eval = True
+        with self.session.turns.taken():
+            if state.llama_state is None:
+                self.session.state.reset()
+            else:
+                self.session.state.restore(state.llama_state)
+            if self._logits_all and len(state.scores):
+                self.scores[: len(state.scores)] = state.scores
+            self.input_ids = state.input_ids.copy()
+            self.n_tokens = state.n_tokens
+            self._seed = state.seed
+            self._requires_eval = True
 
     def _consult_cache(self, prompt: Sequence[int]) -> None:
         """Load the state of `self.cache` that shares a longer prefix with the prompt than the context does."""

@@ -224,13 +224,13 @@ class Llama(LlamaCore):
         self._consult_cache(prepared.ids)
         run = run_chat if isinstance(request, ChatRequest) else run_completion
         for event in run(self.session, prepared, hooks=hooks):
-            yield event
-            if isinstance(event, Usage):
+            if isinstance(event, Usage):  # the generation is over, and the turn still ours
                 if self.verbose:
                     print(usage_line(event), file=sys.stderr)
                 self._follow_engine()
-        if self.cache is not None:
-            self.cache[self._input_ids.tolist()] = self.save_state()
+                if self.cache is not None:
+                    self.cache[self._input_ids.tolist()] = self._saved_state()
+            yield event
 
     def _row_keeper(self) -> list[Any]:
         """With logits_all, a processor that changes nothing and fills `scores` for what is generated."""

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from ..errors import DflashError
+from ..errors import ConfigError, DflashError
 
 T = TypeVar("T")
 
+_POLL_S = 0.5  # a thread that ends tells nobody: those who wait for it look this often
+
 
 class Turns:
-    """Serialises generators that share an engine.
+    """Serialises generators, and calls that change the state, on one engine.
 
-    Another thread's call waits until the running generator is finished or closed. A call in the thread that left a
-    stream unfinished cannot wait for itself: it closes that stream, whose next() then raises DflashError.
+    Another thread's call waits until the running generator is finished or closed, or its thread has ended. A call in
+    the thread that left a stream unfinished cannot wait for itself: it closes that stream, whose next() then raises
+    DflashError. A call from inside a step (a processor, a callback) can do neither: it is refused with ConfigError.
     """
 
     def __init__(self) -> None:
         self._free = threading.Condition()
-        self._owner: int | None = None
-        self._current: Generator[object, None, None] | None = None
+        self._owner: threading.Thread | None = None
+        self._current: Generator[object, None, None] | _Call | None = None
 
     def run(self, inner: Generator[T, None, None]) -> Generator[T, None, None]:
         """Yield from `inner` while holding the turn; it is taken at the first next() and given back at the end."""
@@ -32,27 +36,52 @@ class Turns:
                     raise DflashError(
                         "this stream was cut off: a later call on the same model began before it ended"
                     )
-                self._owner = threading.get_ident()
+                self._owner = threading.current_thread()
                 try:
                     item = next(inner)
                 except StopIteration:
                     return
                 yield item
         finally:
+            inner.close()
             self._give_back(inner)
 
-    def _take(self, inner: Generator[T, None, None]) -> None:
-        with self._free:
-            if self._current is not None and self._owner == threading.get_ident():
-                abandoned, self._current = self._current, None
-                abandoned.close()
-            while self._current is not None:
-                self._free.wait()
-            self._current, self._owner = inner, threading.get_ident()
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """The turn for one call that streams nothing."""
+        call = _Call()
+        self._take(call)
+        try:
+            yield
+        finally:
+            self._give_back(call)
 
-    def _give_back(self, inner: Generator[T, None, None]) -> None:
-        inner.close()
+    def _take(self, mine: Generator[object, None, None] | _Call) -> None:
+        me = threading.current_thread()
         with self._free:
-            if self._current is inner:
+            while (current := self._current) is not None and self._owner is not None:
+                if self._owner is me and getattr(current, "gi_running", False):
+                    raise ConfigError(
+                        "this call came from inside a step on the same model; make it after the step"
+                    )
+                if self._owner is me or not self._owner.is_alive():
+                    self._current = None
+                    current.close()
+                else:
+                    self._free.wait(_POLL_S)
+            self._current, self._owner = mine, me
+
+    def _give_back(self, mine: Generator[object, None, None] | _Call) -> None:
+        with self._free:
+            if self._current is mine:
                 self._current = None
                 self._free.notify()
+
+
+class _Call:
+    """Holds a turn as a generator does that is never suspended."""
+
+    gi_running = True
+
+    def close(self) -> None:
+        """Nothing is left to be closed when its thread has ended."""

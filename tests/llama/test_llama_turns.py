@@ -1,0 +1,218 @@
+"""Calls while a stream is open: in its thread they end it, in another they wait, from inside a step they are refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ggml.errors import ConfigError, DflashError
+from dflash_ggml.llama.state import LlamaState
+from reference.fake_engine import FakeEngine
+from reference.toy_llama import ToyLlama
+
+GUARD_S = 3  # nothing here takes long; what hangs fails instead of holding up the tests
+USER = [{"role": "user", "content": "hello"}]
+
+
+class StrictEngine(FakeEngine):
+    """Refuses, as the real engine does, what would tear a generation that is running on it."""
+
+    def _alone(self, what: str) -> None:
+        if self._running:
+            raise ConfigError(f"{what}: a generation is running on this engine; close it first")
+
+    def reset(self) -> None:
+        self._alone("reset")
+        super().reset()
+
+    def prefill(self, *args: Any, **options: Any) -> None:
+        self._alone("prefill")
+        super().prefill(*args, **options)
+
+    def snapshot(self, with_rows: bool = True) -> Any:
+        self._alone("snapshot")
+        return super().snapshot(with_rows)
+
+    def restore(self, snapshot: Any) -> None:
+        self._alone("restore")
+        super().restore(snapshot)
+
+    def close(self) -> None:
+        assert not self._running, "closed under a generation"
+        super().close()
+
+
+class StrictLlama(ToyLlama):
+    def _open_engine(self) -> Any:
+        toy = super()._open_engine()
+        return StrictEngine(config=toy.config, tokenizer=toy.tokenizer)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "toy.gguf"
+    file.touch()
+    return str(file)
+
+
+@pytest.fixture
+def llm(path: str) -> StrictLlama:
+    return StrictLlama(path)
+
+
+STREAMS: dict[str, Callable[[ToyLlama], Iterator[Any]]] = {
+    "completion": lambda llm: llm("abc", max_tokens=50, temperature=0, stream=True),
+    "chat": lambda llm: llm.create_chat_completion(USER, max_tokens=50, temperature=0, stream=True),
+    "generate": lambda llm: llm.generate([97, 98, 99], temp=0),
+}
+# each on a model that holds [72, 105] and was given its state
+CALLS: dict[str, Callable[[ToyLlama, LlamaState], Any]] = {
+    "reset": lambda llm, state: llm.reset(),
+    "eval": lambda llm, state: llm.eval([65]),
+    "sample": lambda llm, state: llm.sample(temp=0),
+    "generate": lambda llm, state: next(llm.generate([65, 66], temp=0)),
+    "save_state": lambda llm, state: llm.save_state(),
+    "load_state": lambda llm, state: llm.load_state(state),
+    "create_completion": lambda llm, state: llm("xyz", max_tokens=3, temperature=0),
+    "create_chat_completion": lambda llm, state: llm.create_chat_completion(
+        USER, max_tokens=3, temperature=0
+    ),
+    "set_cache": lambda llm, state: llm.set_cache(None),
+    "close": lambda llm, state: llm.close(),
+}
+
+
+def prepared(llm: ToyLlama) -> LlamaState:
+    llm.eval([72, 105])
+    return llm.save_state()
+
+
+def outcome(value: Any) -> Any:
+    """What a call gave, without what differs from call to call."""
+    if isinstance(value, dict):
+        return value["choices"]
+    return (value.n_tokens, value.llama_state) if isinstance(value, LlamaState) else value
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    """The call's result from a thread of its own; TimeoutError if it hangs."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append((True, call()))
+        except Exception as error:  # noqa: BLE001 - handed on below
+            results.append((False, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(GUARD_S)
+    if not results:
+        raise TimeoutError("the call hangs")
+    good, value = results[0]
+    if not good:
+        raise value
+    return value
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_call_ends_the_open_stream_of_its_thread(llm: StrictLlama, path: str, kind: str, name: str) -> None:
+    """It works as if the stream had never gone further; the stream says that it was cut off and changes nothing."""
+    state = prepared(llm)
+    stream = STREAMS[kind](llm)
+    next(stream), next(stream)
+    n_tokens, ids = llm.n_tokens, llm._input_ids.tolist()
+    given = outcome(CALLS[name](llm, state))
+    after = (llm.n_tokens, llm._input_ids.tolist())
+    with pytest.raises(DflashError, match="cut off"):
+        next(stream)
+    assert (llm.n_tokens, llm._input_ids.tolist()) == after
+    fresh = StrictLlama(path)
+    fresh.eval(ids)
+    assert fresh.n_tokens == n_tokens and outcome(CALLS[name](fresh, state)) == given
+    assert after == (fresh.n_tokens, fresh._input_ids.tolist())
+    if name != "close":
+        assert outcome(llm("more", max_tokens=5, temperature=0)) == outcome(
+            fresh("more", max_tokens=5, temperature=0)
+        )
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_stream_whose_thread_has_ended_gives_way(llm: StrictLlama, name: str) -> None:
+    state = prepared(llm)
+    stream = STREAMS["completion"](llm)
+
+    def call() -> None:
+        in_thread(lambda: next(stream))  # ends while this thread lives, so that their identities differ
+        CALLS[name](llm, state)
+
+    in_thread(call)
+    with pytest.raises(DflashError, match="cut off"):
+        next(stream)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_waits_for_the_stream_of_another_thread(llm: StrictLlama, path: str, name: str) -> None:
+    state = prepared(llm)
+    stream = STREAMS["generate"](llm)
+    tokens = [next(stream)]
+    order: list[str] = []
+    other = threading.Thread(target=lambda: (CALLS[name](llm, state), order.append("other")), daemon=True)
+    other.start()
+    other.join(0.2)  # time to do damage
+    tokens += [next(stream) for _ in range(20)]
+    assert llm._input_ids.tolist() == [97, 98, 99, *tokens[:-1]]
+    order.append("stream")
+    stream.close()
+    other.join(GUARD_S)
+    assert order == ["stream", "other"]
+    fresh = StrictLlama(path).generate([97, 98, 99], temp=0)
+    assert tokens == [next(fresh) for _ in range(21)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_from_inside_a_step_is_refused(llm: StrictLlama, name: str) -> None:
+    state = prepared(llm)
+    expected = outcome(llm("abc", max_tokens=9, temperature=0))
+    refused: list[str] = []
+
+    def meddle(ids: Any, scores: Any) -> Any:
+        with pytest.raises(ConfigError, match="inside a step"):
+            CALLS[name](llm, state)
+        refused.append(name)
+        return scores
+
+    assert outcome(llm("abc", max_tokens=9, temperature=0, logits_processor=[meddle])) == expected
+    assert len(refused) == 9
+
+
+def test_a_model_that_nobody_holds_waits_for_nobody(path: str) -> None:
+    """Collected with an open stream of another thread still in it, it is closed without a turn."""
+    llm = StrictLlama(path)
+    engine, stream, let_go = llm.toy, STREAMS["generate"](llm), threading.Event()
+    holder = threading.Thread(target=lambda: (next(stream), let_go.wait(GUARD_S)), daemon=True)
+    holder.start()
+    while llm.n_tokens < 3:
+        let_go.wait(0.01)
+    engine._running = False
+    in_thread(llm.__del__)
+    let_go.set()
+    assert engine.closed
+
+
+def test_states_are_cached_within_the_turn(llm: StrictLlama) -> None:
+    """The state that a cache keeps is that of the text just said, whatever comes next."""
+    from dflash_ggml.llama.cache import LlamaRAMCache
+
+    cache = LlamaRAMCache()
+    llm.set_cache(cache)
+    stream = STREAMS["completion"](llm)
+    text = "".join(chunk["choices"][0]["text"] for chunk in stream)
+    ((key, state),) = cache.cache_state.items()
+    assert list(key) == state.input_ids[: state.n_tokens].tolist() == list(state.llama_state.tokens)
+    assert llm.detokenize(list(key)).decode() == ("abc" + text)[: len(llm.detokenize(list(key)))]
