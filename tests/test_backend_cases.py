@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from dflash_ggml._ggml import lib
+
 from reference import backend_cases
 from reference import tree_ops as ref
 from reference.graph import OpGraph

@@ -10,17 +10,17 @@ import pytest
 
 pytest.importorskip("starlette", reason="the server extra is not installed")
 
-from starlette.testclient import TestClient  # noqa: E402
+from starlette.testclient import TestClient
 
-from dflash_ggml.llama.chat_completion import chat_body, chat_chunks  # noqa: E402
-from dflash_ggml.llama.completion import Heading, completion_body, completion_chunks  # noqa: E402
-from dflash_ggml.server.app import create_app, make_service  # noqa: E402
-from dflash_ggml.server.dialect import Settings  # noqa: E402
-from dflash_ggml.server.openai_chat import ChatEncoder  # noqa: E402
-from dflash_ggml.server.openai_completions import CompletionEncoder  # noqa: E402
-from dflash_ggml.server.runner import Runner  # noqa: E402
-from dflash_ggml.session import Session  # noqa: E402
-from dflash_ggml.session.events import (  # noqa: E402
+from dflash_ggml.llama.chat_completion import chat_body, chat_chunks
+from dflash_ggml.llama.completion import Heading, completion_body, completion_chunks
+from dflash_ggml.server.app import create_app, make_service
+from dflash_ggml.server.dialect import Settings
+from dflash_ggml.server.openai_chat import ChatEncoder
+from dflash_ggml.server.openai_completions import CompletionEncoder
+from dflash_ggml.server.runner import Runner
+from dflash_ggml.session import Session
+from dflash_ggml.session.events import (
     Begin,
     Finish,
     TextDelta,
@@ -28,9 +28,9 @@ from dflash_ggml.session.events import (  # noqa: E402
     TopLogprob,
     Usage,
 )
-from dflash_ggml.session.logprobs import token_text  # noqa: E402
-from reference.fake_engine import FakeEngine  # noqa: E402
-from reference.toy_llama import ToyLlama  # noqa: E402
+from dflash_ggml.session.logprobs import token_text
+from reference.fake_engine import FakeEngine
+from reference.toy_llama import ToyLlama
 
 # the character 中 in two tokens, the second not among its two best
 HALF = TokenLogprob(1, b"\xe4\xb8", -0.5, (TopLogprob(1, b"\xe4\xb8", -0.5), TopLogprob(5, b"a", -1.0)), 6)

@@ -70,7 +70,8 @@ class ChatRequest(GenerationOptions):
 
     stop strings and grammar bind the visible text only, not the reasoning. parallel_tool_calls False ends the answer
     after one call. continue_final_message: the last message is from the assistant and is to be continued.
-    template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the template. split_reasoning False leaves reasoning in the text.
+    template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the
+    template. split_reasoning False leaves reasoning in the text.
     """
 
     messages: Sequence[Mapping[str, Any]]
