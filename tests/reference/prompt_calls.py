@@ -14,8 +14,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The list to which every later call adds its name, "render" or "encode"."""
     made: list[str] = []
     for kind, name in ((ChatTemplate, "render"), (Tokenizer, "encode")):
+        real = getattr(kind, name)
 
-        def call(self: Any, *args: Any, _real: Any = getattr(kind, name), _name: str = name, **k: Any) -> Any:
+        def call(self: Any, *args: Any, _real: Any = real, _name: str = name, **k: Any) -> Any:
             made.append(_name)
             return _real(self, *args, **k)
 

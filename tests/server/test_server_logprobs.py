@@ -91,7 +91,7 @@ def logprobs_of(chunk: dict[str, Any]) -> Any:
 
 
 def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    return {key: sum((c[key] for c in chunks), []) for key in COMPLETION}
+    return {key: [entry for c in chunks for entry in c[key]] for key in COMPLETION}
 
 
 def test_completions_through_both_faces() -> None:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dflash_ggml._ggml import lib
 
+from dflash_ggml.ggml.bindings import lib
 from reference import backend_cases
 from reference import tree_ops as ref
 from reference.graph import OpGraph
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = (ROOT / "vendor/llama.cpp/tests/test-backend-ops.cpp").read_text(encoding="utf-8")
 OPERATIONS = re.findall(
-    r"\*(ggml_\w+)\(", (ROOT / "src/dflash_ggml/_ggml/cdef/35_tree_ops.h").read_text(encoding="utf-8")
+    r"\*(ggml_\w+)\(", (ROOT / "src/dflash_ggml/ggml/bindings/cdef/35_tree_ops.h").read_text(encoding="utf-8")
 )
 STRUCTS = backend_cases.structs_calling(SOURCE, OPERATIONS)
 CASES = list(backend_cases.cases(SOURCE, "make_test_cases_eval", STRUCTS))
