@@ -208,6 +208,25 @@ def test_prompt_as_tokens_and_echo(llm: ToyLlama) -> None:
     assert echoed["choices"][0]["text"] == "hello" + b["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("prompt", ["hello", [104, 101]])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_stream_echoes_the_prompt_first(llm: ToyLlama, prompt: Any, logprobs: int | None) -> None:
+    options: dict[str, Any] = {"max_tokens": 9, "seed": 3, "echo": True, "logprobs": logprobs}
+    body = llm(prompt, **options)["choices"][0]
+    chunks = [c["choices"][0] for c in llm(prompt, stream=True, **options)]
+    assert chunks[0]["text"] == ("hello" if prompt == "hello" else "he")
+    assert "".join(c["text"] for c in chunks) == body["text"] and len(chunks) > 2
+    if logprobs is not None:
+        for key, value in body["logprobs"].items():
+            assert [x for c in chunks if c["logprobs"] for x in c["logprobs"][key]] == value
+
+
+def test_a_stream_without_text_echoes_too(llm: ToyLlama) -> None:
+    end = {llm.token_eos(): 100}
+    chunks = llm("hello", max_tokens=9, temperature=0, logit_bias=end, echo=True, stream=True)
+    assert [c["choices"][0]["text"] for c in chunks] == ["hello", ""]
+
+
 def test_logprobs(llm: ToyLlama) -> None:
     out = llm("abc", max_tokens=6, seed=5, logprobs=3)["choices"][0]
     logprobs = out["logprobs"]

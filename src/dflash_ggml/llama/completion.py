@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,13 +57,28 @@ def completion_body(
     }
 
 
-def completion_chunks(events: Iterable[Event], head: Heading) -> Iterator[dict[str, Any]]:
-    """The answer as chunks: text with finish_reason None, then an empty text with the reason, usage and timings."""
+def completion_chunks(
+    events: Iterable[Event], head: Heading, *, echo: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """The answer as chunks: text with finish_reason None, then an empty text with the reason, usage and timings.
+
+    echo: prompt text for a first chunk, which has the prompt's log-probabilities if they were asked for.
+    """
     usage: Usage | None = None
+    prompt_entries: tuple[TokenLogprob, ...] = ()
+
+    def said(text: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        logprobs = completion_logprobs(entries)
+        return _chunk(head, {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": None})
+
     for event in events:
-        if isinstance(event, TextDelta):
-            logprobs = completion_logprobs(event.logprobs or ())
-            yield _chunk(head, {"text": event.text, "index": 0, "logprobs": logprobs, "finish_reason": None})
+        if echo and isinstance(event, (TextDelta, Usage)):  # the prompt is in
+            yield said(echo, prompt_entries)
+            echo = None
+        if isinstance(event, PromptLogprobs):
+            prompt_entries = event.tokens
+        elif isinstance(event, TextDelta):
+            yield said(event.text, event.logprobs or ())
         elif isinstance(event, Usage):
             usage = event
         elif isinstance(event, Finish):

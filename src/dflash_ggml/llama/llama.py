@@ -205,10 +205,10 @@ class Llama(LlamaCore):
         head = Heading(self.model_path if model is None else model)
         processors = self._row_keeper() + list(logits_processor or ())
         events = self._events(request, hooks_of(processors, stopping_criteria, on_step))
-        if stream:
-            return completion_chunks(events, head)
-        text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
-        return completion_body(events, head, echo=text if echo else None)
+        text = None
+        if echo:
+            text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
+        return (completion_chunks if stream else completion_body)(events, head, echo=text)
 
     __call__ = create_completion
 
