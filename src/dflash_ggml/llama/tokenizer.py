@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from .base import LlamaBase
+from ..files.gguf import GGUFFile
+from ..text.tokenizer import Tokenizer
+
+
+class HasVocabulary(Protocol):
+    """What a LlamaTokenizer needs of a Llama."""
+
+    _engine_tokenizer: Tokenizer
 
 
 class BaseLlamaTokenizer(ABC):
@@ -27,7 +35,7 @@ class BaseLlamaTokenizer(ABC):
 class LlamaTokenizer(BaseLlamaTokenizer):
     """The model's own tokenizer."""
 
-    def __init__(self, llama: LlamaBase) -> None:
+    def __init__(self, llama: HasVocabulary) -> None:
         self._tokenizer = llama._engine_tokenizer
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
@@ -57,9 +65,8 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     @classmethod
     def from_ggml_file(cls, path: str) -> LlamaTokenizer:
         """The tokenizer of a model file, without its weights."""
-        from .llama import Llama
-
-        return cls(Llama(model_path=path, vocab_only=True))
+        with GGUFFile(Path(path)) as file:
+            return cls(SimpleNamespace(_engine_tokenizer=Tokenizer.from_gguf(file)))
 
 
 class LlamaHFTokenizer(BaseLlamaTokenizer):
