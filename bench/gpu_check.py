@@ -51,11 +51,14 @@ def run(name: str, command: list[str], rows: list[dict]) -> None:
             "ok": done.returncode == 0,
             "seconds": round(time.perf_counter() - began, 1),
             "says": clean.strip(),
+            # what the tests measured beside their verdict
+            "figures": re.findall(r"^.*(?:difference of a logit|texts fork|tokens per pass).*$", text, re.M),
         }
     )
     if done.returncode:
         print(f"---- {name}\n{text[-4000:]}")
     print(f"{'ok  ' if done.returncode == 0 else 'FAIL'} {name}: {rows[-1]['says']}", flush=True)
+    print("".join(f"     {line}\n" for line in rows[-1]["figures"]), end="", flush=True)
 
 
 def main() -> int:
