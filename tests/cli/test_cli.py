@@ -382,7 +382,7 @@ def test_interrupt() -> None:
     """Ctrl-C while text streams: what was written stays, one line of statistics, exit code 130."""
     with start("-p", "def f(", "--temp", "0", "-n", "-1", "--mode", "plain") as process:
         assert process.stdout is not None
-        first = process.stdout.read(20)  # of some 4,100
+        first = process.stdout.read(20)  # of some 6,300
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate(timeout=300)
     assert process.returncode == 130
