@@ -1,4 +1,4 @@
-# make demo    builds everything, prints a completion of the embedded model and what drafting was worth (PROMPT=, DEMO= change it)
+# make demo    builds everything, completes a class with the embedded model and says what drafting was worth (PROMPT=file, DEMO=options)
 # make test    builds everything and runs the tests
 # make lint    style, types and the order of the packages
 # make build   rebuilds after a change of C, CMake or patch files (Python files need no rebuild)
@@ -6,8 +6,8 @@
 # Everything is set up in .venv. Nothing but Python >= 3.10 and a C and C++ compiler has to be there before.
 
 PYTHON ?= python3
-PROMPT ?= class Stack:
-DEMO ?= --mode tree --temp 0.7 --seed 1 --predict 200
+PROMPT ?= examples/matrix.txt
+DEMO ?= --mode tree --temp 0 --repeat-penalty 1.1 --predict 96
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build
@@ -17,7 +17,8 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* patches/*.patch
 .PHONY: demo test lint build dist clean
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/dflash-run $(DEMO) --versus-plain --prompt "$(PROMPT)"
+	@cat $(PROMPT)
+	@$(VENV)/bin/dflash-run $(DEMO) --versus-plain --file $(PROMPT)
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest
