@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflash_ggml.errors import ConfigError, DflashError
+from dflash_ggml.errors import ConfigError, DeviceError, DflashError
 from dflash_ggml.llama.state import LlamaState
 from reference.fake_engine import FakeEngine
 from reference.toy_llama import ToyLlama
@@ -216,3 +216,46 @@ def test_states_are_cached_within_the_turn(llm: StrictLlama) -> None:
     ((key, state),) = cache.cache_state.items()
     assert list(key) == state.input_ids[: state.n_tokens].tolist() == list(state.llama_state.tokens)
     assert llm.detokenize(list(key)).decode() == ("abc" + text)[: len(llm.detokenize(list(key)))]
+
+
+class TornEngine(StrictEngine):
+    """An interrupt comes in the middle of a pass, which tears the state as in the real engine."""
+
+    interrupt = torn = False
+
+    def _commit(self, token: int) -> None:
+        if self.torn:
+            raise DeviceError("the state was torn; call reset() and prefill again")
+        if self.interrupt:
+            self.interrupt, self.torn = False, True
+            raise KeyboardInterrupt
+        super()._commit(token)
+
+    def reset(self) -> None:
+        super().reset()
+        self.torn = False
+
+
+@pytest.mark.parametrize("name", ["eval", "generate"])
+def test_an_interrupt_does_not_spoil_what_follows(llm: StrictLlama, path: str, name: str) -> None:
+    class TornLlama(ToyLlama):
+        def _open_engine(self) -> Any:
+            toy = super()._open_engine()
+            return TornEngine(config=toy.config, tokenizer=toy.tokenizer)
+
+    torn = TornLlama(path)
+    for model in (torn, llm):
+        model.eval([72, 105])
+    engine: Any = torn.toy
+    stream = torn.generate([65], temp=0, reset=False)
+    if name == "generate":
+        next(stream)
+    engine.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        next(stream) if name == "generate" else torn.eval([65])
+    n = torn.n_tokens
+    llm.eval(torn._input_ids.tolist()[2:])
+    for model in (torn, llm):
+        model.eval([66])
+    assert torn.n_tokens == llm.n_tokens == n + 1
+    assert torn.sample(temp=0) == llm.sample(temp=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,14 +50,24 @@ class LlamaCore(LlamaBase):
         state, engine = self.session.state, self.engine
         # with logits_all, rows exist for the tokens evaluated before, and each new one needs its own pass
         known = common_prefix(self._input_ids, ids) if self._logits_all else len(ids)
-        list(state.advance(ids[:known], state.seek(ids[:known]), (), None))
-        for i in range(known, len(ids)):
-            engine.prefill([ids[i]])
-            state.evaluated()
-            self.scores[i] = engine.logits
+        with self._whole():
+            list(state.advance(ids[:known], state.seek(ids[:known]), (), None))
+            for i in range(known, len(ids)):
+                engine.prefill([ids[i]])
+                state.evaluated()
+                self.scores[i] = engine.logits
         self.input_ids[: len(ids)] = ids
         self.n_tokens = len(ids)
         self._requires_eval = False
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Leave the engine empty when its work is broken off: an interrupt may have torn the state."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt):
+            self.session.state.reset()
+            raise
 
     def sample(
         self,
@@ -205,7 +216,11 @@ class LlamaCore(LlamaBase):
         self.session.state.spent()
         steps: Any = self.engine.generate(sampler, stop=stop)
         try:
-            for step in steps:
+            while True:
+                with self._whole():
+                    step = next(steps, None)
+                if step is None:
+                    return
                 for token in step.tokens[:-1] if ended else step.tokens:
                     yield token
                     self.input_ids[self.n_tokens] = token
