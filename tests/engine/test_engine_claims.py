@@ -6,30 +6,22 @@ import threading
 
 import pytest
 
-from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError, DeviceError
+from reference.engine_kit import steps
 
 CALLS = {
     "reset": lambda e, snapshot: e.reset(),
     "prefill": lambda e, snapshot: e.prefill([1]),
     "restore": lambda e, snapshot: e.restore(snapshot),
     "snapshot": lambda e, snapshot: e.snapshot(),
-    "a generation": lambda e, snapshot: next(generation(e)),
+    "a generation": lambda e, snapshot: next(steps(e)),
 }
 
 
 @pytest.fixture()
-def engine(toy_pair):
-    with Engine.load(EngineConfig(*toy_pair, n_ctx=1024, kv_type="f32", reference=True, n_threads=1)) as e:
-        yield e
-
-
-def generation(engine: Engine, **options):
-    return engine.generate(
-        Sampler(SamplingParams(temperature=0), engine.n_vocab), stop=lambda t: False, **options
-    )
+def engine(make_engine):
+    return make_engine(n_ctx=1024)
 
 
 def in_thread(work) -> BaseException | None:
@@ -54,12 +46,12 @@ def in_thread(work) -> BaseException | None:
 def test_refused_while_a_generation_is_suspended(engine, call, elsewhere):
     engine.prefill([1, 2, 3])
     snapshot = engine.snapshot()
-    text = [t for s in generation(engine, max_tokens=40) for t in s.tokens]
+    text = [t for s in steps(engine, max_tokens=40) for t in s.tokens]
     engine.restore(snapshot)
     engine.prefill([])
     engine.reset()
     engine.prefill([1, 2, 3])
-    running = generation(engine, max_tokens=40)
+    running = steps(engine, max_tokens=40)
     written = list(next(running).tokens)
     written += next(running).tokens
     if elsewhere:
@@ -79,11 +71,11 @@ def test_refused_while_a_generation_is_suspended(engine, call, elsewhere):
 
 def test_an_old_generation_cannot_end_a_new_ones_claim(engine):
     engine.prefill([1, 2, 3])
-    old = generation(engine)
+    old = steps(engine)
     next(old)
     old.close()
     engine.prefill([4])
-    new = generation(engine)
+    new = steps(engine)
     next(new)
     old.close()
     del old
@@ -95,7 +87,7 @@ def test_an_old_generation_cannot_end_a_new_ones_claim(engine):
 
 def test_a_generation_that_was_not_begun_claims_nothing(engine):
     engine.prefill([1, 2, 3])
-    waiting = generation(engine)
+    waiting = steps(engine)
     engine.reset()
     with pytest.raises(ConfigError, match="prefill"):
         next(waiting)
@@ -111,9 +103,10 @@ def test_a_step_in_another_thread_is_waited_for_by_close(engine):
             assert go_on.wait(60)
             return super().sample(row, history)
 
-    steps = engine.generate(Slow(SamplingParams(temperature=1, seed=1), engine.n_vocab), stop=lambda t: False)
+    sampler = Slow(SamplingParams(temperature=1, seed=1), engine.n_vocab)
+    running = engine.generate(sampler, stop=lambda t: False)
     said: list[BaseException | None] = []
-    decoding = threading.Thread(target=lambda: said.append(in_thread(lambda: list(steps))))
+    decoding = threading.Thread(target=lambda: said.append(in_thread(lambda: list(running))))
     decoding.start()
     assert in_step.wait(60)
     closing = threading.Thread(target=engine.close)

@@ -1,12 +1,15 @@
 """A toy engine with the interface of dflash_ggml.engine.Engine: numpy only, deterministic, with multi-token steps.
 
+It keeps what the real one promises: tests/engine/*_contract.py and test_engine_claims.py run on both.
 Its language model is a hash of everything committed, so a wrong prefix restored anywhere changes all that follows.
 A scripted reply makes it prefer given tokens, as a trained model would; sampling and grammars still decide.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +17,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.controller import Plan, controller
 from dflash_ggml.decode.sampling import Sampler
-from dflash_ggml.errors import ConfigError, ContextOverflowError
+from dflash_ggml.decode.tree import Tree
+from dflash_ggml.engine.step import Step, StepTimes
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
 from dflash_ggml.text.tokenizer import Tokenizer
 
 SPECIALS = {"<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4}
@@ -83,26 +89,8 @@ def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE) -> Tokeniz
     )
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    draft: float = 0.1
-    tree: float = 0.1
-    verify: float = 1.0
-    commit: float = 0.1
-    host: float = 0.1
-
-
-@dataclass
-class Step:
-    tokens: tuple[int, ...]
-    mode: str
-    tree: object | None = None
-    path: tuple[int, ...] = ()
-    n_draft: int = 0
-    n_accepted: int = 0
-    rows: object | None = None
-    finish: str | None = None
-    timings: StepTimes = field(default_factory=StepTimes)
+DEPTH = 7  # the longest path that the draft which is not there proposes
+TIMES = StepTimes(draft=0.1, tree=0.1, verify=1.0, commit=0.1, host=0.1)
 
 
 @dataclass(frozen=True)
@@ -112,6 +100,7 @@ class Snapshot:
     tokens: tuple[int, ...]
     state: int
     rows: tuple[int, ...] | None
+    logits: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -142,45 +131,67 @@ class FakeEngine:
             "qwen35.rope.freq_base": 1e7,
             "qwen35.block_count": 4,
         }
-        self.tokens: list[int] = []
         self.pending: int | None = None
         self.n_prefilled = 0  # tokens that went through prefill, in all
         self.n_restored = 0
         self.closed = False
+        self._tokens: list[int] = []
         self._state = 0
-        self._held: tuple[int, ...] = ()
+        self._rows: tuple[int, ...] = ()  # tokens whose rows outlive a reset or restore, until the next write
         self._logits: np.ndarray | None = None
-        self._running = False
+        self._torn = False
         self._script: list[int] = []
         self._origin = 0
+        self._lock = threading.Lock()
+        self._owner: str | None = None
+        self._passing = threading.RLock()
+        self._in_pass = False
 
-    def reset(self) -> None:
-        self._held = max(self._held, tuple(self.tokens), key=len)
-        self.tokens, self._state, self.pending, self._logits = [], 0, None, None
-        self._running = False
+    # --- who may do what now
 
-    def _commit(self, token: int) -> None:
-        assert 0 <= token < self.n_vocab
-        self.tokens.append(int(token))
-        self._state = (self._state * 6364136223846793005 + int(token) + 1442695040888963407) % (1 << 64)
+    @contextmanager
+    def _owning(self, what: str) -> Iterator[None]:
+        with self._lock:
+            if self._owner is not None:
+                advice = "close it first" if self._owner == "a generation" else "wait for its end"
+                raise ConfigError(f"{what}: {self._owner} is running on this engine; {advice}")
+            self._owner = what
+        try:
+            yield
+        finally:
+            self._owner = None  # whoever comes here is the owner
 
-    def prefill(self, ids: Sequence[int], progress=None, should_stop=None) -> None:
-        if len(self.tokens) + len(ids) > self.n_ctx:
-            raise ContextOverflowError(
-                f"Requested tokens ({len(self.tokens) + len(ids)}) exceed context window of {self.n_ctx}"
+    @contextmanager
+    def _pass(self) -> Iterator[None]:
+        with self._passing:
+            self._usable()
+            self._in_pass = True
+            try:
+                yield
+            finally:
+                self._in_pass = False
+
+    def _open(self) -> None:
+        if self.closed:
+            raise DeviceError("the engine is closed")
+
+    def _usable(self) -> None:
+        self._open()
+        if self._torn:
+            raise DeviceError(
+                "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"
             )
-        self._script = []
-        if len(ids):
-            self.pending = self._logits = None
-            self._held = ()
-        for i, token in enumerate(ids):
-            if should_stop is not None and i % self.config.n_batch == 0 and should_stop():
-                return
-            self._commit(token)
-            self.n_prefilled += 1
-            if progress is not None:
-                progress(i + 1, len(ids))
-        self._logits = self._row(self.tokens, self._state)
+
+    # --- the committed prefix
+
+    @property
+    def tokens(self) -> list[int]:
+        """The committed tokens, a copy."""
+        return list(self._tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._tokens)
 
     @property
     def logits(self) -> np.ndarray:
@@ -189,15 +200,60 @@ class FakeEngine:
             raise ConfigError("no logits: call prefill first")
         return self._logits
 
+    def reset(self) -> None:
+        with self._owning("reset"), self._passing:
+            self._open()
+            self._rows = () if self._torn else max(self._rows, tuple(self._tokens), key=len)
+            self._tokens, self._state, self.pending, self._logits = [], 0, None, None
+            self._torn = False
+
+    def prefill(self, ids: Sequence[int], progress=None, should_stop=None) -> None:
+        with self._owning("prefill"):
+            self._usable()
+            wanted = len(self._tokens) + len(ids)
+            if wanted > self.n_ctx:
+                raise ContextOverflowError(
+                    f"Requested tokens ({wanted}) exceed context window of {self.n_ctx}"
+                )
+            bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
+            if bad is not None:
+                raise ConfigError(f"token id {bad} is outside the vocabulary of {self.n_vocab}")
+            self._script = []
+            if len(ids):
+                self.pending = self._logits = None
+            for at in range(0, len(ids), self.config.n_batch):
+                if should_stop is not None and should_stop():
+                    return
+                part = [int(i) for i in ids[at : at + self.config.n_batch]]
+                done = at + len(part)
+                with self._pass():
+                    row = self._run(part)
+                    self.n_prefilled += len(part)
+                    self._logits = row if done == len(ids) else None
+                if progress is not None:
+                    progress(done, len(ids))
+
+    def _run(self, ids: Sequence[int]) -> np.ndarray:
+        """A pass that commits ids; the row after them. What breaks it off tears the state."""
+        self._torn, self._rows = True, ()
+        tokens, state = [*self._tokens, *ids], _hashed(self._state, ids)
+        row = self._row(tokens, state)
+        self._tokens, self._state, self._torn = tokens, state, False
+        return row
+
     def _row(self, tokens: Sequence[int], state: int) -> np.ndarray:
+        """The language model: float32 [V] after `tokens`, whose hash is `state`; read-only, as a real engine's may be."""
         row = np.random.default_rng(state).normal(size=self.n_vocab).astype(np.float32)
         row[32:127] += 2.0
         row[self.tokenizer.n_vocab :] -= 9.0
         said = len(tokens) - self._origin
-        if self._script and tokens[self._origin :] == self._script[:said]:
+        if self._script and list(tokens[self._origin :]) == self._script[:said]:
             eos = self.tokenizer.eos_id
             row[self._script[said] if said < len(self._script) else eos] += 30.0
+        row.setflags(write=False)
         return row
+
+    # --- decoding
 
     def generate(
         self,
@@ -210,66 +266,135 @@ class FakeEngine:
         should_stop: Callable[[], bool] | None = None,
         keep_rows: bool = False,
     ) -> Iterator[Step]:
-        assert self._logits is not None, "prefill first"
-        if self._running:
-            raise ConfigError("a generation is running on this engine; close it first")
-        if max_tokens is not None and max_tokens < 1:
-            raise ConfigError(f"max_tokens: {max_tokens} is below 1")
-        self._origin = len(self.tokens)
-        self._script = self.tokenizer.encode(self.replies.pop(0)) if self.replies else []
-        left = self.n_ctx - len(self.tokens)
-        left = left if max_tokens is None else min(left, max_tokens)
-        stop = stop or self.tokenizer.eog_ids.__contains__
-        lengths = np.random.default_rng(self._state)
-        plain = mode == "plain" or not self.has_draft
-        first, finish = True, None
-        self._running, self._logits, self._held = True, None, ()
-        try:
-            while finish is None:
-                emitted: list[int] = []
-                for _ in range(1 if plain or first else int(lengths.integers(1, 6))):
-                    if self.pending is not None:
-                        self._commit(self.pending)
-                    # as a real engine does it, from a row of its own that the sampler may not change
-                    row = self._row(self.tokens, self._state)
-                    row.setflags(write=False)
-                    self.pending = sampler.sample(row, list(self.tokens))
-                    emitted.append(self.pending)
-                    left -= 1
-                    finish = "stop" if stop(self.pending) else "length" if left <= 0 else None
-                    if finish:
-                        break
+        with self._owning("a generation"):
+            self._usable()
+            _ = self.logits
+            if max_tokens is not None and max_tokens < 1:
+                raise ConfigError(f"max_tokens: {max_tokens} is below 1")
+            if budget is not None and not 1 <= budget <= self.config.budget:
+                raise ConfigError(
+                    f"budget: {budget} is outside 1..{self.config.budget}, what the engine was loaded with"
+                )
+            left = self.n_ctx - len(self._tokens)
+            if left < 1:
+                raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
+            depth = DEPTH if self.has_draft else 0
+            plan = controller(mode or self.config.mode, budget or self.config.budget, depth).next(None, None)
+            self._origin = len(self._tokens)
+            self._script = self.tokenizer.encode(self.replies.pop(0)) if self.replies else []
+            left = left if max_tokens is None else min(left, max_tokens)
+            ends = stop or self.tokenizer.eog_ids.__contains__
+            lengths = np.random.default_rng(self._state)
+            history, finish = self.tokens, None
+
+            def emit(token: int) -> None:
+                nonlocal left, finish
+                history.append(token)
+                left -= 1
+                finish = "stop" if ends(token) else "length" if left <= 0 else None
+
+            def ended() -> bool:
+                return finish is not None
+
+            self._rows = ()
+            with self._pass():
+                row = self._row(self._tokens, self._state)  # once more, now that the script is known
+                self.pending = int(sampler.sample(row, history))
+                self._logits = None
+                emit(self.pending)
+            step = Step((self.pending,), "prefill", rows=(row,) if keep_rows else None, timings=TIMES)
+            while True:
                 if finish is None and should_stop is not None and should_stop():
                     finish = "cancelled"
-                kind = "prefill" if first else "plain" if plain else "tree"
-                offered = (budget or self.config.budget) if kind == "tree" else 0
-                step = Step(tuple(emitted), kind, None, tuple(range(len(emitted))), offered, len(emitted) - 1)
-                step.finish, first = finish, False
+                step.finish = finish
                 yield step
-        finally:
-            self._running = False
+                if finish is not None:
+                    return
+                with self._pass():
+                    if plan.kind == "plain":
+                        step = self._plain(sampler, history, emit, keep_rows)
+                    else:
+                        n = min(int(lengths.integers(1, 6)), plan.budget + 1)
+                        step = self._speculate(plan, n, sampler, history, emit, ended, keep_rows)
+
+    def _plain(self, sampler, history, emit, keep_rows: bool) -> Step:
+        row = self._run([self.pending])
+        self.pending, self._logits = None, row
+        token = int(sampler.sample(row, history))
+        self.pending, self._logits = token, None
+        emit(token)
+        return Step((token,), "plain", rows=(row,) if keep_rows else None, timings=TIMES)
+
+    def _speculate(self, plan: Plan, n: int, sampler, history, emit, ended, keep_rows: bool) -> Step:
+        """A step of at most n tokens; nothing is committed before all are chosen."""
+        root, rows, emitted = self.pending, [], []
+        tokens, state, last = self.tokens, self._state, self.pending
+        while len(emitted) < n and not ended():
+            tokens, state = [*tokens, last], _hashed(state, [last])
+            rows.append(self._row(tokens, state))
+            last = int(sampler.sample(rows[-1], history))
+            emitted.append(last)
+            emit(last)
+        self._tokens, self._state, self.pending = tokens, state, last
+        tree = _tree([root, *emitted[:-1]], plan, (last + 1) % self.n_vocab)
+        path = tuple(range(len(emitted)))
+        kept = tuple(rows) if keep_rows else None
+        return Step(tuple(emitted), plan.kind, tree, path, tree.n_nodes, len(path) - 1, kept, timings=TIMES)
+
+    # --- snapshots
 
     def snapshot(self, with_rows: bool = True) -> Snapshot:
-        return Snapshot(tuple(self.tokens), self._state, tuple(self.tokens) if with_rows else None)
+        with self._owning("snapshot"), self._passing:
+            self._usable()
+            tokens = tuple(self._tokens)
+            return Snapshot(tokens, self._state, tokens if with_rows else None, self._logits)
 
     def can_restore(self, snapshot: Snapshot) -> bool:
-        held = self._held or self.tokens
+        held = self._rows or self._tokens
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
 
     def restore(self, snapshot: Snapshot) -> None:
-        assert self.can_restore(snapshot), "its rows are gone"
-        self._held = (
-            snapshot.tokens if snapshot.rows is not None else max(self._held, tuple(self.tokens), key=len)
-        )
-        self.tokens, self._state = list(snapshot.tokens), snapshot.state
-        self.pending = self._logits = None
-        self.n_restored += 1
+        with self._owning("restore"), self._passing:
+            self._open()
+            if not self.can_restore(snapshot):
+                raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
+            if len(snapshot.tokens) > self.n_ctx:
+                raise ConfigError("snapshot: taken from a model or context of another shape")
+            held = max(self._rows, tuple(self._tokens), key=len)
+            self._rows = snapshot.tokens if snapshot.rows is not None else held
+            self._tokens, self._state = list(snapshot.tokens), snapshot.state
+            self.pending, self._logits, self._torn = None, snapshot.logits, False
+            self.n_restored += 1
+
+    # --- life
 
     def close(self) -> None:
-        self.closed = True
+        with self._passing:
+            if self._in_pass:
+                raise ConfigError("close: called from inside a step of this engine; end the generation first")
+            self.closed = True
 
     def __enter__(self) -> FakeEngine:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _hashed(state: int, ids: Sequence[int]) -> int:
+    """The model's whole state: a hash of everything committed."""
+    for token in ids:
+        state = (state * 6364136223846793005 + int(token) + 1442695040888963407) % (1 << 64)
+    return state
+
+
+def _tree(path: Sequence[int], plan: Plan, other: int) -> Tree:
+    """A tree of the plan's size: `path` from the root, then `other` below its end (a chain) or below the root."""
+    n = plan.budget + 1
+    below = [i - 1 if i < len(path) or plan.kind == "chain" else 0 for i in range(n)]
+    depths = [0]
+    for parent in below[1:]:
+        depths.append(depths[parent] + 1)
+    tokens = [*path, *[other] * (n - len(path))]
+    log_probs = -0.1 * np.arange(n, dtype=np.float32)
+    return Tree(np.array(tokens, np.int32), np.array(below, np.int32), np.array(depths, np.int32), log_probs)

@@ -1,0 +1,53 @@
+"""An engine to hold to the contract: the real one on the toy pair, and the one that most tests of other rooms use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.engine import Engine
+from reference.fake_engine import FakeEngine
+
+MakeEngine = Callable[..., Any]
+
+
+@pytest.fixture(params=["fake", "real"])
+def make_engine(request: pytest.FixtureRequest, toy_pair: tuple[Path, Path]) -> Iterator[MakeEngine]:
+    """Makes engines of one kind, closed at the end; arguments are the fields of EngineConfig, `draft=None` for none."""
+    target, draft = toy_pair
+    base = EngineConfig(target, draft, n_ctx=128, n_batch=16, n_threads=1, kv_type="f32", reference=True)
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Any:
+            config = replace(base, **options)
+            if request.param == "real":
+                return stack.enter_context(Engine.load(config))
+            return stack.enter_context(FakeEngine(config=config, has_draft=config.draft is not None))
+
+        yield make
+
+
+@pytest.fixture
+def contracted(make_engine: MakeEngine) -> Any:
+    """One engine of each kind, with a draft."""
+    return make_engine()
+
+
+@pytest.fixture
+def interrupt_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Makes the next passes of an engine break off, as Ctrl-C does, until `monkeypatch` is undone."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def interrupt(engine: Any) -> None:
+        owner = engine.passes if isinstance(engine, Engine) else engine
+        monkeypatch.setattr(owner, "linear" if isinstance(engine, Engine) else "_row", broken)
+
+    return interrupt

@@ -1,0 +1,176 @@
+"""What the engine promises of snapshots and of its end, held against the real engine and its stand-in in other tests."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.errors import ConfigError, DeviceError
+from reference.engine_kit import PROMPT, fresh, steps, text
+
+LONG = [i % 50 for i in range(40)]
+
+
+@pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "bare"])
+def test_after_a_prefill(contracted: Any, with_rows: bool) -> None:
+    contracted.prefill(PROMPT)
+    row, snapshot = contracted.logits.copy(), contracted.snapshot(with_rows)
+    assert snapshot.tokens == tuple(PROMPT) and (snapshot.rows is not None) == with_rows
+    said = text(contracted, max_tokens=30)
+    assert contracted.can_restore(snapshot)
+    contracted.restore(snapshot)
+    assert contracted.tokens == PROMPT and contracted.pending is None
+    assert np.array_equal(contracted.logits, row)
+    assert text(contracted, max_tokens=30) == said
+
+
+@pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "bare"])
+def test_after_a_generation(contracted: Any, with_rows: bool) -> None:
+    """The pending token is no part of it, and there are no logits to go on from."""
+    contracted.prefill(PROMPT)
+    said = text(contracted, max_tokens=30)
+    snapshot = contracted.snapshot(with_rows)
+    assert snapshot.tokens == (*PROMPT, *said[:-1]) and contracted.pending == said[-1]
+    contracted.prefill([7, 8])
+    contracted.restore(snapshot)
+    assert contracted.tokens == [*PROMPT, *said[:-1]] and contracted.pending is None
+    with pytest.raises(ConfigError, match="no logits"):
+        _ = contracted.logits
+    contracted.prefill(said[-1:])
+    onwards = text(contracted, max_tokens=20)
+    assert onwards == text(fresh(contracted, [*PROMPT, *said]), max_tokens=20)
+
+
+@pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "bare"])
+def test_of_an_empty_context(contracted: Any, with_rows: bool) -> None:
+    snapshot = contracted.snapshot(with_rows)
+    contracted.prefill(PROMPT)
+    assert snapshot.tokens == () and contracted.can_restore(snapshot)
+    contracted.restore(snapshot)
+    assert contracted.tokens == []
+    contracted.prefill(PROMPT)
+    row = contracted.logits.copy()
+    assert np.array_equal(fresh(contracted).logits, row)
+
+
+def test_rows_make_it_larger_and_independent(contracted: Any) -> None:
+    contracted.prefill(LONG)
+    said = text(contracted, max_tokens=10)
+    bare, full = (fresh(contracted, LONG).snapshot(with_rows) for with_rows in (False, True))
+    assert full.nbytes > bare.nbytes > 0
+    fresh(contracted, [9] * 50)
+    assert contracted.can_restore(full) and not contracted.can_restore(bare)
+    contracted.restore(pickle.loads(pickle.dumps(full)))
+    assert contracted.tokens == LONG and text(contracted, max_tokens=10) == said
+    contracted.restore(full)
+    assert text(contracted, max_tokens=10) == said
+
+
+@pytest.mark.parametrize("write", ["prefill", "generate"])
+def test_rows_in_the_cache_last_until_the_next_write(contracted: Any, write: str) -> None:
+    long = fresh(contracted, LONG).snapshot(with_rows=False)
+    said = text(contracted, max_tokens=10)
+    short = fresh(contracted, LONG[:20]).snapshot(with_rows=False)
+    fresh(contracted, LONG)
+    contracted.reset()
+    assert contracted.can_restore(long) and contracted.can_restore(short)
+    contracted.restore(short)
+    assert contracted.can_restore(long), "going back writes no rows"
+    contracted.restore(long)
+    assert contracted.tokens == LONG and text(contracted, max_tokens=10) == said
+    contracted.restore(short)
+    if write == "prefill":
+        contracted.prefill([1])
+    else:
+        text(contracted, max_tokens=2)
+    assert not contracted.can_restore(long) and contracted.can_restore(short)
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_prefill_that_was_stopped_wrote_what_it_wrote(contracted: Any, batches: int) -> None:
+    bare = fresh(contracted, LONG).snapshot(with_rows=False)
+    contracted.reset()
+    answers = iter([False] * batches)
+    contracted.prefill([9] * 40, should_stop=lambda: next(answers, True))
+    assert contracted.can_restore(bare) == (batches == 0)
+
+
+def test_a_restore_that_cannot_work_changes_nothing(contracted: Any, make_engine: Any) -> None:
+    bare = fresh(contracted, LONG).snapshot(with_rows=False)
+    other = make_engine(n_ctx=256)
+    other.prefill([1] * 200)
+    foreign = other.snapshot()
+    row = fresh(contracted).logits.copy()
+    with pytest.raises(ConfigError, match="K/V rows of this snapshot are gone"):
+        contracted.restore(bare)
+    with pytest.raises(ConfigError, match="snapshot: taken from a model or context of another shape"):
+        contracted.restore(foreign)
+    assert contracted.tokens == PROMPT and np.array_equal(contracted.logits, row)
+
+
+def test_after_an_interrupt_rows_in_the_cache_are_not_trusted(
+    contracted: Any, monkeypatch: pytest.MonkeyPatch, interrupt_passes: Any
+) -> None:
+    bare, full = (fresh(contracted, LONG).snapshot(with_rows) for with_rows in (False, True))
+    said = text(contracted, max_tokens=10)
+    fresh(contracted, LONG)
+    interrupt_passes(contracted)
+    with pytest.raises(KeyboardInterrupt):
+        contracted.prefill([1])
+    monkeypatch.undo()
+    contracted.reset()
+    assert not contracted.can_restore(bare)
+    contracted.restore(full)
+    assert text(contracted, max_tokens=10) == said
+
+
+def test_a_restore_mends_what_an_interrupt_tore(
+    contracted: Any, monkeypatch: pytest.MonkeyPatch, interrupt_passes: Any
+) -> None:
+    full = fresh(contracted, LONG).snapshot()
+    said = text(contracted, max_tokens=10)
+    interrupt_passes(contracted)
+    with pytest.raises(KeyboardInterrupt):
+        contracted.prefill([1])
+    monkeypatch.undo()
+    contracted.restore(full)
+    assert text(contracted, max_tokens=10) == said
+
+
+# --- the end
+
+
+def test_a_closed_engine_says_so(contracted: Any) -> None:
+    contracted.prefill(PROMPT)
+    snapshot = contracted.snapshot()
+    contracted.close()
+    contracted.close()
+    calls = (
+        contracted.reset,
+        contracted.snapshot,
+        lambda: contracted.prefill([1]),
+        lambda: contracted.restore(snapshot),
+        lambda: next(steps(contracted)),
+    )
+    for call in calls:
+        with pytest.raises(DeviceError, match="the engine is closed"):
+            call()
+
+
+def test_a_suspended_generation_ends_with_its_engine(contracted: Any) -> None:
+    contracted.prefill(PROMPT)
+    running = steps(contracted)
+    next(running)
+    contracted.close()
+    with pytest.raises(DeviceError, match="the engine is closed"):
+        next(running)
+
+
+def test_as_a_context_manager(make_engine: Any) -> None:
+    with make_engine() as engine:
+        engine.prefill(PROMPT)
+    with pytest.raises(DeviceError, match="the engine is closed"):
+        engine.prefill([1])
