@@ -13,7 +13,7 @@ openai = pytest.importorskip("openai")
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.server.errors import ApiError  # noqa: E402
-from dflash_ggml.server.responses_schema import ResponseStore  # noqa: E402
+from dflash_ggml.server.response_store import ResponseStore  # noqa: E402
 from dflash_ggml.session.events import Begin, TextDelta  # noqa: E402
 from reference.server_kit import (  # noqa: E402
     LOGPROB,

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+import dflash_ggml.session as package
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.errors import ConfigError, ContextOverflowError
+from dflash_ggml.session import events
 from dflash_ggml.session.events import (
     Begin,
     Finish,
@@ -196,3 +198,9 @@ def test_merged_deltas() -> None:
         ToolCallArgs(0, "{"),
         ToolCallArgs(1, "}"),
     ]
+
+
+def test_what_the_package_offers() -> None:
+    offered = (package.ChatRequest, package.CompletionRequest, package.Session, package.run_chat)
+    assert all(callable(name) for name in (*offered, package.run_completion))
+    assert {"ReasoningDelta", "TextDelta", "ToolCallBegin", "StepReport", "Finish"} <= set(events.__all__)

@@ -5,46 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..session.answer import Answer, Block
 from ..session.events import (
     Event,
     Finish,
     ReasoningDelta,
     TextDelta,
-    TokenLogprob,
     ToolCallArgs,
     ToolCallBegin,
     Usage,
 )
 from ..session.logprobs import chat_logprobs
-from ..session.openai_parts import finish_reason, timings_dict, usage_dict
+from ..session.openai_parts import call_object, finish_reason, timings_dict, usage_dict
 from .completion import Heading
 
 
 def chat_body(events: Iterable[Event], head: Heading, *, legacy_call: bool = False) -> dict[str, Any]:
     """The whole answer. legacy_call: also report the first call as `function_call`, as for a function asked by name."""
-    text: list[str] = []
-    reasoning: list[str] = []
-    calls: list[dict[str, Any]] = []
-    entries: list[TokenLogprob] = []
-    usage, finish = None, None
-    for event in events:
-        if isinstance(event, TextDelta):
-            text.append(event.text)
-            entries += event.logprobs or ()
-        elif isinstance(event, ReasoningDelta):
-            reasoning.append(event.text)
-        elif isinstance(event, ToolCallBegin):
-            calls.append(_call(event.id, event.name))
-        elif isinstance(event, ToolCallArgs):
-            calls[-1]["function"]["arguments"] += event.json
-        elif isinstance(event, Usage):
-            usage = event
-        elif isinstance(event, Finish):
-            finish = event
-    assert usage is not None and finish is not None
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
-    if reasoning:
-        message["reasoning_content"] = "".join(reasoning)
+    answer = Answer.of(events)
+    usage, finish = answer.done()
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    calls = [call_object(b) for b in answer.tools]
     if calls:
         message["content"] = message["content"] or None
         message["tool_calls"] = calls
@@ -53,7 +36,7 @@ def chat_body(events: Iterable[Event], head: Heading, *, legacy_call: bool = Fal
     choice = {
         "index": 0,
         "message": message,
-        "logprobs": chat_logprobs(entries),
+        "logprobs": chat_logprobs(answer.logprobs),
         "finish_reason": finish_reason(finish.reason),
     }
     return {
@@ -83,7 +66,8 @@ def chat_chunks(
         elif isinstance(event, ReasoningDelta):
             yield _chunk(head, {"reasoning_content": event.text})
         elif isinstance(event, ToolCallBegin):
-            delta: dict[str, Any] = {"tool_calls": [{"index": event.index, **_call(event.id, event.name)}]}
+            call = call_object(Block("tool", id=event.id, name=event.name))
+            delta: dict[str, Any] = {"tool_calls": [{"index": event.index, **call}]}
             if legacy_call and event.index == 0:
                 delta["function_call"] = {"name": event.name, "arguments": ""}
             yield _chunk(head, delta)
@@ -98,10 +82,6 @@ def chat_chunks(
             assert usage is not None
             last = _chunk(head, {}, None, finish_reason(event.reason))
             yield {**last, "usage": usage_dict(usage), "timings": timings_dict(usage)}
-
-
-def _call(call_id: str, name: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 def _chunk(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..session.answer import Answer
 from ..session.events import Event, Finish, PromptLogprobs, TextDelta, TokenLogprob, Usage
 from ..session.logprobs import completion_logprobs
 from ..session.openai_parts import finish_reason, timings_dict, usage_dict
@@ -22,32 +23,14 @@ class Heading:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def completion_body(
-    events: Iterable[Event],
-    head: Heading,
-    *,
-    echo: str | None = None,
-    suffix: str | None = None,
-) -> dict[str, Any]:
+def completion_body(events: Iterable[Event], head: Heading, *, echo: str | None = None) -> dict[str, Any]:
     """The whole answer. echo: prompt text to put before it."""
-    text: list[str] = []
-    entries: list[TokenLogprob] = []
-    usage, finish = None, None
-    for event in events:
-        if isinstance(event, TextDelta):
-            text.append(event.text)
-            entries += event.logprobs or ()
-        elif isinstance(event, PromptLogprobs):
-            entries += event.tokens
-        elif isinstance(event, Usage):
-            usage = event
-        elif isinstance(event, Finish):
-            finish = event
-    assert usage is not None and finish is not None
+    answer = Answer.of(events)
+    usage, finish = answer.done()
     choice = {
-        "text": (echo or "") + "".join(text) + (suffix or ""),
+        "text": (echo or "") + answer.text,
         "index": 0,
-        "logprobs": completion_logprobs(entries),
+        "logprobs": completion_logprobs([*answer.prompt, *answer.logprobs]),
         "finish_reason": finish_reason(finish.reason),
     }
     return {

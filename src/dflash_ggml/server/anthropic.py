@@ -8,6 +8,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
+from ..session.answer import Answer
 from ..session.events import (
     Finish,
     Progress,
@@ -19,11 +20,10 @@ from ..session.events import (
     Usage,
 )
 from ..session.openai_parts import timings_dict
-from ..session.requests import ChatRequest, NamedTool, ToolChoice
-from .answer import Answer
+from ..session.requests import ChatRequest, ToolChoice
 from .anthropic_schema import CountBody, MessagesBody, chat_messages, chat_tools
-from .dialect import ApiCall, Settings, data_event, new_id, speculation
-from .errors import ApiError, anthropic_body, bad_request
+from .dialect import ApiCall, Settings, data_event, new_id, speculation, tool_choice
+from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
 from .schema import parse, sampling_params
 
@@ -85,16 +85,10 @@ def _prompt(body: CountBody, settings: Settings) -> tuple[dict[str, Any], tuple[
 
 def _tool_choice(body: CountBody) -> ToolChoice:
     choice = body.tool_choice
-    names = [t.name for t in body.tools or ()]
-    if choice is None or choice.type in ("auto", "none"):
-        return "none" if choice is not None and choice.type == "none" else "auto"
-    if choice.type == "any":
-        if not names:
-            raise bad_request("tool_choice: 'any' without tools", "tool_choice")
-        return "required"
-    if choice.name not in names:
-        raise bad_request(f"tool_choice.name: {choice.name!r} is not among the tools", "tool_choice.name")
-    return NamedTool(choice.name)
+    if choice is None:
+        return "auto"
+    named = (choice.name or "") if choice.type == "tool" else None
+    return tool_choice(choice.type, named, [t.name for t in body.tools or ()], "tool_choice.name")
 
 
 class MessageEncoder:

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .answer import dumps
-from .dialect import chat_tool, merge_system
+from .dialect import chat_tool, dumps, merge_system
 from .errors import bad_request
 from .schema import Body, Positive, Probability, Speculation, Temperature
 
@@ -78,7 +77,7 @@ class Tool(Body):
     eager_input_streaming: bool | None = None  # arguments are always streamed as they come
 
 
-class ToolChoice(Body):
+class AnthropicChoice(Body):
     type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -125,7 +124,7 @@ class CountBody(Body):
     ]
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None

@@ -31,7 +31,7 @@ from .errors import ApiError, anthropic_body, from_exception, is_anthropic, open
 from .exchange import respond
 from .limits import parse_json, read_body
 from .metrics import CONTENT_TYPE, Metrics
-from .responses_schema import ResponseStore
+from .response_store import ResponseStore
 from .runner import Runner, work
 from .schema import Body, parse
 from .worker import Worker
@@ -137,7 +137,7 @@ def create_app(
 
 
 def _guarded(service: Service, handler: Handler) -> Handler:
-    """Authenticate, run, and turn ApiError into the response its client expects."""
+    """Authenticate, run, and turn an error into the response its client expects."""
 
     async def endpoint(request: Request) -> Response:
         request.state.id = new_id("req_")
@@ -147,8 +147,8 @@ def _guarded(service: Service, handler: Handler) -> Handler:
                 getattr(request.client, "host", ""),
             )
             response = await handler(request)
-        except ApiError as error:
-            response = _error(service, request, error)
+        except (ApiError, DflashError) as error:
+            response = _error(service, request, from_exception(error))
         response.headers["x-request-id"] = response.headers["request-id"] = request.state.id
         return response
 
@@ -200,12 +200,8 @@ async def _json(service: Service, request: Request, read: Callable[[dict[str, An
 
 async def _generate(service: Service, read_call: ReadCall, request: Request) -> Response:
     call: ApiCall = await _json(service, request, lambda data: read_call(data, service.settings))
-    runner = service.worker.require_ready()
-    try:
-        # a prompt that cannot be is refused before it waits, while there is a status
-        prepared = await asyncio.to_thread(runner.prepare, call.request)
-    except DflashError as error:
-        raise from_exception(error) from None
+    # a prompt that cannot be is refused before it waits, while there is a status
+    prepared = await asyncio.to_thread(service.worker.require_ready().prepare, call.request)
     job = service.worker.submit(request.state.client, work(prepared, service.metrics))
     return await respond(
         request,
@@ -219,11 +215,8 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
 
 async def _count_tokens(service: Service, request: Request) -> Response:
     asked = await _json(service, request, lambda data: anthropic.read_count(data, service.settings))
-    runner = service.worker.require_ready()
-    try:
-        return JSONResponse({"input_tokens": await asyncio.to_thread(runner.count, asked)})
-    except DflashError as error:
-        raise from_exception(error) from None
+    n = await asyncio.to_thread(service.worker.require_ready().count, asked)
+    return JSONResponse({"input_tokens": n})
 
 
 def _model_object(service: Service, name: str) -> dict[str, Any]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sse_starlette import ServerSentEvent
 
 from ..decode.sampling import SamplingParams
-from ..session.requests import ChatRequest, CompletionRequest
-from .answer import Answer, dumps
-from .errors import ApiError, openai_body
+from ..session.answer import Answer
+from ..session.requests import ChatRequest, CompletionRequest, NamedTool, ToolChoice
+from .errors import ApiError, bad_request
 from .limits import Limits
 from .schema import Speculation
 
@@ -70,6 +71,11 @@ class ApiCall:
     notes: tuple[str, ...] = ()  # what was understood in a weaker sense than asked; sent as a header
 
 
+def dumps(value: Any) -> str:
+    """Compact JSON, non-ASCII kept; NaN is an error rather than invalid JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def new_id(prefix: str) -> str:
     """A fresh object id such as "chatcmpl-3f…"."""
     return prefix + secrets.token_hex(12)
@@ -78,11 +84,6 @@ def new_id(prefix: str) -> str:
 def data_event(value: Any, event: str | None = None) -> ServerSentEvent:
     """One server-sent event with JSON data."""
     return ServerSentEvent(dumps(value), event=event, sep="\n")
-
-
-def openai_error(error: ApiError) -> Iterator[ServerSentEvent]:
-    """OpenAI's error in mid-stream."""
-    yield data_event(openai_body(error))
 
 
 def speculation(options: Speculation | None) -> dict[str, Any]:
@@ -100,6 +101,22 @@ def chat_tool(
     if strict:
         function["strict"] = True
     return {"type": "function", "function": function}
+
+
+def tool_choice(word: str | None, named: str | None, names: Sequence[str], param: str) -> ToolChoice:
+    """A request's choice among its tools; word: the dialect's own, named: the one tool, which wins.
+
+    Raises ApiError naming `param` for a tool that is not there.
+    """
+    if named is not None:
+        if named not in names:
+            raise bad_request(f"{param}: {named!r} is not among the tools", param)
+        return NamedTool(named)
+    if word in ("required", "any"):
+        if not names:
+            raise bad_request(f"tool_choice: {word!r} without tools", "tool_choice")
+        return "required"
+    return "none" if word == "none" else "auto"
 
 
 def merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

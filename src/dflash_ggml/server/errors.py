@@ -17,16 +17,7 @@ _OPENAI_TYPES = {
     500: "server_error",
     503: "service_unavailable",
 }
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-}
+_ANTHROPIC_TYPES = {**_OPENAI_TYPES, 500: "api_error", 503: "overloaded_error"}
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from ..errors import DflashError
 from .dialect import ApiCall
 from .errors import ApiError, from_exception
 from .worker import Job, Worker
@@ -114,8 +115,8 @@ async def _encoded(call: ApiCall, head: asyncio.Task[Any], events: AsyncIterator
             event = await anext(events)
     except StopAsyncIteration:
         return
-    except ApiError as error:
-        for item in encoder.error(error):
+    except (ApiError, DflashError) as error:
+        for item in encoder.error(from_exception(error)):
             yield item
     finally:
         head.cancel()

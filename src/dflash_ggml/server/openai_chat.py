@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
 from ..session.events import (
-    Finish,
-    Progress,
     ReasoningDelta,
-    StepReport,
     TextDelta,
     ToolCallArgs,
     ToolCallBegin,
-    Usage,
 )
 from ..session.logprobs import chat_logprobs
-from ..session.openai_parts import timings_dict, usage_dict
-from ..session.requests import ChatRequest, NamedTool, ToolChoice
-from .answer import Answer, Block
-from .dialect import ApiCall, Settings, data_event, new_id, openai_error, speculation, thinking
-from .errors import ApiError, bad_request
+from ..session.openai_parts import call_object
+from ..session.requests import ChatRequest, ToolChoice
+from .dialect import ApiCall, Settings, speculation, thinking, tool_choice
+from .errors import bad_request
 from .limits import check_count, check_stops
+from .openai_encoder import OpenAIEncoder
 from .schema import Body, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -185,41 +179,21 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
 
 
 def _tool_choice(body: ChatBody) -> ToolChoice:
-    choice = body.tool_choice
-    names = [t.function.name for t in body.tools or ()]
+    choice, names = body.tool_choice, [t.function.name for t in body.tools or ()]
     if isinstance(choice, NamedChoice):
-        if choice.function.name not in names:
-            raise bad_request(f"tool_choice: {choice.function.name!r} is not among the tools", "tool_choice")
-        return NamedTool(choice.function.name)
-    if choice == "required" and not names:
-        raise bad_request("tool_choice: 'required' without tools", "tool_choice")
-    return choice or "auto"
+        return tool_choice(None, choice.function.name, names, "tool_choice")
+    return tool_choice(choice, None, names, "tool_choice")
 
 
-def call_object(block: Block) -> dict[str, Any]:
-    """A finished tool call."""
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.text}}
-
-
-class ChatEncoder:
+class ChatEncoder(OpenAIEncoder):
     """Renders `chat.completion` bodies and `chat.completion.chunk` streams."""
 
-    def __init__(self, model: str, *, include_usage: bool, progress: bool) -> None:
-        self.answer = Answer()
-        self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model}
-        self._include_usage = include_usage
-        self._progress = progress
-        self._started = False
-        self._clock = time.monotonic()
+    id_prefix = "chatcmpl-"
+    names = ("chat.completion.chunk", "chat.completion")
+    _started = False
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> ServerSentEvent:
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": extra.pop("logprobs", None),
-            "finish_reason": reason,
-        }
-        return data_event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **extra})
+    def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        return {"index": 0, "delta": content or {}, "logprobs": logprobs, "finish_reason": reason}
 
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
         self.answer.feed(event)
@@ -236,48 +210,15 @@ class ChatEncoder:
             yield self._chunk({"tool_calls": [call]})
         elif isinstance(event, ToolCallArgs):
             yield self._chunk({"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]})
-        elif isinstance(event, Progress) and self._progress and event.stage == "prefill":
-            yield self._chunk({}, prompt_progress=self._prompt_progress(event))
-        elif isinstance(event, StepReport):
-            yield self._chunk({}, dflash={"step": asdict(event)})
-        elif isinstance(event, Finish):
-            yield from self._finish()
-
-    def _prompt_progress(self, event: Progress) -> dict[str, Any]:
-        cached = self.answer.begin.cached_n if self.answer.begin else 0
-        spent = int(1000 * (time.monotonic() - self._clock))
-        return {"total": event.total, "cache": cached, "processed": event.done, "time_ms": spent}
-
-    def _finish(self) -> Iterator[ServerSentEvent]:
-        usage, finish = self.answer.done()
-        yield self._chunk({}, finish.reason, timings=timings_dict(usage))
-        if self._include_usage:
-            yield data_event(self._usage_chunk(usage))
-        yield ServerSentEvent("[DONE]", sep="\n")
-
-    def _usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_dict(usage)}
-
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
-        return openai_error(error)
+        else:
+            yield from self._rest(event)
 
     def body(self) -> dict[str, Any]:
         answer = self.answer
-        usage, finish = answer.done()
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.tools:
             message["tool_calls"] = [call_object(b) for b in answer.tools]
             message["content"] = answer.text or None
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": chat_logprobs(answer.logprobs),
-            "finish_reason": finish.reason,
-        }
-        body: dict[str, Any] = {**self._head, "object": "chat.completion", "choices": [choice]}
-        body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
-        if answer.steps:
-            body["dflash"] = {"steps": [asdict(s) for s in answer.steps]}
-        return body
+        return self._body(message=message, logprobs=chat_logprobs(answer.logprobs))

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..session.events import Finish, Progress, StepReport, TextDelta
+from ..session.events import TextDelta
 from ..session.logprobs import completion_logprobs
-from ..session.openai_parts import timings_dict, usage_dict
 from ..session.requests import CompletionRequest
-from .answer import Answer
-from .dialect import ApiCall, Settings, data_event, new_id, openai_error, speculation
-from .errors import ApiError, bad_request
+from .dialect import ApiCall, Settings, speculation
+from .errors import bad_request
 from .limits import check_stops
 from .openai_chat import StreamOptions
+from .openai_encoder import OpenAIEncoder
 from .schema import Count, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
 
 Token = Annotated[int, Field(ge=0)]
@@ -92,26 +89,19 @@ def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
     return prompt[0]
 
 
-class CompletionEncoder:
-    """Renders `text_completion` bodies and streams."""
+class CompletionEncoder(OpenAIEncoder):
+    """Renders `text_completion` bodies and streams. echo: text to put before the answer's."""
+
+    id_prefix = "cmpl-"
+    names = ("text_completion", "text_completion")
+    _started = False
 
     def __init__(self, model: str, *, echo: str, include_usage: bool, progress: bool) -> None:
-        self.answer = Answer()
-        self._head = {
-            "id": new_id("cmpl-"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
+        super().__init__(model, include_usage=include_usage, progress=progress)
         self._echo = echo
-        self._include_usage = include_usage
-        self._progress = progress
-        self._started = False
-        self._clock = time.monotonic()
 
-    def _chunk(self, text: str, reason: str | None = None, **extra: Any) -> ServerSentEvent:
-        choice = {"text": text, "index": 0, "logprobs": extra.pop("logprobs", None), "finish_reason": reason}
-        return data_event({**self._head, "choices": [choice], **extra})
+    def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        return {"text": content or "", "index": 0, "logprobs": logprobs, "finish_reason": reason}
 
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
         self.answer.feed(event)
@@ -121,31 +111,9 @@ class CompletionEncoder:
                 yield self._chunk(self._echo)
         if isinstance(event, TextDelta):
             yield self._chunk(event.text, logprobs=completion_logprobs(event.logprobs or ()))
-        elif isinstance(event, Progress) and self._progress and event.stage == "prefill":
-            cached = self.answer.begin.cached_n if self.answer.begin else 0
-            spent = int(1000 * (time.monotonic() - self._clock))
-            progress = {"total": event.total, "cache": cached, "processed": event.done, "time_ms": spent}
-            yield self._chunk("", prompt_progress=progress)
-        elif isinstance(event, StepReport):
-            yield self._chunk("", dflash={"step": asdict(event)})
-        elif isinstance(event, Finish):
-            usage, finish = self.answer.done()
-            yield self._chunk("", finish.reason, timings=timings_dict(usage))
-            if self._include_usage:
-                yield data_event({**self._head, "choices": [], "usage": usage_dict(usage)})
-            yield ServerSentEvent("[DONE]", sep="\n")
-
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
-        return openai_error(error)
+        else:
+            yield from self._rest(event)
 
     def body(self) -> dict[str, Any]:
         answer = self.answer
-        usage, finish = answer.done()
-        logprobs = completion_logprobs(answer.logprobs)
-        text = self._echo + answer.text
-        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish.reason}
-        body: dict[str, Any] = {**self._head, "choices": [choice]}
-        body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
-        if answer.steps:
-            body["dflash"] = {"steps": [asdict(s) for s in answer.steps]}
-        return body
+        return self._body(text=self._echo + answer.text, logprobs=completion_logprobs(answer.logprobs))

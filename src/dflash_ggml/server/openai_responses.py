@@ -8,6 +8,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
+from ..session.answer import Answer, Block
 from ..session.events import (
     Finish,
     ReasoningDelta,
@@ -17,13 +18,23 @@ from ..session.events import (
     ToolCallEnd,
 )
 from ..session.logprobs import chat_logprob
-from ..session.openai_parts import timings_dict
-from ..session.requests import ChatRequest, NamedTool, ToolChoice
-from .answer import Answer, Block
-from .dialect import NO_PARAMETERS, ApiCall, Settings, chat_tool, data_event, new_id, speculation, thinking
+from ..session.openai_parts import call_object, timings_dict
+from ..session.requests import ChatRequest, ToolChoice
+from .dialect import (
+    NO_PARAMETERS,
+    ApiCall,
+    Settings,
+    chat_tool,
+    data_event,
+    new_id,
+    speculation,
+    thinking,
+    tool_choice,
+)
 from .errors import ApiError, bad_request
 from .limits import check_count
-from .responses_schema import FunctionChoice, ResponsesBody, ResponseStore, chat_messages, with_instructions
+from .response_store import ResponseStore
+from .responses_schema import FunctionChoice, ResponsesBody, chat_messages, with_instructions
 from .schema import parse, sampling_params, unsupported
 
 
@@ -71,15 +82,10 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
 
 
 def _tool_choice(body: ResponsesBody) -> ToolChoice:
-    choice = body.tool_choice
-    names = [t.name for t in body.tools or ()]
+    choice, names = body.tool_choice, [t.name for t in body.tools or ()]
     if isinstance(choice, FunctionChoice):
-        if choice.name not in names:
-            raise bad_request(f"tool_choice: {choice.name!r} is not among the tools", "tool_choice")
-        return NamedTool(choice.name)
-    if choice == "required" and not names:
-        raise bad_request("tool_choice: 'required' without tools", "tool_choice")
-    return choice or "auto"
+        return tool_choice(None, choice.name, names, "tool_choice")
+    return tool_choice(choice, None, names, "tool_choice")
 
 
 class ResponseEncoder:
@@ -201,10 +207,7 @@ class ResponseEncoder:
         if answer.reasoning:
             reply["reasoning_content"] = answer.reasoning
         if answer.tools:
-            reply["tool_calls"] = [
-                {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": b.text}}
-                for b in answer.tools
-            ]
+            reply["tool_calls"] = [call_object(b) for b in answer.tools]
         self._store.put(self._id, self._body.previous_response_id, [*self._messages, reply])
 
     def body(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .answer import Block
 from .events import Usage
 
 
@@ -49,3 +50,8 @@ def usage_line(usage: Usage) -> str:
 def finish_reason(reason: str) -> str:
     """OpenAI's name of a finish reason: a cancelled answer just stopped."""
     return "stop" if reason == "cancelled" else reason
+
+
+def call_object(block: Block) -> dict[str, Any]:
+    """A tool call of a chat message."""
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.text}}

@@ -1,14 +1,16 @@
-"""One answer put together from its events; all encoders render this, so streams and bodies agree."""
+"""One answer put together from its events: what every body is rendered from, so that streams and bodies agree."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..session.events import (
+from ..errors import DflashError
+from .events import (
     Begin,
     Finish,
+    PromptLogprobs,
     ReasoningDelta,
     StepReport,
     TextDelta,
@@ -17,7 +19,6 @@ from ..session.events import (
     ToolCallBegin,
     Usage,
 )
-from .errors import ApiError
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Answer:
 
     blocks: list[Block] = field(default_factory=list)
     steps: list[StepReport] = field(default_factory=list)
+    prompt: list[TokenLogprob] = field(default_factory=list)
     begin: Begin | None = None
     usage: Usage | None = None
     finish: Finish | None = None
@@ -55,6 +57,8 @@ class Answer:
             self.blocks[-1].text += event.json
         elif isinstance(event, StepReport):
             self.steps.append(event)
+        elif isinstance(event, PromptLogprobs):
+            self.prompt.extend(event.tokens)
         elif isinstance(event, Begin):
             self.begin = event
         elif isinstance(event, Usage):
@@ -66,6 +70,14 @@ class Answer:
         if not self.blocks or self.blocks[-1].kind != kind:
             self.blocks.append(Block(kind))
         return self.blocks[-1]
+
+    @classmethod
+    def of(cls, events: Iterable[Any]) -> Answer:
+        """The answer that all these events make."""
+        answer = cls()
+        for event in events:
+            answer.feed(event)
+        return answer
 
     @property
     def text(self) -> str:
@@ -84,12 +96,7 @@ class Answer:
         return [b for b in self.blocks if b.kind == "tool"]
 
     def done(self) -> tuple[Usage, Finish]:
-        """Usage and finish; raises ApiError 500 when the events ended without them."""
+        """Usage and finish; raises DflashError when the events ended without them."""
         if self.usage is None or self.finish is None:
-            raise ApiError(500, "the answer ended early", code="internal_error")
+            raise DflashError("the answer ended early")
         return self.usage, self.finish
-
-
-def dumps(value: Any) -> str:
-    """Compact JSON, non-ASCII kept; NaN is an error rather than invalid JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,74 @@
+"""What OpenAI's two kinds of completions share in rendering: heads, progress, steps, the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from sse_starlette import ServerSentEvent
+
+from ..session.answer import Answer
+from ..session.events import Finish, Progress, StepReport
+from ..session.openai_parts import timings_dict, usage_dict
+from .dialect import data_event, new_id
+from .errors import ApiError, openai_body
+
+
+class OpenAIEncoder:
+    """Base of the encoders; `content` is what a chunk carries: a delta, or a text.
+
+    id_prefix, names: of the objects' ids, and their `object` in a stream and in a body.
+    """
+
+    id_prefix: ClassVar[str]
+    names: ClassVar[tuple[str, str]]
+
+    def __init__(self, model: str, *, include_usage: bool, progress: bool) -> None:
+        self.answer = Answer()
+        self._head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": model}
+        self._include_usage = include_usage
+        self._progress = progress
+        self._clock = time.monotonic()
+
+    def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """One choice of a chunk; content None: nothing."""
+        raise NotImplementedError
+
+    def _chunk(
+        self, content: Any = None, reason: str | None = None, logprobs: Any = None, **extra: Any
+    ) -> ServerSentEvent:
+        choices = [self._choice(content, reason, logprobs)]
+        return data_event({**self._head, "object": self.names[0], "choices": choices, **extra})
+
+    def _rest(self, event: Any) -> Iterator[ServerSentEvent]:
+        """The events that both kinds render alike."""
+        if isinstance(event, Progress) and self._progress and event.stage == "prefill":
+            yield self._chunk(prompt_progress=self._prompt_progress(event))
+        elif isinstance(event, StepReport):
+            yield self._chunk(dflash={"step": asdict(event)})
+        elif isinstance(event, Finish):
+            usage, finish = self.answer.done()
+            yield self._chunk(reason=finish.reason, timings=timings_dict(usage))
+            if self._include_usage:
+                head = {**self._head, "object": self.names[0]}
+                yield data_event({**head, "choices": [], "usage": usage_dict(usage)})
+            yield ServerSentEvent("[DONE]", sep="\n")
+
+    def _prompt_progress(self, event: Progress) -> dict[str, Any]:
+        cached = self.answer.begin.cached_n if self.answer.begin else 0
+        spent = int(1000 * (time.monotonic() - self._clock))
+        return {"total": event.total, "cache": cached, "processed": event.done, "time_ms": spent}
+
+    def _body(self, **choice: Any) -> dict[str, Any]:
+        usage, finish = self.answer.done()
+        body: dict[str, Any] = {**self._head, "object": self.names[1]}
+        body["choices"] = [{"index": 0, **choice, "finish_reason": finish.reason}]
+        body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
+        if self.answer.steps:
+            body["dflash"] = {"steps": [asdict(step) for step in self.answer.steps]}
+        return body
+
+    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+        yield data_event(openai_body(error))
