@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .dialect import merge_system
-from .errors import bad_request
-from .schema import Body, Positive, Probability, Speculation, Temperature
+from .schema import Body, Positive, Probability, Speculation, Temperature, plain_format
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Empty = Annotated[list[Any] | None, Field(max_length=0)]
@@ -82,16 +81,7 @@ class TextFormat(Body):
 
     def plain(self) -> dict[str, Any] | None:
         """As the mapping that ChatRequest.response_format takes; None for plain text."""
-        if self.type == "text":
-            return None
-        if self.type == "json_object":
-            return {"type": "json_object"}
-        if self.schema_ is None:
-            raise bad_request("a schema is needed", "text.format.schema", "missing_required_parameter")
-        return {
-            "type": "json_schema",
-            "json_schema": {"name": self.name or "response", "schema": self.schema_},
-        }
+        return plain_format(self.type, self.name, self.schema_, "text.format.schema")
 
 
 class TextConfig(Body):

@@ -142,16 +142,21 @@ class ResponseFormat(Body):
 
     def plain(self, param: str) -> dict[str, Any] | None:
         """As the mapping that ChatRequest.response_format takes; None for plain text."""
-        if self.type == "text":
-            return None
-        if self.type == "json_object":
-            return {"type": "json_object"}
-        if self.json_schema is None or self.json_schema.schema_ is None:
-            raise bad_request(
-                "a schema is needed", f"{param}.json_schema.schema", "missing_required_parameter"
-            )
-        name = self.json_schema.name or "response"
-        return {"type": "json_schema", "json_schema": {"name": name, "schema": self.json_schema.schema_}}
+        named = self.json_schema or JsonSchema()
+        return plain_format(self.type, named.name, named.schema_, f"{param}.json_schema.schema")
+
+
+def plain_format(
+    kind: str, name: str | None, schema: dict[str, Any] | None, param: str
+) -> dict[str, Any] | None:
+    """A response format as the session takes it, None for text; ApiError naming `param` for a missing schema."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "json_object"}
+    if schema is None:
+        raise bad_request("a schema is needed", param, "missing_required_parameter")
+    return {"type": "json_schema", "json_schema": {"name": name or "response", "schema": schema}}
 
 
 def gbnf(text: str | None) -> GrammarSpec | None:

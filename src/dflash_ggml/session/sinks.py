@@ -12,29 +12,40 @@ from ..text.tokenizer import Tokenizer
 from .events import Event, FinishReason, TextDelta, TokenLogprob
 
 
-class TextSink:
-    """Tokens in, TextDeltas out. offset: characters of text before the output."""
+class Sink:
+    """What both kinds share. `events` collects what was said, `finish` is set when the output itself ends the answer."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: StopStrings) -> None:
         self._tokenizer = tokenizer
         self._decoder = tokenizer.stream()
-        self._stops = StopStrings(stop)
+        self._stops = stops
         self._entries: list[TokenLogprob] = []
-        self._text_in = self._text_out = offset
         self.events: list[Event] = []
         self.finish: FinishReason | None = None
         self.reasoning_n = 0
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was found, if one was."""
+        """The stop string that was found in the visible text, if one was."""
         return self._stops.matched
+
+    def _text_of(self, token: int) -> str:
+        """The text that a token completes; none for padding ids beyond the vocabulary."""
+        return self._decoder.feed([token]) if token < self._tokenizer.n_vocab else ""
+
+
+class TextSink(Sink):
+    """Tokens in, TextDeltas out. offset: characters of text before the output."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], offset: int = 0) -> None:
+        super().__init__(tokenizer, StopStrings(stop))
+        self._text_in = self._text_out = offset
 
     def push(self, token: int, logprob: TokenLogprob | None) -> None:
         """Take the next token; `finish` is set when it completes a stop string."""
         if logprob is not None:
             self._entries.append(replace(logprob, offset=self._text_in))
-        text = self._decoder.feed([token]) if token < self._tokenizer.n_vocab else ""
+        text = self._text_of(token)
         self._text_in += len(text)
         said, stopped = self._stops.feed(text)
         self._say(said)
@@ -53,27 +64,16 @@ class TextSink:
             self.events.append(TextDelta(text, _settled(self._entries, self._text_out)))
 
 
-class ChatSink:
+class ChatSink(Sink):
     """Tokens in, the events of a ChatParser out. one_call: finish after the first tool call."""
 
     def __init__(self, tokenizer: Tokenizer, parser: ChatParser, stops: StopStrings, one_call: bool) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = tokenizer.stream()
+        super().__init__(tokenizer, stops)
         self._parser = parser
-        self._stops = stops
         self._one_call = one_call
         ids = {tokenizer.id_of(tag): tag for tag in TAGS}
         # tags that are control tokens have no text of their own
         self._tags = {i: tag for i, tag in ids.items() if i is not None and tokenizer.is_control(i)}
-        self._entries: list[TokenLogprob] = []
-        self.events: list[Event] = []
-        self.finish: FinishReason | None = None
-        self.reasoning_n = 0
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that was found in the visible text, if one was."""
-        return self._stops.matched
 
     @property
     def n_calls(self) -> int:
@@ -89,7 +89,7 @@ class ChatSink:
         if token in self._tags:
             text = self._decoder.flush() + self._tags[token]
         else:
-            text = self._decoder.feed([token]) if token < self._tokenizer.n_vocab else ""
+            text = self._text_of(token)
         self._take(parser.feed(text))
         if parser.in_reasoning or parser.in_call:
             # what is not settled by now was the tag
