@@ -52,7 +52,9 @@ def run(name: str, command: list[str], rows: list[dict]) -> None:
             "seconds": round(time.perf_counter() - began, 1),
             "says": clean.strip(),
             # what the tests measured beside their verdict
-            "figures": re.findall(r"^.*(?:difference of a logit|texts fork|tokens per pass).*$", text, re.MULTILINE),
+            "figures": re.findall(
+                r"^.*(?:difference of a logit|texts fork|tokens per pass).*$", text, re.MULTILINE
+            ),
         }
     )
     if done.returncode:
