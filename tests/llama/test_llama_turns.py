@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflash_ggml.errors import ConfigError, DeviceError, DflashError
+from dflash_ggml.errors import ConfigError, DflashError
 from dflash_ggml.llama.state import LlamaState
 from reference.fake_engine import FakeEngine
 from reference.toy_llama import ToyLlama
@@ -201,19 +201,13 @@ def test_states_are_cached_within_the_turn(llm: StrictLlama) -> None:
 class TornEngine(StrictEngine):
     """An interrupt comes in the middle of a pass, which tears the state as in the real engine."""
 
-    interrupt = torn = False
+    interrupt = False
 
-    def _commit(self, token: int) -> None:
-        if self.torn:
-            raise DeviceError("the state was torn; call reset() and prefill again")
+    def _row(self, *args: Any) -> Any:
         if self.interrupt:
-            self.interrupt, self.torn = False, True
+            self.interrupt, self._torn = False, True
             raise KeyboardInterrupt
-        super()._commit(token)
-
-    def reset(self) -> None:
-        super().reset()
-        self.torn = False
+        return super()._row(*args)
 
 
 @pytest.mark.parametrize("name", ["eval", "generate"])
