@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dflash_ggml.ggml.bindings import lib
 
+from dflash_ggml.ggml.bindings import lib
 from reference.graph import OpGraph
 
 WIDTHS = range(1, 34)
