@@ -18,7 +18,7 @@ MAX_BUDGET = 256
 class EngineConfig:
     """What to load and how to decode.
 
-    model, draft: a qwen35 GGUF and a DFlash draft in any dialect (None: plain decoding only).
+    model, draft: a target GGUF, and a draft of any kind and dialect (None: plain decoding only).
     n_ctx: context window in tokens (0: the length the target was trained for).
     n_batch: tokens per prefill pass.
     n_threads: CPU threads (None: physical cores).

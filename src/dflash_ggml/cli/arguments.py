@@ -39,7 +39,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--model",
         metavar="GGUF",
-        help="target model, arch qwen35 (default: the embedded demonstration pair)",
+        help="target model (default: the embedded demonstration pair)",
     )
     add(
         "-md",
