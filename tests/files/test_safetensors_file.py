@@ -108,3 +108,23 @@ def test_fuzz_safetensors(tmp_path: Path):
     config.write_bytes(good_config)
     DraftFile.open(folder)
     run()
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        {},
+        [],
+        {"a": ["x.safetensors"]},
+        {"a": {"b": 1}},
+        {"a": 3},
+        {"a": "../x.safetensors"},
+        {"a": "x.safetensors", "b": 4},
+    ],
+)
+def test_a_damaged_index_is_named(tmp_path: Path, weight_map: object):
+    folder = tiny.write_zlab_draft(tmp_path / "draft")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelFileError, match="weight_map should map tensor names"):
+        DraftFile.open(folder)

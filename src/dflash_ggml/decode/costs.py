@@ -14,7 +14,11 @@ WINDOW = (
 
 
 class Costs:
-    """Wall milliseconds of passes. Widths count columns; contexts are told apart by powers of two."""
+    """Wall milliseconds of passes. Widths count columns; contexts are told apart by powers of two.
+
+    What is timed are calls. On a GPU a commit returns when it is launched, and the next draft waits for it: only their sum is
+    what they cost. `host` is the rest of a drafted step: the tree, sampling, bookkeeping.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Pass, int, int], deque[float]] = {}

@@ -64,8 +64,8 @@ class Sequence:
         self.pending, self.unseen = emitted[-1], path
 
     def clear(self) -> None:
-        """Forget the text; the place of its rows stays."""
+        """Forget the text; the place of its rows stays, and whether it is torn."""
         self.tokens.clear()
         self.text.clear()
         self.pending = self.logits = self.sampler = None
-        self.unseen, self.torn, self.statistics = (), False, Statistics()
+        self.unseen, self.statistics = (), Statistics()

@@ -21,7 +21,7 @@ from ..decode.candidates import Candidates
 from ..decode.costs import Costs
 from ..decode.sequence import Sequence
 from ..ggml.device import Device
-from ..ggml.store import Workspace
+from ..ggml.graph_cache import GraphCache
 from ..models.target import Append, Target
 from ..state.memory import Part
 from ..state.state import TargetState
@@ -29,13 +29,14 @@ from ..state.state import TargetState
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a drafter shares with its target: device, scratch memory, weights (for embedding and head) and state (for features).
+    """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
 
+    graphs: those of both, for a prefill writes to the draft's cache too: who moves memory drops them all.
     max_rows: cache rows that a sequence can come to need. kv_type: ggml type of caches. costs: where passes are timed.
     """
 
     device: Device
-    workspace: Workspace
+    graphs: GraphCache
     target: Target
     weights: Mapping[str, Any]
     state: TargetState
@@ -107,7 +108,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def ensure_rows(self, rows: int) -> None:
-        """Make room for `rows` cache rows. Raises DeviceError when they do not fit."""
+        """Make room for `rows` cache rows, keeping those there are. Raises DeviceError when they do not fit."""
 
     @abstractmethod
     def reset(self, sequence: Sequence) -> None:
@@ -130,11 +131,6 @@ class Drafter(ABC):
     @abstractmethod
     def nbytes(self) -> dict[str, int]:
         """Device bytes by part, named as in the memory plan."""
-
-    @property
-    @abstractmethod
-    def run_counts(self) -> tuple[int, int]:
-        """Graphs built and graph runs so far."""
 
     @abstractmethod
     def close(self) -> None:

@@ -42,7 +42,7 @@ class Engine:
         # tokens whose K/V rows outlive a reset or restore, until the next write
         self._rows: tuple[int, ...] = ()
         self._lock = threading.Lock()
-        self._owner: tuple[object, str] | None = None  # who may change the state now, by a token of its own
+        self._owner: str | None = None  # who may change the state now
         self._passing = threading.RLock()  # held while a pass may run, so that closing waits for it
         self._in_pass = False
         self._closed = False
@@ -91,11 +91,14 @@ class Engine:
         """Forget the sequence."""
         with self._owning("reset"), self._passing:
             self._open()
-            self._rows = () if self.sequence.torn else max(self._rows, tuple(self.sequence.tokens), key=len)
+            sequence = self.sequence
+            rows = () if sequence.torn else max(self._rows, tuple(sequence.tokens), key=len)
+            sequence.torn, self._rows = True, ()
+            sequence.clear()
             self.passes.state.reset()
             if self.drafter:
-                self.drafter.reset(self.sequence)
-            self.sequence.clear()
+                self.drafter.reset(sequence)
+            sequence.torn, self._rows = False, rows
 
     def check_ids(self, ids: Items[int]) -> None:
         """Raise ConfigError when an id is outside the vocabulary."""
@@ -123,7 +126,7 @@ class Engine:
                 )
             self.check_ids(ids)
             if len(ids):
-                self._take_in()
+                self._guarded(self._take_in)
                 self.sequence.pending = self.sequence.logits = None
             for at in range(0, len(ids), self.config.n_batch):
                 if should_stop and should_stop():
@@ -135,11 +138,9 @@ class Engine:
                     progress(at + len(part), len(ids))
 
     def _prefill_batch(self, ids: Items[int], is_last: bool) -> None:
-        sequence, append = self.sequence, None
+        sequence, append = self.sequence, self.drafter.append if self.drafter else None
+        self.stepper.make_room(sequence, len(ids))
         sequence.torn, self._rows = True, ()
-        if self.drafter:
-            append = self.drafter.append
-            self.drafter.ensure_rows(sequence.slots(len(ids)).stop)
         graph = self.passes.linear(sequence, ids, append)
         if self.drafter:
             self.drafter.prefilled(sequence, len(ids), append is not None)
@@ -205,7 +206,7 @@ class Engine:
         self.sequence.sampler, self.sequence.text = sampler, self.tokens
         limit = room if max_tokens is None else min(max_tokens, room)
         ends = stop or self.tokenizer.eog_ids.__contains__
-        return Run(self.sequence, sampler, chosen, limit, ends, keep_rows)
+        return Run(self.sequence, chosen, limit, ends, keep_rows)
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Run passes, during which nobody may close the engine."""
@@ -254,19 +255,17 @@ class Engine:
             if n > self.n_ctx:
                 raise ConfigError("snapshot: taken from a model or context of another shape")
             if snapshot.rows is not None:
-                self.passes.ensure_rows(sequence.first_slot + n)
-                if self.drafter:
-                    self.drafter.ensure_rows(sequence.first_slot + n)
+                self.stepper.make_room(sequence, max(n - sequence.n_tokens, 0))
             rows = snapshot.tokens
             if snapshot.rows is None:
                 rows = max(self._rows, tuple(sequence.tokens), key=len)
             sequence.torn, self._rows = True, ()
+            sequence.clear()
             self._tensors().write(snapshot)
             if self.drafter:
                 self.drafter.restore_seen(sequence, snapshot.in_draft)
-            sequence.clear()
             sequence.tokens += snapshot.tokens
-            sequence.logits, self._rows = snapshot.logits, rows
+            sequence.logits, self._rows, sequence.torn = snapshot.logits, rows, False
 
     def _tensors(self) -> Tensors:
         state = self.passes.state
@@ -283,25 +282,23 @@ class Engine:
 
     def run_counts(self) -> dict[str, int]:
         """Graphs built and graph runs so far."""
-        built, runs = self.drafter.run_counts if self.drafter else (0, 0)
-        return {"graphs": self.passes.graphs.builds + built, "runs": self.passes.graphs.runs + runs}
+        return {"graphs": self.passes.graphs.builds, "runs": self.passes.graphs.runs}
 
     @contextmanager
     def _owning(self, what: str) -> Iterator[None]:
         """Alone with the state until the end, or ConfigError that names who is."""
-        mine = object()
         with self._lock:
-            if self._owner is not None:
-                other = self._owner[1]
-                advice = "close it first" if other == "a generation" else "wait for its end"
-                raise ConfigError(f"{what}: {other} is running on this engine; {advice}")
-            self._owner = mine, what
+            owner = self._owner
+            if owner is None:
+                self._owner = what
+        if owner is not None:
+            advice = "close it first" if owner == "a generation" else "wait for its end"
+            raise ConfigError(f"{what}: {owner} is running on this engine; {advice}")
         try:
             yield
         finally:
-            with self._lock:
-                if self._owner is not None and self._owner[0] is mine:
-                    self._owner = None
+            # whoever comes here is the owner; no lock, which the garbage collector could find taken by its own thread
+            self._owner = None
 
     def _open(self) -> None:
         if self._closed:

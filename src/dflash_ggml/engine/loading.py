@@ -129,7 +129,7 @@ def _on_device(
     passes = TargetPasses(device, target, weights, kv_type, rows, width, depth, taps)
     drafter = None
     if draft:
-        host = Host(device, passes.workspace, target, weights, passes.state, costs, rows, kv_type)
+        host = Host(device, passes.graphs, target, weights, passes.state, costs, rows, kv_type)
         drafter = draft.start(host, config.candidates, passes.n_rows, progress)
     return passes, drafter, n_ctx
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, observers
+from ..errors import DeviceError
 from ..ggml.device import Device
 from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
@@ -67,6 +68,8 @@ class TargetPasses:
 
     def ensure_rows(self, rows: int) -> None:
         """Make the caches hold `rows`. Raises DeviceError when they do not fit."""
+        if rows > self.max_rows:
+            raise DeviceError(f"the caches have room for {self.max_rows} rows, not for {rows}")
         if rows > self.n_rows:
             want = min(self.max_rows, max(2 * self.n_rows, -(-rows // 256) * 256))
             self.graphs.clear()
@@ -135,9 +138,10 @@ class TargetPasses:
 
         The committed state stays as it is. Features of the nodes go to the columns of their indices.
         """
+        assert self.tree_mask is not None, "loaded without room for trees"
         width, n = padded_width(tree.n_nodes), tree.width
         slots = sequence.slots(width)
-        self.ensure_rows(slots.start + max(width, self._path_room(width)))
+        self.ensure_rows(slots.start + self.tree_rows(tree.n_nodes))
         n_kv = self.bucket(slots.stop)
         graph = self.graphs.get(
             ("verify", width, n_kv),
@@ -145,7 +149,6 @@ class TargetPasses:
                 Batch(width, n_kv, self.tree_mask, self.taps), self.state, self.weights
             ),
         )
-        assert self.tree_mask is not None, "loaded without room for trees"
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
         ids[:n], ids[n:] = tree.tokens, tree.tokens[0]
         positions[:n], positions[n:] = tree.depths + sequence.n_tokens, sequence.n_tokens + 1
@@ -171,6 +174,11 @@ class TargetPasses:
             for i in range(len(self.state.kv.wholes)):
                 graph.inputs[f"from{i}"].array[:] = (*[to.start + node for node in path], *to[len(path) :])
         graph.run()
+
+    def tree_rows(self, nodes: int) -> int:
+        """Cache rows behind the committed ones that verifying and committing a tree of `nodes` nodes touches."""
+        width = padded_width(nodes)
+        return max(width, self._path_room(width))
 
     def _path_room(self, length: int) -> int:
         """Entries of the commit graph for a path: the usual length, or that of the widest tree."""

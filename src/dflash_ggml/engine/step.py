@@ -20,6 +20,7 @@ from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree
 from ..drafts.drafter import Drafter
+from ..errors import DeviceError
 from ..ggml.graph import Graph
 from .passes import TargetPasses, padded_width
 
@@ -66,7 +67,6 @@ class Run:
     """
 
     sequence: Sequence
-    sampler: Sampler
     controller: Controller
     limit: int
     ends: Callable[[int], bool]
@@ -84,12 +84,34 @@ class Run:
         """The sampler's token for a row of logits."""
         return int(self.sampler.sample(row, self.sequence.text))
 
+    @property
+    def sampler(self) -> Sampler:
+        """The sequence's sampler."""
+        assert self.sequence.sampler is not None
+        return self.sequence.sampler
+
 
 class Stepper:
     """Steps sequences on one target and, if there is one, its drafter."""
 
     def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
         self.passes, self.drafter, self.costs = passes, drafter, costs
+
+    def make_room(self, sequence: Sequence, rows: int) -> None:
+        """Have caches for `rows` rows behind the committed ones. An interrupt while they move tears the state.
+
+        Raises DeviceError, and keeps all, when they do not fit.
+        """
+        wanted = sequence.slots(rows).stop
+        torn, sequence.torn = sequence.torn, True
+        try:
+            self.passes.ensure_rows(wanted)
+            if self.drafter:
+                self.drafter.ensure_rows(wanted)
+        except DeviceError:
+            sequence.torn = torn
+            raise
+        sequence.torn = torn
 
     def step(self, runs: Iterable[Run]) -> list[Step]:
         """One step of each run."""
@@ -122,6 +144,7 @@ class Stepper:
         """Draft, build the tree, verify it, walk it, commit the accepted path."""
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
+        self.make_room(sequence, max(self.passes.tree_rows(plan.budget), drafter.depth + 1))
         candidates = drafter.propose(sequence, plan.budget)
         clock.lap("draft")
         tree = plan.build(sequence.pending, candidates)
@@ -140,6 +163,7 @@ class Stepper:
         sequence.torn = False
         drafter.observe(sequence, accepted)
         self.costs.measured("commit", clock.lap("commit"))
+        self.costs.measured("host", clock.times.tree + clock.times.host)
         return Step(
             accepted.tokens,
             "chain" if plan.kind == "chain" else "tree",
@@ -170,6 +194,7 @@ class Stepper:
         """Run the pending token alone; its features are kept for the draft."""
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
+        self.make_room(sequence, 1)
         column = None
         if self.drafter is not None and self.drafter.taps:
             if len(sequence.unseen) > self.drafter.depth:

@@ -83,8 +83,9 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = read_json(index).get("weight_map")
-        names = set(shards.values()) if isinstance(shards, dict) else set()
-        if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        listed = list(shards.values()) if isinstance(shards, dict) else []
+        names = {name for name in listed if isinstance(name, str) and Path(name).name == name}
+        if not names or len(names) < len({str(name) for name in listed}):
             raise ModelFileError(f"{index}: weight_map should map tensor names to files of this folder")
         return [folder / name for name in sorted(names)]
     found = sorted(folder.glob("*.safetensors"))

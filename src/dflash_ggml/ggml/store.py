@@ -80,7 +80,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        return lib.ggml_gallocr_get_buffer_size(self._alloc, 0)
+        return 0 if self._alloc == ffi.NULL else lib.ggml_gallocr_get_buffer_size(self._alloc, 0)
 
     def place(self, cgraph) -> int:
         """Give each tensor of a graph its place; the generation in which that holds. Raises DeviceError when it does not fit."""

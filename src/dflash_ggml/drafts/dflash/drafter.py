@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ...decode.accept import Accepted
 from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
+from ...errors import DeviceError
 from ...ggml.device import BF16, Device
-from ...ggml.graph_cache import GraphCache
 from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
 from ...state.kv import KvCache, kv_bucket
@@ -98,7 +98,7 @@ class DFlashDrafter(Drafter):
         )
         self.kv = KvCache(self.device, cache_spec(p).kv, host.kv_type, n_rows + self.block)
         self.held = np.zeros(host.max_rows, bool)  # which slots hold a token's context
-        self.graphs = GraphCache(host.workspace)
+        self.graphs = host.graphs
         every = np.ones((self.block, self.block), bool)
         # who sees each column of a block, as bits, per mask
         self._seen_by = [
@@ -114,6 +114,8 @@ class DFlashDrafter(Drafter):
     def ensure_rows(self, rows: int) -> None:
         if rows <= self._n_rows:
             return
+        if rows > self.host.max_rows:
+            raise DeviceError(f"the draft's context has room for {self.host.max_rows} rows, not for {rows}")
         want = min(self.host.max_rows, max(2 * self._n_rows, -(-rows // 256) * 256))
         self.graphs.clear()
         # after an error the cache may have grown already
@@ -144,10 +146,6 @@ class DFlashDrafter(Drafter):
             "draft K/V": self.kv.nbytes,
             "draft masks": sum(mask.nbytes for mask in self.masks),
         }
-
-    @property
-    def run_counts(self) -> tuple[int, int]:
-        return self.graphs.builds, self.graphs.runs
 
     def close(self) -> None:
         self.graphs.clear()
