@@ -69,6 +69,21 @@ class Oracle(Drafter):
         pass
 
 
+class Seeing(Oracle):
+    """Wants features, and takes them in only when it is told to."""
+
+    def __init__(self, text: list[int], depth: int, seed: int, taps: tuple[int, ...]) -> None:
+        super().__init__(text, depth, seed)
+        self.taps, self.taken = taps, 0
+
+    def observe(self, sequence, accepted):
+        self.accepted.append(accepted.n_accepted)
+
+    def take_in(self, sequence):
+        self.taken += len(sequence.unseen)
+        sequence.unseen = ()
+
+
 class Changing:
     """A controller that changes its mind every step."""
 
@@ -112,6 +127,24 @@ def test_any_drafter_leaves_the_text_as_it_is(engine, temperature, depth):
     for mode in ("tree", "chain", "plain"):
         assert write(engine, temperature, 200, mode=mode) == text
     assert max(oracle.accepted) > (dflash.block if depth == 45 else 3)
+    dflash.close()
+
+
+def test_features_are_taken_in_before_others_lie_where_they_are(engine):
+    """Every committed token is seen once, whatever the steps were."""
+    text = write(engine, 0.0, 120, mode="plain")
+    seeing = Seeing(text, 5, seed=2, taps=engine.passes.taps)
+    dflash, engine.drafter, engine.stepper.drafter = engine.drafter, seeing, seeing
+    for modes in (("tree",), ("plain",), ("tree", "plain", "chain")):
+        engine.reset()
+        engine.prefill(PROMPT)
+        seeing.taken = 0
+        for mode in modes:
+            steps = engine.generate(sampler(engine, 0.0), max_tokens=30, mode=mode, stop=lambda t: False)
+            n = sum(len(step.tokens) for step in steps)
+            assert n == 30 and len(set(engine.sequence.unseen)) == len(engine.sequence.unseen)
+            engine.prefill([engine.pending])
+        assert seeing.taken == 29 * len(modes)
     dflash.close()
 
 
