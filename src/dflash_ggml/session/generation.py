@@ -30,7 +30,7 @@ from .sinks import ChatSink, TextSink
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-from ..engine.step import Step
+    from ..engine.step import Step
 
 
 class Generation:
