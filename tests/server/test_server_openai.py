@@ -144,6 +144,18 @@ def test_chat_logprobs(client: Any, runner: ScriptedRunner) -> None:
     assert [t.token for t in content] == ["Hi"]
 
 
+def test_an_answer_without_text_has_no_logprobs_but_says_so(client: Any, runner: ScriptedRunner) -> None:
+    """Asked for, they are an empty object; not asked for, null."""
+    runner.script = lambda request: [Begin(12, 5), *plain("")[1:]]
+    chat = client.chat.completions.create(model="toy", messages=ASK, logprobs=True).choices[0]
+    assert chat.message.content == "" and chat.logprobs.to_dict() == {"content": [], "refusal": None}
+    text = client.completions.create(model="toy", prompt="Once", logprobs=0).choices[0]
+    lists = ("tokens", "text_offset", "token_logprobs", "top_logprobs")
+    assert text.text == "" and text.logprobs.to_dict() == {name: [] for name in lists}
+    assert client.chat.completions.create(model="toy", messages=ASK).choices[0].logprobs is None
+    assert client.completions.create(model="toy", prompt="Once").choices[0].logprobs is None
+
+
 def test_sampling_fields_reach_the_request(client: Any, runner: ScriptedRunner) -> None:
     client.chat.completions.create(
         model="toy",

@@ -174,6 +174,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         model,
         include_usage=bool(options and options.include_usage),
         progress=bool(body.return_progress),
+        logprobs=bool(body.logprobs),
     )
     return ApiCall(request, encoder, bool(body.stream), notes)
 
@@ -221,4 +222,4 @@ class ChatEncoder(OpenAIEncoder):
         if answer.tools:
             message["tool_calls"] = [call_object(b) for b in answer.tools]
             message["content"] = answer.text or None
-        return self._body(message=message, logprobs=chat_logprobs(answer.logprobs))
+        return self._body(message=message, logprobs=chat_logprobs(answer.logprobs, asked=self._logprobs))

@@ -75,6 +75,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         echo=str(prompt) if body.echo else "",
         include_usage=bool(options and options.include_usage),
         progress=bool(body.return_progress),
+        logprobs=body.logprobs is not None,
     )
     return ApiCall(request, encoder, bool(body.stream))
 
@@ -96,8 +97,8 @@ class CompletionEncoder(OpenAIEncoder):
     names = ("text_completion", "text_completion")
     _started = False
 
-    def __init__(self, model: str, *, echo: str, include_usage: bool, progress: bool) -> None:
-        super().__init__(model, include_usage=include_usage, progress=progress)
+    def __init__(self, model: str, *, echo: str, **options: bool) -> None:
+        super().__init__(model, **options)
         self._echo = echo
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
@@ -116,4 +117,5 @@ class CompletionEncoder(OpenAIEncoder):
 
     def body(self) -> dict[str, Any]:
         answer = self.answer
-        return self._body(text=self._echo + answer.text, logprobs=completion_logprobs(answer.logprobs))
+        logprobs = completion_logprobs(answer.logprobs, asked=self._logprobs)
+        return self._body(text=self._echo + answer.text, logprobs=logprobs)

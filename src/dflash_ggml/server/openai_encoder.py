@@ -19,14 +19,15 @@ from .errors import ApiError, openai_body
 class OpenAIEncoder:
     """Base of the encoders; `content` is what a chunk carries: a delta, or a text.
 
-    id_prefix, names: of the objects' ids, and their `object` in a stream and in a body.
+    id_prefix, names: of the objects' ids, and their `object` in a stream and in a body. logprobs: they were asked for.
     """
 
     id_prefix: ClassVar[str]
     names: ClassVar[tuple[str, str]]
 
-    def __init__(self, model: str, *, include_usage: bool, progress: bool) -> None:
+    def __init__(self, model: str, *, include_usage: bool, progress: bool, logprobs: bool = False) -> None:
         self.answer = Answer()
+        self._logprobs = logprobs
         self._head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": model}
         self._include_usage = include_usage
         self._progress = progress

@@ -38,9 +38,9 @@ def token_text(data: bytes) -> str:
         return "bytes:" + "".join(shown)
 
 
-def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-    """The `logprobs` object of a text completion; None without entries."""
-    if not entries:
+def completion_logprobs(entries: Sequence[TokenLogprob], *, asked: bool = False) -> dict[str, Any] | None:
+    """The `logprobs` object of a text completion; None without entries, unless they were asked for."""
+    if not entries and not asked:
         return None
     return {
         "tokens": [token_text(e.data) for e in entries],
@@ -61,9 +61,9 @@ def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-    """The `logprobs` object of a chat choice; None without entries."""
-    return {"content": [chat_logprob(e) for e in entries], "refusal": None} if entries else None
+def chat_logprobs(entries: Sequence[TokenLogprob], *, asked: bool = False) -> dict[str, Any] | None:
+    """The `logprobs` object of a chat choice; None without entries, unless they were asked for."""
+    return {"content": [chat_logprob(e) for e in entries], "refusal": None} if entries or asked else None
 
 
 def _best_and_chosen(entry: TokenLogprob) -> dict[str, float] | None:
