@@ -14,6 +14,7 @@ from dflash_ggml.cli.report import Meter, Report, Steps
 from dflash_ggml.cli.versus import Plain, decode_plainly, versus_line
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import SamplingParams
+from dflash_ggml.engine.step import Step
 from dflash_ggml.files.pairs import EMBEDDED_TARGET
 from dflash_ggml.session.events import Usage
 from dflash_ggml.session.hooks import Hooks
@@ -39,8 +40,18 @@ def speculate(on: Session, n: int, sampling: SamplingParams = GREEDY) -> tuple[R
 
 
 def again(on: Session, report: Report, prepared: Prepared) -> Plain:
-    n = len(report.steps.token_ids)
-    plain = decode_plainly(on, prepared, n, Meter(io.StringIO()), lambda: False)
+    """The second run; all its steps must be plain ones."""
+    n, modes = len(report.steps.token_ids), set()
+    take = Steps.add
+
+    def add(self: Steps, step: Step) -> None:
+        modes.add(step.mode)
+        take(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Steps, "add", add)
+        plain = decode_plainly(on, prepared, n, Meter(io.StringIO()), lambda: False)
+    assert "prefill" in modes and modes <= {"prefill", "plain"}
     assert plain is not None
     return plain
 
@@ -97,12 +108,14 @@ def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     from dflash_ggml.cli.run import main
 
     monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr("secrets.randbits", lambda bits: 7)
     flags = ["-t", "1", "-ngl", "0", "--mode", "tree", "-p", "class Point:", "-n", "8", "--versus-plain"]
-    assert main([*flags, "--temp", "0.2"]) == 0
+    assert main([*flags, "--temp", "1.5"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\n") and "class Point:" not in out
     first, last = err.splitlines()
     assert "8 tokens at" in first and re.match(r"every pass of the target gave [\d.]+ tokens", last)
+    assert "plain decoding of the same text" in last
     assert main([*flags, "--json"]) == 0
     out, err = capsys.readouterr()
     assert '"plain_per_second": ' in out and err == ""
