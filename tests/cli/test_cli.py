@@ -263,7 +263,10 @@ def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
         (["-p", "x", "-md", "target.gguf"], "'qwen35' is no draft"),
         (["-p", "x", "-m", "target.gguf", "--mode", "tree"], "-md"),
         (["-p", "x", "-m", "target.gguf", "--mode", "chain"], "-md"),
-        (["-p", "x = 1\n" * 20, "-c", "32"], "raise -c"),
+        (
+            ["-p", "x = 1\n" * 20, "-c", "32"],
+            "tokens leave no room in the context of 32: shorten it or raise -c",
+        ),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -282,7 +285,8 @@ def test_prompt_that_just_fits(run: Run, tokenizer: Tokenizer) -> None:
     n = len(tokenizer.encode(PROMPT))
     report = json.loads(run("-p", PROMPT, "-c", str(n + 1), "--json").out)
     assert report["predicted_n"] == 1 and report["finish_reason"] == "length"
-    assert run("-p", PROMPT, "-c", str(n)).code == 2
+    done = run("-p", PROMPT, "-c", str(n))
+    assert done.code == 2 and f"the prompt's {n} tokens leave no room in the context of {n}: " in done.err
 
 
 def test_draft_of_another_model(run: Run, toy_pair: tuple[Path, Path]) -> None:

@@ -176,8 +176,11 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
         request = CompletionRequest(prompt=[*bos, *tokenizer.encode(text, special=False)], **options)
     try:
         return session.prepare(request)
-    except ContextOverflowError as error:
-        raise ContextOverflowError(f"{error}: shorten the prompt or raise -c") from None
+    except ContextOverflowError:
+        n, n_ctx = session.count_tokens(request), session.engine.n_ctx
+        raise ContextOverflowError(
+            f"the prompt's {n} tokens leave no room in the context of {n_ctx}: shorten it or raise -c"
+        ) from None
 
 
 def follow(
