@@ -128,6 +128,7 @@ def test_end_of_text(run: Run, tmp_path: Path) -> None:
     report = json.loads(done.out)
     assert done.code == 0 and report["finish_reason"] == "stop" and report["text"] == ""
     assert report["predicted_n"] == 1 and report["steps"] == 0 and report["acceptance_length"] == 0
+    assert (report["mode"], report["budget"]) == ("tree", 31)  # what a step would have been
 
 
 def test_seed(run: Run) -> None:

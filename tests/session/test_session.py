@@ -182,6 +182,17 @@ def test_plain_decoding_without_a_draft() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [({}, ("tree", 31)), ({"budget": 7}, ("tree", 7)), ({"mode": "plain"}, ("plain", 0))],
+)
+def test_an_answer_that_no_step_followed_names_the_planned_mode(
+    session: Session, options: dict[str, Any], shown: tuple[str, int]
+) -> None:
+    *_, usage, _ = run_chat(session, chat(max_tokens=1, **options))
+    assert usage.steps == 0 and (usage.mode, usage.budget) == shown
+
+
 def test_fill_in_the_middle(session: Session) -> None:
     marks = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3}
     session.tokenizer.id_of = lambda text: marks.get(text)  # type: ignore[method-assign]

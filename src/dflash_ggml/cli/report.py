@@ -81,11 +81,6 @@ class Report:
         """Decoding speed in tokens per second; 0.0 when nothing was timed."""
         return 1e3 * len(self.steps.token_ids) / self.usage.predicted_ms if self.usage.predicted_ms else 0.0
 
-    @property
-    def budget(self) -> int:
-        """Nodes that a step could offer, 0 in plain decoding."""
-        return 0 if self.usage.mode == "plain" else self.usage.budget
-
     def as_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
         usage = self.usage
@@ -101,7 +96,7 @@ class Report:
             "draft_n_accepted": usage.draft_n_accepted,
             "acceptance_length": round(usage.tokens_per_step, 4),
             "mode": usage.mode,
-            "budget": self.budget,
+            "budget": usage.budget,
             "finish_reason": self.finish_reason,
             "step_ms": self.steps.ms(),
         }
@@ -109,7 +104,7 @@ class Report:
     def line(self) -> str:
         """One line for people."""
         usage = self.usage
-        mode = f"{usage.mode} {self.budget}" if self.budget else usage.mode
+        mode = usage.mode if usage.mode == "plain" or not usage.budget else f"{usage.mode} {usage.budget}"
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.steps.ms().items())
         return (
             f"prompt {usage.prompt_n} tokens at {usage.prompt_per_second:.0f}/s; {len(self.steps.token_ids)} tokens at "

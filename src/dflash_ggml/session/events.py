@@ -75,7 +75,8 @@ class Usage:
 
     `predicted_n` leaves out the end-of-generation token; `reasoning_n` is part of it. `steps` counts target passes after
     the prompt's own. `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it
-    kept. `mode` is that of the last step, `budget` the most nodes that a step could offer (0 in plain decoding).
+    kept. `mode` is that of the last step, the planned one when there was none; `budget` the most nodes that a step could
+    offer (0 in plain decoding).
     """
 
     prompt_n: int

@@ -72,7 +72,7 @@ class Generation:
         self._n_said = 0
         self._reason: FinishReason | None = None
         self._steps = self._draft_n = self._accepted_n = self._offered = 0
-        self._mode = "plain"
+        self._mode = self._planned = self._plan()
         self._prompt_ms = self._predicted_ms = 0.0
         self._cached_n = 0
 
@@ -191,8 +191,12 @@ class Generation:
         events, self._sink.events = self._sink.events, []
         yield from merged(events)
 
+    def _plan(self) -> str:
+        """The mode of steps to come, as far as the request decides it."""
+        mode = self._options.mode or self.engine.config.mode
+        return "plain" if not self.engine.has_draft else "tree" if mode == "auto" else mode
+
     def _usage(self) -> Usage:
-        plain = not self.engine.has_draft or (self._options.mode or self.engine.config.mode) == "plain"
         budget = self._options.budget or self.engine.config.budget
         return Usage(
             prompt_n=len(self._ids),
@@ -205,5 +209,5 @@ class Generation:
             prompt_ms=self._prompt_ms,
             predicted_ms=self._predicted_ms,
             mode=self._mode,
-            budget=0 if plain else self._offered if self._mode == "chain" else budget,
+            budget=0 if self._planned == "plain" else self._offered if self._mode == "chain" else budget,
         )
