@@ -8,8 +8,7 @@ work without the compiled binding.
 
 from __future__ import annotations
 
-import importlib.metadata as distributions  # not as "metadata": a module of the package has that name
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 _HOME = {
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        value: object = distributions.version("dflash-ggml")
+        value: object = metadata.version("dflash-ggml")
     elif name in _HOME:
         value = getattr(import_module(f"dflash_ggml.{_HOME[name]}"), name)
     else:

@@ -1,4 +1,4 @@
-"""Run code written for llama-cpp-python unchanged: `dflash_ggml.llama.compat.install()` before it imports `llama_cpp`.
+"""Run code written for llama-cpp-python unchanged: `dflash_ggml.compat.install()` before it imports `llama_cpp`.
 
 The facade has the public Python surface (Llama, grammars, caches, tokenizers, processors, chat handlers). It has none
 of libllama's C functions: code that reaches for those gets an AttributeError that says so.

@@ -115,7 +115,7 @@ class CreateChatCompletionStreamResponse(_CreateChatCompletionStreamResponse, to
     timings: dict[str, Any]
 
 
-# Requests are plain dicts in OpenAI's shapes; `chat.normalise_messages` and `tool_specs.check_tools` check them.
+# Requests are plain dicts in OpenAI's shapes; `text.template.normalise_messages` and `text.tools.check_tools` check them.
 ChatCompletionRequestMessage = dict[str, Any]
 ChatCompletionTool = dict[str, Any]
 ChatCompletionFunction = dict[str, Any]
