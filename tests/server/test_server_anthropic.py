@@ -201,6 +201,14 @@ def test_models(client: Any) -> None:
     assert client.models.retrieve("toy").id == "toy"
 
 
+def test_any_tool_is_a_call_of_one_of_them(client: Any, runner: ScriptedRunner) -> None:
+    ask = {"model": "toy", "messages": ASK, "max_tokens": 5, "tool_choice": {"type": "any"}}
+    client.messages.create(**ask, tools=[TOOL])
+    assert runner.requests[0].tool_choice == "required"
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice: 'any' without tools"):
+        client.messages.create(**ask)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
