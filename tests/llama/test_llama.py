@@ -457,6 +457,26 @@ def test_set_cache(llm: ToyLlama, tmp_path: Path, disk: bool) -> None:
         cache[[1]]
 
 
+def test_states_that_cannot_be_read_count_as_missing(llm: ToyLlama, tmp_path: Path) -> None:
+    """Files of a version whose modules had other names: one warning, then as if they were not there."""
+    llm.set_cache(LlamaDiskCache(str(tmp_path)))
+    text = llm("a" * 80, max_tokens=5, temperature=0)["choices"][0]["text"]
+    llm("b" * 80, max_tokens=5, temperature=0)
+    files = sorted(tmp_path.glob("*.state"))
+    for path in files:
+        data = path.read_bytes()
+        assert data.count(b"dflash_ggml.llama.state") == 1
+        path.write_bytes(data.replace(b"dflash_ggml.llama.state", b"dflash_ggml.older.state"))
+    cache = LlamaDiskCache(str(tmp_path))
+    llm.set_cache(cache)
+    with pytest.warns(UserWarning, match=r"\.state: a saved state that cannot be read .*older") as caught:
+        assert llm("a" * 80, max_tokens=5, temperature=0)["choices"][0]["text"] == text
+        llm("b" * 80, max_tokens=5, temperature=0)
+    assert len(files) == 2 and len(caught) == 1
+    # what was written since is found again
+    assert cache[llm.tokenize(b"a" * 80)].n_tokens > 80
+
+
 def test_caches_keep_their_capacity(llm: ToyLlama, tmp_path: Path) -> None:
     llm.eval([1, 2])
     state = llm.save_state()

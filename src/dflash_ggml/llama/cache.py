@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from ..session.prefix_cache import common_prefix
 from .state import LlamaState
@@ -74,12 +76,17 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """One file per state in a folder of its own, oldest dropped first. Only load files that you trust (pickle)."""
+    """One file per state in a folder of its own, oldest dropped first. Only load files that you trust (pickle).
+
+    A file that cannot be read, such as an older version's, counts as missing; the first one is told in a warning.
+    """
 
     def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
         self.folder = Path(cache_dir)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._unreadable: set[Path] = set()
+        self._told = False
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.state"), key=lambda p: p.stat().st_mtime_ns)
@@ -91,19 +98,32 @@ class LlamaDiskCache(BaseLlamaCache):
     def _find(self, key: Sequence[int]) -> Path | None:
         best, best_len = None, 0
         for path in self._files():
-            with path.open("rb") as file:
-                shared = common_prefix(pickle.load(file), key)
+            shared = common_prefix(self._load(path, 1) or (), key)
             if shared > best_len:
                 best, best_len = path, shared
         return best
 
+    def _load(self, path: Path, n: int) -> Any:
+        """The n-th object of a file: 1 the key, so that a lookup need not read the state, which is 2. None: unreadable."""
+        if path in self._unreadable:
+            return None
+        try:
+            with path.open("rb") as file:
+                return [pickle.load(file) for _ in range(n)][-1]
+        except Exception as error:  # noqa: BLE001 - unpickling may fail in any way
+            if not self._told:
+                message = f"{path}: a saved state that cannot be read ({error}) counts as missing; delete it"
+                warnings.warn(message, stacklevel=3)
+            self._told = True
+            self._unreadable.add(path)
+            return None
+
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        path = self._find(key)
-        if path is None:
-            raise KeyError("no cached state shares a prefix with these tokens")
-        with path.open("rb") as file:
-            pickle.load(file)  # the key stands first, so that a lookup need not read the state
-            return pickle.load(file)
+        while (path := self._find(key)) is not None:
+            state = self._load(path, 2)
+            if state is not None:
+                return state
+        raise KeyError("no cached state shares a prefix with these tokens")
 
     def __contains__(self, key: Sequence[int]) -> bool:
         return self._find(key) is not None
@@ -116,6 +136,7 @@ class LlamaDiskCache(BaseLlamaCache):
             pickle.dump(key, file)
             pickle.dump(value, file)
         part.replace(path)
+        self._unreadable.discard(path)
         for old in self._files():
             if self.cache_size <= self.capacity_bytes:
                 break
