@@ -85,7 +85,26 @@ def test_a_bias_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> N
         token_bias(text)
     with pytest.raises(SystemExit):
         parsed(f"--logit-bias={text}")
-    assert "-l/--logit-bias" in capsys.readouterr().err
+    assert f"-l/--logit-bias: {text!r} is not ID+BIAS or ID-BIAS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", "1.5"], "-s/--seed: '1.5' is not a whole number"),
+        (["--seed", "-2"], "-s/--seed: must be a whole number from 0, got -2"),
+        (["--top-k", "many"], "--top-k: 'many' is not a whole number"),
+        (["--temp", "hot"], "--temp: 'hot' is not a number"),
+        (["--mirostat", "3"], "--mirostat: must be 0, 1 or 2, got 3"),
+        (["--repeat-last-n", "-5"], "--repeat-last-n: must be a count, or -1 for all, got -5"),
+        (["-l", "5+inf"], "-l/--logit-bias: must be finite, or -inf to ban the token, got inf"),
+    ],
+)
+def test_errors_name_the_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*flags)
+    err = capsys.readouterr().err
+    assert f"argument {said}\n" in err and not any(f"{name} " in err.splitlines()[-1] for name in FIELDS)
 
 
 def test_a_random_seed() -> None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import argparse
 import importlib.metadata as distributions
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, NoReturn, get_args
 
 from ..config import MAX_BUDGET, EngineConfig, KvType, Mode
-from ..decode.sampling_params import OPTIONS, SamplingParams
+from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, draft_beside
 
 log = logging.getLogger(__name__)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 
 class Version(argparse.Action):
@@ -104,12 +112,32 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             *option.flags,
             dest=name,
-            type=option.parse,
+            type=_reader(name, option),
             action="append" if many else "store",
             default=None if many else value,
             metavar="ID+BIAS" if many else "N" if isinstance(value, int) or value is None else "X",
             help=f"{option.help} (default {shown})",
         )
+
+
+def _reader(name: str, option: Option) -> Callable[[str], Any]:
+    """What argparse calls for a flag's text; its errors speak of the flag, not of the field or of our functions."""
+    default = getattr(SamplingParams(), name)
+    kind = "ID+BIAS or ID-BIAS" if isinstance(default, Mapping) else "a number"
+    kind = "a whole number" if default is None or isinstance(default, int) else kind
+
+    def read(text: str) -> Any:
+        try:
+            value = option.parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
+        try:
+            replace(SamplingParams(), **{name: value}).validate()
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error).partition(" ")[2]) from None
+        return value
+
+    return read
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

@@ -18,7 +18,7 @@ from types import FrameType
 from ..engine.engine import Engine
 from ..errors import ConfigError, DflashError, ModelFileError
 from ..session.session import Session
-from .arguments import add_model_options, add_sampling_options, engine_config, sampling_params
+from .arguments import Parser, add_model_options, add_sampling_options, engine_config, sampling_params
 from .repl import Conversation, Look, Quit
 from .report import Meter
 
@@ -28,9 +28,7 @@ FENCE = '"""'
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="dflash-chat", description="Talk to a model in the terminal; /help lists commands."
-    )
+    parser = Parser(prog="dflash-chat", description="Talk to a model in the terminal; /help lists commands.")
     add = parser.add_argument_group("conversation").add_argument
     add("-sys", "--system", default="", metavar="TEXT", help="system message")
     add(

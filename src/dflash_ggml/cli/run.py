@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..decode.sampling_params import SamplingParams
 from ..engine.engine import Engine
@@ -22,7 +22,7 @@ from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
-from .arguments import add_model_options, add_sampling_options, engine_config, sampling_params
+from .arguments import Parser, add_model_options, add_sampling_options, engine_config, sampling_params
 from .interrupt import Interrupt
 from .report import Meter, Report, Steps, sizes
 from .versus import decode_plainly, versus_line
@@ -33,13 +33,6 @@ EXAMPLES = """examples:
   git diff | dflash-run - --chat --json
 
 With no -m the embedded demonstration pair is used: a small model trained on Python source."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -93,7 +93,7 @@ class SamplingParams:
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
         require(0 < self.repeat_penalty < math.inf, "repeat_penalty", self.repeat_penalty, "above 0")
         require(self.penalty_last_n >= -1, "penalty_last_n", self.penalty_last_n, "a count, or -1 for all")
-        require(self.seed is None or self.seed >= 0, "seed", self.seed, "None or a whole number from 0")
+        require(self.seed is None or self.seed >= 0, "seed", self.seed, "a whole number from 0")
         require(self.mirostat_mode in (0, 1, 2), "mirostat_mode", self.mirostat_mode, "0, 1 or 2")
         for token, bias in self.logit_bias.items():
             require(bias < math.inf, f"logit_bias[{token}]", bias, "finite, or -inf to ban the token")

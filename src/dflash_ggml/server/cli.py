@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ..cli.arguments import add_model_options, add_sampling_options, engine_config, sampling_params
+from ..cli.arguments import Parser, add_model_options, add_sampling_options, engine_config, sampling_params
 from ..config import EngineConfig
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 
@@ -39,7 +39,7 @@ The chat page is at http://HOST:PORT/, OpenAI's API at /v1, Anthropic's at /v1/m
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dflash-serve",
         description="Serve a model over OpenAI's and Anthropic's APIs, with DFlash drafts and DDTree.",
         epilog=EXAMPLES,
