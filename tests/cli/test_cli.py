@@ -252,6 +252,7 @@ def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
         (["-p", "x", "-t", "0"], "n_threads"),
         (["-p", "x", "-t", "99999"], "n_threads: 99999 is outside 1..512"),
         (["-p", "x", "--temp", "nan"], "--temp"),
+        (["-p", "x", "-l", "99999+1"], "-l/--logit-bias: 99999 is no token of this model"),
         (["-p", "x", "--top-p", "1.5"], "--top-p"),
         (["-p", "x", "--min-p", "-1"], "--min-p"),
         (["-p", "x", "-m", "nothing.gguf"], "nothing.gguf does not exist"),

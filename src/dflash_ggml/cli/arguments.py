@@ -149,6 +149,13 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return params
 
 
+def check_biases(params: SamplingParams, n_vocab: int) -> None:
+    """Raises ConfigError for a bias of a token that the model lacks, which only the open model can tell."""
+    for token in params.logit_bias:
+        if token >= n_vocab:
+            raise ConfigError(f"-l/--logit-bias: {token} is no token of this model, it has {n_vocab}")
+
+
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Fetch what the hub holds, find the draft, and put the options together.
 

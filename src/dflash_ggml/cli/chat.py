@@ -18,7 +18,14 @@ from types import FrameType
 from ..engine.engine import Engine
 from ..errors import ConfigError, DflashError, ModelFileError
 from ..session.session import Session
-from .arguments import Parser, add_model_options, add_sampling_options, engine_config, sampling_params
+from .arguments import (
+    Parser,
+    add_model_options,
+    add_sampling_options,
+    check_biases,
+    engine_config,
+    sampling_params,
+)
 from .repl import Conversation, Look, Quit
 from .report import Meter
 
@@ -142,6 +149,7 @@ def run(args: argparse.Namespace) -> None:
     meter = Meter(sys.stderr)
     with Engine.load(config, meter.bytes) as engine:
         meter.clear()
+        check_biases(sampling, engine.n_vocab)
 
         def progress(done: int, total: int) -> None:
             meter.tokens(done, total)

@@ -22,7 +22,14 @@ from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
-from .arguments import Parser, add_model_options, add_sampling_options, engine_config, sampling_params
+from .arguments import (
+    Parser,
+    add_model_options,
+    add_sampling_options,
+    check_biases,
+    engine_config,
+    sampling_params,
+)
 from .interrupt import Interrupt
 from .report import Meter, Report, Steps, sizes
 from .versus import decode_plainly, versus_line
@@ -117,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     meter = Meter(sys.stderr)
     with Engine.load(engine_config(args), meter.bytes) as engine:
         meter.clear()
+        check_biases(params, engine.n_vocab)
         if args.versus_plain and not engine.has_draft:
             raise ConfigError("--versus-plain needs a draft (-md)")
         session = Session(engine, cache_bytes=0)

@@ -12,8 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ..cli.arguments import Parser, add_model_options, add_sampling_options, engine_config, sampling_params
+from ..cli.arguments import (
+    Parser,
+    add_model_options,
+    add_sampling_options,
+    check_biases,
+    engine_config,
+    sampling_params,
+)
 from ..config import EngineConfig
+from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 
 try:
@@ -116,14 +124,22 @@ def read_keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
-def opener(config: EngineConfig, cache_bytes: int) -> Callable[[Callable[[str, int, int], None]], Runner]:
-    """What the inference thread calls to load the model."""
+def opener(
+    config: EngineConfig, cache_bytes: int, sampling: SamplingParams
+) -> Callable[[Callable[[str, int, int], None]], Runner]:
+    """What the inference thread calls to load the model; it refuses defaults that the model cannot honour."""
 
     def open_runner(progress: Callable[[str, int, int], None]) -> Runner:
         from ..engine.engine import Engine
         from ..session.session import Session
 
-        return Runner(Session(Engine.load(config, progress), cache_bytes=cache_bytes))
+        engine = Engine.load(config, progress)
+        try:
+            check_biases(sampling, engine.n_vocab)
+            return Runner(Session(engine, cache_bytes=cache_bytes))
+        except BaseException:
+            engine.close()
+            raise
 
     return open_runner
 
@@ -155,6 +171,8 @@ def run(args: argparse.Namespace) -> int:
     """Check the options, load in the background, serve until a signal; returns the exit code."""
     keys = read_keys(args)
     require_safe_bind(args.host, keys)
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port: {args.port} is outside 0..65535")
     if args.queue < 1:
         raise ConfigError(f"--queue: {args.queue} is below 1")
     if args.max_tokens is not None and args.max_tokens < 1:
@@ -167,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
         limits=Limits(body_bytes=args.max_body),
     )
     service = make_service(
-        opener(config, args.cache_mb << 20),
+        opener(config, args.cache_mb << 20, settings.sampling),
         settings,
         keys=keys,
         queue_limit=args.queue,
@@ -201,15 +219,15 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(name, on_signal)
     threading.Thread(target=_announce, args=(server, service), daemon=True).start()
     server.run()
-    return 1 if service.worker.failure is not None else 0
+    failure = service.worker.failure
+    return 2 if isinstance(failure, ConfigError) else 0 if failure is None else 1
 
 
 def _announce(server: Server, service: Service) -> None:
     """Say when the model is ready; end the server when it cannot be loaded."""
     try:
         service.worker.wait_ready()
-    except (DflashError, OSError) as error:
-        print(f"dflash-serve: {error}", file=sys.stderr)
+    except (DflashError, OSError):  # the worker has said it
         server.should_exit = True
         return
     while not server.started:

@@ -182,7 +182,7 @@ class Worker(Generic[B]):
         try:
             self.runner = self._open(self._on_progress)
         except BaseException as error:  # noqa: BLE001 - told to whoever asks
-            log.error("the model could not be loaded: %s", error)
+            log.error("could not start: %s", error)
             self.failure = error
             self._queue.close()
             return
