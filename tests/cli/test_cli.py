@@ -19,10 +19,12 @@ from reference import toys
 pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from dflash_ggml.cli import run as cli
-from dflash_ggml.cli.report import Meter
+from dflash_ggml.cli.report import Meter, Steps
 from dflash_ggml.cli.run import main
 from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.session.session import Session, run_chat
 from dflash_ggml.text.tokenizer import Tokenizer
+from reference.fake_engine import FakeEngine
 
 COMMAND = [sys.executable, "-m", "dflash_ggml", "-t", "1", "-ngl", "0"]
 # greedy text of the embedded target; over its first 24 tokens no second-best logit comes nearer than 1.0, so that
@@ -200,6 +202,17 @@ def test_chat(run: Run, tokenizer: Tokenizer) -> None:
         for flags in ([], ["--chat"], ["--chat", "-sys", "Be brief."])
     )
     assert bare == len(tokenizer.encode("Write a class.")) < chat < system
+
+
+def test_a_chat_shows_the_reasoning_as_the_model_wrote_it() -> None:
+    """Tags and all, on the terminal and in the report."""
+    reply = "<think>why</think>because"
+    session = Session(FakeEngine(replies=[reply]), cache_bytes=0)
+    args = cli.build_parser().parse_args(["--chat", "-p", "x", "--temp", "0"])
+    prepared = cli.prepare(session, args.prompt, args, cli.sampling_params(args))
+    shown: list[str] = []
+    report = cli.follow(run_chat(session, prepared), Steps(), Meter(io.StringIO()), shown.append)
+    assert "".join(shown) == report.text == reply
 
 
 # ---- what it refuses

@@ -59,7 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="-",
         help="read the prompt from standard input (also without it, from a pipe)",
     )
-    add("--chat", action="store_true", help="wrap the prompt as a user message in the model's chat template")
+    add(
+        "--chat",
+        action="store_true",
+        help="wrap the prompt as a user message in the model's chat template; reasoning is shown with its tags",
+    )
     add("-sys", "--system", metavar="TEXT", help="system message (with --chat)")
     add = parser.add_argument_group("output").add_argument
     add(
