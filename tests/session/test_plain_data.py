@@ -128,3 +128,21 @@ def test_what_is_refused() -> None:
         from_dict({"type": "Nothing"})
     with pytest.raises(ConfigError, match="CompletionRequest: 'on_step' is not one of its fields"):
         from_dict({**to_dict(CompletionRequest(prompt="x")), "on_step": "x"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prompt": ...}, "CompletionRequest: 'prompt' is missing"),
+        ({"sampling": {"temperature": 0.5}}, "sampling: .* is no SamplingParams"),
+        ({"sampling": {"type": "GrammarSpec"}}, "sampling: .* is no SamplingParams"),
+        ({"grammar": {"type": "GrammarSpec"}}, "GrammarSpec: 'kind' is missing"),
+        ({"stop": [{}]}, "stop: {} is no str"),
+        ({"type": ["CompletionRequest"]}, "type: .* is no request or event"),
+        ({"type": ...}, "type: None is no request or event"),
+    ],
+)
+def test_objects_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:
+    data = {**to_dict(CompletionRequest(prompt="x")), **change}
+    with pytest.raises(ConfigError, match=words):
+        from_dict({name: value for name, value in data.items() if value is not ...})

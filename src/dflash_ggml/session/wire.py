@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -32,10 +32,11 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any]) -> Any:
-    """What to_dict was given. Raises ConfigError for an unknown type, or fields that it does not have."""
-    kind = _BY_NAME.get(data.get("type", ""))
+    """What to_dict was given. Raises ConfigError for an unknown type, and for fields that it lacks or does not have."""
+    name = data.get("type")
+    kind = _BY_NAME.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ConfigError(f"type: {data.get('type')!r} is no request or event")
+        raise ConfigError(f"type: {name!r} is no request or event")
     return _built(kind, data)
 
 
@@ -50,7 +51,10 @@ def _built(kind: type, data: Mapping[str, Any]) -> Any:
     unknown = sorted(set(given) - set(_hints(kind)))
     if unknown:
         raise ConfigError(f"{kind.__name__}: {unknown[0]!r} is not one of its fields")
-    return kind(**{name: _in(value, _hints(kind)[name]) for name, value in given.items()})
+    for field in fields(kind):
+        if field.name not in given and field.default is field.default_factory is MISSING:
+            raise ConfigError(f"{kind.__name__}: {field.name!r} is missing")
+    return kind(**{name: _in(value, _hints(kind)[name], name) for name, value in given.items()})
 
 
 def _out(value: Any, hint: Any, where: str) -> Any:
@@ -81,8 +85,12 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _in(data: Any, hint: Any) -> Any:
-    hint = next((option for option in _options(hint) if option is not Any and _fits(data, option)), Any)
+def _in(data: Any, hint: Any, where: str) -> Any:
+    options = _options(hint)
+    hint = next((option for option in options if option is not Any and _fits(data, option)), Any)
+    if hint is Any and Any not in options and isinstance(data, Mapping):
+        wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+        raise ConfigError(f"{where}: {data!r:.60} is no {wanted}")
     origin = get_origin(hint) or hint
     if is_dataclass(origin):
         return _built(hint, data)
@@ -91,12 +99,12 @@ def _in(data: Any, hint: Any) -> Any:
     if origin is float:
         return float(data)
     if origin is tuple:
-        return tuple(_in(v, _item(hint)) for v in data)
+        return tuple(_in(v, _item(hint), where) for v in data)
     if origin is Sequence:
-        return [_in(v, _item(hint)) for v in data]
+        return [_in(v, _item(hint), where) for v in data]
     if origin is Mapping:
         key = get_args(hint)[0]
-        return {key(k): _in(v, _item(hint)) for k, v in data.items()}
+        return {key(k): _in(v, _item(hint), where) for k, v in data.items()}
     return data
 
 
