@@ -26,6 +26,7 @@ from dflash_ggml.session.events import (
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest
 from dflash_ggml.session.session import Session, run_chat, run_completion
+from dflash_ggml.session.templates import N_KEPT, Templates
 from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
 GREEDY = SamplingParams(temperature=0)
@@ -150,6 +151,16 @@ def test_without_a_template(session: Session) -> None:
         list(run_chat(bare, chat()))
     given = chat(template="{% for m in messages %}{{ m.content }}{% endfor %}")
     assert list(run_chat(bare, given))[-1].reason == "length"
+
+
+def test_templates_of_requests_are_kept_until_others_push_them_out() -> None:
+    templates = Templates(byte_vocabulary())
+    sources = [f"{{{{ messages }}}}{i}" for i in range(N_KEPT)]
+    first, second, *_ = [templates.of(source)[0] for source in sources]
+    assert templates.of(sources[0])[0] is first
+    templates.of("one more")
+    assert templates.of(sources[0])[0] is first  # used last but one
+    assert templates.of(sources[1])[0] is not second
 
 
 def test_boundaries_are_where_messages_start(session: Session) -> None:

@@ -41,6 +41,16 @@ def test_the_same_thread_cuts_its_stream_off() -> None:
         next(stream)
 
 
+def test_a_stream_that_is_closed_closes_what_it_runs() -> None:
+    turns, log = Turns(), list[str]()
+    inner = numbers(log)  # held here, so that only closing it can end it
+    stream = turns.run(inner)
+    assert next(stream) == 0
+    stream.close()
+    assert log == ["closed"]
+    assert list(turns.run(numbers())) == [0, 1, 2, 3, 4]
+
+
 def test_nobody_takes_a_turn_from_inside_one() -> None:
     turns = Turns()
 
