@@ -201,9 +201,10 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     target = tmp_path / "model.gguf"
     target.symlink_to(demo_target)
     with (
-        pytest.warns(UserWarning, match="no DFlash draft beside"),
+        pytest.warns(UserWarning, match="no DFlash draft beside") as said,
         Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
     ):
+        assert said[0].filename == __file__  # the caller's line, not ours
         assert not llm.engine.has_draft and text(llm, max_tokens=3)
     draft = tmp_path / "model-DFlash-q8_0.gguf"
     draft.symlink_to(demo_draft)
@@ -216,9 +217,10 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     draft.unlink()
     draft.write_bytes(b"GGUFnonsense")
     with (
-        pytest.warns(UserWarning, match="decoding plainly"),
+        pytest.warns(UserWarning, match="decoding plainly") as said,
         Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
     ):
+        assert said[0].filename == __file__
         assert not llm.engine.has_draft
     with pytest.raises(ModelFileError):
         Llama(str(target), draft_model=str(draft), verbose=False)
@@ -226,8 +228,9 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
         Llama(str(target), draft_model=False, mode="tree", verbose=False)
     with pytest.raises(ConfigError, match="nowhere"):
         Llama(str(target), draft_model=tmp_path / "nowhere", verbose=False)
-    with pytest.warns(UserWarning, match="a function cannot draft here"):
+    with pytest.warns(UserWarning, match="a function cannot draft here") as said:
         Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
+    assert said[0].filename == __file__
 
 
 def test_vocabulary_only(demo_target: Path) -> None:

@@ -86,7 +86,7 @@ class LlamaBase:
         except ModelFileError as error:
             if not found:
                 raise
-            warnings.warn(f"the draft beside the model is not used, decoding plainly: {error}", stacklevel=5)
+            warnings.warn(f"the draft beside the model is not used, decoding plainly: {error}", stacklevel=4)
             return Engine.load(options.engine_config(None))
 
     def _choose_draft(self) -> tuple[Path | None, bool]:
@@ -103,7 +103,7 @@ class LlamaBase:
             message = (
                 f"draft_model: a {type(named).__name__} cannot draft here, pass the path of a DFlash draft"
             )
-            warnings.warn(f"{message}; decoding plainly", stacklevel=6)
+            warnings.warn(f"{message}; decoding plainly", stacklevel=5)
             return None, False
         from ..files.pairs import draft_beside
 
@@ -112,7 +112,7 @@ class LlamaBase:
             warnings.warn(
                 f"no DFlash draft beside {self.model_path} (one file with 'dflash' in its name): decoding plainly; "
                 "pass draft_model=PATH for speculation, draft_model=False to silence this",
-                stacklevel=6,
+                stacklevel=5,
             )
         return beside, True
 
