@@ -113,6 +113,14 @@ def test_declared_ids(tokenizer: Tokenizer, tmp_path: Path):
     assert (other.bos_id, other.add_bos, other.special_ids["mask"]) == (3, True, 5)
 
 
+def test_what_a_text_begins_with(tmp_path: Path):
+    wanted, declared, neither = (
+        tiny_tokenizer(tmp_path, **keys)
+        for keys in ({"bos_token_id": 3, "add_bos_token": True}, {"bos_token_id": 3}, {"add_bos_token": True})
+    )
+    assert (wanted.bos_ids, declared.bos_ids, neither.bos_ids) == ([3], [], [])
+
+
 def test_what_ends_a_generation(tmp_path: Path):
     listed = {ID["<|im_end|>"], ID["<|endoftext|>"]}
     assert tiny_tokenizer(tmp_path).eog_ids == listed

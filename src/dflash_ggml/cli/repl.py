@@ -60,7 +60,7 @@ class Totals:
         )
 
 
-def usage_line(usage: Usage) -> str:
+def answer_line(usage: Usage) -> str:
     """One answer's speed and acceptance for people."""
     mode = f"{usage.mode} {usage.budget}" if usage.mode == "tree" else usage.mode
     return (
@@ -151,7 +151,7 @@ class Conversation:
                 elif event.reason == "cancelled":
                     self.note("stopped")
         if self.last is not None:
-            self.note(usage_line(self.last))
+            self.note(answer_line(self.last))
 
     def _request(self) -> ChatRequest:
         head = [{"role": "system", "content": self.system}] if self.system else []
@@ -251,7 +251,7 @@ class Conversation:
         if self.last is None:
             self.note("nothing has been answered yet")
             return
-        self.note(f"last: {usage_line(self.last)}")
+        self.note(f"last: {answer_line(self.last)}")
         self.note(f"all: {self.totals.line()}")
 
     def _quit(self, _: str) -> None:

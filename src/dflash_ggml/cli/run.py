@@ -176,9 +176,10 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
         messages.append({"role": "user", "content": text})
         request = ChatRequest(messages=messages, split_reasoning=False, **options)
     else:
-        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
         # as ids: a control token spelt out in the text is text
-        request = CompletionRequest(prompt=[*bos, *tokenizer.encode(text, special=False)], **options)
+        request = CompletionRequest(
+            prompt=[*tokenizer.bos_ids, *tokenizer.encode(text, special=False)], **options
+        )
     try:
         return session.prepare(request)
     except ContextOverflowError:

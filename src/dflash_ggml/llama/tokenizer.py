@@ -41,7 +41,7 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
         """Ids of UTF-8 text (invalid bytes are dropped); BOS only if the model wants one."""
         tokenizer = self._tokenizer
-        bos = [tokenizer.bos_id] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else []
+        bos = tokenizer.bos_ids if add_bos else []
         return bos + tokenizer.encode(text.decode("utf-8", "ignore"), special=special)
 
     def detokenize(

@@ -251,8 +251,8 @@ async def _tokenize(service: Service, request: Request) -> Response:
     body: TokenizeBody = await _json(service, request, partial(parse, TokenizeBody))
     tokenizer = service.worker.require_ready().tokenizer
     tokens = await asyncio.to_thread(tokenizer.encode, body.content, special=body.parse_special)
-    if body.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
-        tokens = [tokenizer.bos_id, *tokens]
+    if body.add_special:
+        tokens = tokenizer.bos_ids + tokens
     if body.with_pieces:
         return JSONResponse(
             {"tokens": [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]}

@@ -63,7 +63,7 @@ class Prompts:
 
     def _completion(self, request: CompletionRequest) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt
-        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        bos = tokenizer.bos_ids
         if not isinstance(prompt, str):
             ids = [int(i) for i in prompt]
             known = (i for i in ids if 0 <= i < tokenizer.n_vocab)

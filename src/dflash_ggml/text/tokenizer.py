@@ -134,6 +134,11 @@ class Tokenizer:
         return self.special_ids.get("bos")
 
     @property
+    def bos_ids(self) -> list[int]:
+        """What a text begins with: the begin-of-sequence token where the model wants one, else nothing."""
+        return [self.bos_id] if self.add_bos and self.bos_id is not None else []
+
+    @property
     def eos_id(self) -> int | None:
         """Id of the end-of-sequence token, if the file declares one."""
         return self.special_ids.get("eos")
