@@ -127,7 +127,7 @@ def test_answer_reasoning_and_tree(open_page: Callable[..., Page], runner: Scrip
     assert "Step 2 of 2 (tree): 3 candidates, 2 accepted" in page.find("#about").text
     page.find("#before").click()
     assert "Step 1 of 2" in page.find("#about").text
-    assert runner.requests[0].return_steps is False and page.errors() == []
+    assert runner.requests[0].return_steps is True and page.errors() == []
 
 
 def test_history_settings_and_new_chat(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:
