@@ -11,7 +11,8 @@ DEMO ?= --mode tree --temp 0 --repeat-penalty 1.1 --predict 96
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/* patches/*.patch) \
+# the folder itself counts too: a patch that is gone must go from the build
+BUILD_INPUTS := pyproject.toml CMakeLists.txt patches $(wildcard cmake/* patches/*.patch) \
 	$(wildcard src/dflash_ggml/ggml/bindings/cdef/*.h src/dflash_ggml/ggml/bindings/shims.* src/dflash_ggml/ggml/bindings/build_ffi.py)
 
 .PHONY: demo test lint build dist clean

@@ -110,61 +110,56 @@ def test_a_generation_that_was_not_begun_claims_nothing(engine):
         next(waiting)
 
 
-def test_a_step_in_another_thread_is_waited_for_by_close(engine):
-    engine.prefill([1, 2, 3])
-    in_step, go_on = threading.Event(), threading.Event()
-
-    class Slow(Sampler):
-        def sample(self, row, history=()):
-            in_step.set()
-            assert go_on.wait(60)
-            return super().sample(row, history)
-
-    sampler = Slow(SamplingParams(temperature=1, seed=1), engine.n_vocab)
-    running = engine.generate(sampler, stop=lambda t: False)
+def close_during(engine, work, inside: threading.Event, go_on: threading.Event) -> BaseException | None:
+    """Close the engine while `work`, in a thread of its own, stands inside a pass; what `work` raises."""
     said: list[BaseException | None] = []
-    decoding = threading.Thread(target=lambda: said.append(in_thread(lambda: list(running))))
-    decoding.start()
-    assert in_step.wait(60)
-    closing = threading.Thread(target=engine.close)
-    closing.start()
-    closing.join(0.2)  # a slow machine only weakens this
-    assert closing.is_alive(), "the engine was closed under a step"
-    go_on.set()
-    closing.join(60)
-    decoding.join(60)
-    assert isinstance(said[0], DeviceError) and "closed" in str(said[0])
-
-
-def test_close_waits_for_a_draft_that_takes_in(engine, monkeypatch):
-    """A prefill lets the draft see what was accepted first; that is a pass like any other."""
-    if not hasattr(engine, "drafter"):
-        return  # the stand-in has no passes
-    engine.prefill([1, 2, 3])
-    while not engine.sequence.unseen:
-        with closing(steps(engine)) as running:
-            next(running)
-            next(running)
-    in_pass, go_on, take_in = threading.Event(), threading.Event(), engine.drafter.take_in
-
-    def slow(sequence) -> None:
-        in_pass.set()
-        assert go_on.wait(60)
-        take_in(sequence)
-
-    monkeypatch.setattr(engine.drafter, "take_in", slow)
-    said: list[BaseException | None] = []
-    prefilling = threading.Thread(target=lambda: said.append(in_thread(lambda: engine.prefill([4]))))
-    prefilling.start()
-    assert in_pass.wait(60)
+    working = threading.Thread(target=lambda: said.append(in_thread(work)))
+    working.start()
+    assert inside.wait(60)
     shutting = threading.Thread(target=engine.close)
     shutting.start()
     shutting.join(0.2)  # a slow machine only weakens this
     assert shutting.is_alive(), "the engine was closed under a pass"
     go_on.set()
     shutting.join(60)
-    prefilling.join(60)
-    assert said[0] is None or isinstance(said[0], DeviceError)
+    working.join(60)
+    return said[0]
+
+
+def test_a_step_in_another_thread_is_waited_for_by_close(engine):
+    engine.prefill([1, 2, 3])
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Sampler):
+        def sample(self, row, history=()):
+            inside.set()
+            assert go_on.wait(60)
+            return super().sample(row, history)
+
+    sampler = Slow(SamplingParams(temperature=1, seed=1), engine.n_vocab)
+    running = engine.generate(sampler, stop=lambda t: False)
+    error = close_during(engine, lambda: list(running), inside, go_on)
+    assert isinstance(error, DeviceError) and "closed" in str(error)
+
+
+@pytest.mark.parametrize("make_engine", ["real"], indirect=True)  # the stand-in has no passes
+def test_close_waits_for_a_draft_that_takes_in(engine, monkeypatch):
+    """A prefill lets the draft see what was accepted first; that is a pass like any other."""
+    engine.prefill([1, 2, 3])
+    with closing(steps(engine)) as running:
+        next(running)
+        next(running)
+    assert engine.sequence.unseen
+    inside, go_on, take_in = threading.Event(), threading.Event(), engine.drafter.take_in
+
+    def slow(sequence) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        take_in(sequence)
+
+    monkeypatch.setattr(engine.drafter, "take_in", slow)
+    error = close_during(engine, lambda: engine.prefill([4]), inside, go_on)
+    assert isinstance(error, DeviceError) and "closed" in str(error)
 
 
 def test_closing_from_inside_a_step_is_refused(engine):

@@ -1,4 +1,8 @@
-"""One text under decoding, as plain data: all that belongs to it and to no device."""
+"""One text under decoding, as plain data: all that belongs to it and to no device.
+
+The engine, or the device's state, could own the tokens instead. Then each would hold one text for good; with the text apart they
+take it as an argument, and controllers, drafts and tests can look at it without a device.
+"""
 
 from __future__ import annotations
 
