@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dflash_ggml.engine import cost_cache, loading
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 # a busy machine is no failure: no test depends on time
@@ -17,6 +19,16 @@ settings.load_profile("untimed")
 # a shell's background job inherits an ignored Ctrl-C, and so would every process that the tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hasty_calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engines of this process keep what they measure away from the user's, and measure next to nothing: that takes time."""
+    folder = tmp_path_factory.mktemp("costs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_cache, "default_folder", lambda: folder)
+        patch.setattr(loading, "CALIBRATION_SECONDS", {True: 1.5, False: 0.02})
+        yield
 
 
 @pytest.fixture(scope="session")

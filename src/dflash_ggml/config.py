@@ -10,6 +10,7 @@ from .errors import ConfigError
 
 Mode = Literal["auto", "plain", "chain", "tree"]
 KvType = Literal["auto", "f16", "f32"]
+Calibrate = Literal["cached", "always", "never"]
 
 MAX_BUDGET = 256
 
@@ -27,6 +28,9 @@ class EngineConfig:
     candidates: best tokens per drafted position that the tree may branch over.
     chain_seed: put the most likely chain into the tree first.
     kv_type: element type of the K/V caches; auto: f16 on a GPU, f32 on the CPU, where attention over f16 takes twice as long.
+    calibrate: what `auto` knows of costs when it begins. cached: what was measured when these files were first loaded here,
+        in at most 1.5 s; always: measured now; never: nothing, it learns while decoding.
+    reproducible: no decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
     reference: CPU kernels whose results do not depend on the batch width (slow; for exact tests).
     """
 
@@ -42,6 +46,8 @@ class EngineConfig:
     candidates: int = 8
     chain_seed: bool = False
     kv_type: KvType = "auto"
+    calibrate: Calibrate = "cached"
+    reproducible: bool = False
     reference: bool = False
 
     def __post_init__(self) -> None:
@@ -55,7 +61,11 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{name}: {value!r} is outside {low}..{high}")
-        for name, allowed in (("mode", get_args(Mode)), ("kv_type", get_args(KvType))):
+        for name, allowed in (
+            ("mode", get_args(Mode)),
+            ("kv_type", get_args(KvType)),
+            ("calibrate", get_args(Calibrate)),
+        ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
         if self.n_threads is not None and self.n_threads < 1:

@@ -1,12 +1,14 @@
-"""What is planned for a mode, and what passes are said to cost."""
+"""What is planned for a mode."""
 
 from __future__ import annotations
 
 import pytest
 
+from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.controller import Plan, controller
-from dflash_ggml.decode.costs import WINDOW, Costs
+from dflash_ggml.decode.controller import controller
+from dflash_ggml.decode.costs import Costs
+from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.errors import ConfigError
 
@@ -14,7 +16,6 @@ from dflash_ggml.errors import ConfigError
 @pytest.mark.parametrize(
     "mode, depth, plan",
     [
-        ("auto", 15, Plan("tree", 31)),
         ("auto", 0, Plan("plain", 0)),
         ("plain", 15, Plan("plain", 0)),
         ("chain", 15, Plan("chain", 15)),
@@ -24,6 +25,10 @@ from dflash_ggml.errors import ConfigError
 )
 def test_the_plan_of_a_mode(mode, depth, plan):
     assert controller(mode, 31, depth).next(Sequence(), Costs()) == plan
+
+
+def test_auto_with_a_draft_decides_every_step():
+    assert isinstance(controller("auto", 31, 15), Adaptive)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +44,4 @@ def test_a_plan_builds_its_tree():
     assert Plan("chain", 2).build(9, rows).tokens.tolist() == [9, 1, 3]
     assert Plan("tree", 3).build(9, rows).tokens.tolist() == [9, 1, 3, 4]
     assert Plan("tree", 3, chain_seed=True).build(9, rows).tokens.tolist() == [9, 1, 3, 4]
-
-
-def test_costs_are_medians_of_the_last_measurements():
-    costs = Costs()
-    assert costs.of("verify", 8, 100) is None
-    for ms in (5.0, 1.0, 3.0):
-        costs.measured("verify", ms, 8, 100)
-    assert costs.of("verify", 8, 127) == 3.0, "contexts of one power of two are one"
-    assert costs.of("verify", 8, 128) is None and costs.of("verify", 16, 100) is None
-    for _ in range(WINDOW):
-        costs.measured("verify", 9.0, 8, 100)
-    assert costs.of("verify", 8, 100) == 9.0
+    assert Plan("tree", 3, choose=lambda tree: tree).build(9, rows).tokens.tolist() == [9, 1, 3, 4]

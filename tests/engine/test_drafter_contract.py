@@ -7,7 +7,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Trie
-from dflash_ggml.decode.controller import Plan
+from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.drafter import Drafter
 from dflash_ggml.engine.engine import Engine
@@ -23,7 +23,7 @@ class Oracle(Drafter):
         self.rng = np.random.default_rng(seed)
         self.accepted: list[int] = []
 
-    def propose(self, sequence, budget):
+    def propose(self, sequence, budget, depth=None):
         at = len(sequence.tokens) - len(PROMPT) + 1
         right = self.text[at : at + int(self.rng.integers(0, self.depth + 1))]
         children: dict = {}
@@ -49,9 +49,6 @@ class Oracle(Drafter):
 
     def prefilled(self, sequence, n, appended):
         assert not appended
-
-    def cost(self, context):
-        return 0.0
 
     def ensure_rows(self, rows):
         pass
@@ -95,7 +92,11 @@ class Changing:
         assert costs is not None and sequence.pending is not None
         kind = ("plain", "chain", "tree")[int(self.rng.integers(3))]
         budget = 0 if kind == "plain" else int(self.rng.integers(1, 49))
-        return Plan(kind, budget, chain_seed=bool(self.rng.integers(2)))
+        depth = int(self.rng.integers(1, 16)) if self.rng.integers(2) else None
+        return Plan(kind, budget, chain_seed=bool(self.rng.integers(2)), depth=depth)
+
+    def observe(self, tree, accepted):
+        assert tree.n_nodes >= accepted.n_accepted
 
 
 @pytest.fixture()
@@ -162,10 +163,10 @@ def test_any_controller_leaves_the_text_as_it_is(engine, temperature, monkeypatc
 
 
 def test_statistics_and_costs_are_kept(engine):
-    text = write(engine, 0.0, 100)
+    text = write(engine, 0.0, 100, mode="tree")
     total = engine.sequence.statistics
     assert total.emitted == len(text) - 1 and total.accepted == total.emitted - total.passes
     assert total.acceptance_length == pytest.approx(total.emitted / total.passes)
-    assert engine.costs.of("verify", 56, 50) > 0 and engine.drafter.cost(50) > 0
+    assert engine.costs.of("verify", 56, 50) > 0 and engine.costs.of("draft", 16, 50) > 0
     write(engine, 0.0, 20, mode="plain")
     assert engine.costs.of("plain", context=10) > 0

@@ -11,7 +11,8 @@ from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
 from reference.engine_kit import PROMPT, fresh, sampler, steps, text
 
 MODES = [None, "auto", "plain", "chain", "tree"]
-KIND = {None: "tree", "auto": "tree", "plain": "plain", "chain": "chain", "tree": "tree"}
+ANY = {"plain", "tree"}
+KINDS = {None: ANY, "auto": ANY, "plain": {"plain"}, "chain": {"chain"}, "tree": {"tree"}}
 SEEDED = {"temperature": 1.0, "seed": 7}
 
 
@@ -164,7 +165,7 @@ def test_the_shape_of_steps(contracted: Any, mode: Any) -> None:
         said += step.tokens
         pending = step.tokens[-1]
         assert contracted.tokens == [*PROMPT, *said[:-1]] and contracted.pending == pending
-    assert [step.mode for step in seen] == ["prefill"] + [KIND[mode]] * (len(seen) - 1)
+    assert seen[0].mode == "prefill" and {step.mode for step in seen[1:]} <= KINDS[mode]
     assert len(said) == 40 and [step.finish for step in seen] == [None] * (len(seen) - 1) + ["length"]
 
 

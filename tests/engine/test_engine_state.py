@@ -376,7 +376,7 @@ def test_an_interrupt_before_a_pass_runs_leaves_no_stale_mask(engine, monkeypatc
     text = greedy_tokens(engine, 60)
     engine.reset()
     engine.prefill([1, 2, 3])
-    steps = engine.generate(Sampler(GREEDY, engine.n_vocab), stop=lambda t: False)
+    steps = engine.generate(Sampler(GREEDY, engine.n_vocab), mode="tree", stop=lambda t: False)
     out = [t for _ in range(6) for t in next(steps).tokens]
     fill = engine.passes.tree_mask.fill
 

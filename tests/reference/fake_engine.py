@@ -17,7 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.controller import Plan, controller
+from dflash_ggml.decode.controller import controller
+from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.step import Step, StepTimes
@@ -255,6 +256,9 @@ class FakeEngine:
 
     # --- decoding
 
+    def expected_ms(self, nodes: int) -> float | None:
+        return None
+
     def generate(
         self,
         sampler: Sampler,
@@ -279,7 +283,10 @@ class FakeEngine:
             if left < 1:
                 raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
             depth = DEPTH if self.has_draft else 0
-            plan = controller(mode or self.config.mode, budget or self.config.budget, depth).next(None, None)
+            mode = mode or self.config.mode
+            # time does not pass here: nothing to decide by
+            mode = "tree" if mode == "auto" and depth else mode
+            plan = controller(mode, budget or self.config.budget, depth).next(None, None)
             self._origin = len(self._tokens)
             self._script = self.tokenizer.encode(self.replies.pop(0)) if self.replies else []
             left = left if max_tokens is None else min(left, max_tokens)

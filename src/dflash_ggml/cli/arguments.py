@@ -99,6 +99,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     decode.add_argument(
         "--chain-seed", action="store_true", help="put the most likely chain into the tree first"
     )
+    decode.add_argument(
+        "--no-calibrate",
+        action="store_true",
+        help="do not measure at the first start what passes cost here; auto then learns it while decoding",
+    )
+    decode.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU",
+    )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +197,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         budget=args.budget,
         chain_seed=args.chain_seed,
         kv_type=args.cache_type,
+        calibrate="never" if args.no_calibrate else "cached",
+        reproducible=args.reproducible,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from ..engine.engine import Engine
@@ -97,6 +97,7 @@ class Report:
             "acceptance_length": round(usage.tokens_per_step, 4),
             "mode": usage.mode,
             "budget": usage.budget,
+            "widths": [asdict(use) for use in usage.widths],
             "finish_reason": self.finish_reason,
             "step_ms": self.steps.ms(),
         }
@@ -111,6 +112,19 @@ class Report:
             f"{self.per_second:.1f}/s ({mode}, {usage.tokens_per_step:.2f} per step, {usage.steps} steps; "
             f"ms per step: {stages})"
         )
+
+    def choices(self) -> list[str]:
+        """What `auto` chose, a line for each width."""
+        if self.usage.mode != "auto":
+            return []
+        lines = [f"{'width':>10} {'steps':>6} {'tokens/step':>12} {'ms':>8} {'predicted':>10}"]
+        for use in self.usage.widths:
+            name = f"{use.nodes} nodes" if use.nodes else "plain"
+            expected = "" if use.predicted_ms is None else f"{use.predicted_ms:.2f}"
+            lines.append(
+                f"{name:>10} {use.steps:6} {use.tokens / use.steps:12.2f} {use.ms / use.steps:8.2f} {expected:>10}"
+            )
+        return lines
 
 
 def sizes(engine: Engine) -> list[str]:

@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
             speed = {} if plain is None else {"plain_per_second": round(plain.per_second, 2)}
             write_out(json.dumps(report.as_dict() | speed, ensure_ascii=False) + "\n")
         if args.verbose:
-            print(*sizes(engine), sep="\n", file=sys.stderr)
+            print(*report.choices(), *sizes(engine), sep="\n", file=sys.stderr)
         if plain is not None and not args.json:
             print(versus_line(report, plain, session), file=sys.stderr)
         return 130 if cancelled else 0

@@ -8,29 +8,16 @@ cannot follow a text that changes from easy to hard.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 from ..config import Mode
 from ..errors import ConfigError
-from .candidates import Candidates
+from .accept import Accepted
+from .adaptive import Adaptive, Experience
 from .costs import Costs
+from .plan import Plan
 from .sequence import Sequence
-from .tree import Tree, expand, spine
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How to decode the next step. `budget` counts drafted nodes: 0 for plain, at most the draft's depth for a chain."""
-
-    kind: Literal["plain", "chain", "tree"]
-    budget: int
-    chain_seed: bool = False
-
-    def build(self, root: int, candidates: Candidates) -> Tree:
-        """The tree to verify."""
-        if self.kind == "chain":
-            return spine(root, candidates, self.budget)
-        return expand(root, candidates, self.budget, self.chain_seed)
+from .tree import Tree
 
 
 class Controller(Protocol):
@@ -38,6 +25,10 @@ class Controller(Protocol):
 
     def next(self, sequence: Sequence, costs: Costs) -> Plan:
         """The plan of the next step of `sequence`."""
+        ...
+
+    def observe(self, tree: Tree, accepted: Accepted) -> None:
+        """What came of a drafted step."""
         ...
 
 
@@ -50,12 +41,17 @@ class Fixed:
     def next(self, sequence: Sequence, costs: Costs) -> Plan:
         return self.plan
 
+    def observe(self, tree: Tree, accepted: Accepted) -> None:
+        pass
 
-def controller(mode: Mode, budget: int, depth: int, chain_seed: bool = False) -> Controller:
+
+def controller(
+    mode: Mode, budget: int, depth: int, chain_seed: bool = False, experience: Experience | None = None
+) -> Controller:
     """The controller of a mode; `depth`: the longest path that the draft proposes, 0 without a draft.
 
-    `auto` is a tree of `budget` nodes when there is a draft, else plain. Raises ConfigError for an unknown mode, or one
-    without its draft.
+    `auto` decides every step, up to `budget` nodes, with what other sequences have left in `experience`; without a draft it is
+    plain. Raises ConfigError for an unknown mode, or one without its draft.
     """
     if mode not in get_args(Mode):
         raise ConfigError(f"mode: {mode!r} is none of {', '.join(get_args(Mode))}")
@@ -65,4 +61,6 @@ def controller(mode: Mode, budget: int, depth: int, chain_seed: bool = False) ->
         return Fixed(Plan("plain", 0))
     if mode == "chain":
         return Fixed(Plan("chain", depth))
+    if mode == "auto":
+        return Adaptive(budget, depth, experience or Experience())
     return Fixed(Plan("tree", budget, chain_seed))

@@ -1,33 +1,152 @@
-"""What passes cost on this machine, as measured while decoding: a moving median per kind of pass, width and context."""
+"""What passes cost on this machine: measured when loading, then learned on while decoding.
+
+A moving median is kept per kind of pass, width and octave of the context. What was not measured follows from what was: on a line
+between widths, on a line over the context. All costs share a pace, the median of what the last passes took against what was
+expected: a machine that throttles, or is busy, slows all widths at once, also those that have not run since.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
+
+from .tree import verify_width
 
 Pass = Literal["plain", "verify", "draft", "commit", "host"]
 
-WINDOW = (
-    16  # measurements that a median is taken of: a machine that throttles is noticed within some twenty steps
-)
+WINDOW = 15  # measurements that a median is taken of: a change is noticed within some ten steps
+SURE = 5  # measurements before their pace is believed
+
+
+class Point(NamedTuple):
+    """One measurement: wall milliseconds of a pass of `width` columns behind `context` tokens."""
+
+    kind: Pass
+    width: int
+    context: int
+    ms: float
+
+
+@dataclass(slots=True)
+class _Octave:
+    """The last measurements at about one context length, at pace 1."""
+
+    context: int = 0
+    ms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    @property
+    def median(self) -> float:
+        return median(self.ms)
 
 
 class Costs:
     """Wall milliseconds of passes. Widths count columns; contexts are told apart by powers of two.
 
-    What is timed are calls. On a GPU a commit returns when it is launched, and the next draft waits for it: only their sum is
-    what they cost. `host` is the rest of a drafted step: the tree, sampling, bookkeeping.
+    plain: a whole plain step. verify, draft, commit: the passes of a drafted step; host: the rest of it, sampling and
+    bookkeeping. What is timed are calls: on a GPU a commit returns when it is launched, and the next draft waits for it, so only
+    their sum is what they cost.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[Pass, int, int], deque[float]] = {}
+        self._seen: dict[tuple[Pass, int], dict[int, _Octave]] = {}
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     def measured(self, kind: Pass, ms: float, width: int = 1, context: int = 0) -> None:
         """Take in a measurement."""
-        self._seen.setdefault((kind, width, context.bit_length()), deque(maxlen=WINDOW)).append(ms)
+        if kind in ("plain", "verify", "draft"):
+            usual = self._at_pace_one(kind, width, context)
+            if usual:
+                self._ratios.append(ms / usual)
+        self._take(Point(kind, width, context, ms / self.pace))
+
+    @property
+    def pace(self) -> float:
+        """How many times longer than usual passes take now."""
+        return median(self._ratios) if len(self._ratios) >= SURE else 1.0
 
     def of(self, kind: Pass, width: int = 1, context: int = 0) -> float | None:
-        """The median of the last measurements, None where there is none."""
-        seen = self._seen.get((kind, width, context.bit_length()))
-        return median(seen) if seen else None
+        """What a pass costs now; None where no context has been measured."""
+        usual = self._at_pace_one(kind, width, context)
+        return None if usual is None else usual * self.pace
+
+    def curve(self, kind: Pass, context: int = 0) -> list[tuple[int, float]]:
+        """(width, milliseconds) of all measured widths of a pass, rising in both.
+
+        A plain step is the narrowest verify pass. Wider passes bound narrower ones from above: a width that was measured while
+        something else ran may not be shunned for ever.
+        """
+        widths = sorted(width for seen, width in self._seen if seen == kind)
+        known = [(w, self.of(kind, w, context) or 0.0) for w in widths]
+        if kind == "verify" and (plain := self.of("plain", 1, context)) is not None:
+            known.insert(0, (1, plain))
+        for i in range(len(known) - 2, -1, -1):
+            known[i] = known[i][0], min(known[i][1], known[i + 1][1])
+        return known
+
+    def draft(self, columns: int, context: int = 0) -> float:
+        """A draft pass over `columns` columns; between measured widths on a line, beyond them as the nearest one."""
+        return _on_line(self.curve("draft", context), columns)
+
+    def drafted(self, nodes: Iterable[int], columns: int, context: int = 0) -> dict[int, float]:
+        """By node count, a drafted step that verifies so many nodes and the root after a draft of `columns` columns."""
+        verify, host = self.curve("verify", context), self.curve("host")
+        rest = self.draft(columns, context) + (self.of("commit") or 0.0)
+        widths = {n: verify_width(n) for n in nodes}
+        return {n: rest + _on_line(verify, w) + _on_line(host, w) for n, w in widths.items()}
+
+    def points(self) -> list[Point]:
+        """All medians, as `learn` takes them."""
+        return [
+            Point(kind, width, octave.context, octave.median * self.pace)
+            for (kind, width), octaves in sorted(self._seen.items(), key=_in_order)
+            for _, octave in sorted(octaves.items())
+        ]
+
+    def learn(self, points: Iterable[Point]) -> None:
+        """Take in measurements of another time, as what is usual: they outweigh the first few of this time."""
+        for point in points:
+            for _ in range(SURE + 1):
+                self._take(point)
+
+    def _take(self, point: Point) -> None:
+        octaves = self._seen.setdefault((point.kind, point.width), {})
+        octave = octaves.setdefault(point.context.bit_length(), _Octave())
+        octave.context = point.context
+        octave.ms.append(point.ms)
+
+    def _at_pace_one(self, kind: Pass, width: int, context: int) -> float | None:
+        """The median at this context's octave, else from the nearest one along the slope over the context."""
+        octaves = self._seen.get((kind, width))
+        if not octaves:
+            return None
+        bits = context.bit_length()
+        nearest = octaves[min(octaves, key=lambda seen: abs(seen - bits))]
+        return nearest.median + self._slope(octaves, kind) * (context - nearest.context)
+
+    def _slope(self, octaves: dict[int, _Octave], kind: Pass) -> float:
+        """Milliseconds per token of context; of a pass that is known at one octave only, that of plain steps."""
+        if len(octaves) < 2:
+            octaves = self._seen.get(("plain", 1), {}) if kind == "verify" else {}
+        if len(octaves) < 2:
+            return 0.0
+        low, high = octaves[min(octaves)], octaves[max(octaves)]
+        return max(high.median - low.median, 0.0) / max(high.context - low.context, 1)
+
+
+def _on_line(known: list[tuple[int, float]], at: int) -> float:
+    """The value at `at` of a line through points with rising places; 0 without any."""
+    if not known:
+        return 0.0
+    below = max((p for p in known if p[0] <= at), default=known[0])
+    above = min((p for p in known if p[0] >= at), default=known[-1])
+    if below[0] == above[0]:
+        return below[1]
+    return below[1] + (at - below[0]) / (above[0] - below[0]) * (above[1] - below[1])
+
+
+def _in_order(item: tuple[tuple[Pass, int], object]) -> tuple[int, int]:
+    kind, width = item[0]
+    return get_args(Pass).index(kind), width

@@ -41,6 +41,26 @@ class Tree:
         return len(self.tokens) - 1
 
 
+def verify_width(nodes: int) -> int:
+    """Columns of a verify pass over `nodes` nodes and the root: exact up to 8, then multiples of 8 (kernel tiles)."""
+    width = nodes + 1
+    return width if width <= 8 else -(-width // 8) * 8
+
+
+def cut(tree: Tree, keep: NDArray[np.integer]) -> Tree:
+    """The tree of the nodes `keep` (the root and every parent among them), in their order."""
+    keep = np.sort(keep)
+    place = np.full(tree.width, -1, np.int32)
+    place[keep] = np.arange(len(keep), dtype=np.int32)
+    parents = tree.parents[keep]
+    return Tree(
+        tree.tokens[keep],
+        np.where(parents < 0, -1, place[parents]).astype(np.int32),
+        tree.depths[keep],
+        tree.log_probs[keep],
+    )
+
+
 def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = False) -> Tree:
     """The `budget` most probable paths that `candidates` offers, in falling order of probability.
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ..decode.accept import Accepted
 from ..decode.candidates import Candidates
-from ..decode.costs import Costs
 from ..decode.sequence import Sequence
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
@@ -32,7 +31,7 @@ class Host:
     """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
 
     graphs: those of both, for a prefill writes to the draft's cache too: who moves memory drops them all.
-    max_rows: cache rows that a sequence can come to need. kv_type: ggml type of caches. costs: where passes are timed.
+    max_rows: cache rows that a sequence can come to need. kv_type: ggml type of caches.
     """
 
     device: Device
@@ -40,7 +39,6 @@ class Host:
     target: Target
     weights: Mapping[str, Any]
     state: TargetState
-    costs: Costs
     max_rows: int
     kv_type: int
 
@@ -52,6 +50,11 @@ class DraftSource(ABC):
     taps: tuple[
         int, ...
     ]  # layers of the target whose output it wants, from 0, ascending; none for a draft without a model
+
+    @property
+    @abstractmethod
+    def identity(self) -> list:
+        """What decides what it costs, as plain data: types and shapes of its tensors."""
 
     @abstractmethod
     def check(self, target: Target, target_name: str) -> list[str]:
@@ -82,8 +85,11 @@ class Drafter(ABC):
     taps: tuple[int, ...]
 
     @abstractmethod
-    def propose(self, sequence: Sequence, budget: int) -> Candidates:
-        """Continuations of the pending token, for a tree of `budget` nodes. Takes in what it has not seen yet."""
+    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Candidates:
+        """Continuations of the pending token, for a tree of `budget` nodes. Takes in what it has not seen yet.
+
+        depth: nobody looks deeper, so a shorter and cheaper proposal will do; None: as deep as it can.
+        """
 
     @abstractmethod
     def observe(self, sequence: Sequence, accepted: Accepted) -> None:
@@ -101,10 +107,6 @@ class Drafter(ABC):
     @abstractmethod
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
         """The n tokens after the committed ones are being committed; whether `append` was in their pass."""
-
-    @abstractmethod
-    def cost(self, context: int) -> float | None:
-        """Wall milliseconds of a proposal at `context` tokens, as measured; None before the first."""
 
     @abstractmethod
     def ensure_rows(self, rows: int) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..config import EngineConfig, Mode
+from ..decode.adaptive import Experience
 from ..decode.controller import controller
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
@@ -38,6 +39,7 @@ class Engine:
         self.device, self.costs = loaded.device, loaded.costs
         self.n_vocab = self.params.n_vocab
         self.sequence = Sequence()
+        self.experience = Experience()
         self.stepper = Stepper(self.passes, self.drafter, self.costs)
         # tokens whose K/V rows outlive a reset or restore, until the next write
         self._rows: tuple[int, ...] = ()
@@ -201,12 +203,19 @@ class Engine:
             raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
         depth = self.drafter.depth if self.drafter else 0
         chosen = controller(
-            mode or self.config.mode, budget or self.config.budget, depth, self.config.chain_seed
+            self._mode(mode), budget or self.config.budget, depth, self.config.chain_seed, self.experience
         )
         self.sequence.sampler, self.sequence.text = sampler, self.tokens
         limit = room if max_tokens is None else min(max_tokens, room)
         ends = stop or self.tokenizer.eog_ids.__contains__
         return Run(self.sequence, chosen, limit, ends, keep_rows)
+
+    def _mode(self, mode: Mode | None) -> Mode:
+        """The mode of a generation."""
+        mode = mode or self.config.mode
+        if mode != "auto" or not self.config.reproducible:
+            return mode
+        return "tree" if self.device.info.is_gpu and self.drafter else "plain"
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Run passes, during which nobody may close the engine."""
@@ -279,6 +288,13 @@ class Engine:
         """Device bytes by part, named as in the memory plan, and the graphs' scratch."""
         draft = self.drafter.nbytes if self.drafter else {}
         return {**self.passes.nbytes, **draft, "scratch": self.passes.workspace.nbytes}
+
+    def expected_ms(self, nodes: int) -> float | None:
+        """What a step that verifies `nodes` drafted nodes (0: a plain one) is expected to take now; None if nothing is known."""
+        context = self.n_tokens
+        if nodes == 0 or self.drafter is None:
+            return self.costs.of("plain", 1, context)
+        return self.costs.drafted([nodes], self.drafter.depth + 1, context)[nodes] or None
 
     def run_counts(self) -> dict[str, int]:
         """Graphs built and graph runs so far."""

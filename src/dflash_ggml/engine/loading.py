@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
@@ -13,7 +16,8 @@ from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
-from ..ggml.device import Device, list_devices
+from ..ggml import bindings
+from ..ggml.device import Device, cuda_driver, list_devices
 from ..ggml.weights import Source, Weights
 from ..models.registry import read_target
 from ..models.target import Target
@@ -21,10 +25,14 @@ from ..state.kv import KV_TYPES
 from ..state.memory import Part, cache_rows, fit
 from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
+from .calibrate import calibrate
+from .cost_cache import CostCache
 from .passes import TargetPasses, tree_width
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
+
+CALIBRATION_SECONDS = {True: 1.5, False: 1.0}  # at most, on a GPU and on the CPU
 
 
 def choose_device(config: EngineConfig) -> Device:
@@ -77,11 +85,54 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device, costs = choose_device(config), Costs()
     try:
-        passes, drafter, n_ctx = _on_device(device, config, file, target, draft, costs, progress)
+        passes, drafter, n_ctx = _on_device(device, config, file, target, draft, progress)
+        if (
+            draft
+            and drafter
+            and config.mode == "auto"
+            and config.calibrate != "never"
+            and not config.reproducible
+        ):
+            cache = CostCache.of(_facts(device, config, file, draft))
+            _calibrated(config, passes, drafter, costs, cache)
     except BaseException:
         device.close()
         raise
     return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs)
+
+
+def _calibrated(
+    config: EngineConfig, passes: TargetPasses, drafter: Drafter, costs: Costs, cache: CostCache
+) -> None:
+    """Fill `costs` from the cache or by measuring."""
+    points = cache.read() if config.calibrate == "cached" else []
+    if points:
+        log.debug("pass costs read from %s", cache.path)
+    else:
+        began = time.perf_counter()
+        points = calibrate(passes, drafter, CALIBRATION_SECONDS[passes.device.is_gpu])
+        where = cache.path if cache.write(points) else "not kept: no writable home"
+        log.debug("pass costs measured in %.2f s, %s", time.perf_counter() - began, where)
+    costs.learn(points)
+
+
+def _facts(device: Device, config: EngineConfig, file: GGUFFile, draft: DraftSource) -> dict[str, Any]:
+    """All that decides what a pass takes on this machine."""
+    binding = Path(str(bindings.__file__)).parent
+    return {
+        "device": device.info.description,
+        "driver": cuda_driver() if device.is_gpu else None,
+        "n_threads": device.n_threads,
+        "version": version("dflash-ggml"),
+        # a build with other flags has other kernels
+        "build": sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in binding.glob("*.so")),
+        "kv_type": config.kv_type,
+        "reference": config.reference,
+        "budget": config.budget,
+        "candidates": config.candidates,
+        "target": sorted((name, t.type, t.shape) for name, t in file.tensors.items()),
+        "draft": draft.identity,
+    }
 
 
 def _on_device(
@@ -90,7 +141,6 @@ def _on_device(
     file: GGUFFile,
     target: Target,
     draft: DraftSource | None,
-    costs: Costs,
     progress: Progress | None,
 ) -> tuple[TargetPasses, Drafter | None, int]:
     """Plan the memory, bring the weights to the device and make the state; also the context length."""
@@ -129,7 +179,7 @@ def _on_device(
     passes = TargetPasses(device, target, weights, kv_type, rows, width, depth, taps)
     drafter = None
     if draft:
-        host = Host(device, passes.graphs, target, weights, passes.state, costs, rows, kv_type)
+        host = Host(device, passes.graphs, target, weights, passes.state, rows, kv_type)
         drafter = draft.start(host, config.candidates, passes.n_rows, progress)
     return passes, drafter, n_ctx
 

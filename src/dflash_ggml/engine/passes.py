@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from ..decode.sequence import Sequence
-from ..decode.tree import Tree, observers
+from ..decode.tree import Tree, observers, verify_width
 from ..errors import DeviceError
 from ..ggml.device import Device
 from ..ggml.graph import Graph
@@ -25,15 +25,9 @@ from ..state.state import TargetState, commit_graph
 FIRST_ROWS = 4096  # cache rows to begin with; a longer text makes them grow
 
 
-def padded_width(nodes: int) -> int:
-    """Columns of a verify pass over `nodes` nodes and the root: exact up to 8, then multiples of 8 (kernel tiles)."""
-    width = nodes + 1
-    return width if width <= 8 else -(-width // 8) * 8
-
-
 def tree_width(budget: int, depth: int) -> int:
     """Columns of the widest verify pass: a tree of `budget` nodes or a whole chain, whichever is wider; 0 without a draft."""
-    return padded_width(max(budget, depth)) if depth else 0
+    return verify_width(max(budget, depth)) if depth else 0
 
 
 class TargetPasses:
@@ -139,7 +133,7 @@ class TargetPasses:
         The committed state stays as it is. Features of the nodes go to the columns of their indices.
         """
         assert self.tree_mask is not None, "loaded without room for trees"
-        width, n = padded_width(tree.n_nodes), tree.width
+        width, n = verify_width(tree.n_nodes), tree.width
         slots = sequence.slots(width)
         self.ensure_rows(slots.start + self.tree_rows(tree.n_nodes))
         n_kv = self.bucket(slots.stop)
@@ -177,7 +171,7 @@ class TargetPasses:
 
     def tree_rows(self, nodes: int) -> int:
         """Cache rows behind the committed ones that verifying and committing a tree of `nodes` nodes touches."""
-        width = padded_width(nodes)
+        width = verify_width(nodes)
         return max(width, self._path_room(width))
 
     def _path_room(self, length: int) -> int:

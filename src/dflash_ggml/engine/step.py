@@ -14,15 +14,16 @@ from typing import Literal
 import numpy as np
 
 from ..decode.accept import Accepted, greedy, walk
-from ..decode.controller import Controller, Plan
+from ..decode.controller import Controller
 from ..decode.costs import Costs
+from ..decode.plan import Plan
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
-from ..decode.tree import Tree
+from ..decode.tree import Tree, verify_width
 from ..drafts.drafter import Drafter
 from ..errors import DeviceError
 from ..ggml.graph import Graph
-from .passes import TargetPasses, padded_width
+from .passes import TargetPasses
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -145,15 +146,19 @@ class Stepper:
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
         self.make_room(sequence, max(self.passes.tree_rows(plan.budget), drafter.depth + 1))
-        candidates = drafter.propose(sequence, plan.budget)
-        clock.lap("draft")
+        candidates = drafter.propose(sequence, plan.budget, plan.depth)
+        columns = (plan.depth or drafter.depth) + 1
+        self.costs.measured("draft", clock.lap("draft"), columns, start)
         tree = plan.build(sequence.pending, candidates)
         clock.lap("tree")
         if sequence.unseen:
             drafter.take_in(sequence)  # the tree's own features come to lie where these are
         graph = self.passes.verify(sequence, tree)
         choice = self.passes.choices(graph)
-        self.costs.measured("verify", clock.lap("verify"), padded_width(tree.n_nodes), start)
+        clock.lap("verify")
+        width = verify_width(tree.n_nodes)
+        if graph.is_warm:
+            self.costs.measured("verify", clock.times.verify, width, start)
         rows: list[np.ndarray] = []
         accepted = self._accept(run, tree, graph, choice, rows)
         clock.lap("host")
@@ -162,8 +167,9 @@ class Stepper:
         sequence.commit(accepted.path, accepted.tokens)
         sequence.torn = False
         drafter.observe(sequence, accepted)
+        run.controller.observe(tree, accepted)
         self.costs.measured("commit", clock.lap("commit"))
-        self.costs.measured("host", clock.times.tree + clock.times.host)
+        self.costs.measured("host", clock.times.tree + clock.times.host, width)
         return Step(
             accepted.tokens,
             "chain" if plan.kind == "chain" else "tree",
@@ -212,13 +218,15 @@ class Stepper:
             row = self.passes.logits_row(graph)
         # from here on the state is whole: a sampler that raises leaves the row to start from again
         sequence.pending, sequence.logits, sequence.torn = choice, row, False
-        self.costs.measured("plain", clock.lap("verify"), context=start)
+        clock.lap("verify")
         if row is not None:
             choice, sequence.logits = run.sample(row), None
         assert choice is not None
         sequence.pending = choice
         run.emit(choice)
         clock.lap("host")
+        if graph.is_warm:  # sampling counts: a drafted step's is in its `host`
+            self.costs.measured("plain", clock.times.verify + clock.times.host, context=start)
         rows = (row,) if run.keep_rows and row is not None else None
         return Step((choice,), "plain", rows=rows, timings=clock.times)
 

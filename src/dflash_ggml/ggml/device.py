@@ -88,6 +88,16 @@ def cuda_capability(name: str) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
+def cuda_driver() -> int | None:
+    """The CUDA version that the installed driver supports, as it numbers them (12040: 12.4); None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return None if driver.cuDriverGetVersion(ctypes.byref(version)) else version.value
+
+
 class Pinned:
     """Host memory that a GPU copies to without the driver's help; none for a device without such a `buffer_type`."""
 

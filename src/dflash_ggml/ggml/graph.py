@@ -132,6 +132,11 @@ class Graph:
         return self._workspace is not None and self._generation == self._workspace.generation
 
     @property
+    def is_warm(self) -> bool:
+        """Whether the last run took what a run takes: the first touches memory, and a GPU captures one of the next two."""
+        return self.runs > 2
+
+    @property
     def n_nodes(self) -> int:
         return lib.ggml_graph_n_nodes(self.cgraph)
 

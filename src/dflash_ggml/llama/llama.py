@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config import Mode
+from ..config import Calibrate, Mode
 from ..session.events import Event, Usage
 from ..session.hooks import Hooks
 from ..session.openai_parts import usage_line
@@ -48,7 +48,8 @@ class Llama(LlamaCore):
     like. Refused: embedding, LoRA, other rope settings than the file's. Unknown keywords are swallowed.
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
-    mode, budget, chain_seed: how to speculate (see EngineConfig). prefix_cache_bytes: host memory for cached prefixes.
+    mode, budget, chain_seed, calibrate, reproducible: how to speculate (see EngineConfig).
+    prefix_cache_bytes: host memory for cached prefixes.
 
     Raises ValueError for a missing file, ModelFileError, ConfigError or DeviceError.
     """
@@ -104,6 +105,8 @@ class Llama(LlamaCore):
         mode: Mode = "auto",
         budget: int = 31,
         chain_seed: bool = False,
+        calibrate: Calibrate = "cached",
+        reproducible: bool = False,
         prefix_cache_bytes: int = CACHE_BYTES,
         **kwargs: Any,
     ) -> None:

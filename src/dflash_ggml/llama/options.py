@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import EngineConfig, KvType, Mode
+from ..config import Calibrate, EngineConfig, KvType, Mode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 
@@ -70,6 +70,8 @@ class LlamaOptions:
     mode: Mode = "auto"
     budget: int = 31
     chain_seed: bool = False
+    calibrate: Calibrate = "cached"
+    reproducible: bool = False
     prefix_cache_bytes: int = CACHE_BYTES
 
     def check(self) -> None:
@@ -125,6 +127,8 @@ class LlamaOptions:
             budget=self.budget,
             chain_seed=self.chain_seed,
             kv_type=self.kv_type(),
+            calibrate=self.calibrate,
+            reproducible=self.reproducible,
         )
 
     def as_dict(self) -> dict[str, Any]:

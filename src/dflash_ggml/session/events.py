@@ -70,13 +70,25 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class WidthUse:
+    """Steps of one width. nodes: drafted ones that were verified, 0 in plain decoding; tokens: what the steps emitted; ms: wall
+    milliseconds of all of them; predicted_ms: what one was expected to take at the end, None where nothing was known."""
+
+    nodes: int
+    steps: int
+    tokens: int
+    ms: float
+    predicted_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Counts and times of one run. Tokens are counted as the model sees them; times are wall milliseconds.
 
     `predicted_n` leaves out the end-of-generation token; `reasoning_n` is part of it. `steps` counts target passes after
     the prompt's own. `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it
-    kept. `mode` is that of the last step, the planned one when there was none; `budget` the most nodes that a step could
-    offer (0 in plain decoding).
+    kept. `mode` is what was asked for, plain without a draft; `budget` the most nodes that a step could offer (0 in plain
+    decoding); `widths` what the steps were, narrowest first.
     """
 
     prompt_n: int
@@ -90,6 +102,7 @@ class Usage:
     predicted_ms: float
     mode: str
     budget: int
+    widths: tuple[WidthUse, ...] = ()
 
     @property
     def tokens_per_step(self) -> float:

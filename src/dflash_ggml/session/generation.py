@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .events import (
     StepReport,
     TokenLogprob,
     Usage,
+    WidthUse,
     merged,
 )
 from .hooks import Hooks
@@ -72,7 +74,8 @@ class Generation:
         self._n_said = 0
         self._reason: FinishReason | None = None
         self._steps = self._draft_n = self._accepted_n = self._offered = 0
-        self._mode = self._planned = self._plan()
+        self._mode = self._plan()
+        self._widths: dict[int, list[float]] = {}  # steps, tokens and milliseconds by drafted nodes
         self._prompt_ms = self._predicted_ms = 0.0
         self._cached_n = 0
 
@@ -180,7 +183,10 @@ class Generation:
     def _count(self, step: Step) -> None:
         if step.mode != "prefill":  # the first token comes from the prompt's own pass
             self._steps += 1
-            self._mode = step.mode
+            ms = sum(getattr(step.timings, part.name) for part in fields(step.timings))
+            use = self._widths.setdefault(step.n_draft, [0, 0, 0.0])
+            for i, more in enumerate((1, len(step.tokens), ms)):
+                use[i] += more
         self._draft_n += step.n_draft
         self._offered = max(self._offered, step.n_draft)
         self._accepted_n += step.n_accepted
@@ -192,9 +198,9 @@ class Generation:
         yield from merged(events)
 
     def _plan(self) -> str:
-        """The mode of steps to come, as far as the request decides it."""
+        """The mode that the request asks for."""
         mode = self._options.mode or self.engine.config.mode
-        return "plain" if not self.engine.has_draft else "tree" if mode == "auto" else mode
+        return mode if self.engine.has_draft else "plain"
 
     def _usage(self) -> Usage:
         budget = self._options.budget or self.engine.config.budget
@@ -209,5 +215,12 @@ class Generation:
             prompt_ms=self._prompt_ms,
             predicted_ms=self._predicted_ms,
             mode=self._mode,
-            budget=0 if self._planned == "plain" else self._offered if self._mode == "chain" else budget,
+            budget=0 if self._mode == "plain" else self._offered if self._mode == "chain" else budget,
+            widths=tuple(self._width_uses()),
         )
+
+    def _width_uses(self) -> Iterator[WidthUse]:
+        engine = self.engine
+        for nodes, (steps, tokens, ms) in sorted(self._widths.items()):
+            expected = engine.expected_ms(nodes)
+            yield WidthUse(nodes, int(steps), int(tokens), ms, expected)

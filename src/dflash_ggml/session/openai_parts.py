@@ -35,6 +35,16 @@ def timings_dict(usage: Usage) -> dict[str, Any]:
         "tokens_per_step": round(usage.tokens_per_step, 3),
         "mode": usage.mode,
         "budget": usage.budget,
+        "widths": [
+            {
+                "nodes": use.nodes,
+                "steps": use.steps,
+                "tokens_per_step": round(use.tokens / use.steps, 3),
+                "step_ms": round(use.ms / use.steps, 3),
+                "predicted_ms": None if use.predicted_ms is None else round(use.predicted_ms, 3),
+            }
+            for use in usage.widths
+        ],
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
@@ -14,6 +13,7 @@ from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
 from ...errors import DeviceError
 from ...ggml.device import BF16, Device
+from ...ggml.graph import Graph
 from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
 from ...state.kv import KvCache, kv_bucket
@@ -33,6 +33,10 @@ class DFlashSource(DraftSource):
         self.file, self.params = file, file.params
         self.depth, self.taps = file.params.block_size - 1, file.params.taps
         self._weights: Weights | None = None
+
+    @property
+    def identity(self) -> list:
+        return [(name, *self.file.kind(name)) for name in sorted(self.file.names)]
 
     def check(self, target: Target, target_name: str) -> list[str]:
         return check_pair(target, self.params, target_name, str(self.file.path))
@@ -155,48 +159,45 @@ class DFlashDrafter(Drafter):
 
     # ---- drafting
 
-    def propose(self, sequence: Sequence, budget: int) -> Rows:
+    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Rows:
         """A block for the positions after the committed ones: the pending token and the mask token behind it."""
-        began = time.perf_counter()
-        p, block = self.params, self.block
+        p = self.params
+        block = self.block if depth is None else min(depth + 1, self.block)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
         slots = sequence.slots(block)
         self.ensure_rows(slots.stop)
         n_kv = min(kv_bucket(slots.stop), self._n_rows)
-        host = self.host
-
-        def build():
-            embedding = host.weights[host.target.embedding_name]
-            head = host.weights[host.target.head_name]
-            features = host.state.features.tensor
-            return draft_graph(
-                self.device,
-                self.weights,
-                p,
-                self.kv,
-                features,
-                embedding,
-                head,
-                self.masks,
-                n_kv,
-                self.candidates,
-            )
-
-        graph = self.graphs.get(("draft", n_kv), build)
+        graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
         start = sequence.n_tokens
         ids = (sequence.pending, *[p.mask_id] * (block - 1))
-        context = self._context_columns(sequence, sequence.unseen, start)
+        context = self._context_columns(sequence, sequence.unseen, start, block)
         graph.inputs["ints"].array[:] = (*context, *ids, *range(start, start + block), *slots)
         for i, (mask, seen_by) in enumerate(zip(self.masks, self._seen_by)):
-            mask.fill(graph, f"mask{i}", slots.start, seen_by, self.held, sequence.first_slot)
+            mask.fill(graph, f"mask{i}", slots.start, seen_by[:block], self.held, sequence.first_slot)
         graph.run()
         for mask in self.masks:
             mask.ran()
         sequence.unseen = ()
         best = self.device.read(graph.outputs["best"]).reshape(block - 1, 2, -1)
-        host.costs.measured("draft", (time.perf_counter() - began) * 1e3, block, start)
         return Rows(best[:, 0].astype(np.int32), best[:, 1])
+
+    def _build(self, n_kv: int, block: int) -> Graph:
+        """The graph of a draft of `block` columns."""
+        target, weights, features = self.host.target, self.host.weights, self.host.state.features
+        return draft_graph(
+            self.device,
+            self.weights,
+            self.params,
+            self.kv,
+            features.tensor,
+            weights[target.embedding_name],
+            weights[target.head_name],
+            self.masks,
+            n_kv,
+            block,
+            self.candidates,
+        )
 
     def observe(self, sequence: Sequence, accepted: Accepted) -> None:
         """The path's features wait in `sequence.unseen`: the next proposal takes them in within its own pass."""
@@ -215,14 +216,16 @@ class DFlashDrafter(Drafter):
                 ),
             )
             end = sequence.n_tokens - len(left)
-            graph.inputs["ints"].array[:] = self._context_columns(sequence, part, end)
+            graph.inputs["ints"].array[:] = self._context_columns(sequence, part, end, self.block)
             graph.run()
             sequence.unseen, n = left, n - len(part)
 
-    def _context_columns(self, sequence: Sequence, columns: tuple[int, ...], end: int) -> tuple[int, ...]:
+    def _context_columns(
+        self, sequence: Sequence, columns: tuple[int, ...], end: int, room: int
+    ) -> tuple[int, ...]:
         """Columns | positions | cache rows for the tokens whose features lie in `columns` and which end before position `end`;
-        what a block leaves over goes to spare rows."""
-        start, over, spare = end - len(columns), self.block - len(columns), self.kv.n_rows - self.block
+        what is left over of `room` goes to spare rows."""
+        start, over, spare = end - len(columns), room - len(columns), self.kv.n_rows - self.block
         slots = range(sequence.first_slot + start, sequence.first_slot + end)
         self.held[slots.start : slots.stop] = True
         return (*columns, *[0] * over, *range(start, end + over), *slots, *range(spare, spare + over))
@@ -250,6 +253,3 @@ class DFlashDrafter(Drafter):
         held = self.held[sequence.first_slot :]
         held[: len(seen)] = seen
         held[len(seen) :] = False
-
-    def cost(self, context: int) -> float | None:
-        return self.host.costs.of("draft", self.block, context)

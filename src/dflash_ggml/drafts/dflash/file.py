@@ -71,6 +71,11 @@ class DraftFile:
         """The normalised names of all tensors."""
         return tuple(self._names)
 
+    def kind(self, name: str) -> tuple[int, tuple[int, ...]]:
+        """ggml type in the file and shape of a tensor, by normalised name."""
+        info = self._source.tensors[self._names[name]]
+        return info.type, info.shape
+
     def tensor(self, name: str) -> tuple[int, tuple[int, ...], np.ndarray]:
         """ggml type, shape (ggml order) and bytes (uint8 [nbytes]) of a tensor, by normalised name.
 

@@ -62,9 +62,10 @@ def draft_graph(
     head,
     masks: Sequence[SlotMask],
     n_kv: int,
+    block: int,
     candidates: int,
 ) -> Graph:
-    """Graph of one drafting step: take in the last accepted path, then denoise one block.
+    """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
 
     `embedding` and `head` are the target's matrices [D, n_vocab], `features` its tensor [n_tap*D, columns].
     Inputs: ints = columns of the features | their positions | their cache rows | block ids | block positions | block
@@ -73,7 +74,6 @@ def draft_graph(
     [D, B-1], the rows that the head saw.
     """
     g = Graph(device)
-    block = p.block_size
     columns, seen_at, seen_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
     built = [mask.build(g, f"mask{i}", n_kv, block) for i, mask in enumerate(masks)]
     caches = append_context(g, w, p, kv, g.get_rows(features, columns), seen_at, seen_rows)

@@ -1,0 +1,210 @@
+"""The controller of `auto`: the width that gives the most tokens per second, decided anew every step.
+
+With p the calibrated probability of each candidate node, sorted downwards, and measured costs, a drafted step of n nodes is worth
+(1 + p_1 + .. + p_n) / (C_draft + C_verify(n) + C_commit + C_host) tokens per millisecond (CaDDTree, arXiv 2606.01813). ggml's
+cost of a width is a staircase, so only step ends are looked at. Plain decoding is a width like any other: 1 / C_plain.
+
+Whether to draft at all, and how many columns, must be decided before there are candidates. For that a moving mean tells how many
+times plain decoding a drafted step was worth; where plain is ahead, a draft is tried now and then, so seldom that trying
+costs at most 1 % of the time, and again at once while trying pays. Nothing here looks at a draw of the target in the step
+that it plans.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .accept import Accepted
+from .calibration import Calibration
+from .costs import Costs
+from .plan import Plan
+from .sequence import Sequence
+from .tree import Tree, cut
+
+PROBE_COST = 0.01  # share of the time that trying may take
+FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
+MEMORY = 10.0  # drafted steps that a moving mean looks back over
+FORGETTING = 0.99  # what a plain step leaves of that memory
+OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
+WORTH_SAVING = 0.03  # of a step; half a block that saves less is not looked at
+CURIOSITY = 5e-4  # how much cheaper per step a width is hoped to have become since it was last used
+MOST_HOPE = 0.2
+HOPELESS_AFTER = 40  # drafted steps without a hit: such a draft does not belong to this target
+REFRESH = 4  # steps between looks at the costs
+log = logging.getLogger("dflash_ggml")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What was chosen of a tree: drafted nodes, how many times plain decoding the step is expected to be worth, and the
+    milliseconds that it loses against plain."""
+
+    nodes: int
+    times: float
+    loss: float
+
+
+@dataclass(slots=True)
+class Worth:
+    """A moving mean of how many times plain decoding a drafted step was worth."""
+
+    mean: float = 0.0
+    weight: float = 0.0  # samples that the mean stands for
+    tried: int = 0
+
+    def learn(self, times: float) -> None:
+        self.tried += 1
+        self.weight = min(self.weight + 1, MEMORY)
+        self.mean += (times - self.mean) / self.weight
+
+
+@dataclass(slots=True)
+class Experience:
+    """What is known of a draft from all sequences of an engine.
+
+    worth: per columns of the draft's block. owed: milliseconds that trying has cost and plain steps have not yet
+    paid back. last_loss: those of the last try.
+    """
+
+    calibration: Calibration = field(default_factory=Calibration)
+    worth: dict[int, Worth] = field(default_factory=dict)
+    owed: float = 0.0
+    last_loss: float = 0.0
+    drafted: int = 0  # steps
+    right: int = 0  # accepted nodes
+
+    def of(self, block: int) -> Worth:
+        """The worth of steps with a draft of `block` columns."""
+        return self.worth.setdefault(block, Worth())
+
+
+def step_ends(budget: int) -> list[int]:
+    """Node counts at which one more node would start a wider pass, up to `budget`; the root takes a column too."""
+    ends = [n for n in (1, 2, 3, 5, 7) if n <= budget]
+    ends += range(15, budget + 1, 8)
+    return ends if ends[-1] == budget else [*ends, budget]
+
+
+def block_choices(depth: int) -> list[int]:
+    """Columns that a draft of `depth` positions may be run with: the whole block, and half of it."""
+    whole = depth + 1
+    return [whole, whole // 2] if whole >= 8 else [whole]
+
+
+class Adaptive:
+    """Plans the steps of one sequence, and lets others know what it learns."""
+
+    def __init__(self, budget: int, depth: int, experience: Experience) -> None:
+        self.budget, self.depth, self.experience = budget, depth, experience
+        self.calibration = Calibration(experience.calibration)
+        self._ends = step_ends(budget)
+        self._blocks = block_choices(depth)
+        self._block = self._blocks[0]
+        self._last = Cut(0, 0.0, 0.0)
+        self._step = 0
+        self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
+        self._tables: dict[int, tuple[int, dict[int, float]]] = {}
+        self._whole_at = 0  # the step at which the whole block was last drafted
+
+    def next(self, sequence: Sequence, costs: Costs) -> Plan:
+        known, context = self.experience, sequence.n_tokens
+        self._step += 1
+        plain = costs.of("plain", 1, context)
+        if plain is None:
+            return Plan("plain", 0)  # what it costs must be known first
+        self._block = self._best_block(costs, context)
+        if not self._can_pay(self._costs(costs, self._block, context), plain):
+            return Plan("plain", 0)
+        worth = known.of(self._block)
+        if worth.tried < FIRST_PROBES or worth.mean >= 1 or self._last.times > 1:
+            return self._draft(costs, context)
+        known.owed -= PROBE_COST * plain
+        # a new text may be another kind of text: it may borrow one try
+        if known.owed <= (known.last_loss if self._step == 1 else 0.0):
+            return self._draft(costs, context)
+        for other in known.worth.values():
+            other.weight *= FORGETTING
+        self._last = Cut(0, 0.0, 0.0)
+        return Plan("plain", 0)
+
+    def observe(self, tree: Tree, accepted: Accepted) -> None:
+        known = self.experience
+        self.calibration.observe(tree, accepted.path)
+        known.drafted += 1
+        known.right += accepted.n_accepted
+        if self._last.times < 1:
+            known.owed, known.last_loss = max(known.owed, 0.0) + self._last.loss, self._last.loss
+        if known.drafted == HOPELESS_AFTER and not known.right:
+            log.warning(
+                "none of the first %d drafts was right: the draft was probably made for another model or tokenizer; "
+                "it is tried now and then, and decoding is plain otherwise",
+                known.drafted,
+            )
+
+    def best_cut(self, tree: Tree, costs: Costs, context: int) -> Tree:
+        """The part of a tree that is worth most per millisecond."""
+        probability, plain = self.calibration.path_probabilities(tree), costs.of("plain", 1, context) or 0.0
+        # parents stay first: no path is likelier than its beginning
+        order = np.argsort(-probability, kind="stable")
+        for block in self._blocks:
+            if block <= self._block:
+                within = order[tree.depths[order] < block]
+                took = self._costs(costs, block, context)
+                best = self._best(np.cumsum(probability[within]), took, plain)
+                self.experience.of(block).learn(best.times)
+                if block == self._block:
+                    self._last, order = best, within
+        self._used[self._last.nodes] = self._step
+        return cut(tree, order[: self._last.nodes + 1])
+
+    def _best(self, gains: NDArray[np.float64], took: Mapping[int, float], plain: float) -> Cut:
+        """The best of the step ends; `gains`: expected tokens of a step by its drafted nodes, 1 for none."""
+        found, best, most = Cut(0, 0.0, 0.0), 0.0, len(gains) - 1
+        for end, ms in took.items():
+            n = min(end, most)
+            unused = self._step - self._used.get(end, self._step)
+            rate = gains[n] / (ms * (1 - min(CURIOSITY * unused, MOST_HOPE)))
+            if rate > best:
+                best, found = rate, Cut(n, float(gains[n] * plain / ms), float(ms - gains[n] * plain))
+        return found
+
+    def _costs(self, costs: Costs, block: int, context: int) -> dict[int, float]:
+        """Milliseconds of a drafted step by its nodes, looked up anew every few steps."""
+        at, table = self._tables.get(block, (-REFRESH, {}))
+        if self._step - at >= REFRESH:
+            table = {n: max(ms, 1e-9) for n, ms in costs.drafted(self._ends, block, context).items()}
+            self._tables[block] = self._step, table
+        return table
+
+    def _draft(self, costs: Costs, context: int) -> Plan:
+        whole = self._block == self._blocks[0]
+        if whole:
+            self._whole_at = self._step
+        return Plan(
+            "tree",
+            self.budget,
+            depth=None if whole else self._block - 1,
+            choose=lambda tree: self.best_cut(tree, costs, context),
+        )
+
+    def _can_pay(self, took: Mapping[int, float], plain: float) -> bool:
+        """Whether any width could win if all that one path can hold were accepted."""
+        return any((1 + min(n, self._block - 1)) * plain > ms for n, ms in took.items())
+
+    def _best_block(self, costs: Costs, context: int) -> int:
+        """How many columns to draft: the whole block where the rest costs little or is due, else what was worth more."""
+        if len(self._blocks) == 1:
+            return self._blocks[0]
+        whole, half = self._blocks
+        known = self.experience
+        if self._step - self._whole_at > OTHER_BLOCK and self._last.nodes:
+            return whole
+        one, same = self._costs(costs, whole, context)[1], self._costs(costs, half, context)[1]
+        if one - same < WORTH_SAVING * one:
+            return whole
+        return half if known.of(half).mean > known.of(whole).mean else whole

@@ -1,0 +1,102 @@
+"""What the passes cost on this machine, measured before the first text: most useful first, until the time is up.
+
+Two contexts give a line; nothing is prefilled for them, since what a pass takes does not depend on what lies in the caches. What
+there was no time for is learned while decoding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from ..decode.adaptive import block_choices
+from ..decode.costs import Pass, Point
+from ..decode.sequence import Sequence
+from ..decode.tree import Tree, verify_width
+from ..drafts.drafter import Drafter
+from .passes import FIRST_ROWS, TargetPasses
+
+SHORT = 64  # tokens of context
+WARM, TIMED = 3, 3  # runs of each pass: the first builds its graph, a GPU captures one of the next two
+USEFUL = (7, 3, 15, 31, 1, 23, 5, 2, 47, 63)  # node counts, in this order
+
+
+def calibrate(passes: TargetPasses, drafter: Drafter, seconds: float) -> list[Point]:
+    """Measure plain, draft, commit and verify passes for about `seconds`. Leaves an empty state."""
+    probe = _Probe(passes, drafter, time.perf_counter() + seconds)
+    for context in (SHORT, min(FIRST_ROWS, passes.n_rows) - passes.max_width - drafter.depth - 1):
+        if context >= SHORT:
+            probe.measure(context)
+    passes.state.reset()
+    drafter.reset(probe.sequence)
+    return probe.points
+
+
+class _Probe:
+    """Times passes of an imagined sequence until `deadline`."""
+
+    def __init__(self, passes: TargetPasses, drafter: Drafter, deadline: float) -> None:
+        self.passes, self.drafter, self.deadline = passes, drafter, deadline
+        self.sequence = Sequence()
+        self.column = 0 if drafter.taps else None
+        self.points: list[Point] = []
+
+    def measure(self, context: int) -> None:
+        """All passes behind `context` tokens, as long as there is time."""
+        self.sequence.tokens.clear()
+        self.drafter.prefilled(self.sequence, context, True)
+        self.sequence.tokens += [0] * context
+        self.drafter.ensure_rows(self.sequence.slots(self.drafter.depth + 1).stop)
+        for kind, width, work in self._passes():
+            if not self._time(kind, width, context, work):
+                return
+
+    def _passes(self) -> Iterator[tuple[Pass, int, Callable[[], object]]]:
+        """Kind, width and one run of each pass, most useful first."""
+        yield "plain", 1, self._plain
+        for block in block_choices(self.drafter.depth):
+            yield "draft", block, partial(self._draft, block)
+        for i, nodes in enumerate(n for n in USEFUL if n < self.passes.max_width):
+            tree = _some_tree(nodes, self.drafter.depth)
+            yield "verify", verify_width(nodes), partial(self._verify, tree)
+            if i == 0:
+                yield "commit", 1, self._commit
+
+    def _plain(self) -> None:
+        self.passes.choices(self.passes.linear(self.sequence, [0], column=self.column))
+
+    def _verify(self, tree: Tree) -> None:
+        self.passes.choices(self.passes.verify(self.sequence, tree))
+
+    def _draft(self, block: int) -> None:
+        self.sequence.pending, self.sequence.unseen = 0, ()
+        self.drafter.propose(self.sequence, 1, block - 1)
+
+    def _commit(self) -> None:
+        self.passes.commit(self.sequence, (0, 1))
+        self.passes.device.synchronize()
+
+    def _time(self, kind: Pass, width: int, context: int, work: Callable[[], object]) -> bool:
+        """Time a pass; False when there was no time to finish."""
+        best = float("inf")
+        for i in range(WARM + TIMED):
+            if time.perf_counter() > self.deadline:
+                return False
+            at = time.perf_counter()
+            work()
+            if i >= WARM:  # the shortest: what else the machine did has no say
+                best = min(best, (time.perf_counter() - at) * 1e3)
+        self.points.append(Point(kind, width, context, best))
+        return True
+
+
+def _some_tree(nodes: int, depth: int) -> Tree:
+    """A tree as deep as the draft goes, the rest children of the root."""
+    parents = np.array([-1, *(i if i < depth else 0 for i in range(nodes))], np.int32)
+    depths = np.zeros(nodes + 1, np.int32)
+    for node in range(1, nodes + 1):
+        depths[node] = depths[parents[node]] + 1
+    return Tree(np.zeros(nodes + 1, np.int32), parents, depths, np.zeros(nodes + 1, np.float32))

@@ -1,0 +1,74 @@
+"""Calibrated costs on disk, so that a pair is measured once per machine: a small JSON file per device, files and build.
+
+A folder beside each model was the other design; models often lie where nobody may write, and a copied folder would bring another
+machine's figures along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from ..decode.costs import Pass, Point
+
+FORMAT = 1  # of the file
+
+
+def default_folder() -> Path:
+    """Where costs are kept for this user."""
+    return Path.home() / ".cache" / "dflash-ggml" / "costs"
+
+
+@dataclass(frozen=True, slots=True)
+class CostCache:
+    """The costs of one set of facts: what decides what a pass takes."""
+
+    path: Path
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], folder: Path | None = None) -> CostCache:
+        """`facts`: plain data, among them device, driver, threads, tensor types and shapes, version."""
+        text = json.dumps({"format": FORMAT, **facts}, sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()[:24] + ".json"
+        return cls((folder or default_folder()) / name, facts)
+
+    def read(self) -> list[Point]:
+        """The points of an earlier time; none where there is no file or it cannot be read."""
+        try:
+            entries = json.loads(self.path.read_text(encoding="utf-8"))["points"]
+            return [_point(entry) for entry in entries]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    def write(self, points: list[Point]) -> bool:
+        """Keep the points; False where that is not possible, which costs a second at the next start and nothing else."""
+        short = {key: value for key, value in self.facts.items() if isinstance(value, (str, int))}
+        text = json.dumps({"facts": short, "points": points}, indent=1)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text + "\n")
+                os.replace(name, self.path)  # two starts at a time may not mix their lines
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+        except (OSError, RuntimeError):  # RuntimeError: no home folder
+            return False
+        return True
+
+
+def _point(entry: Any) -> Point:
+    kind, width, context, ms = entry
+    if kind not in get_args(Pass) or not (0 < float(ms) < 1e6):
+        raise ValueError(f"no measurement: {entry}")
+    return Point(kind, int(width), int(context), float(ms))

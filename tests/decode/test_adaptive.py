@@ -1,0 +1,144 @@
+"""`auto` on a clock that is not the machine's: never much worse than the best fixed mode, and soon there after a change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dflash_ggml.decode.adaptive import HOPELESS_AFTER, Adaptive, Experience, block_choices, step_ends
+from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.controller import controller
+from dflash_ggml.decode.costs import Costs, Point
+from reference.virtual_clock import CPU, H100, RANKS, Machine, Run, Text, decode
+
+DEPTH, BUDGET = 15, 31
+MODES = [("plain", 31), ("chain", 31), *(("tree", budget) for budget in (3, 7, 15, 31))]
+
+
+def calibrated(machine: Machine) -> Costs:
+    """Costs as a calibration leaves them."""
+    costs = Costs()
+    costs.learn(
+        [
+            Point("plain", 1, 32, machine.plain),
+            *(Point("verify", width, 32, ms) for width, ms in machine.verify.items()),
+            *(Point("draft", columns, 32, ms) for columns, ms in machine.draft.items()),
+            Point("commit", 1, 32, 0.05),
+        ]
+    )
+    return costs
+
+
+def best_fixed(machine: Machine, text: Callable[[], object], n: int) -> tuple[float, dict[str, Run]]:
+    """Tokens per millisecond of the best fixed mode, and all of them."""
+    runs = {
+        f"{mode} {budget}": decode(controller(mode, budget, DEPTH), calibrated(machine), machine, text(), n)
+        for mode, budget in MODES
+    }
+    return max(run.rate() for run in runs.values()), runs
+
+
+def auto(known: Experience | None = None) -> Adaptive:
+    chosen = controller("auto", BUDGET, DEPTH, experience=known)
+    assert isinstance(chosen, Adaptive)
+    return chosen
+
+
+@pytest.mark.parametrize("off", [0.0, -2.0, 2.0], ids=["honest", "shy", "bold"])
+@pytest.mark.parametrize("hits", [0.1, 0.5, 0.85])
+@pytest.mark.parametrize("machine", [H100, CPU], ids=["h100", "cpu"])
+def test_never_slower(machine: Machine, hits: float, off: float):
+    """Ten texts of 250 tokens, one after another on one engine."""
+    best, _ = best_fixed(machine, lambda: Text(hits, seed=3, off=off), 2500)
+    known, costs = Experience(), calibrated(machine)
+    runs = [decode(auto(known), costs, machine, Text(hits, 100 + i, off=off), 250) for i in range(10)]
+    rate = sum(sum(run.tokens) for run in runs) / sum(sum(run.ms) for run in runs)
+    assert rate >= 0.97 * best
+    assert min(run.rate() for run in runs) * machine.plain >= 0.92
+
+
+@pytest.mark.parametrize("pair", [(0.12, 0.88), (0.35, 0.8), (0.02, 0.93)])
+@pytest.mark.parametrize("machine", [H100, CPU], ids=["h100", "cpu"])
+def test_a_text_that_changes(machine: Machine, pair: tuple[float, float]):
+    """Easy and hard by turns, 300 tokens each: better than any fixed width, which fits one of them at most."""
+
+    def text() -> Callable[[int], Text]:
+        parts = [Text(hits, 7 + i) for i, hits in enumerate(pair)]
+        return lambda at: parts[at // 300 % 2]
+
+    best, _ = best_fixed(machine, text, 3600)
+    assert decode(auto(), calibrated(machine), machine, text(), 3600).rate() >= 0.97 * best
+
+
+def test_a_machine_that_slows_down():
+    """All passes take three times as long from some step on: within a few steps the choice is the best again."""
+    slow = Machine(
+        H100.plain * 3,
+        {w: ms * 3 for w, ms in H100.verify.items()},
+        {w: ms * 3 for w, ms in H100.draft.items()},
+    )
+    best, _ = best_fixed(slow, lambda: Text(0.8, 5), 3000)
+    run = decode(auto(), calibrated(H100), lambda at: H100 if at < 300 else slow, Text(0.8, 5), 4000)
+    changed = next(i for i in range(len(run.tokens)) if sum(run.tokens[:i]) >= 300)
+    assert run.rate(changed + 20) >= 0.97 * best
+
+
+def test_nothing_needs_to_be_known_before():
+    best, _ = best_fixed(H100, lambda: Text(0.8, 5), 4000)
+    run = decode(auto(), Costs(), H100, Text(0.8, 5), 4000)
+    assert run.rate(40) >= 0.97 * best
+    assert run.rate() >= 0.95 * best
+
+
+def test_a_wrong_measurement_is_not_believed_for_ever():
+    """One width took four times as long while the machine was busy: it is tried again."""
+    best, _ = best_fixed(H100, lambda: Text(0.8, 5), 6000)
+    costs = Costs()
+    for point in calibrated(H100).points():
+        costs.learn([point._replace(ms=point.ms * (4 if (point.kind, point.width) == ("verify", 32) else 1))])
+    run = decode(auto(), costs, H100, Text(0.8, 5), 12_000)
+    assert run.rate(len(run.ms) // 2) >= 0.97 * best
+
+
+def test_where_drafting_does_not_pay_trying_costs_one_per_cent():
+    known, costs = Experience(), calibrated(CPU)
+    runs = [decode(auto(known), costs, CPU, Text(0.05, i), 200) for i in range(20)]
+    late = runs[5:]
+    ms = sum(sum(run.ms) for run in late)
+    plain = sum(sum(run.tokens) for run in late) * CPU.plain
+    assert ms <= 1.02 * plain
+    assert 0 < sum(width > 0 for run in late for width in run.widths) < 40
+
+
+def test_where_drafting_cannot_pay_it_is_not_tried():
+    never = Machine(1.0, {2: 30.0, 32: 40.0}, {16: 5.0, 8: 3.0})
+    run = decode(auto(), calibrated(never), never, Text(0.99), 500)
+    assert not any(run.widths)
+
+
+class Wrong(Text):
+    """Nothing that the draft says is right."""
+
+    def draft(self, depth: int) -> tuple[Rows, np.ndarray]:
+        rows, _ = super().draft(depth)
+        return rows, np.full(depth, RANKS)
+
+
+def test_a_draft_that_is_never_right_is_reported_once(caplog):
+    known, costs = Experience(), calibrated(H100)
+    with caplog.at_level(logging.WARNING):
+        for seed in range(12):
+            run = decode(auto(known), costs, H100, Wrong(0.9, seed), 300)
+    assert known.drafted >= HOPELESS_AFTER and known.right == 0
+    (record,) = caplog.records
+    assert "none of the first 40 drafts was right" in record.getMessage()
+    assert run.rate() * H100.plain > 0.98
+
+
+def test_the_step_ends():
+    assert step_ends(31) == [1, 2, 3, 5, 7, 15, 23, 31]
+    assert step_ends(1) == [1] and step_ends(4) == [1, 2, 3, 4] and step_ends(20) == [1, 2, 3, 5, 7, 15, 20]
+    assert block_choices(15) == [16, 8] and block_choices(3) == [4]

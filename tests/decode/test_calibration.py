@@ -1,0 +1,91 @@
+"""A draft's probabilities, corrected by what the target chose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_ggml.decode.calibration import PRIOR, Calibration
+from dflash_ggml.decode.tree import best_first, cut
+
+# one candidate of 0.8 and one of 0.1 at each of three depths
+TREE = best_first(0, np.array([[1, 2]] * 3), np.log(np.array([[0.8, 0.1]] * 3, np.float32)), 8)
+SPINE = (
+    0,
+    *(
+        i
+        for i in range(1, TREE.width)
+        if TREE.log_probs[i] == max(TREE.log_probs[TREE.depths == TREE.depths[i]])
+    ),
+)
+
+
+def test_without_samples_the_drafts_word_stands():
+    assert Calibration().path_probabilities(TREE) == pytest.approx(np.exp(TREE.log_probs), rel=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
+def test_it_comes_to_what_is_seen(share):
+    rng, known = np.random.default_rng(1), Calibration()
+    said = []
+    for _ in range(1500):
+        said.append(known.path_probabilities(TREE)[SPINE[1]])
+        known.observe(TREE, SPINE[:2] if rng.random() < share else (0,))
+    assert np.mean(said[500:]) == pytest.approx(share, abs=0.06)
+
+
+def test_a_text_that_turns_is_followed_at_all_depths():
+    """Deep nodes are not visited any more once the first is wrong, and believed again when it is right."""
+    known = Calibration()
+    for _ in range(200):
+        known.observe(TREE, SPINE)
+    easy = known.path_probabilities(TREE)
+    for _ in range(30):
+        known.observe(TREE, (0,))
+    hard = known.path_probabilities(TREE)
+    assert easy[SPINE[3]] > 0.85 and hard[SPINE[1]] < 0.3
+    assert hard[SPINE[3]] / hard[SPINE[2]] < 0.95 * easy[SPINE[3]] / easy[SPINE[2]]
+    for _ in range(30):
+        known.observe(TREE, SPINE)
+    assert known.path_probabilities(TREE)[SPINE[3]] > 0.7
+
+
+def test_other_texts_are_what_a_new_one_begins_with():
+    shared = Calibration()
+    first = Calibration(shared)
+    for _ in range(300):
+        first.observe(TREE, (0,))
+    second = Calibration(shared)
+    before = Calibration().path_probabilities(TREE)[SPINE[1]]
+    assert second.path_probabilities(TREE)[SPINE[1]] < 0.1 * before and second.trend == 0
+    n = shared.tried[0].sum()
+    second.observe(TREE, SPINE[:2])
+    assert shared.tried[0].sum() > n - 1 and second.tried.sum() == 4
+
+
+def test_probabilities_stay_probabilities():
+    rng, known = np.random.default_rng(2), Calibration()
+    for _ in range(400):
+        rows = np.sort(rng.exponential(2.0, (6, 4)), 1).astype(np.float32)
+        rows = -rows - np.log(np.exp(-rows).sum(1, keepdims=True)).clip(0)
+        tree = best_first(0, np.arange(24).reshape(6, 4), rows, int(rng.integers(0, 20)))
+        p = known.path_probabilities(tree)
+        assert p[0] == 1 and (p >= 0).all() and np.isfinite(p).all()
+        parents = tree.parents[1:]
+        assert (p[1:] <= p[parents] + 1e-12).all()
+        path = [0]
+        while len(children := np.flatnonzero(tree.parents == path[-1])) and rng.random() < 0.8:
+            path.append(int(rng.choice(children)))
+        known.observe(tree, tuple(path))
+    assert (known.hits <= known.tried + 1e-9).all() and PRIOR > 0
+
+
+def test_a_cut_keeps_parents():
+    keep = np.array([0, *SPINE[1:], 2])
+    small = cut(TREE, np.unique(keep))
+    assert small.parents[0] == -1 and (small.parents[1:] < np.arange(1, small.width)).all()
+    assert set(small.tokens.tolist()) <= set(TREE.tokens.tolist())
+    for node, old in enumerate(np.unique(keep)):
+        assert small.tokens[node] == TREE.tokens[old] and small.depths[node] == TREE.depths[old]
+        if node:
+            assert np.unique(keep)[small.parents[node]] == TREE.parents[old]

@@ -1,0 +1,75 @@
+"""What passes are said to cost, from what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_ggml.decode.costs import WINDOW, Costs, Point
+
+
+def test_costs_are_medians_of_the_last_measurements():
+    costs = Costs()
+    assert costs.of("verify", 8, 100) is None
+    for ms in (5.0, 1.0, 3.0):
+        costs.measured("verify", ms, 8, 100)
+    assert costs.of("verify", 8, 127) == 3.0, "contexts of one power of two are one"
+    assert costs.of("verify", 16, 100) is None
+    for _ in range(WINDOW):
+        costs.measured("verify", 9.0, 8, 100)
+    assert costs.of("verify", 8, 100) == pytest.approx(9.0)
+
+
+def test_other_contexts_lie_on_a_line():
+    costs = Costs()
+    costs.learn([Point("plain", 1, 100, 2.0), Point("plain", 1, 1100, 4.0), Point("verify", 8, 100, 3.0)])
+    assert costs.of("plain", 1, 4100) == pytest.approx(10.0)
+    assert costs.of("plain", 1, 500) == pytest.approx(2.8)
+    # a verify pass that was measured at one context has a plain step's slope
+    assert costs.of("verify", 8, 1100) == pytest.approx(5.0)
+    costs.learn([Point("draft", 16, 1100, 5.0), Point("draft", 16, 100, 6.0)])
+    assert costs.of("draft", 16, 10_000) == pytest.approx(5.0), "a longer context is not cheaper"
+
+
+def test_widths_between_measured_ones_lie_on_a_line():
+    costs = Costs()
+    costs.learn(
+        [Point("plain", 1, 0, 1.0), *(Point("verify", w, 0, ms) for w, ms in [(4, 4.0), (8, 2.0), (16, 6.0)])]
+    )
+    curve = costs.curve("verify")
+    assert curve == [(1, 1.0), (4, 2.0), (8, 2.0), (16, 6.0)], "wider passes bound narrower ones"
+    costs.learn([Point("draft", 16, 0, 1.0), Point("commit", 1, 0, 0.1), Point("host", 8, 0, 0.2)])
+    took = costs.drafted([1, 3, 7, 9, 15, 31], 16)
+    assert took == pytest.approx({1: 2.6333, 3: 3.3, 7: 3.3, 9: 7.3, 15: 7.3, 31: 7.3}, abs=1e-3)
+    assert Costs().drafted([7], 16) == {7: 0.0}
+
+
+def test_a_machine_that_slows_down_slows_all_widths():
+    """Also those that have not run since; and one pass that is another than it was stays one."""
+    points = [Point("plain", 1, 0, 1.0), *(Point("verify", w, 0, float(w)) for w in (2, 4, 8))]
+    costs = Costs()
+    costs.learn(points)
+    for _ in range(10):
+        costs.measured("verify", 16.0, 8)
+    assert costs.pace == 2.0 and costs.of("plain") == 2.0 and costs.of("verify", 4) == 8.0
+    for _ in range(20):
+        costs.measured("verify", 8.0, 8)
+    assert costs.pace == 1.0 and costs.of("verify", 8) == pytest.approx(8.0, rel=0.1)
+    costs = Costs()
+    costs.learn(points)
+    for _ in range(20):
+        costs.measured("plain", 1.0)
+        costs.measured("plain", 1.0)
+        costs.measured("verify", 12.0, 8)
+    assert costs.pace == 1.0 and costs.of("verify", 8) == 12.0 and costs.of("verify", 4) == 4.0
+
+
+def test_points_can_be_learned_again():
+    costs, other = Costs(), Costs()
+    for context in (10, 3000):
+        for kind in ("plain", "draft", "verify", "commit", "host"):
+            for i in range(5):
+                costs.measured(kind, 1.0 + i + context / 1000, 16, context)
+    points = costs.points()
+    other.learn(points)
+    assert other.points() == points and len(points) == 10
+    assert [p.kind for p in points[::2]] == ["plain", "verify", "draft", "commit", "host"]

@@ -1,0 +1,145 @@
+"""Costs measured when loading, kept on disk, and what they change: never a text."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.adaptive import block_choices
+from dflash_ggml.decode.costs import Point
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine import cost_cache, loading
+from dflash_ggml.engine.cost_cache import CostCache
+from dflash_ggml.engine.engine import Engine
+
+POINTS = [Point("plain", 1, 64, 1.25), Point("verify", 8, 4000, 2.5)]
+
+
+@pytest.fixture()
+def folder(tmp_path, monkeypatch):
+    """An empty cache, and time to measure all."""
+    monkeypatch.setattr(cost_cache, "default_folder", lambda: tmp_path / "costs")
+    monkeypatch.setattr(loading, "CALIBRATION_SECONDS", {True: 60.0, False: 60.0})
+    return tmp_path / "costs"
+
+
+def config(pair, **options) -> EngineConfig:
+    return EngineConfig(*pair, n_ctx=512, n_threads=1, **options)
+
+
+def text(engine: Engine, temperature: float = 0.0, n: int = 60) -> list[int]:
+    engine.reset()
+    engine.prefill([3, 1, 4, 1, 5])
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=3), engine.n_vocab)
+    return [t for step in engine.generate(sampler, max_tokens=n, stop=lambda t: False) for t in step.tokens]
+
+
+def test_loading_measures_and_leaves_nothing_behind(toy_pair, folder):
+    with Engine.load(config(toy_pair, reference=True, kv_type="f32", calibrate="never")) as engine:
+        assert engine.costs.points() == [] and not folder.exists()
+        plain = text(engine)
+    with Engine.load(config(toy_pair, reference=True, kv_type="f32")) as engine:
+        seen = {(p.kind, p.width) for p in engine.costs.points()}
+        assert {
+            ("plain", 1),
+            ("commit", 1),
+            *(("draft", n) for n in block_choices(engine.drafter.depth)),
+        } <= seen
+        assert {("verify", w) for w in (2, 3, 4, 6, 8, 16, 24, 32)} <= seen
+        contexts = {p.context for p in engine.costs.points() if p.kind == "plain"}
+        assert min(contexts) == 64 and len(contexts) == 2 and max(contexts) < 512
+        assert engine.n_tokens == 0 and engine.snapshot().in_draft.size == 0
+        assert text(engine) == plain
+
+
+def test_a_second_start_reads_what_the_first_measured(toy_pair, folder, monkeypatch):
+    with Engine.load(config(toy_pair)) as engine:
+        points = engine.costs.points()
+    (file,) = folder.iterdir()
+    monkeypatch.setattr(loading, "calibrate", lambda *_: pytest.fail("measured again"))
+    with Engine.load(config(toy_pair)) as engine:
+        assert engine.costs.points() == points
+    # another number of threads is another machine
+    monkeypatch.setattr(loading, "calibrate", lambda *_: POINTS)
+    with Engine.load(EngineConfig(*toy_pair, n_ctx=512, n_threads=2)) as engine:
+        assert engine.costs.points() == POINTS
+    assert len(list(folder.iterdir())) == 2
+    with Engine.load(config(toy_pair, calibrate="always")) as engine:
+        assert engine.costs.points() == POINTS
+    assert json.loads(file.read_text())["points"] == [list(p) for p in POINTS]
+
+
+@pytest.mark.parametrize("mode", ["plain", "chain", "tree"])
+def test_a_named_mode_measures_nothing(toy_pair, folder, mode):
+    with Engine.load(config(toy_pair, mode=mode)):
+        assert not folder.exists()
+
+
+def test_no_decision_of_a_reproducible_engine_looks_at_the_clock(toy_pair, folder):
+    with Engine.load(config(toy_pair, reproducible=True)) as engine:
+        text(engine)
+        assert not folder.exists() and engine.sequence.statistics.drafted == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"points": 1}', b'{"points": [["plain", 1, 64]]}', b'{"points": [["hop", 1, 64, 1]]}',
+     b'{"points": [["plain", 1, 64, -1]]}', b'{"points": [["plain", 1, 64, "x"]]}', b"\xff\xfe", b'{"points": [null]}'],
+)  # fmt: skip
+def test_a_broken_cache_is_no_cache(tmp_path, content):
+    cache = CostCache.of({"device": "one"}, tmp_path)
+    cache.path.write_bytes(content)
+    assert cache.read() == []
+    assert cache.write(POINTS) and cache.read() == POINTS
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, toy_pair, folder, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    cache = CostCache.of({"device": "one"}, tmp_path / "file")
+    assert not cache.write(POINTS) and cache.read() == []
+    monkeypatch.setattr(loading, "calibrate", lambda *_: POINTS)
+    folder.write_text("in the way")
+    with Engine.load(config(toy_pair)) as engine:
+        assert engine.costs.points() == POINTS
+
+
+def test_facts_tell_caches_apart(tmp_path):
+    one, other = CostCache.of({"device": "one"}, tmp_path), CostCache.of({"device": "two"}, tmp_path)
+    assert one.path != other.path and one.path == CostCache.of({"device": "one"}, tmp_path).path
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_costs_say_never_changes_a_text(toy_pair, temperature):
+    """Costs that are made up anew every few tokens lead to every width; the float32 text stays."""
+    with Engine.load(config(toy_pair, reference=True, kv_type="f32", calibrate="never")) as engine:
+        texts, widths = set(), set()
+        for seed in range(4):
+            rng = np.random.default_rng(seed)
+            engine.reset()
+            engine.prefill([3, 1, 4, 1, 5])
+            sampler = Sampler(SamplingParams(temperature=temperature, seed=3), engine.n_vocab)
+            out: list[int] = []
+            for step in engine.generate(sampler, max_tokens=150, stop=lambda t: False):
+                out += step.tokens
+                widths.add(step.n_draft)
+                engine.costs.learn(
+                    [
+                        Point("plain", 1, 64, float(rng.uniform(1, 100))),
+                        *(Point("verify", w, 64, float(rng.uniform(1, 100))) for w in (2, 4, 8, 16, 24, 32)),
+                        *(Point("draft", w, 64, float(rng.uniform(0.1, 10))) for w in (8, 16)),
+                    ]
+                )
+            texts.add(tuple(out))
+        texts.add(tuple(write_plain(engine, temperature)))
+        assert len(texts) == 1 and len(widths) >= 4
+
+
+def write_plain(engine: Engine, temperature: float) -> list[int]:
+    engine.reset()
+    engine.prefill([3, 1, 4, 1, 5])
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=3), engine.n_vocab)
+    steps = engine.generate(sampler, max_tokens=150, mode="plain", stop=lambda t: False)
+    return [t for step in steps for t in step.tokens]

@@ -1,0 +1,160 @@
+"""A clock that is not the machine's: made-up costs of passes and a made-up text, to judge controllers without timing anything.
+
+A text is a stream of rows: what the draft believes of each depth, and which candidate is right. `hits` tells how often the best
+candidate is; the draft believes something about it that is right in the mean, or off by `off` logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dflash_ggml.decode.accept import Accepted
+from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.controller import Controller
+from dflash_ggml.decode.costs import Costs
+from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.decode.tree import Tree, verify_width
+
+RANKS = 8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Milliseconds of passes. verify: by columns, a staircase; draft: by columns."""
+
+    plain: float
+    verify: Mapping[int, float]
+    draft: Mapping[int, float]
+    rest: float = 0.3
+    noise: float = 0.02
+
+    def verify_ms(self, width: int) -> float:
+        return self.verify[min(w for w in self.verify if w >= width)]
+
+
+# 27B shape, Q4_K_M, one H100
+H100 = Machine(
+    8.1,
+    {2: 8.3, 3: 8.4, 4: 8.4, 6: 8.6, 8: 8.8, 16: 9.3, 24: 9.6, 32: 10.6},
+    {16: 1.0, 8: 0.95},
+)
+# the demo pair on two cores with AVX-512
+CPU = Machine(
+    1.05,
+    {2: 1.25, 3: 1.4, 4: 1.5, 6: 1.7, 8: 2.05, 16: 3.1, 24: 4.5, 32: 5.4},
+    {16: 0.9, 8: 0.57},
+    0.35,
+)
+
+
+@dataclass
+class Text:
+    """A stream of drafts. hits: probability that the best candidate of a depth is right, given that the path is."""
+
+    hits: float
+    seed: int = 0
+    spread: float = 1.2  # logits by which places differ, which the draft knows
+    off: float = 0.0  # logits by which the draft is wrong in the mean
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+
+    def draft(self, depth: int) -> tuple[Rows, np.ndarray]:
+        """Candidates of `depth` positions, and the rank that is right at each (RANKS: none)."""
+        logits = np.log(self.hits / (1 - self.hits)) + self.spread * self.rng.standard_normal(depth)
+        right = _ranks(logits)
+        u = self.rng.random(depth)
+        truth = (np.cumsum(right, 1) < u[:, None]).sum(1)
+        ids = np.arange(RANKS, dtype=np.int32) + RANKS * np.arange(depth, dtype=np.int32)[:, None]
+        believed = np.log(_ranks(logits + self.off)).astype(np.float32)
+        order = np.argsort(-believed, 1, kind="stable")
+        return Rows(np.take_along_axis(ids, order, 1), np.take_along_axis(believed, order, 1)), truth
+
+
+def _ranks(logits: np.ndarray) -> np.ndarray:
+    """Probabilities [depth, RANKS]: the best, then half of what is left, and so on."""
+    best = 1 / (1 + np.exp(-logits))
+    rest = (1 - best)[:, None] * 0.4 * 0.5 ** np.arange(RANKS - 1)
+    return np.concatenate([best[:, None], rest], 1)
+
+
+@dataclass
+class Run:
+    """What a controller made of a text: virtual milliseconds and tokens, per step."""
+
+    ms: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+
+    def rate(self, first: int = 0, last: int | None = None) -> float:
+        """Tokens per millisecond of some steps."""
+        return sum(self.tokens[first:last]) / sum(self.ms[first:last])
+
+
+def decode(
+    controller: Controller,
+    costs: Costs,
+    machine: Callable[[int], Machine] | Machine,
+    text: Callable[[int], Text] | Text,
+    n_tokens: int,
+    depth: int = 15,
+    seed: int = 0,
+) -> Run:
+    """Run a controller over `n_tokens`; machine and text may depend on the tokens so far."""
+    rng, run, sequence = np.random.default_rng(seed), Run(), Sequence()
+    sequence.pending = 0
+    sequence.tokens += [0] * 32
+    while sum(run.tokens) < n_tokens:
+        at = sum(run.tokens)
+        here = machine(at) if callable(machine) else machine
+        now = text(at) if callable(text) else text
+
+        def took(ms: float, here: Machine = here) -> float:
+            return ms * float(np.exp(here.noise * rng.standard_normal()))
+
+        plan = controller.next(sequence, costs)
+        context = sequence.n_tokens
+        if plan.kind == "plain":
+            ms = took(here.plain)
+            costs.measured("plain", ms, context=context)
+            n, width = 1, 0
+        else:
+            rows, truth = now.draft(depth)
+            columns = (plan.depth or depth) + 1
+            rows = Rows(rows.ids[: columns - 1], rows.log_probs[: columns - 1])
+            tree = plan.build(0, rows)
+            accepted = _walk(tree, truth)
+            width = verify_width(tree.n_nodes)
+            parts = {
+                ("draft", columns): took(here.draft.get(columns, here.draft[16])),
+                ("verify", width): took(here.verify_ms(width)),
+                ("host", width): took(here.rest),
+            }
+            for (kind, w), part in parts.items():
+                costs.measured(kind, part, w, context)
+            controller.observe(tree, accepted)
+            ms, n = sum(parts.values()), len(accepted.tokens)
+        run.ms.append(ms)
+        run.tokens.append(n)
+        run.widths.append(width)
+        sequence.tokens += [0] * n
+    return run
+
+
+def _walk(tree: Tree, truth: np.ndarray) -> Accepted:
+    """The nodes that are right, root first."""
+    path = [0]
+    while True:
+        depth = len(path) - 1
+        if depth == len(truth) or truth[depth] == RANKS:
+            break
+        right = RANKS * depth + truth[depth]
+        found = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == right))
+        if not len(found):
+            break
+        path.append(int(found[0]))
+    return Accepted(tuple(path), tuple(int(t) for t in [*tree.tokens[path[1:]], -1]))
