@@ -86,7 +86,7 @@ static std::vector<result> measure(ggml_backend_t backend, const ggml_type type,
 
     std::vector<result> out;
     for (const bool narrow : { false, true }) {
-        ggml_backend_cuda_set_narrow_mul_mat(backend, narrow);
+        ggml_backend_cuda_set_narrow_mul_mat(backend, GGML_TYPE_COUNT, 1, 64, narrow);
         for (int i = 0; i < 3; ++i) {
             ggml_backend_graph_compute(backend, graph);
         }

@@ -14,6 +14,7 @@ from ..errors import ConfigError, DeviceError
 from .bindings import ffi, lib
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
+NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
 _PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
@@ -156,9 +157,14 @@ class Device:
         return self.info.is_gpu
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """Compute capability of an NVIDIA GPU, None for other devices."""
+        return cuda_capability(self.info.name)
+
+    @property
     def lacks_bf16(self) -> bool:
         """Whether this is an NVIDIA GPU without BF16 tensor cores (before Ampere)."""
-        capability = cuda_capability(self.info.name)
+        capability = self.capability
         return capability is not None and capability < (8, 0)
 
     @property
@@ -214,10 +220,22 @@ class Device:
                 )
                 lib.ggml_backend_synchronize(self.backend)
 
-    def use_narrow_products(self, on: bool) -> None:
-        """CUDA: our kernels for products of 1 to 64 columns (the default), or ggml's own, for comparisons."""
+    def use_narrow_products(
+        self,
+        on: bool,
+        type_: int = lib.GGML_TYPE_COUNT,
+        min_width: int = 1,
+        max_width: int = NARROW_COLUMNS,
+    ) -> None:
+        """CUDA: our kernels for products of few columns (the default), or ggml's own, for weights of ggml type `type_`
+        (GGML_TYPE_COUNT: all) at these widths. CUDA graphs are captured anew: not for the middle of a text.
+
+        Raises ValueError for widths outside 1..64."""
+        if not 1 <= min_width <= max_width <= NARROW_COLUMNS:
+            raise ValueError(f"widths {min_width}..{max_width} are outside 1..{NARROW_COLUMNS}")
         if self.info.name.startswith("CUDA"):
-            lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, on)
+            with self.lock:
+                lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, type_, min_width, max_width, on)
 
     def synchronize(self) -> None:
         """Wait for all graphs."""
