@@ -12,6 +12,7 @@ from test_engine_state import cache_rows, commit, random_tree
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
 from dflash_ggml.ggml.device import list_devices
 
 GPUS = [d for d in list_devices() if d.is_gpu]
@@ -146,6 +147,40 @@ def test_acceptance(cpu, gpu, capsys):
         equal = np.array(same)
         assert abs(on_gpu[equal].mean() - on_cpu[equal].mean()) < 0.01 * on_cpu[equal].mean()
         assert abs(difference.mean()) < 3 * noise + 0.01
+
+
+def test_any_choice_of_products(cpu, gpu, capsys):
+    """The measured table, ggml's own products everywhere, and random tables: logits and trees stay within the tolerances."""
+    measured = measure_products(gpu.device, gpu.passes.weights.values(), 1.0)
+    kinds = {t.type for t in measured.timings}
+    with capsys.disabled():
+        print("\nproducts, ours against ggml's in ms:", *measured.timings, sep="\n  ")
+    assert kinds == {"q8_0"} and measured.timings[0].width == WIDTHS[0]
+    rng = np.random.default_rng(0)
+
+    def chosen(stock_ms) -> ProductTable:
+        return ProductTable(tuple(Timing("q8_0", width, 1.0, stock_ms()) for width in WIDTHS))
+
+    tables = [measured, chosen(lambda: 0.5), *(chosen(lambda: rng.choice([0.5, 2.0])) for _ in range(3))]
+    prompts = [cpu.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
+    text = [t for prompt in PROMPTS for t in cpu.tokenizer.encode(prompt)]
+    prompts += [text[:n] for n in (13, 24, 31, 45, 64)]  # prefills of every kind of width
+    try:
+        for table in tables:
+            apply(gpu.device, table)
+            for ids in prompts:
+                for engine in (cpu, gpu):
+                    engine.reset()
+                    engine.prefill(ids)
+                assert np.abs(cpu.logits - gpu.logits).max() < LOGITS_TOLERANCE
+                ours, reference = write_on(gpu, "tree", 32), write_on(cpu, "tree", 32)
+                if ours != reference:
+                    at = fork(ours, reference)
+                    cpu.reset()
+                    cpu.prefill(ids + reference[:at])
+                    assert abs(cpu.logits[reference[at]] - cpu.logits[ours[at]]) < NEAR_TIE
+    finally:
+        apply(gpu.device, ProductTable())
 
 
 def test_graphs_are_built_once(gpu):

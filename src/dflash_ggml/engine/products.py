@@ -1,0 +1,254 @@
+"""Matrix products of few columns on a GPU that our kernels were not tuned on: measured, and left to ggml's own where those win.
+
+The kernels (`patches/`, mmn) were chosen on compute capability 9.0. Elsewhere they are timed against ggml's own per weight type
+and width, over a sample of the model's own weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import DeviceError
+from ..ggml.bindings import ffi, lib
+from ..ggml.device import F32, NARROW_COLUMNS, Device
+from ..ggml.graph import Graph
+from ..ggml.store import Store, Workspace
+
+TUNED = (9, 0)  # compute capability
+NEEDED = (8, 0)  # below this there are no kernels of ours
+TYPES = {
+    ffi.string(lib.ggml_type_name(t)).decode(): t
+    for t in (
+        lib.GGML_TYPE_Q4_0,
+        lib.GGML_TYPE_Q8_0,
+        lib.GGML_TYPE_Q4_K,
+        lib.GGML_TYPE_Q5_K,
+        lib.GGML_TYPE_Q6_K,
+        lib.GGML_TYPE_IQ4_XS,
+        lib.GGML_TYPE_F16,
+        lib.GGML_TYPE_BF16,
+    )
+}
+WIDTHS = (8, 4, 16, 32, 24, 1, 2, 6, 3, 64, 48)  # ends of steps, those of the usual trees first
+STOCK_STEP = 8  # columns up to which ggml multiplies column by column
+NOISE = 0.03  # what ggml's own have to win by at least
+SAMPLE_BYTES = 256 << 20  # more than any GPU's L2 cache: a pass reads its weights from memory
+SAMPLE_PRODUCTS = 16
+_CLEAR = 0.8  # of ggml's time: one round is enough where ours are that much faster, as nothing will change
+_ROUNDS, _WARM_UP, _RUNS = 5, 3, 4  # CUDA captures a graph at its second run
+_MEASURED = ("narrow_ms", "stock_ms", "spread")
+log = logging.getLogger("dflash_ggml")
+
+
+class StockRange(NamedTuple):
+    """Widths, both ends included, at which weights of a type are left to ggml's own kernels."""
+
+    type: str
+    min_width: int
+    max_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A sample of products with weights of a type (ggml's name): medians with our kernels and with ggml's own, and the part by
+    which the rounds of a kind differ."""
+
+    type: str
+    width: int
+    narrow_ms: float
+    stock_ms: float
+    spread: float = 0.0
+
+    @classmethod
+    def of(cls, kind: str, width: int, narrow: Sequence[float], stock: Sequence[float]) -> Timing:
+        """From the milliseconds of some rounds; the slowest of each may have been disturbed and does not count as spread."""
+        spread = max(sorted(ms)[max(0, len(ms) - 2)] / min(ms) - 1 for ms in (narrow, stock))
+        return cls(kind, width, median(narrow), median(stock), spread)
+
+    @property
+    def stock_wins(self) -> bool:
+        return self.stock_ms < (1 - max(NOISE, self.spread)) * self.narrow_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTable:
+    """What was measured; without measurements our kernels are used everywhere, as on the GPU they were tuned on."""
+
+    timings: tuple[Timing, ...] = ()
+
+    def stock(self) -> list[StockRange]:
+        """Where ggml's own kernels are used.
+
+        A width speaks for those above the next smaller measured one: up to the end of a tile ours cost the same, and ggml's
+        no less for more columns. ggml has other kernels beyond 8 columns, so none speaks across that; there the widest speaks
+        for all wider ones too.
+        """
+        found: list[StockRange] = []
+        for kind in dict.fromkeys(t.type for t in self.timings):
+            rows = {t.width: t for t in self.timings if t.type == kind}
+            end = 0
+            for width in sorted(rows):
+                begin = end + 1 if width <= STOCK_STEP else max(end, STOCK_STEP) + 1
+                end = NARROW_COLUMNS if width == max(rows) > STOCK_STEP else width
+                if not rows[width].stock_wins:
+                    continue
+                if found and found[-1].type == kind and found[-1].max_width == begin - 1:
+                    begin = found.pop().min_width
+                found.append(StockRange(kind, begin, end))
+        return found
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Plain data for `json.dumps`."""
+        return [asdict(t) for t in self.timings]
+
+    @classmethod
+    def from_json(cls, rows: Any) -> ProductTable:
+        """What `to_json` gave. Raises ValueError for anything else."""
+        try:
+            timings = tuple(
+                Timing(str(r["type"]), int(r["width"]), *(float(r[name]) for name in _MEASURED)) for r in rows
+            )
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"table of products: {error!r}; measure again") from error
+        for t in timings:
+            if t.type not in TYPES or not 1 <= t.width <= NARROW_COLUMNS:
+                raise ValueError(f"table of products: type {t.type}, width {t.width}; measure again")
+        return cls(timings)
+
+
+def worth_measuring(device: Device) -> bool:
+    """Whether this is a GPU that runs our kernels and that they were not tuned on."""
+    capability = device.capability
+    return capability is not None and capability >= NEEDED and capability != TUNED
+
+
+def apply(device: Device, table: ProductTable) -> None:
+    """Let the device choose its kernels by `table`, for all graphs from now on. Captured CUDA graphs are dropped."""
+    device.use_narrow_products(True)
+    for kind, min_width, max_width in table.stock():
+        device.use_narrow_products(False, TYPES[kind], min_width, max_width)
+
+
+def measure_products(
+    device: Device,
+    tensors: Iterable[Any],
+    seconds: float,
+    widths: Sequence[int] = WIDTHS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ProductTable:
+    """Time both kinds of kernels over samples of `tensors` (the weights on the device) for about `seconds`.
+
+    The most useful widths come first, at each the type with most bytes. What there is no time or memory for stays unmeasured.
+    Our kernels are on everywhere afterwards: `apply` puts the result in force.
+    """
+    began, dearest, timings = clock(), 0.0, []
+    samples = sample(tensors)
+    if not samples:
+        return ProductTable()
+    bench = Bench(device, [w for chosen in samples.values() for w in chosen], max(widths), clock)
+    try:
+        bench.allocate()
+        for width, kind in ((width, kind) for width in widths for kind in samples):
+            start = clock()
+            if start - began + dearest >= seconds:
+                break
+            timings.append(Timing.of(kind, width, *bench.compare(samples[kind], width)))
+            dearest = max(dearest, clock() - start)
+    except DeviceError as error:
+        log.info("products of few columns: measured %d, then %s", len(timings), error)
+    finally:
+        bench.close()
+        device.use_narrow_products(True)
+    return ProductTable(tuple(timings))
+
+
+def sample(tensors: Iterable[Any]) -> dict[str, list[Any]]:
+    """By type that we have kernels for, most bytes first: its first matrices, which are those of whole layers.
+
+    What is larger than the whole sample, as an output head can be, is taken if there is nothing else.
+    """
+    names = {code: name for name, code in TYPES.items()}
+    found: dict[str, list[Any]] = {}
+    for t in tensors:
+        if t.type in names and t.ne[1] > 1 and t.ne[2] * t.ne[3] == 1 and t.ne[0] % 256 == 0:
+            found.setdefault(names[t.type], []).append(t)
+    found = dict(sorted(found.items(), key=lambda item: -sum(map(lib.ggml_nbytes, item[1]))))
+    return {kind: list(_within(matrices)) for kind, matrices in found.items()}
+
+
+def _within(matrices: list[Any]) -> Iterator[Any]:
+    fitting = [m for m in matrices if lib.ggml_nbytes(m) <= SAMPLE_BYTES]
+    left = SAMPLE_BYTES
+    for m in fitting[:SAMPLE_PRODUCTS] or matrices[:1]:
+        if left <= 0:
+            return
+        left -= lib.ggml_nbytes(m)
+        yield m
+
+
+class Bench:
+    """Products on a device with inputs of its own, timed with our kernels and with ggml's."""
+
+    def __init__(
+        self, device: Device, matrices: list[Any], max_width: int, clock: Callable[[], float]
+    ) -> None:
+        """`matrices`: all that will be multiplied."""
+        self._device, self._clock = device, clock
+        self._is_warm = False  # an idle GPU's clocks rise with the first products
+        self._workspace = Workspace(device)
+        self._store = Store(device, 1)
+        self._x = self._store.tensor(F32, max(m.ne[0] for m in matrices) * max_width)
+
+    def allocate(self) -> None:
+        """Bring an input for all to the device. Raises DeviceError when it does not fit."""
+        self._store.allocate(clear=False)
+        self._device.write(self._x, np.random.default_rng(0).standard_normal(self._x.ne[0], np.float32))
+
+    def compare(self, matrices: list[Any], width: int) -> tuple[list[float], list[float]]:
+        """Milliseconds of `matrices`, of one type, times `width` columns: rounds with our kernels, rounds with ggml's own.
+
+        Raises DeviceError when the results do not fit."""
+        graph = Graph(self._device, 4 * len(matrices))
+        x = None
+        for i, w in enumerate(matrices):
+            # neighbours share an input, as gate and up do
+            if x is None or i % 2 == 0 or x.ne[0] != w.ne[0]:
+                x = graph.view(self._x, (w.ne[0], width))
+            graph.expand(graph.mul_mat(w, x))
+        try:
+            graph.place(self._workspace)
+            for _ in range(0 if self._is_warm else _ROUNDS):
+                self._run(graph)
+            self._is_warm = True
+            times: dict[bool, list[float]] = {True: [], False: []}
+            for round_ in range(_ROUNDS):
+                for narrow in (True, False) if round_ % 2 == 0 else (False, True):
+                    self._device.use_narrow_products(narrow, matrices[0].type)
+                    times[narrow].append(self._run(graph))
+                if times[True][0] < _CLEAR * times[False][0]:
+                    break
+        finally:
+            graph.close()
+        return times[True], times[False]
+
+    def _run(self, graph: Graph) -> float:
+        for _ in range(_WARM_UP):
+            graph.run()
+        self._device.synchronize()
+        began = self._clock()
+        for _ in range(_RUNS):
+            graph.run()
+        self._device.synchronize()
+        return (self._clock() - began) / _RUNS * 1e3
+
+    def close(self) -> None:
+        """Free inputs and results."""
+        self._workspace.close()
+        self._store.close()
