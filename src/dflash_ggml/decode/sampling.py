@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +27,19 @@ from .sampling_params import SamplingParams, require
 Processor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 _MIROSTAT_FIT = 100  # most probable tokens from which mirostat v1 estimates the tail's exponent
-_BLOCK = 512  # weights per block of the two-level draw
+BLOCK = 512  # weights per block of the two-level draw
+_NONE = np.empty(0, np.int64)
+
+
+@runtime_checkable
+class Mask(Protocol):
+    """A processor that only forbids tokens, and can tell of single ones: then nobody needs the row for it."""
+
+    def __call__(self, ids: NDArray[np.int32], scores: NDArray[np.float32], /) -> NDArray[np.float32]: ...
+
+    def allows(self, history: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these tokens may follow the history."""
+        ...
 
 
 class Sampler:
@@ -46,10 +59,11 @@ class Sampler:
         self.rng = np.random.Generator(np.random.PCG64(params.seed))
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
-        self._penalises = params.penalty_last_n != 0 and (
+        self.penalises = params.penalty_last_n != 0 and (
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        self._whole = self._penalises and params.penalty_last_n < 0
+        self._whole = self.penalises and params.penalty_last_n < 0
+        self._masked = bool(self.processors) and all(isinstance(p, Mask) for p in self.processors)
         self._history = History(n_vocab, counted=self._whole)
         self._all_ids = np.arange(n_vocab)
         self._mu = 2 * params.mirostat_tau
@@ -57,7 +71,20 @@ class Sampler:
     @property
     def greedy(self) -> bool:
         """True if `sample` is the argmax of the row as given, so that nobody needs to fetch the row."""
-        return self.params.temperature == 0 and not (self.processors or len(self._bias) or self._penalises)
+        return self.params.temperature == 0 and not (self.processors or len(self._bias) or self.penalises)
+
+    @property
+    def needs_rows(self) -> bool:
+        """True if no reduction of a row will do: processors that are not masks look at all of it, and so does mirostat."""
+        unknown = bool(self.processors) and not self._masked
+        return unknown or (self.params.mirostat_mode != 0 and self.params.temperature > 0)
+
+    @property
+    def only_lowers(self) -> bool:
+        """True if bias and penalties raise no token's score."""
+        p = self.params
+        penalties = p.repeat_penalty >= 1 and p.presence_penalty >= 0 and p.frequency_penalty >= 0
+        return (penalties or not self.penalises) and not (self._bias > 0).any()
 
     def sample(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> int:
         """The next token. row: float32 [V], left unchanged; history: ids of the whole text before this token.
@@ -70,7 +97,7 @@ class Sampler:
         if self.params.temperature == 0:
             return int(scores.argmax())
         ids, weights = self._candidates(scores, top)
-        index, prob = _invert(weights, self.rng.random())
+        index, prob = invert(weights, self.rng.random())
         if self.params.mirostat_mode and self.params.temperature > 0:
             self._mu -= self.params.mirostat_eta * (-math.log2(prob) - self.params.mirostat_tau)
         return int(ids[index])
@@ -91,11 +118,10 @@ class Sampler:
         scores = np.asarray(row, np.float32)
         if scores.shape != (self.n_vocab,):
             raise ValueError(f"a row of logits must have shape ({self.n_vocab},), got {scores.shape}")
-        if self.processors or len(self._bias) or self._penalises:
+        if self.processors or len(self._bias) or self.penalises:
             scores = scores.copy()
-        if self.processors or self._whole:
-            self._history.follow(history)
         if self.processors:
+            self._history.follow(history)
             ids = self._history.ids
             for processor in self.processors:
                 # Copied, because what a processor returns may be read-only or its own.
@@ -104,23 +130,60 @@ class Sampler:
                     raise ValueError(f"a processor must return shape ({self.n_vocab},), got {scores.shape}")
         if len(self._bias):
             scores[self._bias_ids] += self._bias
-        if self._penalises:
-            self._penalise(scores, history)
+        if self.penalises:
+            ids, counts = self.penalised(history)
+            scores[ids] = self._penalty(scores[ids], counts)
         top = float(scores.max())
         if not math.isfinite(top):
             raise DflashError(_bad_logits(scores))
         return scores, top
 
-    def _penalise(self, scores: NDArray[np.float32], history: Sequence[int]) -> None:
+    def forbidden(self, history: Sequence[int], ids: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which of these tokens the masks forbid; None without a mask."""
+        if not self.processors:
+            return None
+        self._history.follow(history)
+        allowed = [p.allows(self._history.ids, ids) for p in self.processors if isinstance(p, Mask)]
+        return ~np.logical_and.reduce(allowed)
+
+    def penalised(self, history: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids under a penalty, each once, and how often they were seen."""
+        if not self.penalises:
+            return _NONE, _NONE
+        if self._whole:
+            self._history.follow(history)
+            return self._history.counts
+        window = np.asarray(history[-self.params.penalty_last_n :], np.int64)
+        return np.unique(window, return_counts=True)
+
+    def changed(self, seen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids whose logits bias or penalties change, rising; seen: those under a penalty."""
+        if not len(self._bias_ids):
+            return seen if not self._whole else np.sort(seen)
+        return np.unique(np.concatenate((self._bias_ids, seen)))
+
+    def rescored(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.float32],
+        seen: NDArray[np.int64],
+        counts: NDArray[np.int64],
+    ) -> NDArray[np.float32]:
+        """The logits of tokens, ids rising, after bias and penalties: the arithmetic of `sample`."""
+        scores = logits.copy()
+        if len(self._bias):
+            at, known = _places(self._bias_ids, ids)
+            scores[at] += self._bias[known]
+        if len(seen):
+            at, known = _places(seen, ids)
+            scores[at] = self._penalty(scores[at], counts[known])
+        return scores
+
+    def _penalty(self, seen: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.float32]:
         """Repeat penalty (arXiv 1909.05858, but negative logits multiplied), then frequency and presence."""
         p = self.params
-        if self._whole:
-            ids, counts = self._history.counts
-        else:
-            ids, counts = np.unique(np.asarray(history[-p.penalty_last_n :], np.int64), return_counts=True)
-        seen = scores[ids]
         seen = np.where(seen > 0, seen / np.float32(p.repeat_penalty), seen * np.float32(p.repeat_penalty))
-        scores[ids] = seen - (counts * p.frequency_penalty + p.presence_penalty)
+        return (seen - (counts * p.frequency_penalty + p.presence_penalty)).astype(np.float32)
 
     def _candidates(
         self, scores: NDArray[np.float32], top: float
@@ -153,7 +216,7 @@ class Sampler:
         if 0 < p.top_k < self.n_vocab:
             ids = largest(scores, p.top_k)
             scores = scores[ids]
-        for limit, neutral, keep in ((p.typical_p, 1, _typical), (p.top_p, 1, _top_p), (p.min_p, 0, _min_p)):
+        for limit, neutral, keep in ((p.typical_p, 1, typical), (p.top_p, 1, _top_p), (p.min_p, 0, _min_p)):
             if limit != neutral:
                 kept = keep(scores, limit)
                 ids, scores = ids[kept], scores[kept]
@@ -213,26 +276,39 @@ def token_log_probs(row: ArrayLike, token: int, n_top: int) -> tuple[float, list
     return float(log_probs[token]), [(int(i), float(log_probs[i])) for i in best]
 
 
-def _invert(weights: NDArray[np.float32], uniform: float) -> tuple[int, float]:
+def invert(weights: NDArray[np.float32], uniform: float) -> tuple[int, float]:
     """The index at which the cumulative distribution passes `uniform` in [0, 1), and its probability."""
+    if len(weights) <= BLOCK:
+        ends = np.cumsum(weights, dtype=np.float64)
+        index = first_above(ends, uniform * float(ends[-1]))
+        return index, float(weights[index]) / float(ends[-1])
     # Two levels, because a cumulative sum of a whole vocabulary costs more than everything else together.
-    block_sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
+    block_sums = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64)
     ends = np.cumsum(block_sums)
     total = float(ends[-1])
-    block = _first_above(ends, uniform * total)
-    first = block * _BLOCK
-    inside = np.cumsum(weights[first : first + _BLOCK], dtype=np.float64)
-    index = first + _first_above(inside, uniform * total - (float(ends[block - 1]) if block else 0.0))
+    block = first_above(ends, uniform * total)
+    first = block * BLOCK
+    inside = np.cumsum(weights[first : first + BLOCK], dtype=np.float64)
+    index = first + first_above(inside, uniform * total - (float(ends[block - 1]) if block else 0.0))
     return index, float(weights[index]) / total
 
 
-def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
+def first_above(cumulative: NDArray[np.float64], target: float) -> int:
     """First index with a sum above target; if rounding took target to the end, the last of weight > 0."""
     index = int(np.searchsorted(cumulative, target, side="right"))
     return index if index < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))
 
 
-def _typical(logits: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
+def _places(
+    wanted: NDArray[np.int64], ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where the wanted ids stand among `ids`, rising, and which of them do."""
+    at = np.searchsorted(ids, wanted)
+    found = ids.take(at, mode="clip") == wanted
+    return at[found], found
+
+
+def typical(logits: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
     """Locally typical sampling (arXiv 2202.00666): surprise nearest to the entropy first, up to `mass`."""
     shifted = logits.astype(np.float64) - logits.max()
     log_probs = shifted - math.log(np.exp(shifted).sum())

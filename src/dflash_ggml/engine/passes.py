@@ -9,6 +9,8 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
+from ..decode.reduced import KEPT, WATCHED, ReducedRows, Watch
+from ..decode.sampling import BLOCK
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, observers, verify_width
 from ..errors import DeviceError
@@ -17,12 +19,14 @@ from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Workspace
 from ..ggml.weights import Weights
-from ..models.target import Append, Batch, Target
+from ..models.target import Append, Batch, Reduction, Target
 from ..state.kv import kv_bucket
 from ..state.mask import HIDDEN, SlotMask
 from ..state.state import TargetState, commit_graph
 
 FIRST_ROWS = 4096  # cache rows to begin with; a longer text makes them grow
+_REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
+_REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 
 
 def tree_width(budget: int, depth: int) -> int:
@@ -48,6 +52,8 @@ class TargetPasses:
         `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants."""
         self.device, self.target, self.weights = device, target, weights
         self.max_rows, self.max_width, self.taps = max_rows, max_width, taps
+        # rows of a CPU are in the host's memory already
+        self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
         self._usual_path = depth + 1
         first = min(max_rows, FIRST_ROWS)
         feature_row = len(taps) * target.n_embd
@@ -98,20 +104,29 @@ class TargetPasses:
     # ---- passes
 
     def linear(
-        self, sequence: Sequence, ids: Items[int], append: Append | None = None, column: int | None = None
+        self,
+        sequence: Sequence,
+        ids: Items[int],
+        append: Append | None = None,
+        column: int | None = None,
+        watch: Watch | None = None,
     ) -> Graph:
         """Run `ids` behind the committed tokens and advance the state; the graph gives the last token's logits and choice.
 
         append: lets the draft take in these tokens in the same pass. column: where to keep a single token's features.
+        watch: reduce the logits, for `reduced`.
         """
         n, slots = len(ids), sequence.slots(len(ids))
         self.ensure_rows(slots.stop)
         n_kv = self.bucket(slots.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
+        reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
-            ("linear", n, n_kv, feeds),
-            lambda: self.target.build(Batch(n, n_kv, None, taps, append), self.state, self.weights),
+            ("linear", n, n_kv, feeds, reduction),
+            lambda: self.target.build(
+                Batch(n, n_kv, None, taps, append, reduction), self.state, self.weights
+            ),
         )
         steps = np.arange(n, dtype=np.int32)
         inputs = graph.inputs["ints"].array.reshape(5, n)
@@ -124,23 +139,27 @@ class TargetPasses:
         )
         if feeds == "keep":
             graph.inputs["column"].array[:] = column
+        if watch:
+            _fill_watch(graph, watch)
         graph.run()
         return graph
 
-    def verify(self, sequence: Sequence, tree: Tree) -> Graph:
+    def verify(self, sequence: Sequence, tree: Tree, watch: Watch | None = None) -> Graph:
         """Run a tree whose root follows the committed tokens; `choice` and `logits` have one column a node.
 
         The committed state stays as it is. Features of the nodes go to the columns of their indices.
+        watch: reduce the logits, for `reduced`.
         """
         assert self.tree_mask is not None, "loaded without room for trees"
         width, n = verify_width(tree.n_nodes), tree.width
         slots = sequence.slots(width)
         self.ensure_rows(slots.start + self.tree_rows(tree.n_nodes))
         n_kv = self.bucket(slots.stop)
+        reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
-            ("verify", width, n_kv),
+            ("verify", width, n_kv, reduction),
             lambda: self.target.build(
-                Batch(width, n_kv, self.tree_mask, self.taps), self.state, self.weights
+                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction), self.state, self.weights
             ),
         )
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
@@ -150,6 +169,8 @@ class TargetPasses:
         parents[:n], parents[n:] = tree.parents, 0  # padding: children of the root, never looked at
         seen_by = observers(tree, width)
         self.tree_mask.fill(graph, "mask", slots.start, seen_by, origin=sequence.first_slot)
+        if watch:
+            _fill_watch(graph, watch)
         graph.run()
         self.tree_mask.ran()
         return graph
@@ -189,9 +210,30 @@ class TargetPasses:
         n = self.target.n_vocab
         return self.device.read(graph.outputs["logits"], n, offset=4 * n * column)
 
+    def reduced(self, graph: Graph, watch: Watch) -> ReducedRows:
+        """The reduced logits of all columns of a pass that ran with `watch`, in one read."""
+        output = graph.outputs["reduced"]
+        array = self.device.read(output).reshape(output.ne[1], output.ne[0])
+        return ReducedRows(array, watch, self.target.n_vocab)
+
+    def logits_block(self, graph: Graph, column: int, block: int) -> np.ndarray:
+        """Block `block` of a column's logits, as masses count them, float32, a copy; read it before the next pass runs."""
+        n, first = self.target.n_vocab, BLOCK * block
+        return self.device.read(
+            graph.outputs["logits"], min(BLOCK, n - first), offset=4 * (n * column + first)
+        )
+
     def close(self) -> None:
         self.graphs.clear()
         self.workspace.close()
         self.state.close()
         self._close_mask()
         self.weights.close()
+
+
+def _fill_watch(graph: Graph, watch: Watch) -> None:
+    """The inputs of a reduction; unused places name token 0."""
+    graph.inputs["temperature"].array[:] = max(watch.temperature, 1e-30)
+    ids = np.zeros(WATCHED, np.int32)
+    ids[: len(watch.ids)] = watch.ids
+    graph.inputs["watch"].array.reshape(-1, WATCHED)[:] = ids

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..decode.accept import Accepted, greedy, walk
 from ..decode.controller import Controller
 from ..decode.costs import Costs
 from ..decode.plan import Plan
+from ..decode.reduced import ReducedRows, Watch, draw, watch
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
@@ -153,14 +155,16 @@ class Stepper:
         clock.lap("tree")
         if sequence.unseen:
             drafter.take_in(sequence)  # the tree's own features come to lie where these are
-        graph = self.passes.verify(sequence, tree)
+        watched = self._watch(run, tree.tokens)
+        graph = self.passes.verify(sequence, tree, watched)
         choice = self.passes.choices(graph)
         clock.lap("verify")
         width = verify_width(tree.n_nodes)
         if graph.is_warm:
             self.costs.measured("verify", clock.times.verify, width, start)
         rows: list[np.ndarray] = []
-        accepted = self._accept(run, tree, graph, choice, rows)
+        reduced = self.passes.reduced(graph, watched) if watched else None
+        accepted = self._accept(run, tree, graph, choice, reduced, rows)
         clock.lap("host")
         sequence.torn = True
         self.passes.commit(sequence, accepted.path)
@@ -181,14 +185,40 @@ class Stepper:
             timings=clock.times,
         )
 
+    def _watch(self, run: Run, nodes: np.ndarray | tuple[int, ...] = ()) -> Watch | None:
+        """How the next pass, over these nodes, is to reduce its rows; None if whole rows are wanted, or none."""
+        if run.keep_rows or not self.passes.reduces:
+            return None
+        return watch(run.sampler, run.sequence.text, nodes)
+
+    def _drawn(self, run: Run, graph: Graph, reduced: ReducedRows | None, column: int = 0) -> int | None:
+        """The sampler's token after a column, from its reduced row; None if it takes the whole row."""
+        if reduced is None:
+            return None
+        return draw(
+            run.sampler,
+            reduced[column],
+            run.sequence.text,
+            partial(self.passes.logits_block, graph, column),
+        )
+
     def _accept(
-        self, run: Run, tree: Tree, graph: Graph, choice: np.ndarray, rows: list[np.ndarray]
+        self,
+        run: Run,
+        tree: Tree,
+        graph: Graph,
+        choice: np.ndarray,
+        reduced: ReducedRows | None,
+        rows: list[np.ndarray],
     ) -> Accepted:
         """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept."""
         if run.sampler.greedy and not run.keep_rows:
             return greedy(tree, choice, run.emit)
 
         def choose(node: int) -> int:
+            token = self._drawn(run, graph, reduced, node)
+            if token is not None:
+                return token
             row = self.passes.logits_row(graph, node)
             if run.keep_rows:
                 rows.append(row)
@@ -206,19 +236,28 @@ class Stepper:
             if len(sequence.unseen) > self.drafter.depth:
                 self.drafter.take_in(sequence)
             column = self.passes.state.features.free(sequence.unseen)
+        watched = self._watch(run)
         sequence.torn = True
-        graph = self.passes.linear(sequence, [sequence.pending], column=column)
+        graph = self.passes.linear(sequence, [sequence.pending], column=column, watch=watched)
         sequence.tokens.append(sequence.pending)
         if column is not None:
             sequence.unseen += (column,)
-        row = choice = None
+        row = choice = reduced = None
         if run.sampler.greedy and not run.keep_rows:
             choice = int(self.passes.choices(graph)[0])
+        elif watched:
+            reduced = self.passes.reduced(graph, watched)
         else:
             row = self.passes.logits_row(graph)
         # from here on the state is whole: a sampler that raises leaves the row to start from again
         sequence.pending, sequence.logits, sequence.torn = choice, row, False
         clock.lap("verify")
+        if reduced is not None:
+            try:
+                choice = self._drawn(run, graph, reduced)
+            finally:
+                if choice is None:
+                    row = sequence.logits = self.passes.logits_row(graph)
         if row is not None:
             choice, sequence.logits = run.sample(row), None
         assert choice is not None

@@ -244,6 +244,29 @@ class Graph:
     def add(self, a, b):
         return lib.ggml_add(self.ctx, a, b)
 
+    def sub(self, a, b):
+        """a - b, `b` repeated over the missing dimensions."""
+        return lib.ggml_sub(self.ctx, a, b)
+
+    def div(self, a, b):
+        """a / b, `b` repeated over the missing dimensions."""
+        return lib.ggml_div(self.ctx, a, b)
+
+    def exp(self, a):
+        return lib.ggml_exp(self.ctx, a)
+
+    def sum_rows(self, a):
+        """Sums over dimension 0 of `a` [n, ...], whose rows are contiguous -> [1, ...]."""
+        return lib.ggml_sum_rows(self.ctx, a)
+
+    def clamp(self, a, low: float, high: float):
+        """Contiguous `a`, limited in place."""
+        return lib.ggml_clamp(self.ctx, a, low, high)
+
+    def cast(self, a, type_: int):
+        """Contiguous copy of `a` with elements of another type; float32 becomes int32 by truncation."""
+        return lib.ggml_cast(self.ctx, a, type_)
+
     def mul(self, a, b):
         """Element-wise; `b` is repeated over the missing dimensions."""
         return lib.ggml_mul(self.ctx, a, b)

@@ -188,7 +188,7 @@ class Qwen35(Target):
         taps.finish()
         if batch.mask is None and batch.columns > 1:
             x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
-        logits_and_choice(g, w, self.head_name, x, eps)
+        logits_and_choice(g, w, self.head_name, x, eps, batch.reduction)
         return g
 
     def _check_relations(self, file: GGUFFile) -> None:

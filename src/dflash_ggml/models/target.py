@@ -22,6 +22,15 @@ Append = Callable[[Graph, Any, Any, Any], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """What sampling reads of the logits: the `kept` largest, `watched` named ones, masses by blocks of `block` ids."""
+
+    kept: int
+    watched: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The shape of one pass, from which a target builds its graph.
 
@@ -30,6 +39,7 @@ class Batch:
     committed ones and advance it.
     taps: layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in the same
     graph, or, for a single token without `append`, to the column of the state's features that the input `column` names.
+    reduction: also declare the output `reduced`.
     """
 
     columns: int
@@ -37,6 +47,7 @@ class Batch:
     mask: SlotMask | None = None
     taps: tuple[int, ...] = ()
     append: Append | None = None
+    reduction: Reduction | None = None
 
 
 class Target(ABC):
@@ -70,7 +81,7 @@ class Target(ABC):
         each `columns`, and for a linear batch also path (0, 1, ...); `mask` float16 [n_kv, columns] or those of a tree's
         mask; `column` int32 [1] where a single token's features are kept.
         Outputs: logits float32 [n_vocab, columns] and choice int32 [columns], the best of each; of a linear batch only
-        those of the last token.
+        those of the last token. With a reduction also its inputs and output (see layers.reduced_logits).
         """
 
     @abstractmethod

@@ -2,12 +2,17 @@
 // call, because a failed check inside ggml ends the process.
 
 struct ggml_tensor *ggml_add(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+struct ggml_tensor *ggml_sub(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_mul(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+struct ggml_tensor *ggml_div(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+struct ggml_tensor *ggml_exp(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_softplus(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_sigmoid(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_silu(struct ggml_context *ctx, struct ggml_tensor *a);
 
 struct ggml_tensor *ggml_scale(struct ggml_context *ctx, struct ggml_tensor *a, float s);
+struct ggml_tensor *ggml_clamp(struct ggml_context *ctx, struct ggml_tensor *a, float min, float max);
+struct ggml_tensor *ggml_sum_rows(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_argmax(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_concat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b,
     int dim);
@@ -21,6 +26,7 @@ bool ggml_prec_set_acc(struct ggml_tensor *a, enum ggml_prec prec);
 struct ggml_tensor *ggml_mul_mat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 
 struct ggml_tensor *ggml_cpy(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+struct ggml_tensor *ggml_cast(struct ggml_context *ctx, struct ggml_tensor *a, enum ggml_type type);
 struct ggml_tensor *ggml_cont(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_cont_4d(struct ggml_context *ctx, struct ggml_tensor *a, int64_t ne0, int64_t ne1,
     int64_t ne2, int64_t ne3);

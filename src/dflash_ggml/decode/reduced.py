@@ -1,0 +1,299 @@
+"""Drawing from rows of logits of which only a reduction has left the device: the tokens that `Sampler.sample` would draw.
+
+A row is reduced to its largest logits with their ids, the logits of tokens named beforehand (those that penalties and bias may
+change), the log of its sum, and its mass by blocks of token ids. Every other token is known to score at most `floor`, the
+smallest logit that was kept. `draw` follows the sampler's filters on what is known and keeps bounds of the rest; where the rest
+could matter it draws nothing, and the caller fetches the row. So no token depends on whether rows are reduced, up to the rounding
+of sums; the nucleus is certain even of that, because its size must be the same at both ends of what rounding may do.
+
+The alternative was to draw on the device: a number per column goes in, a token comes out. It needs the filters, the penalties and
+the grammar as operations, twice over (CPU and GPU), and sequential sums over a sorted vocabulary, to save some 20 us of numpy per
+visited node. Kept logits leave every rule where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .sampling import BLOCK, Sampler, first_above, invert, typical
+from .sampling_params import SamplingParams
+
+KEPT = 64  # largest logits of a row; the most that top_k_log_probs gives on every device
+WATCHED = 128  # tokens whose logits a pass can be asked for: the default penalty window, a tree, some bias
+
+Block = Callable[[int], NDArray[np.float32]]  # the logits of block i of the row, 512 or, of the last, less
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a pass is told before it reduces rows. temperature: of the masses, > 0. ids: watched tokens, rising, at most 128."""
+
+    temperature: float
+    ids: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """One row of n_vocab logits.
+
+    ids int64 and logits float32 [k]: the largest, falling, of equals the lower id first. log_sum: log of the sum of exp over the
+    row. watched: logits float32 of `watch.ids`. masses float32: per block of 512 ids the sum of
+    exp((logit - largest) / temperature).
+    """
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    log_sum: float
+    watched: NDArray[np.float32]
+    masses: NDArray[np.float32]
+    watch: Watch
+    n_vocab: int
+
+
+class ReducedRows:
+    """The reductions of all columns of a pass, as they come from the device."""
+
+    def __init__(self, array: NDArray[np.float32], watch: Watch, n_vocab: int) -> None:
+        """array [columns, 3 k + 128 + blocks]: per column ids | log-probabilities | logits | watched logits | masses."""
+        self.array, self.watch, self.n_vocab = array, watch, n_vocab
+
+    def __getitem__(self, column: int) -> Reduced:
+        a, k = self.array[column], min(KEPT, self.n_vocab)
+        logits = a[2 * k : 3 * k]
+        return Reduced(
+            a[:k].astype(np.int64),
+            logits,
+            float(logits[0]) - float(a[k]),
+            a[3 * k : 3 * k + len(self.watch.ids)],
+            a[3 * k + WATCHED :],
+            self.watch,
+            self.n_vocab,
+        )
+
+
+def watch(sampler: Sampler, history: Sequence[int], nodes: ArrayLike = ()) -> Watch | None:
+    """What the next pass should reduce rows with; None if this sampler needs whole rows, or none.
+
+    nodes: tokens that the text may go on with in that pass, so that they may come under a penalty.
+    """
+    if sampler.needs_rows or sampler.greedy:
+        return None
+    seen, _ = sampler.penalised(history)
+    ids = sampler.changed(seen)
+    if sampler.penalises:
+        ids = np.union1d(ids, np.asarray(nodes, np.int64))
+    temperature = sampler.params.temperature
+    return Watch(temperature if temperature > 0 else 1.0, ids[:WATCHED])
+
+
+def draw(sampler: Sampler, row: Reduced, history: Sequence[int], block: Block) -> int | None:
+    """The token that `sampler.sample` would give for this row; None, with no random number taken, if it needs all of it.
+
+    block(i) fetches one block of the row; called at most once, when nothing cuts the tail off.
+    """
+    if not math.isfinite(row.masses.sum()):
+        return None  # NaN, +inf or nothing but -inf: the sampler says what is wrong
+    changes = _Changes.of(sampler, row, history)
+    if changes is None:
+        return None
+    p = sampler.params
+    masked = bool(sampler.processors)
+    if _unfiltered(p, row.n_vocab) and not masked and not changes.n_unknown and row.n_vocab > len(row.ids):
+        return _draw_by_blocks(sampler, row, changes, block)
+    head = _Head.of(sampler, row, changes, history)
+    if head is None:
+        return None
+    if p.temperature == 0:
+        return int(head.ids[0])
+    kept = head.filtered(p, row.n_vocab)
+    if kept is None:
+        return None
+    ids, scores = head.ids[kept], head.scores[kept]
+    order = ids.argsort()
+    weights = scores[order] - scores.max()
+    if p.temperature > 0 and p.temperature != 1:
+        with np.errstate(over="ignore"):
+            weights /= np.float32(max(p.temperature, 1e-30))
+    index, _ = invert(np.exp(weights, out=weights), sampler.rng.random())
+    return int(ids[order[index]])
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Tokens that bias and penalties change: ids rising, logits before and after. n_unknown: lowered ones of unknown logit."""
+
+    ids: NDArray[np.int64]
+    old: NDArray[np.float32]
+    new: NDArray[np.float32]
+    n_unknown: int = 0
+
+    @classmethod
+    def of(cls, sampler: Sampler, row: Reduced, history: Sequence[int]) -> _Changes | None:
+        """None if a token is raised whose logit is unknown."""
+        seen, counts = sampler.penalised(history)
+        ids = sampler.changed(seen)
+        if not len(ids):
+            return cls(ids, row.logits[:0], row.logits[:0])
+        known, logits = row.watch.ids, row.watched
+        if not len(known) or not _among(ids, known).all():
+            known, first = np.unique(np.concatenate((known, row.ids)), return_index=True)
+            logits = np.concatenate((logits, row.logits))[first]
+            found = _among(ids, known)
+            if not found.all() and not sampler.only_lowers:
+                return None
+            n_unknown, ids = int((~found).sum()), ids[found]
+        else:
+            n_unknown = 0
+        old = logits[np.searchsorted(known, ids)]
+        return cls(ids, old, sampler.rescored(ids, old, seen, counts) if len(ids) else old, n_unknown)
+
+
+@dataclass(slots=True)
+class _Head:
+    """The best tokens after all changes, and what is known of the others.
+
+    ids, scores: falling, of equals the lower id first, complete above `floor`. rest: how many others there may be, each with a
+    score of at most `floor`. low, high: bounds of the mass of all tokens, relative to the best one.
+    """
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    floor: np.float32
+    rest: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, sampler: Sampler, row: Reduced, changes: _Changes, history: Sequence[int]) -> _Head | None:
+        """None if no token is left above the floor."""
+        ids, scores = row.ids, row.logits
+        floor = scores[-1] if row.n_vocab > len(ids) else np.float32(-np.inf)
+        plain = not len(changes.ids) and not changes.n_unknown
+        if not plain:
+            kept = ~_among(ids, changes.ids) if len(changes.ids) else np.ones(len(ids), bool)
+            ids = np.concatenate((ids[kept], changes.ids))
+            scores = np.concatenate((scores[kept], changes.new))
+        gone, lost = sampler.forbidden(history, ids), scores[:0]
+        if gone is not None:
+            lost = scores[gone]
+            scores = np.where(gone, np.float32(-np.inf), scores)
+        if not plain or gone is not None or floor == -np.inf:
+            # at the floor itself a changed token and one that was not kept could stand in either order
+            above = np.flatnonzero(scores > floor)
+            if not len(above):
+                return None
+            ids, scores = ids[above], scores[above]
+            if not plain:
+                order = np.lexsort((ids, -scores))
+                ids, scores = ids[order], scores[order]
+        if floor == -np.inf:
+            return cls(ids, scores, floor, 0, 0.0, 0.0)
+        rest = row.n_vocab - len(ids)
+        top = float(scores[0])
+        if row.log_sum - top > 50:
+            return None
+        total = math.exp(row.log_sum - top)
+        slack = 2.0**-20 * (4 + abs(row.log_sum)) * total  # of a sum in float32 and its logarithm
+        if len(changes.ids):
+            total += _mass(changes.new, top) - _mass(changes.old, top)
+        low = total - slack - changes.n_unknown * math.exp(float(floor) - top)
+        if gone is not None:  # and who knows what else is forbidden
+            low, total = 0.0, total - _mass(lost, top)
+        return cls(ids, scores, floor, rest, low, total + slack) if math.isfinite(total) else None
+
+    def filtered(self, p: SamplingParams, n_vocab: int) -> slice | NDArray[np.int64] | None:
+        """What the filters leave, as positions; None if that could reach into the rest. As `Sampler._filtered`."""
+        n, rest, scores = len(self.ids), self.rest, self.scores
+        low, high = self.low, self.high
+        if p.temperature < 0:
+            return None if rest else slice(n)
+        if 0 < p.top_k < n_vocab:
+            if n >= p.top_k or not rest:
+                n, rest = min(n, p.top_k), 0
+            else:
+                rest = min(rest, p.top_k - n)
+                low, high = 0.0, math.inf
+        chosen: NDArray[np.int64] | None = None
+        if p.typical_p != 1:
+            if rest:
+                return None
+            chosen = np.sort(typical(scores[:n], p.typical_p))
+            scores, n = scores[chosen], len(chosen)
+        if p.top_p != 1:
+            size = _nucleus(scores[:n], p.top_p, rest, float(self.floor), low, high)
+            if size is None:
+                return None
+            n, rest = size, 0
+        if p.min_p != 0:
+            limit = scores[0] + math.log(p.min_p)
+            if rest and not limit > self.floor:
+                return None
+            n, rest = int(np.count_nonzero(scores[:n] >= limit)), 0
+        if rest:
+            return None
+        return slice(n) if chosen is None else chosen[:n]
+
+
+def _nucleus(
+    scores: NDArray[np.float32], mass: float, rest: int, floor: float, low: float, high: float
+) -> int | None:
+    """How many of the falling scores make up the nucleus; None if rounding or the rest could change that."""
+    weights = np.exp(scores - scores[0])
+    cumulative = weights.cumsum(dtype=np.float64)
+    if not rest:
+        goal = mass * weights.sum(dtype=np.float64)
+        return min(int(cumulative.searchsorted(goal)) + 1, len(scores))
+    known = float(cumulative[-1])
+    low = max(low, known)
+    high = min(max(high, low), known + rest * math.exp(floor - float(scores[0])))
+    least, most = cumulative.searchsorted((mass * low, mass * max(high, low)))
+    return int(least) + 1 if least == most < len(scores) else None
+
+
+def _draw_by_blocks(sampler: Sampler, row: Reduced, changes: _Changes, block: Block) -> int | None:
+    """A draw from all tokens: the block by the masses, then the token by the block's own logits."""
+    best, divisor = row.logits[0], np.float32(max(row.watch.temperature, 1e-30))
+    masses = row.masses.astype(np.float64)
+    if len(changes.ids):
+        moved = (x.astype(np.float64) - float(best) for x in (changes.old, changes.new))
+        old, new = (x / float(divisor) for x in moved)
+        if new.max() > 50:
+            return None
+        before = masses.copy()
+        np.add.at(masses, changes.ids // BLOCK, np.exp(new) - np.exp(old))
+        # what is left where nearly all was taken away is rounding
+        if (masses < 1e-3 * before).any() or masses.sum() < 0.1 * before.sum():
+            return None
+    ends = masses.cumsum()
+    target = sampler.rng.random() * float(ends[-1])
+    at = first_above(ends, target)
+    logits, first = block(at), at * BLOCK
+    if len(changes.ids):
+        here = changes.ids // BLOCK == at
+        logits[changes.ids[here] - first] = changes.new[here]
+    with np.errstate(over="ignore"):
+        inside = np.exp((logits - best) / divisor).cumsum(dtype=np.float64)
+    share = (target - (float(ends[at - 1]) if at else 0.0)) / float(masses[at])
+    return first + first_above(inside, share * float(inside[-1]))
+
+
+def _unfiltered(p: SamplingParams, n_vocab: int) -> bool:
+    """Whether every token can be drawn."""
+    off = not 0 < p.top_k < n_vocab and p.typical_p == 1 and p.top_p == 1 and p.min_p == 0
+    return p.temperature < 0 or (p.temperature > 0 and off)
+
+
+def _mass(scores: NDArray[np.float32], top: float) -> float:
+    """The sum of exp(score - top); inf where that is too large."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(scores.astype(np.float64) - top).sum())
+
+
+def _among(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the wanted ids are among `ids`, rising and not empty."""
+    return ids.take(np.searchsorted(ids, wanted), mode="clip") == wanted
