@@ -1,4 +1,4 @@
-"""Draws from reduced rows are the draws from whole rows: same seed, same tokens, and a whole row is asked for where it must be."""
+"""Draws from reduced rows are those from whole rows: same seed, same tokens; a whole row is asked for where it must be."""
 
 from __future__ import annotations
 

@@ -15,6 +15,4 @@ def reduced_row(row: np.ndarray, watch: Watch) -> Reduced:
         shifted = row.astype(np.float64) - row.max()
         log_sum = float(row.max()) + np.log(np.exp(shifted).sum())
         masses = np.add.reduceat(np.exp(shifted / watch.temperature), np.arange(0, len(row), BLOCK))
-    return Reduced(
-        ids, row[ids], float(log_sum), row[watch.ids], masses.astype(np.float32), watch, len(row)
-    )
+    return Reduced(ids, row[ids], float(log_sum), row[watch.ids], masses.astype(np.float32), watch, len(row))

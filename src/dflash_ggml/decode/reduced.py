@@ -149,7 +149,7 @@ class _Changes:
             n_unknown, ids = int((~found).sum()), ids[found]
         else:
             n_unknown = 0
-        old = logits[np.searchsorted(known, ids)]
+        old = logits[known.searchsorted(ids)]
         return cls(ids, old, sampler.rescored(ids, old, seen, counts) if len(ids) else old, n_unknown)
 
 
@@ -158,15 +158,17 @@ class _Head:
     """The best tokens after all changes, and what is known of the others.
 
     ids, scores: falling, of equals the lower id first, complete above `floor`. rest: how many others there may be, each with a
-    score of at most `floor`. low, high: bounds of the mass of all tokens, relative to the best one.
+    score of at most `floor`. gone: scores of known tokens that a mask forbids; None without a mask.
     """
+
+    row: Reduced
+    changes: _Changes
 
     ids: NDArray[np.int64]
     scores: NDArray[np.float32]
     floor: np.float32
     rest: int
-    low: float
-    high: float
+    gone: NDArray[np.float32] | None
 
     @classmethod
     def of(cls, sampler: Sampler, row: Reduced, changes: _Changes, history: Sequence[int]) -> _Head | None:
@@ -178,10 +180,10 @@ class _Head:
             kept = ~_among(ids, changes.ids) if len(changes.ids) else np.ones(len(ids), bool)
             ids = np.concatenate((ids[kept], changes.ids))
             scores = np.concatenate((scores[kept], changes.new))
-        gone, lost = sampler.forbidden(history, ids), scores[:0]
-        if gone is not None:
-            lost = scores[gone]
-            scores = np.where(gone, np.float32(-np.inf), scores)
+        forbidden, gone = sampler.forbidden(history, ids), None
+        if forbidden is not None:
+            gone = scores[forbidden]
+            scores = np.where(forbidden, np.float32(-np.inf), scores)
         if not plain or gone is not None or floor == -np.inf:
             # at the floor itself a changed token and one that was not kept could stand in either order
             above = np.flatnonzero(scores > floor)
@@ -191,25 +193,28 @@ class _Head:
             if not plain:
                 order = np.lexsort((ids, -scores))
                 ids, scores = ids[order], scores[order]
-        if floor == -np.inf:
-            return cls(ids, scores, floor, 0, 0.0, 0.0)
-        rest = row.n_vocab - len(ids)
-        top = float(scores[0])
-        if row.log_sum - top > 50:
-            return None
-        total = math.exp(row.log_sum - top)
-        slack = 2.0**-20 * (4 + abs(row.log_sum)) * total  # of a sum in float32 and its logarithm
-        if len(changes.ids):
-            total += _mass(changes.new, top) - _mass(changes.old, top)
-        low = total - slack - changes.n_unknown * math.exp(float(floor) - top)
-        if gone is not None:  # and who knows what else is forbidden
-            low, total = 0.0, total - _mass(lost, top)
-        return cls(ids, scores, floor, rest, low, total + slack) if math.isfinite(total) else None
+        rest = 0 if floor == -np.inf else row.n_vocab - len(ids)
+        return cls(row, changes, ids, scores, floor, rest, gone)
+
+    def _bounds(self) -> tuple[float, float]:
+        """The mass of all tokens relative to the best one lies between these."""
+        top, log_sum = float(self.scores[0]), self.row.log_sum
+        if log_sum - top > 50:  # the rest of this sum would be rounding
+            return 0.0, math.inf
+        total = math.exp(log_sum - top)
+        slack = 2.0**-20 * (4 + abs(log_sum)) * total  # of a sum in float32 and its logarithm
+        if len(self.changes.ids):
+            total += _mass(self.changes.new, top) - _mass(self.changes.old, top)
+        if self.gone is not None:  # and who knows what else is forbidden
+            low, total = 0.0, total - _mass(self.gone, top)
+        else:
+            low = total - slack - self.changes.n_unknown * math.exp(float(self.floor) - top)
+        return (low, total + slack) if math.isfinite(total) else (0.0, math.inf)
 
     def filtered(self, p: SamplingParams, n_vocab: int) -> slice | NDArray[np.int64] | None:
         """What the filters leave, as positions; None if that could reach into the rest. As `Sampler._filtered`."""
         n, rest, scores = len(self.ids), self.rest, self.scores
-        low, high = self.low, self.high
+        limited = False
         if p.temperature < 0:
             return None if rest else slice(n)
         if 0 < p.top_k < n_vocab:
@@ -217,7 +222,7 @@ class _Head:
                 n, rest = min(n, p.top_k), 0
             else:
                 rest = min(rest, p.top_k - n)
-                low, high = 0.0, math.inf
+                limited = True
         chosen: NDArray[np.int64] | None = None
         if p.typical_p != 1:
             if rest:
@@ -225,6 +230,7 @@ class _Head:
             chosen = np.sort(typical(scores[:n], p.typical_p))
             scores, n = scores[chosen], len(chosen)
         if p.top_p != 1:
+            low, high = self._bounds() if rest and not limited else (0.0, math.inf)
             size = _nucleus(scores[:n], p.top_p, rest, float(self.floor), low, high)
             if size is None:
                 return None
@@ -296,4 +302,4 @@ def _mass(scores: NDArray[np.float32], top: float) -> float:
 
 def _among(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of the wanted ids are among `ids`, rising and not empty."""
-    return ids.take(np.searchsorted(ids, wanted), mode="clip") == wanted
+    return ids.take(ids.searchsorted(wanted), mode="clip") == wanted

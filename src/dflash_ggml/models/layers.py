@@ -176,8 +176,8 @@ def reduced_logits(g: Graph, logits, reduction: Reduction):
     best first | their log-probabilities | their logits | watched logits | per block of ids the sum of
     exp((logit - largest) / temperature).
 
-    Inputs: `temperature` float32 [1]; `watch` int32 [watched, n], ids. Stock operations but for the first, about 100 us for 24 rows of
-    248,320 on an H100; one operation for all of it would save four passes over the logits and be another kernel to keep.
+    Inputs: `temperature` float32 [1]; `watch` int32 [watched, n], ids. All but the first are stock operations; one operation for
+    the whole would save four passes over the logits and be another kernel to keep.
     """
     n_vocab, n = logits.ne[0], logits.ne[1]
     k = min(reduction.kept, n_vocab)

@@ -138,13 +138,27 @@ class GrammarProcessor:
 
     def __call__(self, history: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """Raises DflashError if the history itself breaks the grammar or the grammar exceeds its limits."""
-        self._follow(np.asarray(history[self._n_prompt :], np.int32))
-        if self._start is None:
+        bits = self._bits(history)
+        if bits is None:
             return scores
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
         allowed = np.unpackbits(bits, bitorder="little", count=len(scores)).astype(bool)
         return np.where(allowed, scores, np.float32(-np.inf))
+
+    def allows(self, history: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these tokens may come now. Raises as a call does."""
+        bits = self._bits(history)
+        if bits is None:
+            return np.ones(len(ids), bool)
+        return (bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).astype(bool)
+
+    def _bits(self, history: NDArray[np.int32]) -> NDArray[np.uint8] | None:
+        """A bit per token that may come after this history; None where the grammar does not bind yet."""
+        self._follow(np.asarray(history[self._n_prompt :], np.int32))
+        if self._start is None:
+            return None
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return bits
 
     def _restart(self) -> None:
         self._matcher.reset()
