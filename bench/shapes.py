@@ -110,13 +110,13 @@ def random_bytes(name: str, type_: GGMLQuantizationType, size: int) -> np.ndarra
 
 
 def vocabulary(n: int) -> dict:
-    """Tokenizer keys with `n` tokens: bytes, two merges' worth of text, and padding entries."""
+    """Tokenizer keys with `n` tokens: bytes, two merges' worth of text, and padding that a grammar takes for text."""
     letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
     tokens = [*letters, "he", "in", *special]
     tokens += [f"[PAD{i}]" for i in range(len(tokens), n)]
     types = [1] * (len(letters) + 2) + [3] * len(special)
-    types += [5] * (n - len(types))
+    types += [1] * (n - len(types))
     ids = {name: len(letters) + 2 + i for i, name in enumerate(special)}
     return {
         "tokenizer.ggml.model": "gpt2",

@@ -42,7 +42,9 @@ def device(request: pytest.FixtureRequest):
     device.close()
 
 
-@pytest.mark.parametrize("n_vocab", [20, KEPT, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 8192, 9000])
+@pytest.mark.parametrize(
+    "n_vocab", [20, KEPT, KEPT + 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 8192, 9000, 100_000]
+)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 def test_equals_numpy(device: Device, n_vocab: int, temperature: float) -> None:
     """Kept and watched logits to the bit, ids with their ties; sums to 1e-5."""

@@ -174,6 +174,8 @@ class Sampler:
         counts: NDArray[np.int64],
     ) -> NDArray[np.float32]:
         """The logits of tokens, ids rising, after bias and penalties: the arithmetic of `sample`."""
+        if ids is seen:
+            return self._penalty(logits, counts)
         scores = logits.copy()
         if len(self._bias):
             at, known = _places(self._bias_ids, ids)
@@ -187,6 +189,8 @@ class Sampler:
         """Repeat penalty (arXiv 1909.05858, but negative logits multiplied), then frequency and presence."""
         p = self.params
         seen = np.where(seen > 0, seen / np.float32(p.repeat_penalty), seen * np.float32(p.repeat_penalty))
+        if p.frequency_penalty == 0 == p.presence_penalty:
+            return seen
         return (seen - (counts * p.frequency_penalty + p.presence_penalty)).astype(np.float32)
 
     def _candidates(

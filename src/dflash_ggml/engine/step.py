@@ -152,19 +152,18 @@ class Stepper:
         columns = (plan.depth or drafter.depth) + 1
         self.costs.measured("draft", clock.lap("draft"), columns, start)
         tree = plan.build(sequence.pending, candidates)
+        watched = self._watch(run, tree.tokens)
         clock.lap("tree")
         if sequence.unseen:
             drafter.take_in(sequence)  # the tree's own features come to lie where these are
-        watched = self._watch(run, tree.tokens)
         graph = self.passes.verify(sequence, tree, watched)
-        choice = self.passes.choices(graph)
+        found = self.passes.reduced(graph, watched) if watched else self.passes.choices(graph)
         clock.lap("verify")
         width = verify_width(tree.n_nodes)
         if graph.is_warm:
             self.costs.measured("verify", clock.times.verify, width, start)
         rows: list[np.ndarray] = []
-        reduced = self.passes.reduced(graph, watched) if watched else None
-        accepted = self._accept(run, tree, graph, choice, reduced, rows)
+        accepted = self._accept(run, tree, graph, found, rows)
         clock.lap("host")
         sequence.torn = True
         self.passes.commit(sequence, accepted.path)
@@ -191,34 +190,29 @@ class Stepper:
             return None
         return watch(run.sampler, run.sequence.text, nodes)
 
-    def _drawn(self, run: Run, graph: Graph, reduced: ReducedRows | None, column: int = 0) -> int | None:
-        """The sampler's token after a column, from its reduced row; None if it takes the whole row."""
-        if reduced is None:
-            return None
-        return draw(
-            run.sampler,
-            reduced[column],
-            run.sequence.text,
-            partial(self.passes.logits_block, graph, column),
-        )
+    def _draw(self, run: Run, graph: Graph, reduced: ReducedRows, column: int = 0) -> int | None:
+        """The sampler's token after a column, from its reduced row; None if that takes the whole row."""
+        block = partial(self.passes.logits_block, graph, column)
+        return draw(run.sampler, reduced[column], run.sequence.text, block)
 
     def _accept(
         self,
         run: Run,
         tree: Tree,
         graph: Graph,
-        choice: np.ndarray,
-        reduced: ReducedRows | None,
+        found: np.ndarray | ReducedRows,
         rows: list[np.ndarray],
     ) -> Accepted:
         """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept."""
         if run.sampler.greedy and not run.keep_rows:
-            return greedy(tree, choice, run.emit)
+            assert isinstance(found, np.ndarray)
+            return greedy(tree, found, run.emit)
 
         def choose(node: int) -> int:
-            token = self._drawn(run, graph, reduced, node)
-            if token is not None:
-                return token
+            if isinstance(found, ReducedRows):
+                token = self._draw(run, graph, found, node)
+                if token is not None:
+                    return token
             row = self.passes.logits_row(graph, node)
             if run.keep_rows:
                 rows.append(row)
@@ -254,7 +248,7 @@ class Stepper:
         clock.lap("verify")
         if reduced is not None:
             try:
-                choice = self._drawn(run, graph, reduced)
+                choice = self._draw(run, graph, reduced)
             finally:
                 if choice is None:
                     row = sequence.logits = self.passes.logits_row(graph)
