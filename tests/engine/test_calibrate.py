@@ -12,10 +12,12 @@ from dflash_ggml.decode.adaptive import block_choices
 from dflash_ggml.decode.costs import Point
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import cost_cache, loading
-from dflash_ggml.engine.cost_cache import CostCache
+from dflash_ggml.engine.cost_cache import CostCache, Measured
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.products import ProductTable, Timing
 
 POINTS = [Point("plain", 1, 64, 1.25), Point("verify", 8, 4000, 2.5)]
+MEASURED = Measured(tuple(POINTS), ProductTable((Timing("q8_0", 8, 1.0, 2.0, 0.1),)))
 
 
 @pytest.fixture()
@@ -50,7 +52,7 @@ def test_loading_measures_and_leaves_nothing_behind(toy_pair, folder):
         } <= seen
         assert {("verify", w) for w in (2, 3, 4, 6, 8, 16, 24, 32)} <= seen
         contexts = {p.context for p in engine.costs.points() if p.kind == "plain"}
-        assert min(contexts) == 64 and len(contexts) == 2 and max(contexts) < 512
+        assert min(contexts) == 64 and len(contexts) == 2 and max(contexts) < engine.passes.n_rows
         assert engine.n_tokens == 0 and engine.snapshot().in_draft.size == 0
         assert text(engine) == plain
 
@@ -86,20 +88,20 @@ def test_no_decision_of_a_reproducible_engine_looks_at_the_clock(toy_pair, folde
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"points": 1}', b'{"points": [["plain", 1, 64]]}', b'{"points": [["hop", 1, 64, 1]]}',
+    [b"", b"{", b"[]", b"[1]", b'{"points": [["plain", 1, 64]]}', b'{"points": [["hop", 1, 64, 1]]}',
      b'{"points": [["plain", 1, 64, -1]]}', b'{"points": [["plain", 1, 64, "x"]]}', b"\xff\xfe", b'{"points": [null]}'],
 )  # fmt: skip
 def test_a_broken_cache_is_no_cache(tmp_path, content):
     cache = CostCache.of({"device": "one"}, tmp_path)
     cache.path.write_bytes(content)
-    assert cache.read() == []
-    assert cache.write(POINTS) and cache.read() == POINTS
+    assert cache.read() is None
+    assert cache.write(MEASURED) and cache.read() == MEASURED
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, toy_pair, folder, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     cache = CostCache.of({"device": "one"}, tmp_path / "file")
-    assert not cache.write(POINTS) and cache.read() == []
+    assert not cache.write(MEASURED) and cache.read() is None
     monkeypatch.setattr(loading, "calibrate", lambda *_: POINTS)
     folder.write_text("in the way")
     with Engine.load(config(toy_pair)) as engine:

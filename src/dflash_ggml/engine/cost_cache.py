@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..decode.costs import Pass, Point
+from .products import ProductTable
 
 FORMAT = 1  # of the file
 
@@ -23,6 +24,14 @@ FORMAT = 1  # of the file
 def default_folder() -> Path:
     """Where costs are kept for this user."""
     return Path.home() / ".cache" / "dflash-ggml" / "costs"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """points: what passes cost; none where no decision needs them. products: which kernels multiply few columns."""
+
+    points: tuple[Point, ...]
+    products: ProductTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +48,25 @@ class CostCache:
         name = hashlib.sha256(text.encode()).hexdigest()[:24] + ".json"
         return cls((folder or default_folder()) / name, facts)
 
-    def read(self) -> list[Point]:
-        """The points of an earlier time; none where there is no file or it cannot be read."""
+    def read(self) -> Measured | None:
+        """What was measured at an earlier time; None where there is no file or it cannot be read."""
         try:
-            entries = json.loads(self.path.read_text(encoding="utf-8"))["points"]
-            return [_point(entry) for entry in entries]
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            points = tuple(_point(entry) for entry in kept["points"])
+            return Measured(points, ProductTable.from_json(kept["products"]))
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+            return None
 
-    def write(self, points: list[Point]) -> bool:
-        """Keep the points; False where that is not possible, which costs a second at the next start and nothing else."""
+    def write(self, measured: Measured) -> bool:
+        """Keep it; False where that is not possible, which costs a second at the next start and nothing else."""
         short = {key: value for key, value in self.facts.items() if isinstance(value, (str, int))}
-        text = json.dumps({"facts": short, "points": points}, indent=1)
+        kept = {"facts": short, "points": measured.points, "products": measured.products.to_json()}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text + "\n")
+                    file.write(json.dumps(kept, indent=1) + "\n")
                 os.replace(name, self.path)  # two starts at a time may not mix their lines
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -26,8 +26,9 @@ from ..state.memory import Part, cache_rows, fit
 from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
 from .calibrate import calibrate
-from .cost_cache import CostCache
+from .cost_cache import CostCache, Measured
 from .passes import TargetPasses, tree_width
+from .products import ProductTable, apply, measure_products, worth_measuring
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
@@ -86,34 +87,37 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     device, costs = choose_device(config), Costs()
     try:
         passes, drafter, n_ctx = _on_device(device, config, file, target, draft, progress)
-        if (
-            draft
-            and drafter
-            and config.mode == "auto"
-            and config.calibrate != "never"
-            and not config.reproducible
-        ):
+        decides = config.mode == "auto" or worth_measuring(device)
+        if draft and drafter and decides and config.calibrate != "never" and not config.reproducible:
             cache = CostCache.of(_facts(device, config, file, draft))
-            _calibrated(config, passes, drafter, costs, cache)
+            costs.learn(_calibrated(config, passes, drafter, cache).points)
     except BaseException:
         device.close()
         raise
     return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs)
 
 
-def _calibrated(
-    config: EngineConfig, passes: TargetPasses, drafter: Drafter, costs: Costs, cache: CostCache
-) -> None:
-    """Fill `costs` from the cache or by measuring."""
-    points = cache.read() if config.calibrate == "cached" else []
-    if points:
+def _calibrated(config: EngineConfig, passes: TargetPasses, drafter: Drafter, cache: CostCache) -> Measured:
+    """From the cache or by measuring: which kernels multiply few columns, put in force, and what passes cost."""
+    device = passes.device
+    known = cache.read() if config.calibrate == "cached" else None
+    if known is not None:
         log.debug("pass costs read from %s", cache.path)
-    else:
-        began = time.perf_counter()
-        points = calibrate(passes, drafter, CALIBRATION_SECONDS[passes.device.is_gpu])
-        where = cache.path if cache.write(points) else "not kept: no writable home"
-        log.debug("pass costs measured in %.2f s, %s", time.perf_counter() - began, where)
-    costs.learn(points)
+        if known.products.timings:
+            apply(device, known.products)
+        return known
+    began, seconds = time.perf_counter(), CALIBRATION_SECONDS[device.is_gpu]
+    products = ProductTable(())
+    if worth_measuring(device):
+        products = measure_products(device, passes.weights.values(), seconds / 3)
+        apply(device, products)
+    points = (
+        calibrate(passes, drafter, began + seconds - time.perf_counter()) if config.mode == "auto" else []
+    )
+    measured = Measured(tuple(points), products)
+    where = cache.path if cache.write(measured) else "not kept: no writable home"
+    log.debug("pass costs measured in %.2f s, %s", time.perf_counter() - began, where)
+    return measured
 
 
 def _facts(device: Device, config: EngineConfig, file: GGUFFile, draft: DraftSource) -> dict[str, Any]:
@@ -127,6 +131,7 @@ def _facts(device: Device, config: EngineConfig, file: GGUFFile, draft: DraftSou
         # a build with other flags has other kernels
         "build": sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in binding.glob("*.so")),
         "kv_type": config.kv_type,
+        "mode": config.mode if config.mode == "auto" else "named",
         "reference": config.reference,
         "budget": config.budget,
         "candidates": config.candidates,
