@@ -231,3 +231,30 @@ def test_seeded_sampling(gpu):
         sampler = Sampler(SamplingParams(temperature=0.8, seed=7), gpu.n_vocab)
         texts.append([t for s in gpu.generate(sampler, max_tokens=64, mode="tree") for t in s.tokens])
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 0.8, "top_k": 0, "top_p": 0.8, "repeat_penalty": 1.1},
+        {"temperature": 0.0, "repeat_penalty": 1.2},
+    ],
+    ids=str,
+)
+def test_reduced_rows_write_what_whole_rows_write(gpu, options: dict, mode: str) -> None:
+    """The same text for a seed, whichever of the two a sampled step reads."""
+    assert gpu.passes.reduces, "a GPU reduces its rows"
+    ids, texts = gpu.tokenizer.encode(PROMPTS[0]), []
+    try:
+        for gpu.passes.reduces in (True, False):
+            gpu.reset()
+            gpu.prefill(ids)
+            sampler = Sampler(SamplingParams(seed=7, **options), gpu.n_vocab)
+            steps = gpu.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False)
+            texts.append([t for s in steps for t in s.tokens])
+    finally:
+        gpu.passes.reduces = True
+    assert texts[0] == texts[1]
