@@ -58,6 +58,7 @@ class Text:
     seed: int = 0
     spread: float = 1.2  # logits by which places differ, which the draft knows
     off: float = 0.0  # logits by which the draft is wrong in the mean
+    others: float = 0.4  # of what the best candidate leaves: how much is in the second
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,19 +67,19 @@ class Text:
     def draft(self, depth: int) -> tuple[Rows, np.ndarray]:
         """Candidates of `depth` positions, and the rank that is right at each (RANKS: none)."""
         logits = np.log(self.hits / (1 - self.hits)) + self.spread * self.rng.standard_normal(depth)
-        right = _ranks(logits)
+        right = _ranks(logits, self.others)
         u = self.rng.random(depth)
         truth = (np.cumsum(right, 1) < u[:, None]).sum(1)
         ids = np.arange(RANKS, dtype=np.int32) + RANKS * np.arange(depth, dtype=np.int32)[:, None]
-        believed = np.log(_ranks(logits + self.off)).astype(np.float32)
+        believed = np.log(_ranks(logits + self.off, self.others)).astype(np.float32)
         order = np.argsort(-believed, 1, kind="stable")
         return Rows(np.take_along_axis(ids, order, 1), np.take_along_axis(believed, order, 1)), truth
 
 
-def _ranks(logits: np.ndarray) -> np.ndarray:
+def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
     """Probabilities [depth, RANKS]: the best, then half of what is left, and so on."""
     best = 1 / (1 + np.exp(-logits))
-    rest = (1 - best)[:, None] * 0.4 * 0.5 ** np.arange(RANKS - 1)
+    rest = (1 - best)[:, None] * others * 0.5 ** np.arange(RANKS - 1)
     return np.concatenate([best[:, None], rest], 1)
 
 
