@@ -44,23 +44,46 @@ def test_widths_between_measured_ones_lie_on_a_line():
 
 
 def test_a_machine_that_slows_down_slows_all_widths():
-    """Also those that have not run since; and one pass that is another than it was stays one."""
-    points = [Point("plain", 1, 0, 1.0), *(Point("verify", w, 0, float(w)) for w in (2, 4, 8))]
-    costs = Costs()
-    costs.learn(points)
+    """Also those that have not run since."""
+    costs = calibrated()
     for _ in range(10):
         costs.measured("verify", 16.0, 8)
-    assert costs.pace == 2.0 and costs.of("plain") == 2.0 and costs.of("verify", 4) == 8.0
+        costs.measured("draft", 4.2, 16)
+    assert costs.pace == pytest.approx(2.0)
+    assert costs.of("plain") == pytest.approx(2.0) and costs.of("verify", 4) == pytest.approx(8.0)
+    assert costs.of("draft", 16) == pytest.approx(4.2, rel=0.05)
     for _ in range(20):
         costs.measured("verify", 8.0, 8)
-    assert costs.pace == 1.0 and costs.of("verify", 8) == pytest.approx(8.0, rel=0.1)
+        costs.measured("draft", 2.0, 16)
+    assert costs.pace == pytest.approx(1.0) and costs.of("verify", 8) == pytest.approx(8.0, rel=0.1)
+    assert costs.of("plain") == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind, width, usual", [("verify", 8, 8.0), ("draft", 16, 2.0), ("plain", 1, 1.0)])
+@pytest.mark.parametrize("times", [0.5, 1.4, 3.0])
+def test_one_pass_that_is_another_than_it_was_stays_one(kind, width, usual, times):
+    costs = calibrated()
+    for _ in range(200):
+        for k, w, ms in (("verify", 8, 8.0), ("draft", 16, 2.0), ("plain", 1, 1.0)):
+            costs.measured(k, ms * (times if k == kind else 1), w)
+    assert costs.pace == pytest.approx(1.0)
+    assert costs.of(kind, width) == pytest.approx(usual * times) and costs.of("verify", 4) == pytest.approx(
+        4.0
+    )
+
+
+def test_passes_of_one_kind_say_nothing_of_others():
+    costs = calibrated()
+    for _ in range(50):
+        costs.measured("plain", 1.5)
+    assert costs.of("plain") == pytest.approx(1.5) and costs.of("verify", 4) == pytest.approx(4.0)
+
+
+def calibrated() -> Costs:
     costs = Costs()
-    costs.learn(points)
-    for _ in range(20):
-        costs.measured("plain", 1.0)
-        costs.measured("plain", 1.0)
-        costs.measured("verify", 12.0, 8)
-    assert costs.pace == 1.0 and costs.of("verify", 8) == 12.0 and costs.of("verify", 4) == 4.0
+    points = [Point("plain", 1, 0, 1.0), Point("draft", 16, 0, 2.0)]
+    costs.learn([*points, *(Point("verify", w, 0, float(w)) for w in (2, 4, 8))])
+    return costs
 
 
 def test_points_can_be_learned_again():

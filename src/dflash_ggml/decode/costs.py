@@ -1,8 +1,9 @@
 """What passes cost on this machine: measured when loading, then learned on while decoding.
 
 A moving median is kept per kind of pass, width and octave of the context. What was not measured follows from what was: on a line
-between widths, on a line over the context. All costs share a pace, the median of what the last passes took against what was
-expected: a machine that throttles, or is busy, slows all widths at once, also those that have not run since.
+between widths, on a line over the context. All costs share a pace: a machine that throttles, or is busy, slows all
+widths at once, also those that have not run since. It moves only when passes of several kinds agree, so that one wrong
+measurement moves nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .tree import verify_width
 Pass = Literal["plain", "verify", "draft", "commit", "host"]
 
 WINDOW = 15  # measurements that a median is taken of: a change is noticed within some ten steps
-SURE = 5  # measurements before their pace is believed
+SURE = 5  # measurements of a kind of pass that its pace is the median of
+RECENT = 20  # measurements after which a kind has no say in the pace
 
 
 class Point(NamedTuple):
@@ -52,20 +54,30 @@ class Costs:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Pass, int], dict[int, _Octave]] = {}
-        self._ratios: deque[float] = deque(maxlen=WINDOW)
+        # by kind: how many times longer than usual the last passes took, and when that was, in measurements
+        self._ratios: dict[Pass, deque[float]] = {}
+        self._last: dict[Pass, int] = {}
+        self._n = 0
+        self.pace = 1.0  # how many times longer than usual passes take now
 
     def measured(self, kind: Pass, ms: float, width: int = 1, context: int = 0) -> None:
         """Take in a measurement."""
         if kind in ("plain", "verify", "draft"):
+            self._n += 1
             usual = self._at_pace_one(kind, width, context)
             if usual:
-                self._ratios.append(ms / usual)
+                self._ratios.setdefault(kind, deque(maxlen=SURE)).append(ms / usual)
+                self._last[kind] = self._n
+                self.pace = self._common_pace()
         self._take(Point(kind, width, context, ms / self.pace))
 
-    @property
-    def pace(self) -> float:
-        """How many times longer than usual passes take now."""
-        return median(self._ratios) if len(self._ratios) >= SURE else 1.0
+    def _common_pace(self) -> float:
+        """What the kinds of passes that ran lately have in common: the least of their slowdowns, or of their speedups."""
+        recent = [kind for kind, at in self._last.items() if self._n - at < RECENT]
+        found = [median(self._ratios[kind]) for kind in recent if len(self._ratios[kind]) == SURE]
+        if len(found) < 2:
+            return self.pace
+        return max(min(found), 1.0) if min(found) > 1 else min(max(found), 1.0)
 
     def of(self, kind: Pass, width: int = 1, context: int = 0) -> float | None:
         """What a pass costs now; None where no context has been measured."""
