@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import Literal
 
 from ..errors import ConfigError, DflashError
 
@@ -168,13 +169,14 @@ class Hub:
                 newest = max(entry.revisions, key=lambda r: ("main" in r.refs, r.last_modified))
                 yield from (f.file_path.relative_to(newest.snapshot_path).as_posix() for f in newest.files)
 
-    def fetch(self, repo: str, file: str) -> Path:
+    def fetch(self, repo: str, file: str, kind: Literal["model", "dataset"] = "model") -> Path:
         """Fetch one file into the cache (once) and return its path."""
         with _plain_words(repo, file):
             return Path(
                 self._lib.hf_hub_download(
                     repo,
                     file,
+                    repo_type=kind,
                     cache_dir=self._cache,
                     token=self._token,
                     local_files_only=self._offline,
@@ -189,7 +191,7 @@ def _library() -> ModuleType:
         import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError:
-        raise HubError("models by name need huggingface_hub: pip install 'dflash-ggml[hub]'") from None
+        raise HubError("models and prompts by name need huggingface_hub: pip install 'dflash-ggml[hub]'") from None
     return huggingface_hub
 
 

@@ -1,0 +1,1 @@
+"""`dflash-bench`: suites that measure speed and acceptance of a pair on this machine, and their reports."""

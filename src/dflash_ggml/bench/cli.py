@@ -1,0 +1,262 @@
+"""`dflash-bench`: how fast a pair is on this machine, and what its draft is worth. Tables on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..cli.arguments import Parser, add_model_options, engine_config
+from ..cli.interrupt import Interrupt
+from ..cli.report import Meter
+from ..engine.engine import Engine
+from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
+from ..files.hub import Hub
+from ..files.pairs import EMBEDDED_TARGET
+from .facts import gpu_facts, header, load_average
+from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, STYLES, choose
+from .runner import FULL, QUICK, Bench, Size
+from .sections import Section, markdown
+from .servers import Server
+from .suites import SUITES, largest_budget, named
+from .terminal import progress, say, show
+
+EXAMPLES = """suites:
+{suites}
+  quick        all of these, small: about a minute on a CPU with the embedded pair (the default)
+  full         all of these
+
+examples:
+  dflash-bench --html report.html
+  dflash-bench -m Qwen3.5-27B-Q4_K_M.gguf --suite speed,acceptance --json result.json
+  dflash-bench -m … --suite speed --against http://127.0.0.1:8080 --prompts HumanEval.jsonl.gz"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    suites = "\n".join(f"  {name:<12} {suite.about}" for name, suite in SUITES.items())
+    parser = Parser(
+        prog="dflash-bench",
+        description="Measure a target and its draft on this machine: speed by mode, budget and context, acceptance.",
+        epilog=EXAMPLES.format(suites=suites),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument_group("what is measured").add_argument
+    add("--suite", default="quick", metavar="NAME", help="quick, full or suites by name, with commas (default quick)")
+    add(
+        "--prompts",
+        metavar="SET",
+        help=f"with commas: {', '.join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's; "
+        f"{' or '.join(ON_HUB)} from the hub (default: all but python; the embedded pair: {', '.join(EMBEDDED_STYLES)})",
+    )
+    add("--limit", type=int, metavar="N", help="prompts per suite, spread over the styles")
+    add("-n", "--predict", type=int, metavar="N", help="tokens per text")
+    add("--rounds", type=int, metavar="N", help="how often every text is decoded")
+    add("--temp", type=float, default=0.0, metavar="X", help="temperature, but for its sweep (default 0: greedy)")
+    add("-s", "--seed", type=int, default=1, metavar="N", help="seed of the draws (default 1)")
+    add(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="wrap every prompt, or none, in the chat template (default: those that are requests)",
+    )
+    add(
+        "--against",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="also ask this OpenAI-compatible server (suites speed and ttft); may be repeated",
+    )
+    add("--against-key", metavar="KEY", help="API key for those servers")
+    add = parser.add_argument_group("reports").add_argument
+    add("--json", type=Path, metavar="FILE", help="write everything, every text's figures too, as JSON")
+    add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
+    add("--html", type=Path, metavar="FILE", help="write tables and plots as one HTML page")
+    add("--svg", type=Path, metavar="FILE", help="write the plots alone as one picture")
+    add("-v", "--verbose", action="store_true", help="log what is loaded")
+    add_model_options(parser)
+    return parser
+
+
+def check(args: argparse.Namespace) -> tuple[list[str], Size]:
+    """The suites and their size. Raises ConfigError for options that do not fit, before anything is loaded."""
+    try:
+        names, small = named(args.suite)
+    except KeyError as error:
+        raise ConfigError(f"--suite: {error} is none of quick, full, {', '.join(SUITES)}") from None
+    for flag, value, least in (("--limit", args.limit, 1), ("-n", args.predict, 2), ("--rounds", args.rounds, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"{flag}: {value} is below {least}")
+    if args.against and not any(SUITES[name].against for name in names):
+        able = " and ".join(name for name, suite in SUITES.items() if suite.against)
+        raise ConfigError(f"--against: other servers take part in {able} only; add one with --suite")
+    if not args.temp >= 0:
+        raise ConfigError(f"--temp: {args.temp} is below 0")
+    for file in (args.json, args.markdown, args.html, args.svg):
+        if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+            raise ConfigError(f"can't write {file}: name a file in a folder that exists")
+    if args.html or args.svg:
+        from . import plots  # noqa: F401 - it says what is missing, now and not after an hour
+
+    size = QUICK if small else FULL
+    given = {"prompts": args.limit, "n": args.predict, "rounds": args.rounds}
+    return names, replace(size, **{key: value for key, value in given.items() if value is not None})
+
+
+def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    """What every file says of the run: commit, machine, files, options."""
+    engine = bench.engine
+    return header(
+        device=engine.device.info.description,
+        gpu=gpu_facts() if engine.device.info.is_gpu else {},
+        threads=engine.device.n_threads,
+        model=engine.config.model.name,
+        draft=engine.config.draft.name if engine.config.draft else None,
+        embedded=engine.config.model == EMBEDDED_TARGET,
+        context=engine.n_ctx,
+        prompts=args.prompts or "default",
+        styles=list(dict.fromkeys(prompt.style for prompt in bench.prompts)),
+        prompts_per_suite=bench.size.prompts,
+        tokens_per_text=bench.size.n,
+        rounds=bench.size.rounds,
+        temperature=bench.temperature,
+        seed=bench.seed,
+        mode=bench.mode,
+        budget=bench.budget,
+        against=[{"url": server.url, "model": server.model} for server in bench.servers],
+    )
+
+
+def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people."""
+    gpu = found["gpu"]
+    device = found["device"] if gpu else f"{found['device']}, {found['threads']} threads of {found['cpus']} CPUs"
+    if gpu:
+        device += f", driver {gpu['driver_version']}, {gpu['clocks.max.sm']} at most, {gpu['power.limit']}"
+    pair = f"{found['model']} + {found['draft'] or 'no draft'}"
+    draws = "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']}, seed {found['seed']}"
+    lines = [
+        ("pair", pair + (" (the embedded demonstration pair)" if found["embedded"] else "")),
+        ("device", device),
+        ("load before and after", f"{found['load']} and {found['load_after']} busy processes"),
+        ("texts", f"{', '.join(found['styles'])}; up to {found['tokens_per_text']} tokens, {draws}"),
+        ("context", f"{found['context']} tokens"),
+        ("dflash-ggml", f"{found['version']}, commit {found['commit']}"),
+        ("when", found["when"]),
+        ("command", found["command"]),
+    ]
+    return lines + [("against", f"{s['url']}: {s['model']}") for s in found["against"]]
+
+
+def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Section], state: str) -> None:
+    """The files that were asked for."""
+    writers: list[tuple[Path | None, Callable[[], str]]] = [
+        (args.json, lambda: _json(found, sections, state)),
+        (args.markdown, lambda: markdown(fact_lines(found), sections, state)),
+        (args.html, lambda: _html(found, sections, state)),
+        (args.svg, lambda: _svg(sections)),
+    ]
+    for file, text in writers:
+        if file is not None:
+            file.write_text(text(), encoding="utf-8")
+            say(f"{file} written")
+
+
+def _json(found: dict[str, Any], sections: Sequence[Section], state: str) -> str:
+    whole = {"complete": not state, **found, "suites": {s.name: s.as_dict() for s in sections}}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _html(found: dict[str, Any], sections: Sequence[Section], state: str) -> str:
+    from .page import html
+
+    return html(fact_lines(found), sections, state)
+
+
+def _svg(sections: Sequence[Section]) -> str:
+    from .plots import gallery, svg
+
+    pictures = [svg(plot) for section in sections for plot in section.plots]
+    if not pictures:
+        raise ConfigError("--svg: there is nothing to draw in these suites")
+    return gallery(pictures)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, run the suites, report; returns the exit code."""
+    names, size = check(args)
+    config = engine_config(args)
+    embedded = config.model == EMBEDDED_TARGET
+    chosen = (args.prompts or ",".join(EMBEDDED_STYLES if embedded else DEFAULT_STYLES)).split(",")
+    prompts = choose(chosen, Hub(offline=True) if args.offline and set(chosen) & set(ON_HUB) else None)
+    servers = [Server(url, args.against_key) for url in dict.fromkeys(args.against)]
+    for server in servers:
+        server.open()
+    config = replace(config, budget=largest_budget(names, size, config.budget))
+    meter = Meter(sys.stderr)
+    sections: list[Section] = []
+    with Engine.load(config, meter.bytes) as engine, Interrupt() as interrupt:
+        meter.clear()
+        bench = Bench(
+            engine,
+            prompts,
+            size,
+            progress(sys.stderr),
+            lambda: interrupt.asked,
+            servers,
+            mode=args.mode,
+            budget=args.budget,
+            temperature=args.temp,
+            seed=args.seed,
+            chat=args.chat,
+        )
+        found = facts(bench, args)
+        try:
+            for name in names:
+                texts = bench.run(name, SUITES[name].jobs(bench))
+                if texts:
+                    sections.append(SUITES[name].report(bench, texts))
+                    show(sections[-1], sys.stdout)
+                if bench.stopped:
+                    break
+        finally:  # what an error leaves is worth keeping too
+            found["load_after"] = load_average()
+            state = "" if len(sections) == len(names) and not bench.stopped else "Cut short: not all was measured."
+            if sections:
+                write(args, found, sections, state)
+        if bench.stopped:
+            say("interrupted; what was measured so far is above")
+    return 130 if bench.stopped else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(
+        format="dflash-bench: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
+    )
+    try:
+        return run(args)
+    except (ConfigError, ModelFileError, ContextOverflowError) as error:
+        say(str(error))
+        return 2
+    except DflashError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        say(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What every result says about itself: version, commit, machine."""
+
+from __future__ import annotations
+
+import importlib.metadata as distributions
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+GPU_FIELDS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,memory.total"
+
+
+def _said(*command: str) -> str | None:
+    """Standard output of a command, None when it cannot be run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def commit() -> str:
+    """The checkout's commit, with "+" when files differ from it; "unknown" for a package outside its checkout."""
+    git = ("git", "-C", str(PACKAGE))
+    top = _said(*git, "rev-parse", "--show-toplevel")
+    # a package in somebody else's checkout, say in a virtual environment there, is not that commit
+    if top is None or Path(top, "src", "dflash_ggml").resolve() != PACKAGE:
+        return "unknown"
+    head = _said(*git, "rev-parse", "--short=12", "HEAD")
+    dirty = _said(*git, "status", "--porcelain", "-uno")
+    return "unknown" if head is None else head + ("+" if dirty else "")
+
+
+def version() -> str:
+    """The package's version."""
+    return distributions.version("dflash-ggml")
+
+
+def cpu_name() -> str:
+    """Model name of the CPU."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def gpu_facts() -> dict[str, str]:
+    """Name, driver, clocks and power limit of the first GPU, as nvidia-smi tells them; empty without one."""
+    said = _said("nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader")
+    return dict(zip(GPU_FIELDS.split(","), said.splitlines()[0].split(", "))) if said else {}
+
+
+def load_average() -> float:
+    """Mean number of busy processes over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def header(**more: object) -> dict[str, object]:
+    """Facts for a result file; the program's folder is left out of its command."""
+    return {
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "version": version(),
+        "commit": commit(),
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "load": load_average(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        **more,
+    }

@@ -1,0 +1,214 @@
+"""Decoding one text and timing it; what texts have in common."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..cli.report import STAGES
+from ..config import Mode
+from ..decode.sampling import Sampler
+from ..decode.sampling_params import SamplingParams
+from ..engine.engine import Engine
+from .prompts import Prompt
+
+
+class Interrupted(Exception):  # noqa: N818 - no error: somebody pressed Ctrl-C
+    """The text under way was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to decode; what a suite compares. server: the address of another server, None for ourselves."""
+
+    label: str
+    mode: Mode = "plain"
+    budget: int | None = None
+    temperature: float = 0.0
+    server: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A text to decode: a prompt as token ids, n tokens at most. `text` is what other servers are sent."""
+
+    prompt: Prompt
+    ids: Sequence[int]
+    text: str
+    setting: Setting
+    n: int
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class Text:
+    """What one text took. Times are wall milliseconds.
+
+    n: tokens, the end-of-generation token too. ttft_ms: from the beginning of the prefill to the first token. decode_ms: from
+    the first token to the last. steps: target passes after the prompt's own. accepted: drafted steps by how many drafted
+    tokens they kept; widths: steps by the nodes that they offered. step_ms: sums over the steps. repeats: see `repeats`.
+    """
+
+    prompt: str
+    style: str
+    setting: str
+    prompt_n: int
+    n: int
+    ttft_ms: float
+    decode_ms: float
+    temperature: float = 0.0
+    prefill_ms: float = 0.0
+    steps: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    accepted: dict[int, int] = field(default_factory=dict)
+    widths: dict[int, int] = field(default_factory=dict)
+    step_ms: dict[str, float] = field(default_factory=dict)
+    repeats: bool = False
+    finish: str = ""
+    cached_n: int = 0
+
+    @property
+    def per_second(self) -> float | None:
+        """Tokens per second after the first one, None where there is no second."""
+        return 1e3 * (self.n - 1) / self.decode_ms if self.n > 1 and self.decode_ms > 0 else None
+
+    @property
+    def length(self) -> float | None:
+        """Acceptance length: tokens per target pass, its own included; None without a pass."""
+        return (self.n - 1) / self.steps if self.steps else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        found = asdict(self)
+        for name in ("ttft_ms", "decode_ms", "prefill_ms"):
+            found[name] = round(found[name], 3)
+        found["step_ms"] = {name: round(ms, 3) for name, ms in self.step_ms.items()}
+        return found
+
+
+def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool:
+    """Whether at least `share` of the tokens repeat the text some 1..`period` tokens before: a loop flatters acceptance."""
+    n = len(tokens)
+    return any(
+        sum(tokens[i] == tokens[i - p] for i in range(p, n)) >= share * n
+        for p in range(1, min(period, n - 1) + 1)
+    )
+
+
+def decode(engine: Engine, job: Job, should_stop: Callable[[], bool]) -> Text:
+    """Prefill a job's prompt into the empty engine and decode. Raises Interrupted when `should_stop` says so."""
+    setting = job.setting
+    engine.reset()
+    sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), engine.n_vocab)
+    began = time.perf_counter()
+    engine.prefill(job.ids, should_stop=should_stop)
+    if engine.n_tokens < len(job.ids):
+        raise Interrupted
+    prefilled = first = last = time.perf_counter()
+    tokens: list[int] = []
+    accepted: Counter[int] = Counter()
+    widths: Counter[int] = Counter()
+    step_ms = dict.fromkeys(STAGES, 0.0)
+    finish = ""
+    steps = engine.generate(
+        sampler, max_tokens=job.n, mode=setting.mode, budget=setting.budget, should_stop=should_stop
+    )
+    with closing(steps):
+        for step in steps:
+            last = time.perf_counter()
+            tokens += step.tokens
+            finish = step.finish or ""
+            if step.mode == "prefill":
+                first = last
+                continue
+            widths[step.n_draft] += 1
+            if step.n_draft:
+                accepted[step.n_accepted] += 1
+            for stage in STAGES:
+                step_ms[stage] += getattr(step.timings, stage)
+    if finish == "cancelled":
+        raise Interrupted
+    return Text(
+        prompt=job.prompt.id,
+        style=job.prompt.style,
+        setting=setting.label,
+        prompt_n=len(job.ids),
+        n=len(tokens),
+        ttft_ms=(first - began) * 1e3,
+        decode_ms=(last - first) * 1e3,
+        temperature=setting.temperature,
+        prefill_ms=(prefilled - began) * 1e3,
+        steps=widths.total(),
+        draft_n=sum(width * n for width, n in widths.items()),
+        draft_n_accepted=sum(kept * n for kept, n in accepted.items()),
+        accepted=dict(sorted(accepted.items())),
+        widths=dict(sorted(widths.items())),
+        step_ms=step_ms,
+        repeats=repeats(tokens),
+        finish=finish,
+    )
+
+
+def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """Median, mean and spread of what was measured; None for nothing."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return None
+    return {
+        "median": statistics.median(found),
+        "mean": statistics.fmean(found),
+        "min": min(found),
+        "max": max(found),
+        "n": len(found),
+    }
+
+
+def ratios(texts: Iterable[Text], base: Iterable[Text]) -> dict[str, Any] | None:
+    """Speed of texts over that of `base`, prompt by prompt, each prompt's rounds in the mean."""
+    ours, theirs = by_prompt(texts), by_prompt(base)
+    return summary(ours[p] / theirs[p] for p in ours if p in theirs)
+
+
+def by_prompt(texts: Iterable[Text]) -> dict[str, float]:
+    """Mean tokens per second of each prompt."""
+    found: dict[str, list[float]] = {}
+    for text in texts:
+        if text.per_second is not None:
+            found.setdefault(text.prompt, []).append(text.per_second)
+    return {prompt: statistics.fmean(speeds) for prompt, speeds in found.items()}
+
+
+def mean_length(texts: Iterable[Text]) -> float | None:
+    """Acceptance length over all passes of the texts, the mean of the texts' own."""
+    found = [text.length for text in texts if text.length is not None]
+    return statistics.fmean(found) if found else None
+
+
+def by_depth(texts: Iterable[Text]) -> list[float]:
+    """Share of the drafted steps that kept at least 1, 2, 3, ... drafted tokens."""
+    kept: Counter[int] = Counter()
+    for text in texts:
+        kept.update(text.accepted)
+    total = kept.total()
+    return [sum(n for k, n in kept.items() if k >= depth) / total for depth in range(1, max(kept, default=0) + 1)]
+
+
+def all_widths(texts: Iterable[Text]) -> Counter[int]:
+    """Steps by the nodes that they offered, 0 for plain ones."""
+    found: Counter[int] = Counter()
+    for text in texts:
+        found.update(text.widths)
+    return found
+
+
+def step_times(texts: Iterable[Text]) -> dict[str, float] | None:
+    """Mean milliseconds of each part of a step."""
+    found = [text for text in texts if text.steps]
+    steps = sum(text.steps for text in found)
+    return {s: sum(t.step_ms[s] for t in found) / steps for s in STAGES} if steps else None

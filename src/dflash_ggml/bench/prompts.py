@@ -1,0 +1,117 @@
+"""Prompts: our own sets by style, files in the forms of well-known sets, and those sets from the hub."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..files.hub import Hub
+
+_DATA = Path(__file__).parents[1] / "data" / "prompts"
+STYLES = tuple(sorted(file.stem for file in _DATA.glob("*.jsonl")))
+REQUESTS = frozenset({"chat", "maths", "json", "summary", "gsm8k", "math500"})  # asked; other styles are continued
+EMBEDDED_STYLES = ("python", "edit")  # what the embedded pair was trained to write
+DEFAULT_STYLES = tuple(style for style in STYLES if style != "python")
+# public sets that the hub holds as JSON lines
+ON_HUB = {
+    "humaneval": ("bigcode/humanevalpack", "data/python/data/humanevalpack.jsonl"),
+    "math500": ("HuggingFaceH4/MATH-500", "test.jsonl"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to go on from, or with `chat` a user's message to answer."""
+
+    id: str
+    style: str
+    text: str
+    chat: bool = False
+
+
+def own(style: str) -> list[Prompt]:
+    """One of our own sets."""
+    return read(_DATA / f"{style}.jsonl")
+
+
+def read(file: Path, style: str | None = None) -> list[Prompt]:
+    """Prompts of a JSON-lines file, gzipped or not. Raises ConfigError naming the line that is none.
+
+    Known forms: ours (id, style, prompt), HumanEval (task_id, prompt), GSM8K (question, answer), MATH-500 (problem, answer).
+    """
+    try:
+        data = file.read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+        raise ConfigError(f"--prompts: can't read {file}: {said}") from None
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise ConfigError(f"--prompts: {file}, line {number}: not JSON; a JSON object per line is expected") from None
+        prompt = _prompt(row, style, file, number) if isinstance(row, Mapping) else None
+        if prompt is None:
+            raise ConfigError(f"--prompts: {file}, line {number}: no text in prompt, question or problem")
+        found.append(prompt)
+    if not found:
+        raise ConfigError(f"--prompts: {file} holds no prompts")
+    return found
+
+
+def _prompt(row: Mapping[str, Any], style: str | None, file: Path, number: int) -> Prompt | None:
+    key, usual = next(
+        ((k, s) for k, s in (("prompt", None), ("question", "gsm8k"), ("problem", "math500")) if k in row),
+        ("", None),
+    )
+    text = row.get(key)
+    if not isinstance(text, str) or not text:
+        return None
+    if usual is None and "task_id" in row:
+        usual = "humaneval"
+    style = style or row.get("style") or usual or file.name.partition(".")[0]
+    name = next((row[k] for k in ("id", "task_id", "unique_id") if k in row), f"{style}-{number}")
+    return Prompt(str(name), str(style), text, style in REQUESTS)
+
+
+def choose(names: Iterable[str], hub: Hub | None = None) -> list[Prompt]:
+    """The prompts of styles, files and sets of the hub, in this order. Raises ConfigError, HubError."""
+    found: list[Prompt] = []
+    for name in names:
+        if name in STYLES:
+            found += own(name)
+        elif name == "all":
+            found += [prompt for style in STYLES for prompt in own(style)]
+        elif name in ON_HUB:
+            found += read((hub or Hub()).fetch(*ON_HUB[name], kind="dataset"), name)
+        elif name == "gsm8k":
+            raise ConfigError("--prompts: gsm8k is not on the hub as JSON lines; name a file with question and answer")
+        elif Path(name).is_file():
+            found += read(Path(name))
+        else:
+            known = ", ".join(("all", *STYLES, *ON_HUB))
+            raise ConfigError(f"--prompts: {name} is no file and none of {known}")
+    return found
+
+
+def spread(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
+    """At most `limit` prompts, the styles as equal as they can be, evenly spaced within each."""
+    if limit is None or limit >= len(prompts):
+        return prompts
+    styles = list(dict.fromkeys(p.style for p in prompts))
+    groups = {style: [p for p in prompts if p.style == style] for style in styles}
+    share = dict.fromkeys(styles, 0)
+    while (left := limit - sum(share.values())) > 0:
+        for style in [s for s in styles if share[s] < len(groups[s])][:left]:
+            share[style] += 1
+    kept = [groups[s][i * len(groups[s]) // share[s]] for s in styles for i in range(share[s])]
+    return [p for p in prompts if p in set(kept)]

@@ -1,0 +1,180 @@
+"""Runs the jobs of a suite: settings in turn, a warm-up that is not counted, progress, Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ..config import Mode
+from ..engine.engine import Engine
+from ..files.pairs import EMBEDDED_TARGET
+from ..session.requests import ChatRequest
+from ..session.session import Session
+from .measure import Interrupted, Job, Setting, Text, decode
+from .prompts import Prompt
+from .servers import Server
+
+WARM_UP = 24  # tokens of a text that is not counted: graphs are built, caches are warm
+
+
+class Progress(Protocol):
+    """Who is told how far a suite is."""
+
+    def begin(self, name: str, total: int) -> None:
+        """A suite of `total` texts begins."""
+        ...
+
+    def at(self, done: int, what: str) -> None:
+        """`done` texts are done, `what` comes next."""
+        ...
+
+    def end(self) -> None:
+        """The suite has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a suite does: prompts, tokens a text, rounds, and what the sweeps go through."""
+
+    prompts: int
+    n: int
+    rounds: int
+    budgets: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+
+QUICK = Size(6, 48, 1, (3, 7, 15, 31, 63), (0.0, 0.8, 1.2), (64, 256, 1024))
+FULL = Size(
+    18, 200, 2, (1, 3, 7, 15, 23, 31, 47, 63), (0.0, 0.4, 0.8, 1.2), tuple(128 << i for i in range(0, 14, 2))
+)
+
+
+@dataclass(slots=True)
+class Bench:
+    """An engine with what the suites share.
+
+    mode, budget: the way to decode that a suite sweeps, when it does not compare several. chat: wrap every prompt (True), none
+    (False), or those that are requests (None) in the model's template.
+    """
+
+    engine: Engine
+    prompts: Sequence[Prompt]
+    size: Size
+    progress: Progress
+    should_stop: Callable[[], bool] = lambda: False
+    servers: Sequence[Server] = ()
+    mode: Mode = "auto"
+    budget: int = 31
+    temperature: float = 0.0
+    seed: int = 1
+    chat: bool | None = None
+    stopped: bool = False
+    _session: Session = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._session = Session(self.engine, cache_bytes=0)
+        if self.chat is None and self.engine.config.model == EMBEDDED_TARGET:
+            self.chat = False  # it has a template, but was trained on code alone
+        if not self.engine.tokenizer.chat_template:
+            self.chat = False
+
+    # ---- settings
+
+    def setting(self, label: str, mode: Mode, budget: int | None = None, temperature: float | None = None) -> Setting:
+        """One of ours, at the temperature of the run unless another is named."""
+        return Setting(label, mode, budget, self.temperature if temperature is None else temperature)
+
+    def modes(self, budgets: Sequence[int] = (7, 15, 31), temperature: float | None = None) -> list[Setting]:
+        """Plain, chain, trees and auto; plain alone without a draft."""
+        found = [self.setting("plain", "plain", None, temperature)]
+        if self.engine.has_draft:
+            found.append(self.setting("chain", "chain", None, temperature))
+            found += [self.setting(f"tree {b}", "tree", b, temperature) for b in budgets]
+            found.append(self.setting("auto", "auto", self.budget, temperature))
+        return found
+
+    def swept(self, temperature: float | None = None) -> list[Setting]:
+        """Plain, and the mode that the user named or auto."""
+        found = [self.setting("plain", "plain", None, temperature)]
+        if self.engine.has_draft and self.mode != "plain":
+            label = f"tree {self.budget}" if self.mode == "tree" else self.mode
+            found.append(
+                self.setting(label, self.mode, None if self.mode == "chain" else self.budget, temperature)
+            )
+        return found
+
+    def others(self) -> list[Setting]:
+        """The servers to compare with."""
+        return [
+            Setting(f"{s.url} ({s.model})", temperature=self.temperature, server=s.url) for s in self.servers
+        ]
+
+    # ---- jobs
+
+    def ids(self, prompt: Prompt) -> tuple[Prompt, list[int]]:
+        """A prompt as it is decoded here, in the template or not, and its token ids."""
+        tokenizer = self.engine.tokenizer
+        chat = prompt.chat if self.chat is None else self.chat
+        if chat:
+            request = ChatRequest(messages=[{"role": "user", "content": prompt.text}])
+            return replace(prompt, chat=True), list(self._session.prompts.make(request).ids)
+        return replace(prompt, chat=False), [*tokenizer.bos_ids, *tokenizer.encode(prompt.text, special=False)]
+
+    def jobs(self, settings: Sequence[Setting], prompts: Sequence[Prompt], rounds: int | None = None) -> list[Job]:
+        """Every prompt with every setting, `rounds` times. Settings take turns in going first; prompts that do not fit are left out."""
+        found = []
+        for round_ in range(self.size.rounds if rounds is None else rounds):
+            for i, (prompt, ids) in enumerate(map(self.ids, prompts)):
+                if len(ids) >= self.engine.n_ctx:
+                    continue
+                for j in range(len(settings)):
+                    setting = settings[(i + round_ + j) % len(settings)]
+                    found.append(Job(prompt, ids, prompt.text, setting, self.size.n, self.seed + round_))
+        return found
+
+    def filled(self, length: int, turn: int, setting: Setting, n: int) -> Job:
+        """A job whose prompt is `length` tokens of the run's prompts one after the other, beginning with another one each turn."""
+        tokenizer, ids = self.engine.tokenizer, list[int]()
+        for i in range(length):
+            prompt = self.prompts[(turn + i) % len(self.prompts)]
+            ids += tokenizer.encode(prompt.text + "\n\n", special=False)
+            if len(ids) >= length:
+                break
+        # the end of it, so that the text goes on from where a prompt ends
+        ids = [*tokenizer.bos_ids, *ids][-length:]
+        prompt = Prompt(f"{length} tokens, {turn + 1}", "filled", "")
+        return Job(prompt, ids, tokenizer.decode(ids), setting, n, self.seed + turn)
+
+    # ---- the run
+
+    def run(self, name: str, jobs: Sequence[Job]) -> list[Text]:
+        """The texts of the jobs, in their order; after Ctrl-C those so far, and `stopped` is set."""
+        texts: list[Text] = []
+        warm: set[tuple[Setting, int]] = set()
+        self.progress.begin(name, len(jobs))
+        try:
+            for job in jobs:
+                self.progress.at(len(texts), f"{job.setting.label}, {job.prompt.id}")
+                # one per length: caches and graphs differ between them
+                key = (job.setting, len(job.ids).bit_length() if job.prompt.style == "filled" else 0)
+                if key not in warm:
+                    self._decode(replace(job, n=min(job.n, WARM_UP)))
+                    warm.add(key)
+                texts.append(self._decode(job))
+            self.progress.at(len(texts), "")
+        except Interrupted:
+            self.stopped = True
+        finally:
+            self.progress.end()
+        return texts
+
+    def _decode(self, job: Job) -> Text:
+        if self.should_stop():
+            raise Interrupted
+        for server in self.servers:
+            if server.url == job.setting.server:
+                return server.complete(job, self.should_stop)
+        return decode(self.engine, job, self.should_stop)

@@ -1,0 +1,200 @@
+"""Other servers with OpenAI's interface: one prompt, streamed, timed as the chunks come.
+
+A thread reads, so that Ctrl-C need not wait for a server that is silent.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..errors import ConfigError, DflashError
+from .measure import Interrupted, Job, Text
+
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 600.0  # a long prompt on a slow machine
+
+
+class ServerError(DflashError):
+    """Another server cannot be reached, refuses, or does not say what is needed; one line that says which and why."""
+
+
+class Server:
+    """One server by its address, with or without `/v1` at the end. Raises ConfigError for an address that is none."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise ConfigError(f"--against: {url} is no address; expected http://HOST:PORT") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--against: {url} is no address; expected http://HOST:PORT")
+        if parts.username or parts.password:
+            raise ConfigError("--against: leave the key out of the address; --against-key takes it")
+        self.url, self._host, self._port = url, parts.hostname, port
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._secure, self._key = parts.scheme == "https", key
+        self.model = ""
+
+    def open(self) -> None:
+        """Ask which model is served; the first one is taken. Raises ServerError."""
+        connection = self._connect()
+        try:
+            answer = json.loads(self._ask(connection, "GET", "/v1/models").read())
+            self.model = str(answer["data"][0]["id"])
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise ServerError(f"{self.url}/v1/models: names no model; is this an OpenAI-compatible server?") from None
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=CONNECT_SECONDS)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ServerError(f"{self.url}: no connection: {_reason(error)}; is the server running?") from None
+        connection.sock.settimeout(SILENCE_SECONDS)
+        return connection
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any = None
+    ) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json", "Accept": "*/*"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._base + path, data, headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return response
+            said = _said(response.read(4096))
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{self.url}{path}: {_reason(error)}") from None
+        raise ServerError(f"{self.url}{path}: answered with status {response.status}{said}")
+
+    def complete(self, job: Job, should_stop: Callable[[], bool]) -> Text:
+        """Have the server write a job's text. Raises ServerError; Interrupted when `should_stop` says so."""
+        connection = self._connect()
+        try:
+            return self._complete(connection, job, should_stop)
+        finally:
+            connection.close()
+
+    def _complete(
+        self, connection: http.client.HTTPConnection, job: Job, should_stop: Callable[[], bool]
+    ) -> Text:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": job.n,
+            "temperature": job.setting.temperature,
+            "seed": job.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        path = "/v1/chat/completions" if job.prompt.chat else "/v1/completions"
+        body |= (
+            {"messages": [{"role": "user", "content": job.text}]} if job.prompt.chat else {"prompt": job.text}
+        )
+        first = last = 0.0
+        usage: dict[str, Any] | None = None
+        finish = ""
+        began = time.perf_counter()
+        for at, chunk in self._chunks(connection, path, body, should_stop):
+            if "error" in chunk:
+                raise ServerError(f"{self.url}{path}: {_said(json.dumps(chunk).encode()).lstrip(': ')}")
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or ():
+                finish = choice.get("finish_reason") or finish
+                delta = choice.get("delta") or {}
+                if choice.get("text") or any(
+                    delta.get(k) for k in ("content", "reasoning_content", "reasoning")
+                ):
+                    first, last = first or at, at
+        if not isinstance(usage, dict) or not isinstance(usage.get("completion_tokens"), int):
+            raise ServerError(f"{self.url}{path}: its stream ends without usage, so its tokens can't be counted")
+        details = usage.get("prompt_tokens_details") or {}
+        return Text(
+            prompt=job.prompt.id,
+            style=job.prompt.style,
+            setting=job.setting.label,
+            prompt_n=int(usage.get("prompt_tokens") or 0),
+            n=usage["completion_tokens"] if first else 0,
+            ttft_ms=(first - began) * 1e3 if first else 0.0,
+            decode_ms=(last - first) * 1e3,
+            temperature=job.setting.temperature,
+            finish=finish,
+            cached_n=int(details.get("cached_tokens") or 0),
+        )
+
+    def _chunks(
+        self,
+        connection: http.client.HTTPConnection,
+        path: str,
+        body: dict[str, Any],
+        should_stop: Callable[[], bool],
+    ) -> Iterator[tuple[float, dict[str, Any]]]:
+        """The events of a stream, each with the time at which it came."""
+        lines: queue.SimpleQueue[tuple[float, bytes] | Exception | None] = queue.SimpleQueue()
+
+        def read() -> None:
+            try:
+                for line in self._ask(connection, "POST", path, body):
+                    lines.put((time.perf_counter(), line))
+                lines.put(None)
+            except (ServerError, OSError, ValueError, AttributeError, http.client.HTTPException) as error:
+                lines.put(error)  # the last two but one: the connection was closed meanwhile
+
+        threading.Thread(target=read, name="server", daemon=True).start()
+        while True:
+            try:
+                found = lines.get(timeout=0.1)
+            except queue.Empty:
+                if should_stop():
+                    raise Interrupted from None
+                continue
+            if should_stop():
+                raise Interrupted
+            if found is None:
+                return
+            if isinstance(found, ServerError):
+                raise found
+            if isinstance(found, Exception):
+                raise ServerError(f"{self.url}{path}: {_reason(found)}")
+            at, line = found
+            name, _, data = line.strip().partition(b":")
+            if name != b"data" or data.strip() == b"[DONE]":
+                continue
+            try:
+                chunk = json.loads(data)
+            except ValueError:
+                chunk = None
+            if not isinstance(chunk, dict):
+                raise ServerError(f"{self.url}{path}: a chunk of its stream is no JSON object")
+            yield at, chunk
+
+
+def _reason(error: Exception) -> str:
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join((said or type(error).__name__).split())
+
+
+def _said(body: bytes) -> str:
+    """What an error's body says, in one line of at most 200 characters, after a colon."""
+    text = body.decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+        found = found.get("error", found.get("detail", found))
+        text = found["message"] if isinstance(found, dict) and "message" in found else str(found)
+    except (ValueError, AttributeError):
+        pass
+    text = " ".join(str(text).split())
+    return f": {text[:200]}" if text else ""

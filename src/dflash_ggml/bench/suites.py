@@ -1,0 +1,418 @@
+"""The suites by name: which texts each has decoded, and what it reports of them.
+
+A new suite is a function for each of the two and an entry in `SUITES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..cli.report import STAGES
+from ..config import MAX_BUDGET
+from .measure import (
+    Job,
+    Setting,
+    Text,
+    all_widths,
+    by_depth,
+    mean_length,
+    ratios,
+    step_times,
+    summary,
+)
+from .prompts import spread
+from .runner import Bench, Size
+from .sections import Column, Plot, Row, Section, Series
+
+SPEED = (
+    Column("speed", "tokens/s", 1),
+    Column("speed_min", "min", 1),
+    Column("speed_max", "max", 1),
+    Column("versus_plain", "× plain", 2),
+    Column("versus_plain_min", "worst", 2),
+    Column("length", "tokens/pass", 2),
+    Column("step_ms", "ms/pass", 2),
+    Column("ttft_ms", "first token ms", 1),
+    Column("widths", "nodes a pass"),
+    Column("texts", "texts", 0),
+    Column("repeating", "that loop", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """jobs: what is decoded. report: what is said of the texts, which may be fewer than were asked for.
+
+    budgets: the trees that it needs, so that the engine is loaded for them. everyday: part of `quick` and `full`.
+    against: whether it has texts for other servers.
+    """
+
+    about: str
+    jobs: Callable[[Bench], list[Job]]
+    report: Callable[[Bench, list[Text]], Section]
+    budgets: Callable[[Size], Sequence[int]] = lambda size: ()
+    everyday: bool = True
+    against: bool = False
+
+
+def spread_of(name: str, values: dict[str, Any] | None) -> Row:
+    """A summary as the cells of a row: NAME is the median."""
+    if values is None:
+        return {}
+    return {name: values["median"], **{f"{name}_{k}": v for k, v in values.items() if k != "median"}}
+
+
+def speed_row(texts: Sequence[Text], plain: Sequence[Text], **first: object) -> Row:
+    """The cells of SPEED for the texts of one setting; `plain`: the same prompts without drafts."""
+    widths, times, ours = all_widths(texts), step_times(texts), any(text.steps for text in texts)
+    used = ", ".join(f"{w}: {n / widths.total():.0%}" for w, n in widths.most_common(3)) if len(widths) > 1 else ""
+    used = used or (str(next(iter(widths))) if any(widths) else "")
+    return {
+        **first,
+        **spread_of("speed", summary(text.per_second for text in texts)),
+        **(spread_of("versus_plain", ratios(texts, plain)) if texts is not plain else {}),
+        "length": mean_length(texts),
+        "step_ms": sum(times.values()) if times else None,
+        "stages_ms": times,
+        **spread_of("ttft_ms", summary(text.ttft_ms for text in texts if text.ttft_ms and not text.cached_n)),
+        "widths": used,
+        "width_counts": dict(sorted(widths.items())),
+        "texts": len(texts),
+        "repeating": sum(text.repeats for text in texts) if ours else None,
+    }
+
+
+def grouped(texts: Sequence[Text]) -> dict[str, list[Text]]:
+    """Texts by setting, in the order of their first text but plain first."""
+    found: dict[str, list[Text]] = {}
+    for text in texts:
+        found.setdefault(text.setting, []).append(text)
+    order = ["plain", "chain", *sorted((n for n in found if n.startswith("tree ")), key=lambda n: int(n[5:]))]
+    rank = {name: i for i, name in enumerate([*order, "auto"])}
+    return {name: found[name] for name in sorted(found, key=lambda n: rank.get(n, len(rank)))}
+
+
+def loops_note(texts: Sequence[Text]) -> list[str]:
+    """A warning when texts repeat themselves."""
+    ours = [text for text in texts if text.steps]
+    looping = sum(text.repeats for text in ours)
+    if not looping:
+        return []
+    return [f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."]
+
+
+# ---- speed by mode
+
+
+def speed_jobs(bench: Bench) -> list[Job]:
+    """Every mode on every prompt, and the other servers."""
+    return bench.jobs([*bench.modes(), *bench.others()], spread(list(bench.prompts), bench.size.prompts))
+
+
+def speed_report(bench: Bench, texts: list[Text]) -> Section:
+    """A row per mode and server; where a step's time goes."""
+    groups = grouped(texts)
+    plain = groups.get("plain", [])
+    rows = [speed_row(found, plain, setting=name) for name, found in groups.items()]
+    timed = [row for row in rows if row["stages_ms"]]
+    plots = []
+    if timed:
+        names = [row["setting"] for row in timed]
+        parts = [
+            Series(s, range(len(timed)), [row["stages_ms"][s] for row in timed])
+            for s in STAGES
+        ]
+        plots.append(
+            Plot("step", "Where a step's time goes", "", "ms per target pass", parts, bars=names)
+        )
+    notes = loops_note(texts)
+    if any(t.cached_n for t in texts):
+        notes.append("A server had prompts in its cache: their first token is not counted.")
+    if bench.servers:
+        notes.append(
+            "Other servers are timed at their stream: tokens by their usage, from the first chunk to the last."
+        )
+    if not bench.engine.has_draft:
+        notes.append("There is no draft: plain decoding only.")
+    columns = [Column("setting", "mode"), *SPEED]
+    return Section("speed", "Speed by mode", columns, rows, notes, plots, texts)
+
+
+# ---- budget
+
+
+def budget_jobs(bench: Bench) -> list[Job]:
+    """Plain, trees of all budgets, auto."""
+    settings = bench.modes(bench.size.budgets)
+    return bench.jobs([s for s in settings if s.mode != "chain"], spread(list(bench.prompts), bench.size.prompts))
+
+
+def chosen_budget(auto: Sequence[Text]) -> int | None:
+    """The nodes that most passes of `auto` offered; 0: plain."""
+    widths = all_widths(auto)
+    return widths.most_common(1)[0][0] if widths else None
+
+
+def budget_report(bench: Bench, texts: list[Text]) -> Section:
+    """A row per budget; what auto chose most often is marked, and what was fastest."""
+    groups = grouped(texts)
+    plain, auto = groups.get("plain", []), groups.get("auto", [])
+    chosen = chosen_budget(auto)
+    rows = []
+    for name, found in groups.items():
+        budget = 0 if name == "plain" else int(name[5:]) if name.startswith("tree ") else None
+        rows.append(speed_row(found, plain, setting=name, budget=budget, chosen=chosen is not None and budget == chosen))
+    swept = [row for row in rows if row["budget"] is not None and "speed" in row]
+    notes, plots = loops_note(texts), []
+    trees = [row for row in swept if row["budget"]]
+    if trees:
+        best = max(swept, key=lambda row: row["speed"])
+        notes.insert(0, f"Fastest of the sweep in the median: {best['setting']}.")
+        line = Series(
+            "trees (median, range over texts)",
+            *([row[k] for row in trees] for k in ("budget", "speed", "speed_min", "speed_max")),
+        )
+        levels = [
+            (row["setting"], row["speed"]) for row in rows if row["setting"] in ("plain", "auto") and "speed" in row
+        ]
+        mark = None
+        if chosen is not None:
+            share = all_widths(auto)[chosen] / all_widths(auto).total()
+            what = f"{chosen} nodes" if chosen else "plain"
+            notes.insert(0, f"auto chose {what} in {share:.0%} of its passes.")
+            at = next((row for row in trees if row["budget"] == chosen), None)
+            mark = ("chosen by auto", chosen, at["speed"]) if at else None
+        title = "Speed by budget" + (": auto chose plain" if chosen == 0 else "")
+        plots.append(
+            Plot("budget", title, "tree nodes without the root", "tokens/s", [line], levels, mark)
+        )
+    columns = [Column("setting", "mode"), Column("chosen", "chosen by auto"), *SPEED]
+    return Section("budget", "Budget sweep", columns, rows, notes, plots, texts)
+
+
+# ---- temperature
+
+
+def temperature_jobs(bench: Bench) -> list[Job]:
+    """Plain, chain, a tree of 15 and auto at every temperature."""
+    prompts = spread(list(bench.prompts), max(2, bench.size.prompts * 2 // 3))
+    return [
+        job for t in bench.size.temperatures for job in bench.jobs(bench.modes((15,), t), prompts)
+    ]
+
+
+def temperature_report(bench: Bench, texts: list[Text]) -> Section:
+    """Rows by temperature and mode."""
+    rows = []
+    for t in sorted({text.temperature for text in texts}):
+        groups = grouped([text for text in texts if text.temperature == t])
+        plain = groups.get("plain", [])
+        rows += [speed_row(found, plain, temperature=t, setting=name) for name, found in groups.items()]
+    plot = lines("temperature", "Speed by temperature", "temperature", "tokens/s", rows, "temperature", "speed")
+    columns = [Column("temperature", "temperature", 1), Column("setting", "mode"), *SPEED]
+    return Section("temperature", "Temperature sweep", columns, rows, loops_note(texts), plot, texts)
+
+
+def lines(
+    name: str, title: str, x_label: str, y_label: str, rows: Sequence[Row], x: str, y: str, log_x: bool = False
+) -> list[Plot]:
+    """A plot with a line per setting over a column of the rows; none for fewer than two points."""
+    found = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        points = [row for row in rows if row["setting"] == setting and row.get(y) is not None]
+        found.append(
+            Series(
+                setting,
+                [row[x] for row in points],
+                [row[y] for row in points],
+                [row.get(f"{y}_min", row[y]) for row in points],
+                [row.get(f"{y}_max", row[y]) for row in points],
+            )
+        )
+    if max((len(series.x) for series in found), default=0) < 2:
+        return []
+    return [Plot(name, title, x_label, y_label, found, log_x=log_x)]
+
+
+# ---- sweeps over the length of the prompt
+
+
+def lengths(bench: Bench, room: int) -> list[int]:
+    """The sweep's lengths that leave `room` tokens of the context."""
+    longest = bench.engine.n_ctx - room
+    return [n for n in bench.size.lengths if n <= longest] or [max(longest, 1)]
+
+
+def filled_jobs(
+    bench: Bench, settings: Callable[[], Sequence[Setting]], n: int, turns: int
+) -> list[Job]:
+    """Every length with every setting, `turns` texts each."""
+    found = []
+    for length in lengths(bench, n):
+        for turn in range(turns):
+            chosen = list(settings())
+            for j in range(len(chosen)):
+                found.append(bench.filled(length, turn, chosen[(turn + j) % len(chosen)], n))
+    return found
+
+
+def by_length(texts: Sequence[Text]) -> list[tuple[int, str, list[Text]]]:
+    """Texts by the length of their prompt and by setting. The length asked for: other servers count their own tokens."""
+    found: dict[int, list[Text]] = {}
+    for text in texts:
+        found.setdefault(int(text.prompt.partition(" ")[0]), []).append(text)
+    return [(n, name, group) for n in sorted(found) for name, group in grouped(found[n]).items()]
+
+
+def context_jobs(bench: Bench) -> list[Job]:
+    """Plain and the swept mode behind prompts of every length."""
+    return filled_jobs(bench, bench.swept, bench.size.n, 1 + bench.size.rounds)
+
+
+def context_report(bench: Bench, texts: list[Text]) -> Section:
+    """Rows by length and mode."""
+    groups = by_length(texts)
+    plain = {n: found for n, name, found in groups if name == "plain"}
+    rows = [speed_row(found, plain.get(n, []), context=n, setting=name) for n, name, found in groups]
+    plot = lines("context", "Speed by context", "tokens of context", "tokens/s", rows, "context", "speed", True)
+    columns = [Column("context", "context", 0), Column("setting", "mode"), *SPEED]
+    notes = [*loops_note(texts), "Contexts are this run's prompts one after the other."]
+    return Section("context", "Context sweep", columns, rows, notes, plot, texts)
+
+
+def prefill_jobs(bench: Bench) -> list[Job]:
+    """One token behind prompts of every length."""
+    return filled_jobs(bench, lambda: [bench.setting("plain", "plain")], 1, 2 * bench.size.rounds + 1)
+
+
+def prefill_report(bench: Bench, texts: list[Text]) -> Section:
+    """A row per length."""
+    rows = [
+        {
+            "context": n,
+            "setting": "prefill",
+            **spread_of("speed", summary(1e3 * t.prompt_n / t.prefill_ms for t in found)),
+            "texts": len(found),
+        }
+        for n, _, found in by_length(texts)
+    ]
+    drafted = " The draft takes its part of every pass." if bench.engine.has_draft else ""
+    plot = lines("prefill", "Prefill", "tokens of prompt", "tokens/s", rows, "context", "speed", True)
+    columns = [
+        Column("context", "prompt", 0), *SPEED[:3], Column("texts", "texts", 0)
+    ]
+    notes = [f"At most {bench.engine.config.n_batch} tokens a pass.{drafted}"]
+    return Section("prefill", "Prefill", columns, rows, notes, plot, texts)
+
+
+def ttft_jobs(bench: Bench) -> list[Job]:
+    """One token behind prompts of every length, by us and by the other servers."""
+    return filled_jobs(
+        bench, lambda: [bench.swept()[-1], *bench.others()], 1, 2 * bench.size.rounds + 1
+    )
+
+
+def ttft_report(bench: Bench, texts: list[Text]) -> Section:
+    """Rows by length."""
+    rows = [
+        {
+            "context": n,
+            "setting": name,
+            **spread_of("ttft_ms", summary(t.ttft_ms for t in found if t.ttft_ms and not t.cached_n)),
+            "texts": len(found),
+        }
+        for n, name, found in by_length(texts)
+    ]
+    plot = lines(
+        "ttft", "Time to first token", "tokens of prompt", "ms to the first token", rows, "context", "ttft_ms", True
+    )
+    columns = [
+        Column("context", "prompt", 0),
+        Column("setting", "mode"),
+        Column("ttft_ms", "first token ms", 1),
+        Column("ttft_ms_min", "min", 1),
+        Column("ttft_ms_max", "max", 1),
+        Column("texts", "texts", 0),
+    ]
+    notes = ["Ours in this process, other servers over HTTP."] if bench.servers else []
+    if any(t.cached_n for t in texts):
+        notes.append("A server had prompts in its cache: their first token is not counted.")
+    return Section("ttft", "Time to first token", columns, rows, notes, plot, texts)
+
+
+# ---- acceptance
+
+
+def acceptance_jobs(bench: Bench) -> list[Job]:
+    """Chain and trees, once: acceptance does not depend on the clock."""
+    settings = [s for s in bench.modes(tuple(sorted({15, bench.budget}))) if s.mode in ("chain", "tree")]
+    return bench.jobs(settings, bench.prompts if bench.size.rounds > 1 else spread(list(bench.prompts), 2 * bench.size.prompts), 1)
+
+
+def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
+    """Tokens per pass by style: the mean of the texts, and of those that do not loop in any setting."""
+    groups = grouped(texts)
+    looping = {text.prompt for text in texts if text.repeats}
+    styles = list(dict.fromkeys(text.style for text in texts))
+    picks: list[tuple[str, Callable[[Text], bool]]] = [
+        *((style, lambda text, style=style: text.style == style) for style in styles),
+        ("all", lambda text: True),
+        ("all that do not loop", lambda text: text.prompt not in looping),
+    ]
+    rows = []
+    for name, pick in picks:
+        row: Row = {"style": name}
+        for setting, found in groups.items():
+            row[setting] = mean_length(filter(pick, found))
+        chosen = {text.prompt for text in texts if pick(text)}
+        chain, tree = row.get("chain"), row.get(f"tree {bench.budget}")
+        row |= {"gain": 100 * (tree / chain - 1) if chain and tree else None}
+        rows.append(row | {"texts": len(chosen), "repeating": len(chosen & looping)})
+    columns = [
+        Column("style", "style"),
+        *(Column(name, name, 2) for name in groups),
+        Column("gain", f"% tree {bench.budget} over chain", 0),
+        Column("texts", "prompts", 0),
+        Column("repeating", "that loop", 0),
+    ]
+    curves = [(name, by_depth(found)) for name, found in groups.items()]
+    series = [Series(name, range(1, len(y) + 1), [100 * v for v in y]) for name, y in curves if y]
+    plots = []
+    if series:
+        plots.append(
+            Plot("depth", "Acceptance by depth", "depth in the draft", "% of steps that keep this depth", series)
+        )
+    notes = ["Tokens per target pass, the target's own included."]
+    if not groups:
+        notes.append("There is no draft.")
+    return Section("acceptance", "Acceptance by style", columns, rows if groups else [], notes, plots, texts)
+
+
+SUITES = {
+    "speed": Suite("tokens per second by mode", speed_jobs, speed_report, lambda size: (31,), against=True),
+    "budget": Suite(
+        "a sweep over tree sizes, what auto chooses marked", budget_jobs, budget_report, lambda size: size.budgets
+    ),
+    "temperature": Suite("a sweep over temperatures", temperature_jobs, temperature_report, lambda size: (15,)),
+    "context": Suite("a sweep over lengths of context", context_jobs, context_report),
+    "prefill": Suite("tokens per second of prompts", prefill_jobs, prefill_report),
+    "ttft": Suite("time to the first token", ttft_jobs, ttft_report, against=True),
+    "acceptance": Suite("tokens per pass by style of prompt", acceptance_jobs, acceptance_report, lambda size: (15,)),
+}
+
+
+def named(names: str) -> tuple[list[str], bool]:
+    """The suites that an option asks for, and whether they are to be small; KeyError for an unknown name."""
+    everyday = [name for name, suite in SUITES.items() if suite.everyday]
+    found: dict[str, None] = {}
+    for name in names.split(","):
+        chosen = everyday if name in ("quick", "full") else [name]
+        found |= {n: None for n in chosen if SUITES[n]}
+    return list(found), "quick" in names.split(",")
+
+
+def largest_budget(names: Sequence[str], size: Size, budget: int) -> int:
+    """The largest tree that these suites decode with."""
+    return min(MAX_BUDGET, max([budget, *(b for name in names for b in SUITES[name].budgets(size))]))

@@ -1,0 +1,100 @@
+"""A progress bar and tables on a terminal (rich, the extra `bench`); plain lines elsewhere or without it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from .runner import Progress
+from .sections import Section, plain
+
+
+class Lines:
+    """A line when a suite begins: for pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def begin(self, name: str, total: int) -> None:
+        """Say which suite begins."""
+        print(f"dflash-bench: {name}, {total} texts", file=self._stream, flush=True)
+
+    def at(self, done: int, what: str) -> None:
+        """Say nothing."""
+
+    def end(self) -> None:
+        """Say nothing."""
+
+
+def progress(stream: TextIO) -> Progress:
+    """A bar if the stream is a terminal and rich is there."""
+    if not stream.isatty():
+        return Lines(stream)
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+    except ImportError:
+        return Lines(stream)
+
+    class Bar:
+        """One bar per suite, gone when it ends."""
+
+        def begin(self, name: str, total: int) -> None:
+            """Show the bar."""
+            self._bar = RichProgress(
+                TextColumn("{task.fields[suite]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                console=Console(file=stream),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=total, suite=name)
+            self._bar.start()
+
+        def at(self, done: int, what: str) -> None:
+            """Move it on."""
+            self._bar.update(self._task, completed=done, description=what)
+
+        def end(self) -> None:
+            """Remove it."""
+            self._bar.stop()
+
+    return Bar()
+
+
+def show(section: Section, stream: TextIO) -> None:
+    """A section's table and notes."""
+    if stream.isatty():
+        try:
+            return _rich(section, stream)
+        except ImportError:
+            pass
+    print(plain(section), end="\n\n", file=stream, flush=True)
+
+
+def _rich(section: Section, stream: TextIO) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells, right = section.cells(), section.aligned()
+    style = "bold red" if section.forced else "bold"
+    table = Table(title=Text(section.heading, style), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for title, is_number in zip(cells[0], right):
+        table.add_column(title, justify="right" if is_number else "left")
+    for row in cells[1:]:
+        table.add_row(*map(Text, row))
+    console = Console(file=stream)
+    console.print(table)
+    for note in section.notes:
+        console.print(Text(note, "dim"))
+    console.print()
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr."""
+    print(f"dflash-bench: {text}", file=sys.stderr, flush=True)
