@@ -16,8 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from common import header, prompts, save
+from common import header, save
 
+from dflash_ggml.bench.prompts import own
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
@@ -98,7 +99,7 @@ def main() -> None:
     a = p.parse_args()
     speeds: dict[str, list[float]] = {}
     with Engine.load(EngineConfig(Path(a.model), Path(a.model_draft), n_threads=a.threads)) as engine:
-        ids = engine.tokenizer.encode(prompts(1)[0]["prompt"])
+        ids = engine.tokenizer.encode(own("python")[0].text)
         for _ in range(a.rounds):
             for mode in ("plain", "chain", "tree"):
                 speed, steps = ours(engine, ids, mode, a.n)

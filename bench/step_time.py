@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 from common import header, save
 
 import dflash_ggml.engine.step as step_module
+from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
@@ -27,20 +27,6 @@ from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.engine import Engine
 
 WIDTHS = (1, 2, 4, 8, 9, 16, 17, 24, 32, 48, 64, 128)
-
-
-def gpu_facts() -> dict:
-    """Name, driver, clocks and power limit of the GPU, as nvidia-smi tells them; empty without one."""
-    fields = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,memory.total"
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True
-        )
-    except OSError:
-        return {}
-    return (
-        dict(zip(fields.split(","), done.stdout.splitlines()[0].split(", "))) if done.returncode == 0 else {}
-    )
 
 
 def random_tree(rng: np.random.Generator, width: int, n_vocab: int, depth: int) -> Tree:

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "src" / "dflash_ggml"
 # From the ground up; a package imports only what stands before it. Imports inside functions and for types count.
 ORDER = ["errors", "config", "ggml", "files", "state", "decode", "text"]
-ORDER += ["models", "drafts", "engine", "session", "cli", "server", "llama"]
+ORDER += ["models", "drafts", "engine", "session", "cli", "bench", "server", "llama"]
 # Every other module of models/ is an architecture.
 SHARED_MODELS = {"models.target", "models.registry", "models.layers", "models.checks"}
 

@@ -25,6 +25,7 @@ IN_WHEEL = [
     "dflash_ggml/data/README.md",
     "dflash_ggml/data/demo-target-q8_0.gguf",
     "dflash_ggml/data/demo-draft-q8_0.gguf",
+    "dflash_ggml/data/prompts/python.jsonl",
     "/licenses/LICENSE",
     "/licenses/licenses/ggml.txt",
 ]

@@ -15,7 +15,9 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 
 GREEDY = SamplingParams(temperature=0)
-PROMPT_FILE = Path(__file__).resolve().parents[2] / "bench" / "prompts" / "python.jsonl"
+PROMPT_FILE = (
+    Path(__file__).resolve().parents[2] / "src" / "dflash_ggml" / "data" / "prompts" / "python.jsonl"
+)
 PROMPTS = [json.loads(line)["prompt"] for line in PROMPT_FILE.read_text().splitlines() if line.strip()]
 N_TOKENS = 128
 NEAR_TIE = 0.2  # logits; quantised kernels round differently by batch width

@@ -17,7 +17,9 @@ from dflash_ggml.ggml.device import list_devices
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
-PROMPT_FILE = Path(__file__).resolve().parents[2] / "bench" / "prompts" / "python.jsonl"
+PROMPT_FILE = (
+    Path(__file__).resolve().parents[2] / "src" / "dflash_ggml" / "data" / "prompts" / "python.jsonl"
+)
 PROMPTS = [json.loads(line)["prompt"] for line in PROMPT_FILE.read_text().splitlines() if line.strip()][:50]
 GREEDY = SamplingParams(temperature=0)
 LOGITS_TOLERANCE = (

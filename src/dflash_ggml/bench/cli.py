@@ -48,7 +48,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument_group("what is measured").add_argument
-    add("--suite", default="quick", metavar="NAME", help="quick, full or suites by name, with commas (default quick)")
+    add(
+        "--suite",
+        default="quick",
+        metavar="NAME",
+        help="quick, full or suites by name, with commas (default quick)",
+    )
     add(
         "--prompts",
         metavar="SET",
@@ -58,7 +63,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--limit", type=int, metavar="N", help="prompts per suite, spread over the styles")
     add("-n", "--predict", type=int, metavar="N", help="tokens per text")
     add("--rounds", type=int, metavar="N", help="how often every text is decoded")
-    add("--temp", type=float, default=0.0, metavar="X", help="temperature, but for its sweep (default 0: greedy)")
+    add(
+        "--temp",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="temperature, but for its sweep (default 0: greedy)",
+    )
     add("-s", "--seed", type=int, default=1, metavar="N", help="seed of the draws (default 1)")
     add(
         "--chat",
@@ -89,7 +100,11 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
         names, small = named(args.suite)
     except KeyError as error:
         raise ConfigError(f"--suite: {error} is none of quick, full, {', '.join(SUITES)}") from None
-    for flag, value, least in (("--limit", args.limit, 1), ("-n", args.predict, 2), ("--rounds", args.rounds, 1)):
+    for flag, value, least in (
+        ("--limit", args.limit, 1),
+        ("-n", args.predict, 2),
+        ("--rounds", args.rounds, 1),
+    ):
         if value is not None and value < least:
             raise ConfigError(f"{flag}: {value} is below {least}")
     if args.against and not any(SUITES[name].against for name in names):
@@ -98,7 +113,9 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
     if not args.temp >= 0:
         raise ConfigError(f"--temp: {args.temp} is below 0")
     for file in (args.json, args.markdown, args.html, args.svg):
-        if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        if file is not None and (
+            file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)
+        ):
             raise ConfigError(f"can't write {file}: name a file in a folder that exists")
     if args.html or args.svg:
         from . import plots  # noqa: F401 - it says what is missing, now and not after an hour
@@ -135,11 +152,15 @@ def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people."""
     gpu = found["gpu"]
-    device = found["device"] if gpu else f"{found['device']}, {found['threads']} threads of {found['cpus']} CPUs"
+    device = (
+        found["device"] if gpu else f"{found['device']}, {found['threads']} threads of {found['cpus']} CPUs"
+    )
     if gpu:
         device += f", driver {gpu['driver_version']}, {gpu['clocks.max.sm']} at most, {gpu['power.limit']}"
     pair = f"{found['model']} + {found['draft'] or 'no draft'}"
-    draws = "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']}, seed {found['seed']}"
+    draws = (
+        "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']}, seed {found['seed']}"
+    )
     lines = [
         ("pair", pair + (" (the embedded demonstration pair)" if found["embedded"] else "")),
         ("device", device),
@@ -226,7 +247,11 @@ def run(args: argparse.Namespace) -> int:
                     break
         finally:  # what an error leaves is worth keeping too
             found["load_after"] = load_average()
-            state = "" if len(sections) == len(names) and not bench.stopped else "Cut short: not all was measured."
+            state = (
+                ""
+                if len(sections) == len(names) and not bench.stopped
+                else "Cut short: not all was measured."
+            )
             if sections:
                 write(args, found, sections, state)
         if bench.stopped:

@@ -18,8 +18,8 @@ from ..engine.engine import Engine
 from .prompts import Prompt
 
 
-class Interrupted(Exception):  # noqa: N818 - no error: somebody pressed Ctrl-C
-    """The text under way was given up."""
+class Interrupted(Exception):
+    """Somebody pressed Ctrl-C: the text under way was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,9 @@ def by_depth(texts: Iterable[Text]) -> list[float]:
     for text in texts:
         kept.update(text.accepted)
     total = kept.total()
-    return [sum(n for k, n in kept.items() if k >= depth) / total for depth in range(1, max(kept, default=0) + 1)]
+    return [
+        sum(n for k, n in kept.items() if k >= depth) / total for depth in range(1, max(kept, default=0) + 1)
+    ]
 
 
 def all_widths(texts: Iterable[Text]) -> Counter[int]:

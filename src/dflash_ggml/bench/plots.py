@@ -14,6 +14,7 @@ try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 except ImportError as error:  # the bench extra is optional
     raise ConfigError(f"plots need {error.name}: pip install 'dflash-ggml[bench]'") from None
@@ -36,7 +37,7 @@ OWN_COLOUR = {"plain": "grey", "auto": "orange", "chain": "green"}
 OTHERS = ("blue", "purple", "red", "yellow", "green", "orange")
 SHAPES = ("o", "s", "^", "D", "v", "P")
 WIDTH, HEIGHT = 6.4, 3.9  # inches of 72 units
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters stay letters: small files, the reader's own font
     "font.size": 11,
     "font.family": "DejaVu Sans",
@@ -66,23 +67,37 @@ def css(dark: bool) -> str:
 def svg(plot: Plot) -> str:
     """A picture as one `<svg>` element that needs the variables of `css`."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": plot.name}):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr]
-        figure.suptitle(plot.title, x=0.02, ha="left", fontsize=13, fontweight="bold")
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
         axes = figure.add_subplot()
         _bars(axes, plot) if plot.bars is not None else _lines(axes, plot)
         handles, labels = axes.get_legend_handles_labels()
-        if len(labels) > 1 or plot.mark or plot.levels:
-            columns = 5 if plot.bars is not None else 2 if max(map(len, labels)) > 24 else 4
-            figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, len(labels)))
+        columns = 5 if plot.bars is not None else 2 if max(map(len, labels)) > 24 else 4
+        if len(labels) == 1:  # a name for the only line says nothing that the title does not
+            handles, labels = [], []
+        # the layout makes room for a legend beside the axes, but not for it and a title: so the title is the legend's
+        figure.legend(
+            handles,
+            labels,
+            title=plot.title,
+            title_fontproperties={"size": 13, "weight": "bold"},
+            alignment="left",
+            loc="outside upper left",
+            ncols=max(1, min(columns, len(labels))),
+        )
         out = io.StringIO()
         figure.savefig(
-            out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+            out,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'<(g|text) id="[^"]*"', r"<\1", text)  # nothing refers to them, and a page has several pictures
+    text = re.sub(
+        r'<(g|text) id="[^"]*"', r"<\1", text
+    )  # nothing refers to them, and a page has several pictures
     text = re.sub(r'(width|height)="[\d.]+pt" ', "", text, count=2)
+    text = re.sub(r"(\d\.\d\d)\d+(?![\de])", r"\1", text)  # a hundredth of a unit is below a pixel
     text = text.replace("'DejaVu Sans'", "system-ui, sans-serif").replace("\n", " ")
     text = re.sub(r" +", " ", text).replace("> <", "><")
     for name, code in MARK.items():
@@ -94,16 +109,25 @@ def _lines(axes: Axes, plot: Plot) -> None:
     colours = iter(OTHERS)
     for series, shape in zip(plot.series, SHAPES * len(plot.series)):
         colour = MARK[OWN_COLOUR.get(series.name) or next(colours, "blue")]
-        if series.low and series.high:
+        if series.low and series.high and len(plot.series) <= 3:  # more of them would hide each other
             axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.13, linewidth=0)
-        axes.plot(series.x, series.y, color=colour, marker=shape, markersize=5, linewidth=1.8, label=series.name)
+        axes.plot(
+            series.x, series.y, color=colour, marker=shape, markersize=5, linewidth=1.8, label=series.name
+        )
     for name, y in plot.levels:
         colour = MARK[OWN_COLOUR.get(name, "grey")]
         axes.axhline(y, color=colour, linewidth=1.6, linestyle=(0, (5, 3)), label=f"{name}: {_number(y)}")
     if plot.mark:
         name, x, y = plot.mark
         axes.plot(
-            [x], [y], "o", markersize=14, fillstyle="none", markeredgewidth=2, color=MARK["orange"], label=name
+            [x],
+            [y],
+            "o",
+            markersize=14,
+            fillstyle="none",
+            markeredgewidth=2,
+            color=MARK["orange"],
+            label=name,
         )
     points = sorted({x for series in plot.series for x in series.x})
     if plot.log_x:

@@ -15,7 +15,9 @@ from ..files.hub import Hub
 
 _DATA = Path(__file__).parents[1] / "data" / "prompts"
 STYLES = tuple(sorted(file.stem for file in _DATA.glob("*.jsonl")))
-REQUESTS = frozenset({"chat", "maths", "json", "summary", "gsm8k", "math500"})  # asked; other styles are continued
+REQUESTS = frozenset(
+    {"chat", "maths", "json", "summary", "gsm8k", "math500"}
+)  # asked; other styles are continued
 EMBEDDED_STYLES = ("python", "edit")  # what the embedded pair was trained to write
 DEFAULT_STYLES = tuple(style for style in STYLES if style != "python")
 # public sets that the hub holds as JSON lines
@@ -58,7 +60,9 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
         try:
             row = json.loads(line)
         except ValueError:
-            raise ConfigError(f"--prompts: {file}, line {number}: not JSON; a JSON object per line is expected") from None
+            raise ConfigError(
+                f"--prompts: {file}, line {number}: not JSON; a JSON object per line is expected"
+            ) from None
         prompt = _prompt(row, style, file, number) if isinstance(row, Mapping) else None
         if prompt is None:
             raise ConfigError(f"--prompts: {file}, line {number}: no text in prompt, question or problem")
@@ -94,7 +98,9 @@ def choose(names: Iterable[str], hub: Hub | None = None) -> list[Prompt]:
         elif name in ON_HUB:
             found += read((hub or Hub()).fetch(*ON_HUB[name], kind="dataset"), name)
         elif name == "gsm8k":
-            raise ConfigError("--prompts: gsm8k is not on the hub as JSON lines; name a file with question and answer")
+            raise ConfigError(
+                "--prompts: gsm8k is not on the hub as JSON lines; name a file with question and answer"
+            )
         elif Path(name).is_file():
             found += read(Path(name))
         else:

@@ -83,7 +83,9 @@ class Bench:
 
     # ---- settings
 
-    def setting(self, label: str, mode: Mode, budget: int | None = None, temperature: float | None = None) -> Setting:
+    def setting(
+        self, label: str, mode: Mode, budget: int | None = None, temperature: float | None = None
+    ) -> Setting:
         """One of ours, at the temperature of the run unless another is named."""
         return Setting(label, mode, budget, self.temperature if temperature is None else temperature)
 
@@ -121,10 +123,15 @@ class Bench:
         if chat:
             request = ChatRequest(messages=[{"role": "user", "content": prompt.text}])
             return replace(prompt, chat=True), list(self._session.prompts.make(request).ids)
-        return replace(prompt, chat=False), [*tokenizer.bos_ids, *tokenizer.encode(prompt.text, special=False)]
+        return replace(prompt, chat=False), [
+            *tokenizer.bos_ids,
+            *tokenizer.encode(prompt.text, special=False),
+        ]
 
-    def jobs(self, settings: Sequence[Setting], prompts: Sequence[Prompt], rounds: int | None = None) -> list[Job]:
-        """Every prompt with every setting, `rounds` times. Settings take turns in going first; prompts that do not fit are left out."""
+    def jobs(
+        self, settings: Sequence[Setting], prompts: Sequence[Prompt], rounds: int | None = None
+    ) -> list[Job]:
+        """Every prompt that fits with every setting, `rounds` times. Settings take turns in going first."""
         found = []
         for round_ in range(self.size.rounds if rounds is None else rounds):
             for i, (prompt, ids) in enumerate(map(self.ids, prompts)):
@@ -136,7 +143,7 @@ class Bench:
         return found
 
     def filled(self, length: int, turn: int, setting: Setting, n: int) -> Job:
-        """A job whose prompt is `length` tokens of the run's prompts one after the other, beginning with another one each turn."""
+        """A job whose prompt is `length` tokens: the run's prompts in a row, from another one on each turn."""
         tokenizer, ids = self.engine.tokenizer, list[int]()
         for i in range(length):
             prompt = self.prompts[(turn + i) % len(self.prompts)]

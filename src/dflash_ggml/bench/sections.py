@@ -79,7 +79,9 @@ class Section:
     @property
     def heading(self) -> str:
         """The title, and that acceptance was forced, if it was."""
-        return f"{self.title}: FORCED ACCEPTANCE, not model text ({self.forced})" if self.forced else self.title
+        return (
+            f"{self.title}: FORCED ACCEPTANCE, not model text ({self.forced})" if self.forced else self.title
+        )
 
     def cells(self) -> list[list[str]]:
         """The table as text, its headings first; columns that are empty in every row are left out."""

@@ -50,7 +50,9 @@ class Server:
             answer = json.loads(self._ask(connection, "GET", "/v1/models").read())
             self.model = str(answer["data"][0]["id"])
         except (ValueError, KeyError, IndexError, TypeError):
-            raise ServerError(f"{self.url}/v1/models: names no model; is this an OpenAI-compatible server?") from None
+            raise ServerError(
+                f"{self.url}/v1/models: names no model; is this an OpenAI-compatible server?"
+            ) from None
         finally:
             connection.close()
 
@@ -60,7 +62,9 @@ class Server:
         try:
             connection.connect()
         except OSError as error:
-            raise ServerError(f"{self.url}: no connection: {_reason(error)}; is the server running?") from None
+            raise ServerError(
+                f"{self.url}: no connection: {_reason(error)}; is the server running?"
+            ) from None
         connection.sock.settimeout(SILENCE_SECONDS)
         return connection
 
@@ -120,7 +124,9 @@ class Server:
                 ):
                     first, last = first or at, at
         if not isinstance(usage, dict) or not isinstance(usage.get("completion_tokens"), int):
-            raise ServerError(f"{self.url}{path}: its stream ends without usage, so its tokens can't be counted")
+            raise ServerError(
+                f"{self.url}{path}: its stream ends without usage, so its tokens can't be counted"
+            )
         details = usage.get("prompt_tokens_details") or {}
         return Text(
             prompt=job.prompt.id,

@@ -7,38 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..cli.report import STAGES
 from ..config import MAX_BUDGET
-from .measure import (
-    Job,
-    Setting,
-    Text,
-    all_widths,
-    by_depth,
-    mean_length,
-    ratios,
-    step_times,
-    summary,
-)
+from .measure import Job, Setting, Text, all_widths, by_depth, mean_length, summary
 from .prompts import spread
+from .rows import SPEED, SWEEP, by_length, grouped, lines, loops_note, speed_row, spread_of
 from .runner import Bench, Size
 from .sections import Column, Plot, Row, Section, Series
-
-SPEED = (
-    Column("speed", "tokens/s", 1),
-    Column("speed_min", "min", 1),
-    Column("speed_max", "max", 1),
-    Column("versus_plain", "× plain", 2),
-    Column("versus_plain_min", "worst", 2),
-    Column("length", "tokens/pass", 2),
-    Column("step_ms", "ms/pass", 2),
-    Column("ttft_ms", "first token ms", 1),
-    Column("widths", "nodes a pass"),
-    Column("texts", "texts", 0),
-    Column("repeating", "that loop", 0),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,52 +31,6 @@ class Suite:
     budgets: Callable[[Size], Sequence[int]] = lambda size: ()
     everyday: bool = True
     against: bool = False
-
-
-def spread_of(name: str, values: dict[str, Any] | None) -> Row:
-    """A summary as the cells of a row: NAME is the median."""
-    if values is None:
-        return {}
-    return {name: values["median"], **{f"{name}_{k}": v for k, v in values.items() if k != "median"}}
-
-
-def speed_row(texts: Sequence[Text], plain: Sequence[Text], **first: object) -> Row:
-    """The cells of SPEED for the texts of one setting; `plain`: the same prompts without drafts."""
-    widths, times, ours = all_widths(texts), step_times(texts), any(text.steps for text in texts)
-    used = ", ".join(f"{w}: {n / widths.total():.0%}" for w, n in widths.most_common(3)) if len(widths) > 1 else ""
-    used = used or (str(next(iter(widths))) if any(widths) else "")
-    return {
-        **first,
-        **spread_of("speed", summary(text.per_second for text in texts)),
-        **(spread_of("versus_plain", ratios(texts, plain)) if texts is not plain else {}),
-        "length": mean_length(texts),
-        "step_ms": sum(times.values()) if times else None,
-        "stages_ms": times,
-        **spread_of("ttft_ms", summary(text.ttft_ms for text in texts if text.ttft_ms and not text.cached_n)),
-        "widths": used,
-        "width_counts": dict(sorted(widths.items())),
-        "texts": len(texts),
-        "repeating": sum(text.repeats for text in texts) if ours else None,
-    }
-
-
-def grouped(texts: Sequence[Text]) -> dict[str, list[Text]]:
-    """Texts by setting, in the order of their first text but plain first."""
-    found: dict[str, list[Text]] = {}
-    for text in texts:
-        found.setdefault(text.setting, []).append(text)
-    order = ["plain", "chain", *sorted((n for n in found if n.startswith("tree ")), key=lambda n: int(n[5:]))]
-    rank = {name: i for i, name in enumerate([*order, "auto"])}
-    return {name: found[name] for name in sorted(found, key=lambda n: rank.get(n, len(rank)))}
-
-
-def loops_note(texts: Sequence[Text]) -> list[str]:
-    """A warning when texts repeat themselves."""
-    ours = [text for text in texts if text.steps]
-    looping = sum(text.repeats for text in ours)
-    if not looping:
-        return []
-    return [f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."]
 
 
 # ---- speed by mode
@@ -120,13 +50,8 @@ def speed_report(bench: Bench, texts: list[Text]) -> Section:
     plots = []
     if timed:
         names = [row["setting"] for row in timed]
-        parts = [
-            Series(s, range(len(timed)), [row["stages_ms"][s] for row in timed])
-            for s in STAGES
-        ]
-        plots.append(
-            Plot("step", "Where a step's time goes", "", "ms per target pass", parts, bars=names)
-        )
+        parts = [Series(s, range(len(timed)), [row["stages_ms"][s] for row in timed]) for s in STAGES]
+        plots.append(Plot("step", "Where a step's time goes", "", "ms per target pass", parts, bars=names))
     notes = loops_note(texts)
     if any(t.cached_n for t in texts):
         notes.append("A server had prompts in its cache: their first token is not counted.")
@@ -146,7 +71,9 @@ def speed_report(bench: Bench, texts: list[Text]) -> Section:
 def budget_jobs(bench: Bench) -> list[Job]:
     """Plain, trees of all budgets, auto."""
     settings = bench.modes(bench.size.budgets)
-    return bench.jobs([s for s in settings if s.mode != "chain"], spread(list(bench.prompts), bench.size.prompts))
+    return bench.jobs(
+        [s for s in settings if s.mode != "chain"], spread(list(bench.prompts), bench.size.prompts)
+    )
 
 
 def chosen_budget(auto: Sequence[Text]) -> int | None:
@@ -163,7 +90,11 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
     rows = []
     for name, found in groups.items():
         budget = 0 if name == "plain" else int(name[5:]) if name.startswith("tree ") else None
-        rows.append(speed_row(found, plain, setting=name, budget=budget, chosen=chosen is not None and budget == chosen))
+        rows.append(
+            speed_row(
+                found, plain, setting=name, budget=budget, chosen=chosen is not None and budget == chosen
+            )
+        )
     swept = [row for row in rows if row["budget"] is not None and "speed" in row]
     notes, plots = loops_note(texts), []
     trees = [row for row in swept if row["budget"]]
@@ -175,20 +106,24 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
             *([row[k] for row in trees] for k in ("budget", "speed", "speed_min", "speed_max")),
         )
         levels = [
-            (row["setting"], row["speed"]) for row in rows if row["setting"] in ("plain", "auto") and "speed" in row
+            (row["setting"], row["speed"])
+            for row in rows
+            if row["setting"] in ("plain", "auto") and "speed" in row
         ]
         mark = None
         if chosen is not None:
             share = all_widths(auto)[chosen] / all_widths(auto).total()
             what = f"{chosen} nodes" if chosen else "plain"
             notes.insert(0, f"auto chose {what} in {share:.0%} of its passes.")
-            at = next((row for row in trees if row["budget"] == chosen), None)
-            mark = ("chosen by auto", chosen, at["speed"]) if at else None
+            speeds = {row["budget"]: row["speed"] for row in trees}
+            at = speeds.get(chosen, summary(text.per_second for text in auto))
+            at = at["median"] if isinstance(at, dict) else at
+            mark = (f"chosen by auto: {chosen}", chosen, at) if chosen and at else None
         title = "Speed by budget" + (": auto chose plain" if chosen == 0 else "")
         plots.append(
-            Plot("budget", title, "tree nodes without the root", "tokens/s", [line], levels, mark)
+            Plot("budget", title, "tree nodes without the root", "tokens/s", [line], levels, mark, log_x=True)
         )
-    columns = [Column("setting", "mode"), Column("chosen", "chosen by auto"), *SPEED]
+    columns = [Column("setting", "mode"), Column("chosen", "chosen by auto"), *SWEEP]
     return Section("budget", "Budget sweep", columns, rows, notes, plots, texts)
 
 
@@ -198,9 +133,7 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
 def temperature_jobs(bench: Bench) -> list[Job]:
     """Plain, chain, a tree of 15 and auto at every temperature."""
     prompts = spread(list(bench.prompts), max(2, bench.size.prompts * 2 // 3))
-    return [
-        job for t in bench.size.temperatures for job in bench.jobs(bench.modes((15,), t), prompts)
-    ]
+    return [job for t in bench.size.temperatures for job in bench.jobs(bench.modes((15,), t), prompts)]
 
 
 def temperature_report(bench: Bench, texts: list[Text]) -> Section:
@@ -210,30 +143,11 @@ def temperature_report(bench: Bench, texts: list[Text]) -> Section:
         groups = grouped([text for text in texts if text.temperature == t])
         plain = groups.get("plain", [])
         rows += [speed_row(found, plain, temperature=t, setting=name) for name, found in groups.items()]
-    plot = lines("temperature", "Speed by temperature", "temperature", "tokens/s", rows, "temperature", "speed")
-    columns = [Column("temperature", "temperature", 1), Column("setting", "mode"), *SPEED]
+    plot = lines(
+        "temperature", "Speed by temperature", "temperature", "tokens/s", rows, "temperature", "speed"
+    )
+    columns = [Column("temperature", "temperature", 1), Column("setting", "mode"), *SWEEP]
     return Section("temperature", "Temperature sweep", columns, rows, loops_note(texts), plot, texts)
-
-
-def lines(
-    name: str, title: str, x_label: str, y_label: str, rows: Sequence[Row], x: str, y: str, log_x: bool = False
-) -> list[Plot]:
-    """A plot with a line per setting over a column of the rows; none for fewer than two points."""
-    found = []
-    for setting in dict.fromkeys(row["setting"] for row in rows):
-        points = [row for row in rows if row["setting"] == setting and row.get(y) is not None]
-        found.append(
-            Series(
-                setting,
-                [row[x] for row in points],
-                [row[y] for row in points],
-                [row.get(f"{y}_min", row[y]) for row in points],
-                [row.get(f"{y}_max", row[y]) for row in points],
-            )
-        )
-    if max((len(series.x) for series in found), default=0) < 2:
-        return []
-    return [Plot(name, title, x_label, y_label, found, log_x=log_x)]
 
 
 # ---- sweeps over the length of the prompt
@@ -245,9 +159,7 @@ def lengths(bench: Bench, room: int) -> list[int]:
     return [n for n in bench.size.lengths if n <= longest] or [max(longest, 1)]
 
 
-def filled_jobs(
-    bench: Bench, settings: Callable[[], Sequence[Setting]], n: int, turns: int
-) -> list[Job]:
+def filled_jobs(bench: Bench, settings: Callable[[], Sequence[Setting]], n: int, turns: int) -> list[Job]:
     """Every length with every setting, `turns` texts each."""
     found = []
     for length in lengths(bench, n):
@@ -256,14 +168,6 @@ def filled_jobs(
             for j in range(len(chosen)):
                 found.append(bench.filled(length, turn, chosen[(turn + j) % len(chosen)], n))
     return found
-
-
-def by_length(texts: Sequence[Text]) -> list[tuple[int, str, list[Text]]]:
-    """Texts by the length of their prompt and by setting. The length asked for: other servers count their own tokens."""
-    found: dict[int, list[Text]] = {}
-    for text in texts:
-        found.setdefault(int(text.prompt.partition(" ")[0]), []).append(text)
-    return [(n, name, group) for n in sorted(found) for name, group in grouped(found[n]).items()]
 
 
 def context_jobs(bench: Bench) -> list[Job]:
@@ -276,8 +180,10 @@ def context_report(bench: Bench, texts: list[Text]) -> Section:
     groups = by_length(texts)
     plain = {n: found for n, name, found in groups if name == "plain"}
     rows = [speed_row(found, plain.get(n, []), context=n, setting=name) for n, name, found in groups]
-    plot = lines("context", "Speed by context", "tokens of context", "tokens/s", rows, "context", "speed", True)
-    columns = [Column("context", "context", 0), Column("setting", "mode"), *SPEED]
+    plot = lines(
+        "context", "Speed by context", "tokens of context", "tokens/s", rows, "context", "speed", True
+    )
+    columns = [Column("context", "context", 0), Column("setting", "mode"), *SWEEP]
     notes = [*loops_note(texts), "Contexts are this run's prompts one after the other."]
     return Section("context", "Context sweep", columns, rows, notes, plot, texts)
 
@@ -300,18 +206,15 @@ def prefill_report(bench: Bench, texts: list[Text]) -> Section:
     ]
     drafted = " The draft takes its part of every pass." if bench.engine.has_draft else ""
     plot = lines("prefill", "Prefill", "tokens of prompt", "tokens/s", rows, "context", "speed", True)
-    columns = [
-        Column("context", "prompt", 0), *SPEED[:3], Column("texts", "texts", 0)
-    ]
+    columns = [Column("context", "prompt", 0), *SPEED[:3], Column("texts", "texts", 0)]
     notes = [f"At most {bench.engine.config.n_batch} tokens a pass.{drafted}"]
     return Section("prefill", "Prefill", columns, rows, notes, plot, texts)
 
 
 def ttft_jobs(bench: Bench) -> list[Job]:
-    """One token behind prompts of every length, by us and by the other servers."""
-    return filled_jobs(
-        bench, lambda: [bench.swept()[-1], *bench.others()], 1, 2 * bench.size.rounds + 1
-    )
+    """One token behind prompts of every length, by us and by the other servers, unless they are to be asked as a chat."""
+    others = [] if bench.chat else bench.others()
+    return filled_jobs(bench, lambda: [bench.swept()[-1], *others], 1, 2 * bench.size.rounds + 1)
 
 
 def ttft_report(bench: Bench, texts: list[Text]) -> Section:
@@ -326,7 +229,14 @@ def ttft_report(bench: Bench, texts: list[Text]) -> Section:
         for n, name, found in by_length(texts)
     ]
     plot = lines(
-        "ttft", "Time to first token", "tokens of prompt", "ms to the first token", rows, "context", "ttft_ms", True
+        "ttft",
+        "Time to first token",
+        "tokens of prompt",
+        "ms to the first token",
+        rows,
+        "context",
+        "ttft_ms",
+        True,
     )
     columns = [
         Column("context", "prompt", 0),
@@ -348,7 +258,11 @@ def ttft_report(bench: Bench, texts: list[Text]) -> Section:
 def acceptance_jobs(bench: Bench) -> list[Job]:
     """Chain and trees, once: acceptance does not depend on the clock."""
     settings = [s for s in bench.modes(tuple(sorted({15, bench.budget}))) if s.mode in ("chain", "tree")]
-    return bench.jobs(settings, bench.prompts if bench.size.rounds > 1 else spread(list(bench.prompts), 2 * bench.size.prompts), 1)
+    return bench.jobs(
+        settings,
+        bench.prompts if bench.size.rounds > 1 else spread(list(bench.prompts), 2 * bench.size.prompts),
+        1,
+    )
 
 
 def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
@@ -382,7 +296,13 @@ def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
     plots = []
     if series:
         plots.append(
-            Plot("depth", "Acceptance by depth", "depth in the draft", "% of steps that keep this depth", series)
+            Plot(
+                "depth",
+                "Acceptance by depth",
+                "depth in the draft",
+                "% of steps that keep this depth",
+                series,
+            )
         )
     notes = ["Tokens per target pass, the target's own included."]
     if not groups:
@@ -393,13 +313,20 @@ def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
 SUITES = {
     "speed": Suite("tokens per second by mode", speed_jobs, speed_report, lambda size: (31,), against=True),
     "budget": Suite(
-        "a sweep over tree sizes, what auto chooses marked", budget_jobs, budget_report, lambda size: size.budgets
+        "a sweep over tree sizes, what auto chooses marked",
+        budget_jobs,
+        budget_report,
+        lambda size: size.budgets,
     ),
-    "temperature": Suite("a sweep over temperatures", temperature_jobs, temperature_report, lambda size: (15,)),
+    "temperature": Suite(
+        "a sweep over temperatures", temperature_jobs, temperature_report, lambda size: (15,)
+    ),
     "context": Suite("a sweep over lengths of context", context_jobs, context_report),
     "prefill": Suite("tokens per second of prompts", prefill_jobs, prefill_report),
     "ttft": Suite("time to the first token", ttft_jobs, ttft_report, against=True),
-    "acceptance": Suite("tokens per pass by style of prompt", acceptance_jobs, acceptance_report, lambda size: (15,)),
+    "acceptance": Suite(
+        "tokens per pass by style of prompt", acceptance_jobs, acceptance_report, lambda size: (15,)
+    ),
 }
 
 

@@ -191,7 +191,9 @@ def _library() -> ModuleType:
         import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError:
-        raise HubError("models and prompts by name need huggingface_hub: pip install 'dflash-ggml[hub]'") from None
+        raise HubError(
+            "models and prompts by name need huggingface_hub: pip install 'dflash-ggml[hub]'"
+        ) from None
     return huggingface_hub
 
 

@@ -1,0 +1,103 @@
+"""Rows and plots that several suites share: what a setting's texts come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .measure import Text, all_widths, mean_length, ratios, step_times, summary
+from .sections import Column, Plot, Row, Series
+
+SPEED = (
+    Column("speed", "tokens/s", 1),
+    Column("speed_min", "min", 1),
+    Column("speed_max", "max", 1),
+    Column("versus_plain", "x plain", 2),
+    Column("versus_plain_min", "worst", 2),
+    Column("length", "tokens/pass", 2),
+    Column("step_ms", "ms/pass", 2),
+    Column("ttft_ms", "first token ms", 1),
+    Column("widths", "nodes a pass"),
+    Column("texts", "texts", 0),
+    Column("repeating", "that loop", 0),
+)
+SWEEP = tuple(column for column in SPEED if column.key != "ttft_ms")
+
+
+def spread_of(name: str, values: dict[str, Any] | None) -> Row:
+    """A summary as the cells of a row: NAME is the median."""
+    if values is None:
+        return {}
+    return {name: values["median"], **{f"{name}_{k}": v for k, v in values.items() if k != "median"}}
+
+
+def speed_row(texts: Sequence[Text], plain: Sequence[Text], **first: object) -> Row:
+    """The cells of SPEED for the texts of one setting; `plain`: the same prompts without drafts."""
+    widths, times, ours = all_widths(texts), step_times(texts), any(text.steps for text in texts)
+    used = (
+        ", ".join(f"{w}: {n / widths.total():.0%}" for w, n in widths.most_common(3))
+        if len(widths) > 1
+        else ""
+    )
+    used = used or (str(next(iter(widths))) if any(widths) else "")
+    return {
+        **first,
+        **spread_of("speed", summary(text.per_second for text in texts)),
+        **(spread_of("versus_plain", ratios(texts, plain)) if texts is not plain else {}),
+        "length": mean_length(texts),
+        "step_ms": sum(times.values()) if times else None,
+        "stages_ms": times,
+        **spread_of("ttft_ms", summary(text.ttft_ms for text in texts if text.ttft_ms and not text.cached_n)),
+        "widths": used,
+        "width_counts": dict(sorted(widths.items())),
+        "texts": len(texts),
+        "repeating": sum(text.repeats for text in texts) if ours else None,
+    }
+
+
+def grouped(texts: Sequence[Text]) -> dict[str, list[Text]]:
+    """Texts by setting, in the order of their first text but plain first."""
+    found: dict[str, list[Text]] = {}
+    for text in texts:
+        found.setdefault(text.setting, []).append(text)
+    order = ["plain", "chain", *sorted((n for n in found if n.startswith("tree ")), key=lambda n: int(n[5:]))]
+    rank = {name: i for i, name in enumerate([*order, "auto"])}
+    return {name: found[name] for name in sorted(found, key=lambda n: rank.get(n, len(rank)))}
+
+
+def loops_note(texts: Sequence[Text]) -> list[str]:
+    """A warning when texts repeat themselves."""
+    ours = [text for text in texts if text.steps]
+    looping = sum(text.repeats for text in ours)
+    if not looping:
+        return []
+    return [f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."]
+
+
+def by_length(texts: Sequence[Text]) -> list[tuple[int, str, list[Text]]]:
+    """Texts by the length of their prompt and by setting. The length asked for: other servers count their own tokens."""
+    found: dict[int, list[Text]] = {}
+    for text in texts:
+        found.setdefault(int(text.prompt.partition(" ")[0]), []).append(text)
+    return [(n, name, group) for n in sorted(found) for name, group in grouped(found[n]).items()]
+
+
+def lines(
+    name: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    rows: Sequence[Row],
+    x: str,
+    y: str,
+    log_x: bool = False,
+) -> list[Plot]:
+    """A plot with a line per setting over a column of the rows; none for fewer than two points."""
+    found = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        points = [row for row in rows if row["setting"] == setting and row.get(y) is not None]
+        columns = ([row[key] for row in points] for key in (x, y, f"{y}_min", f"{y}_max"))
+        found.append(Series(setting, *columns))
+    if max((len(series.x) for series in found), default=0) < 2:
+        return []
+    return [Plot(name, title, x_label, y_label, found, log_x=log_x)]
