@@ -236,22 +236,23 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             chat=args.chat,
         )
-        found = facts(bench, args)
+        found, state = facts(bench, args), "Cut short: not all was measured."
         try:
             for name in names:
-                texts = bench.run(name, SUITES[name].jobs(bench))
-                if texts:
+                jobs = SUITES[name].jobs(bench)
+                if not jobs:
+                    say(
+                        f"{name}: nothing to measure without a draft (-md), or no prompt fits the context (-c)"
+                    )
+                elif texts := bench.run(name, jobs):
                     sections.append(SUITES[name].report(bench, texts))
                     show(sections[-1], sys.stdout)
                 if bench.stopped:
                     break
+            else:
+                state = ""
         finally:  # what an error leaves is worth keeping too
             found["load_after"] = load_average()
-            state = (
-                ""
-                if len(sections) == len(names) and not bench.stopped
-                else "Cut short: not all was measured."
-            )
             if sections:
                 write(args, found, sections, state)
         if bench.stopped:
@@ -265,6 +266,10 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         format="dflash-bench: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
     )
+    if not args.verbose:
+        logging.getLogger("huggingface_hub").setLevel(
+            logging.ERROR
+        )  # it tells of every retry; the error says it all
     try:
         return run(args)
     except (ConfigError, ModelFileError, ContextOverflowError) as error:

@@ -74,6 +74,11 @@ class Text:
     cached_n: int = 0
 
     @property
+    def fresh_ttft_ms(self) -> float | None:
+        """`ttft_ms` of a text that was written; None when a server had more than a tenth of the prompt in its cache."""
+        return self.ttft_ms if self.n and 10 * self.cached_n <= self.prompt_n else None
+
+    @property
     def per_second(self) -> float | None:
         """Tokens per second after the first one, None where there is no second."""
         return 1e3 * (self.n - 1) / self.decode_ms if self.n > 1 and self.decode_ms > 0 else None

@@ -47,7 +47,7 @@ def speed_row(texts: Sequence[Text], plain: Sequence[Text], **first: object) -> 
         "length": mean_length(texts),
         "step_ms": sum(times.values()) if times else None,
         "stages_ms": times,
-        **spread_of("ttft_ms", summary(text.ttft_ms for text in texts if text.ttft_ms and not text.cached_n)),
+        **spread_of("ttft_ms", summary(text.fresh_ttft_ms for text in texts)),
         "widths": used,
         "width_counts": dict(sorted(widths.items())),
         "texts": len(texts),
@@ -72,6 +72,14 @@ def loops_note(texts: Sequence[Text]) -> list[str]:
     if not looping:
         return []
     return [f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."]
+
+
+def cache_note(texts: Sequence[Text]) -> list[str]:
+    """What is left out because a server knew its prompt already."""
+    cached = sum(text.n > 0 and text.fresh_ttft_ms is None for text in texts)
+    if not cached:
+        return []
+    return [f"{cached} of {len(texts)} first tokens are not counted: the server had the prompt in its cache."]
 
 
 def by_length(texts: Sequence[Text]) -> list[tuple[int, str, list[Text]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -146,14 +147,13 @@ class Bench:
         """A job whose prompt is `length` tokens: the run's prompts in a row, from another one on each turn."""
         tokenizer, ids = self.engine.tokenizer, list[int]()
         for i in range(length):
-            prompt = self.prompts[(turn + i) % len(self.prompts)]
+            prompt = self.prompts[(7 * turn + i) % len(self.prompts)]
             ids += tokenizer.encode(prompt.text + "\n\n", special=False)
             if len(ids) >= length:
                 break
-        # the end of it, so that the text goes on from where a prompt ends
-        ids = [*tokenizer.bos_ids, *ids][-length:]
+        ids = [*tokenizer.bos_ids, *ids][:length]
         prompt = Prompt(f"{length} tokens, {turn + 1}", "filled", "")
-        return Job(prompt, ids, tokenizer.decode(ids), setting, n, self.seed + turn)
+        return Job(prompt, ids, _unseen(tokenizer.decode(ids)), setting, n, self.seed + turn)
 
     # ---- the run
 
@@ -168,7 +168,7 @@ class Bench:
                 # one per length: caches and graphs differ between them
                 key = (job.setting, len(job.ids).bit_length() if job.prompt.style == "filled" else 0)
                 if key not in warm:
-                    self._decode(replace(job, n=min(job.n, WARM_UP)))
+                    self._decode(replace(job, n=min(job.n, WARM_UP), text=_unseen(job.text)))
                     warm.add(key)
                 texts.append(self._decode(job))
             self.progress.at(len(texts), "")
@@ -185,3 +185,8 @@ class Bench:
             if server.url == job.setting.server:
                 return server.complete(job, self.should_stop)
         return decode(self.engine, job, self.should_stop)
+
+
+def _unseen(text: str) -> str:
+    """The text behind a line of its own, so that no server has it in its cache, from this run or another."""
+    return f"# {secrets.token_hex(4)}\n{text}"

@@ -12,7 +12,7 @@ from ..cli.report import STAGES
 from ..config import MAX_BUDGET
 from .measure import Job, Setting, Text, all_widths, by_depth, mean_length, summary
 from .prompts import spread
-from .rows import SPEED, SWEEP, by_length, grouped, lines, loops_note, speed_row, spread_of
+from .rows import SPEED, SWEEP, by_length, cache_note, grouped, lines, loops_note, speed_row, spread_of
 from .runner import Bench, Size
 from .sections import Column, Plot, Row, Section, Series
 
@@ -52,9 +52,7 @@ def speed_report(bench: Bench, texts: list[Text]) -> Section:
         names = [row["setting"] for row in timed]
         parts = [Series(s, range(len(timed)), [row["stages_ms"][s] for row in timed]) for s in STAGES]
         plots.append(Plot("step", "Where a step's time goes", "", "ms per target pass", parts, bars=names))
-    notes = loops_note(texts)
-    if any(t.cached_n for t in texts):
-        notes.append("A server had prompts in its cache: their first token is not counted.")
+    notes = [*loops_note(texts), *cache_note(texts)]
     if bench.servers:
         notes.append(
             "Other servers are timed at their stream: tokens by their usage, from the first chunk to the last."
@@ -223,7 +221,7 @@ def ttft_report(bench: Bench, texts: list[Text]) -> Section:
         {
             "context": n,
             "setting": name,
-            **spread_of("ttft_ms", summary(t.ttft_ms for t in found if t.ttft_ms and not t.cached_n)),
+            **spread_of("ttft_ms", summary(t.fresh_ttft_ms for t in found)),
             "texts": len(found),
         }
         for n, name, found in by_length(texts)
@@ -246,9 +244,9 @@ def ttft_report(bench: Bench, texts: list[Text]) -> Section:
         Column("ttft_ms_max", "max", 1),
         Column("texts", "texts", 0),
     ]
-    notes = ["Ours in this process, other servers over HTTP."] if bench.servers else []
-    if any(t.cached_n for t in texts):
-        notes.append("A server had prompts in its cache: their first token is not counted.")
+    notes = cache_note(texts)
+    if len({text.setting for text in texts}) > 1:
+        notes.insert(0, "Ours in this process, other servers over HTTP.")
     return Section("ttft", "Time to first token", columns, rows, notes, plot, texts)
 
 
@@ -305,9 +303,7 @@ def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
             )
         )
     notes = ["Tokens per target pass, the target's own included."]
-    if not groups:
-        notes.append("There is no draft.")
-    return Section("acceptance", "Acceptance by style", columns, rows if groups else [], notes, plots, texts)
+    return Section("acceptance", "Acceptance by style", columns, rows, notes, plots, texts)
 
 
 SUITES = {
