@@ -25,6 +25,7 @@ REPOS = {
         "mmproj-model-F16.gguf": b"GGUF eyes",
         "dflash-model-Q8_0.gguf": b"GGUF draft",
     },
+    "datasets/maker/set": {"data/test.jsonl": b"{}"},
     "maker/draft": {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"about"},
 }
 
@@ -53,8 +54,9 @@ class _StandIn(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = self.path.split("?")[0].strip("/").split("/")
+        kind, parts = ("datasets/", parts[1:]) if parts[0] == "datasets" else ("", parts)
         api = parts[:2] == ["api", "models"]
-        repo = "/".join(parts[2:4] if api else parts[:2])
+        repo = kind + "/".join(parts[2:4] if api else parts[:2])
         if repo == "maker/busy":
             return self._fail(418, "Teapot")
         if repo == "maker/gated":
@@ -109,6 +111,13 @@ def test_draft_as_safetensors_folder(hub: Hub) -> None:
 
 def test_draft_from_a_mixed_repository(hub: Hub) -> None:
     assert hub.draft(RepoSpec.parse("maker/model")).name == "dflash-model-Q8_0.gguf"
+
+
+def test_a_data_set(hub: Hub) -> None:
+    hub.quieten()
+    assert hub.fetch("maker/set", "data/test.jsonl", kind="dataset").read_bytes() == b"{}"
+    with pytest.raises(HubError, match="maker/set is not on the hub"):
+        hub.fetch("maker/set", "data/test.jsonl")
 
 
 def test_offline_uses_the_cache_only(hub: Hub, endpoint: str, tmp_path: Path) -> None:

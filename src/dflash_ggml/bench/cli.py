@@ -214,7 +214,10 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     embedded = config.model == EMBEDDED_TARGET
     chosen = (args.prompts or ",".join(EMBEDDED_STYLES if embedded else DEFAULT_STYLES)).split(",")
-    prompts = choose(chosen, Hub(offline=True) if args.offline and set(chosen) & set(ON_HUB) else None)
+    hub = Hub(offline=args.offline) if set(chosen) & set(ON_HUB) else None
+    if hub is not None and not args.verbose:
+        hub.quieten()
+    prompts = choose(chosen, hub)
     servers = [Server(url, args.against_key) for url in dict.fromkeys(args.against)]
     for server in servers:
         server.open()
@@ -266,10 +269,6 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         format="dflash-bench: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
     )
-    if not args.verbose:
-        logging.getLogger("huggingface_hub").setLevel(
-            logging.ERROR
-        )  # it tells of every retry; the error says it all
     try:
         return run(args)
     except (ConfigError, ModelFileError, ContextOverflowError) as error:

@@ -129,6 +129,10 @@ class Hub:
         self._cache = cache_dir
         self._endpoint = endpoint
 
+    def quieten(self) -> None:
+        """Have the library tell of no retries; its last error says it all."""
+        self._lib.utils.logging.set_verbosity_error()
+
     def target(self, spec: RepoSpec, file: str | None = None) -> tuple[Path, Path | None]:
         """Fetch the main model (`file` overrides the choice) and the draft beside it, if there is one."""
         files = self.files(spec.repo)
@@ -190,6 +194,7 @@ def _library() -> ModuleType:
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError:
         raise HubError(
             "models and prompts by name need huggingface_hub: pip install 'dflash-ggml[hub]'"
