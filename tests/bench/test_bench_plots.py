@@ -98,8 +98,11 @@ def test_a_page_needs_nothing_else() -> None:
 
 
 def test_a_gallery_is_one_picture() -> None:
-    whole = gallery([svg(LINES), svg(BARS), svg(LINES)])
+    facts = [("pair", "a & b"), ("device", "one CPU"), ("dflash-ggml", "1.0, commit abc"), ("when", "today")]
+    whole = gallery(facts, [svg(LINES), svg(BARS), svg(LINES)])
     root = ET.fromstring(whole)
     inner = [e for e in root if e.tag.endswith("}svg")]
-    assert [(e.get("x"), e.get("y")) for e in inner] == [("0", "0"), ("461", "0"), ("0", "281")]
-    assert root.get("viewBox") == "0 0 922 562" and "--paper" in whole
+    assert [(e.get("x"), e.get("y")) for e in inner] == [("12", "12"), ("485", "12"), ("12", "305")]
+    assert root.get("viewBox") == "0 0 958 624" and "--paper" in whole
+    said = words(whole)
+    assert said[-1] == "a & b; one CPU; 1.0, commit abc" and "when: today" in said[0]

@@ -180,7 +180,7 @@ def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Se
         (args.json, lambda: _json(found, sections, state)),
         (args.markdown, lambda: markdown(fact_lines(found), sections, state)),
         (args.html, lambda: _html(found, sections, state)),
-        (args.svg, lambda: _svg(sections)),
+        (args.svg, lambda: _svg(found, sections)),
     ]
     for file, text in writers:
         if file is not None:
@@ -199,13 +199,13 @@ def _html(found: dict[str, Any], sections: Sequence[Section], state: str) -> str
     return html(fact_lines(found), sections, state)
 
 
-def _svg(sections: Sequence[Section]) -> str:
+def _svg(found: dict[str, Any], sections: Sequence[Section]) -> str:
     from .plots import gallery, svg
 
     pictures = [svg(plot) for section in sections for plot in section.plots]
     if not pictures:
         raise ConfigError("--svg: there is nothing to draw in these suites")
-    return gallery(pictures)
+    return gallery(fact_lines(found), pictures)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from ..errors import ConfigError
@@ -102,7 +103,7 @@ def svg(plot: Plot) -> str:
     text = re.sub(r" +", " ", text).replace("> <", "><")
     for name, code in MARK.items():
         text = text.replace(code, f"var(--{name})")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{plot.title}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.title)}" ', 1)
 
 
 def _lines(axes: Axes, plot: Plot) -> None:
@@ -167,18 +168,23 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.3g}"
 
 
-def gallery(pictures: Sequence[str]) -> str:
-    """Pictures side by side, two in a row, as one file of its own with its own background."""
-    width, height = round(72 * WIDTH), round(72 * HEIGHT)
+def gallery(facts: Sequence[tuple[str, str]], pictures: Sequence[str]) -> str:
+    """Pictures side by side, two in a row, as one file with its own background; the facts are its description, and below."""
+    width, height, gap, foot = round(72 * WIDTH), round(72 * HEIGHT), 12, 26
     columns = min(2, len(pictures))
-    rows = -(-len(pictures) // columns)
+    whole = gap + columns * (width + gap), gap + -(-len(pictures) // columns) * (height + gap) + foot
     parts = []
     for i, picture in enumerate(pictures):
-        at = f'x="{i % columns * width}" y="{i // columns * height}" width="{width}" height="{height}" '
-        parts.append(picture.replace("<svg ", f"<svg {at}", 1))
-    box: Any = f"0 0 {columns * width} {rows * height}"
+        x, y = gap + i % columns * (width + gap), gap + i // columns * (height + gap)
+        parts.append(picture.replace("<svg ", f'<svg x="{x}" y="{y}" width="{width}" height="{height}" ', 1))
     style = f":root{{{css(False)}}}@media(prefers-color-scheme:dark){{:root{{{css(True)}}}}}"
+    about = escape("\n".join(f"{name}: {value}" for name, value in facts))
+    shown = dict(facts)
+    said = "; ".join(shown[name] for name in ("pair", "device", "dflash-ggml") if name in shown)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{box}">'
-        f'<style>{style}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>{"".join(parts)}</svg>\n'
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="0 0 {whole[0]} {whole[1]}"><desc>{about}</desc><style>{style}</style>'
+        f'<rect width="100%" height="100%" style="fill:var(--paper)"/>{"".join(parts)}'
+        f'<text x="{2 * gap}" y="{whole[1] - gap}" style="font:10px system-ui,sans-serif;fill:var(--grey)">'
+        f"{escape(said)}</text></svg>\n"
     )
