@@ -43,7 +43,7 @@ def test_every_suite_reports(name: str) -> None:
     assert section.name == name and section.rows and section.forced is None
     json.dumps(section.as_dict())
     shown = plain(section)
-    assert section.title in shown and "\x1b" not in shown and shown.isprintable() is False
+    assert section.title in shown and shown.replace("\n", "").isprintable()
     assert all(line == line.rstrip() for line in shown.split("\n"))
     head, rule, *rows = [line for line in markdown([], [section], "").split("\n") if line.startswith("|")][2:]
     assert len(rows) == len(section.rows) and {line.count("|") for line in (head, rule, *rows)} == {
