@@ -208,7 +208,11 @@ def test_interrupt(tmp_path: Path) -> None:
 
 def test_the_commit_is_ours_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that lies in somebody else's checkout does not give that one's commit."""
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    for words in (
+        ["init", "-q"],
+        ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     installed = tmp_path / "site-packages" / "dflash_ggml"
     installed.mkdir(parents=True)
     monkeypatch.setattr(facts, "PACKAGE", installed)

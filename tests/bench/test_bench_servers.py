@@ -29,6 +29,7 @@ COMPLETION = [
     {"choices": [{"text": "a"}], "usage": None},
     {"choices": [{"text": "b", "finish_reason": "length"}]},
     {"choices": [], "usage": USAGE},
+    {"choices": [], "usage": None},
 ]
 
 
