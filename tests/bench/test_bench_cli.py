@@ -176,6 +176,16 @@ def test_help() -> None:
         assert word in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("redirection", "code", "words"),
+    [(">&-", 0, "prefill, 5 texts"), (">/dev/full", 1, "No space left"), ("2>&-", 0, "")],
+)
+def test_standard_streams_closed_or_full(redirection: str, code: int, words: str) -> None:
+    command = " ".join([*COMMAND, "-c", "512", "--suite", "prefill", redirection])
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
+
+
 def test_interrupt(tmp_path: Path) -> None:
     """Ctrl-C: the suites so far and the texts of the one under way are printed and written, exit code 130."""
     file = tmp_path / "a.json"

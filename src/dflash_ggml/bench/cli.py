@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cli.arguments import Parser, add_model_options, engine_config
 from ..cli.interrupt import Interrupt
-from ..cli.report import Meter
+from ..cli.report import Meter, replace_closed_streams
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 from ..files.hub import Hub
@@ -265,6 +265,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
+    replace_closed_streams()
     args = build_parser().parse_args(argv)
     logging.basicConfig(
         format="dflash-bench: %(message)s", level=logging.INFO if args.verbose else logging.WARNING

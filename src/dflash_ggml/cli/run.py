@@ -31,7 +31,7 @@ from .arguments import (
     sampling_params,
 )
 from .interrupt import Interrupt
-from .report import Meter, Report, Steps, sizes
+from .report import Meter, Report, Steps, replace_closed_streams, sizes
 from .versus import decode_plainly, versus_line
 
 EXAMPLES = """examples:
@@ -220,9 +220,7 @@ def write_out(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the caller
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stands for a stream, until the end
+    replace_closed_streams()
     args = build_parser().parse_args(argv)
     logging.basicConfig(
         format="dflash-run: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
