@@ -58,9 +58,9 @@ def test_other_texts_are_what_a_new_one_begins_with():
     second = Calibration(shared)
     before = Calibration().path_probabilities(TREE)[SPINE[1]]
     assert second.path_probabilities(TREE)[SPINE[1]] < 0.1 * before and second.trend == 0
-    n = shared.tried[0].sum()
+    n = sum(shared.tried)
     second.observe(TREE, SPINE[:2])
-    assert shared.tried[0].sum() > n - 1 and second.tried.sum() == 4
+    assert sum(shared.tried) > n - 1 and sum(second.tried) == 4
 
 
 def test_probabilities_stay_probabilities():
@@ -69,7 +69,7 @@ def test_probabilities_stay_probabilities():
         rows = np.sort(rng.exponential(2.0, (6, 4)), 1).astype(np.float32)
         rows = -rows - np.log(np.exp(-rows).sum(1, keepdims=True)).clip(0)
         tree = best_first(0, np.arange(24).reshape(6, 4), rows, int(rng.integers(0, 20)))
-        p = known.path_probabilities(tree)
+        p = np.array(known.path_probabilities(tree))
         assert p[0] == 1 and (p >= 0).all() and np.isfinite(p).all()
         parents = tree.parents[1:]
         assert (p[1:] <= p[parents] + 1e-12).all()
@@ -77,7 +77,7 @@ def test_probabilities_stay_probabilities():
         while len(children := np.flatnonzero(tree.parents == path[-1])) and rng.random() < 0.8:
             path.append(int(rng.choice(children)))
         known.observe(tree, tuple(path))
-    assert (known.hits <= known.tried + 1e-9).all() and PRIOR > 0
+    assert (np.array(known.hits) <= np.array(known.tried) + 1e-9).all() and PRIOR > 0
 
 
 def test_a_cut_keeps_parents():

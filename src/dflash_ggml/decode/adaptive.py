@@ -13,11 +13,10 @@ that it plans.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate
 
 from .accept import Accepted
 from .calibration import Calibration
@@ -28,14 +27,16 @@ from .tree import Tree, cut
 
 PROBE_COST = 0.01  # share of the time that trying may take
 FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
-MEMORY = 10.0  # drafted steps that a moving mean looks back over
+MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
 WORTH_SAVING = 0.03  # of a step; half a block that saves less is not looked at
 CURIOSITY = 5e-4  # how much cheaper per step a width is hoped to have become since it was last used
 MOST_HOPE = 0.2
 HOPELESS_AFTER = 40  # drafted steps without a hit: such a draft does not belong to this target
-REFRESH = 4  # steps between looks at the costs
+REFRESH = 8  # steps between looks at the costs
+LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: twice the most
+LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 log = logging.getLogger("dflash_ggml")
 
 
@@ -107,6 +108,8 @@ class Adaptive:
         self._block = self._blocks[0]
         self._last = Cut(0, 0.0, 0.0)
         self._step = 0
+        self._recent: deque[int] = deque(maxlen=LOOK_BACK)  # nodes that were kept of the last trees
+        self._probing = False  # whether the step is a try where plain decoding is ahead
         self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
         self._tables: dict[int, tuple[int, dict[int, float]]] = {}
         self._whole_at = 0  # the step at which the whole block was last drafted
@@ -121,7 +124,8 @@ class Adaptive:
         if not self._can_pay(self._costs(costs, self._block, context), plain):
             return Plan("plain", 0)
         worth = known.of(self._block)
-        if worth.tried < FIRST_PROBES or worth.mean >= 1 or self._last.times > 1:
+        self._probing = worth.tried >= FIRST_PROBES and worth.mean < 1
+        if not self._probing or self._last.times > 1:
             return self._draft(costs, context)
         known.owed -= PROBE_COST * plain
         # a new text may be another kind of text: it may borrow one try
@@ -137,8 +141,9 @@ class Adaptive:
         self.calibration.observe(tree, accepted.path)
         known.drafted += 1
         known.right += accepted.n_accepted
-        if self._last.times < 1:
-            known.owed, known.last_loss = max(known.owed, 0.0) + self._last.loss, self._last.loss
+        if self._probing:  # one that paid gives back what others cost
+            known.owed = max(known.owed, 0.0) + self._last.loss
+            known.last_loss = max(self._last.loss, 0.0)
         if known.drafted == HOPELESS_AFTER and not known.right:
             log.warning(
                 "none of the first %d drafts was right: the draft was probably made for another model or tokenizer; "
@@ -150,27 +155,29 @@ class Adaptive:
         """The part of a tree that is worth most per millisecond."""
         probability, plain = self.calibration.path_probabilities(tree), costs.of("plain", 1, context) or 0.0
         # parents stay first: no path is likelier than its beginning
-        order = np.argsort(-probability, kind="stable")
+        order = sorted(range(tree.width), key=probability.__getitem__, reverse=True)
+        depths = tree.depths.tolist()
         for block in self._blocks:
             if block <= self._block:
-                within = order[tree.depths[order] < block]
-                took = self._costs(costs, block, context)
-                best = self._best(np.cumsum(probability[within]), took, plain)
+                within = [node for node in order if depths[node] < block] if tree.width > block else order
+                gains = list(accumulate(probability[node] for node in within))
+                best = self._best(gains, self._costs(costs, block, context), plain)
                 self.experience.of(block).learn(best.times)
                 if block == self._block:
-                    self._last, order = best, within
+                    self._last, chosen = best, within
         self._used[self._last.nodes] = self._step
-        return cut(tree, order[: self._last.nodes + 1])
+        self._recent.append(self._last.nodes)
+        return tree if self._last.nodes == tree.n_nodes else cut(tree, chosen[: self._last.nodes + 1])
 
-    def _best(self, gains: NDArray[np.float64], took: Mapping[int, float], plain: float) -> Cut:
+    def _best(self, gains: list[float], took: Mapping[int, float], plain: float) -> Cut:
         """The best of the step ends; `gains`: expected tokens of a step by its drafted nodes, 1 for none."""
         found, best, most = Cut(0, 0.0, 0.0), 0.0, len(gains) - 1
         for end, ms in took.items():
-            n = min(end, most)
+            n = min(most, end)
             unused = self._step - self._used.get(end, self._step)
             rate = gains[n] / (ms * (1 - min(CURIOSITY * unused, MOST_HOPE)))
             if rate > best:
-                best, found = rate, Cut(n, float(gains[n] * plain / ms), float(ms - gains[n] * plain))
+                best, found = rate, Cut(n, gains[n] * plain / ms, ms - gains[n] * plain)
         return found
 
     def _costs(self, costs: Costs, block: int, context: int) -> dict[int, float]:
@@ -187,10 +194,16 @@ class Adaptive:
             self._whole_at = self._step
         return Plan(
             "tree",
-            self.budget,
+            self._grown(),
             depth=None if whole else self._block - 1,
             choose=lambda tree: self.best_cut(tree, costs, context),
         )
+
+    def _grown(self) -> int:
+        """Nodes of the tree to choose from: growing many to keep few costs time. Now and then all are looked at."""
+        if self._step % LOOK_AT_ALL == 0 or len(self._recent) < LOOK_BACK:
+            return self.budget
+        return next((end for end in self._ends if end > 2 * max(self._recent)), self.budget)
 
     def _can_pay(self, took: Mapping[int, float], plain: float) -> bool:
         """Whether any width could win if all that one path can hold were accepted."""

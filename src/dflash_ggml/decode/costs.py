@@ -37,11 +37,13 @@ class _Octave:
     """The last measurements at about one context length, at pace 1."""
 
     context: int = 0
+    median: float = 0.0
     ms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    @property
-    def median(self) -> float:
-        return median(self.ms)
+    def take(self, context: int, ms: float) -> None:
+        self.context = context
+        self.ms.append(ms)
+        self.median = median(self.ms)
 
 
 class Costs:
@@ -126,8 +128,7 @@ class Costs:
     def _take(self, point: Point) -> None:
         octaves = self._seen.setdefault((point.kind, point.width), {})
         octave = octaves.setdefault(point.context.bit_length(), _Octave())
-        octave.context = point.context
-        octave.ms.append(point.ms)
+        octave.take(point.context, point.ms)
 
     def _at_pace_one(self, kind: Pass, width: int, context: int) -> float | None:
         """The median at this context's octave, else from the nearest one along the slope over the context."""

@@ -8,6 +8,7 @@ found with one heap.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -47,17 +48,18 @@ def verify_width(nodes: int) -> int:
     return width if width <= 8 else -(-width // 8) * 8
 
 
-def cut(tree: Tree, keep: NDArray[np.integer]) -> Tree:
+def cut(tree: Tree, keep: Iterable[int]) -> Tree:
     """The tree of the nodes `keep` (the root and every parent among them), in their order."""
-    keep = np.sort(keep)
-    place = np.full(tree.width, -1, np.int32)
-    place[keep] = np.arange(len(keep), dtype=np.int32)
-    parents = tree.parents[keep]
+    kept = sorted(keep)
+    place = {node: i for i, node in enumerate(kept)}
+    place[-1] = -1
+    parents = tree.parents.tolist()
+    nodes = np.array(kept)
     return Tree(
-        tree.tokens[keep],
-        np.where(parents < 0, -1, place[parents]).astype(np.int32),
-        tree.depths[keep],
-        tree.log_probs[keep],
+        tree.tokens[nodes],
+        np.array([place[parents[node]] for node in kept], np.int32),
+        tree.depths[nodes],
+        tree.log_probs[nodes],
     )
 
 
