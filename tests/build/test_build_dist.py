@@ -74,6 +74,7 @@ def test_the_installed_package_names_its_licences_commands_and_version() -> None
         "dflash-run": "dflash_ggml.cli.run:main",
         "dflash-serve": "dflash_ggml.server.cli:main",
         "dflash-chat": "dflash_ggml.cli.chat:main",
+        "dflash-doctor": "dflash_ggml.cli.doctor:main",
     }
 
 

@@ -1,1 +1,1 @@
-"""Commands for the terminal: dflash-run, dflash-chat, their arguments and reports."""
+"""Commands for the terminal: dflash-run, dflash-chat, dflash-doctor, their arguments and reports."""

@@ -14,7 +14,7 @@ from ..config import EngineConfig
 from ..decode.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft
-from ..errors import ConfigError, ModelFileError
+from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from ..ggml import bindings
 from ..ggml.device import Device, cuda_driver, list_devices
@@ -72,11 +72,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     """
     file = GGUFFile(config.model)
     target = read_target(file)
-    tokenizer = Tokenizer.from_gguf(file)
-    if tokenizer.n_vocab > target.n_vocab:
-        raise ModelFileError(
-            f"{config.model}: {tokenizer.n_vocab} tokens but an output of {target.n_vocab} rows"
-        )
+    tokenizer = read_tokenizer(file, target)
     draft = None
     if config.draft is not None:
         draft = open_draft(config.draft)
@@ -149,6 +145,58 @@ def _on_device(
     progress: Progress | None,
 ) -> tuple[TargetPasses, Drafter | None, int]:
     """Plan the memory, bring the weights to the device and make the state; also the context length."""
+    wanted = declare(device, config, file, target, draft)
+    for note in wanted.notes:
+        log.warning("%s", note)
+    n_ctx = config.n_ctx or target.n_ctx_train
+    if device.is_gpu:
+        memory = fit(wanted.parts, wanted.over, config.n_ctx, device.info.memory_free, target.n_ctx_train)
+        log.info("%s (%s): %s", device.info.name, device.info.description, memory)
+        n_ctx = memory.n_ctx
+    if n_ctx > target.n_ctx_train:
+        log.warning(
+            "n_ctx %d is above the %d that %s was trained for", n_ctx, target.n_ctx_train, config.model
+        )
+    weights, kv_type, width = wanted.weights, wanted.kv_type, wanted.width
+    depth, taps = (draft.depth, draft.taps) if draft else (0, ())
+    rows = cache_rows(n_ctx, wanted.over)
+    weights.fill(progress, "target")
+    passes = TargetPasses(device, target, weights, kv_type, rows, width, depth, taps)
+    drafter = None
+    if draft:
+        host = Host(device, passes.graphs, target, weights, passes.state, rows, kv_type)
+        drafter = draft.start(host, config.candidates, passes.n_rows, progress)
+    return passes, drafter, n_ctx
+
+
+def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
+    """The vocabulary of a target's file. Raises ModelFileError when it has more tokens than the model has logits."""
+    tokenizer = Tokenizer.from_gguf(file)
+    if tokenizer.n_vocab > target.n_vocab:
+        raise file.error(f"{tokenizer.n_vocab} tokens but an output of {target.n_vocab} rows")
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a pair will take on a device, before any of its memory is taken.
+
+    kv_type: ggml type of the caches. width: columns of the widest tree. over: cache rows beyond the context. notes: what had to
+    be changed for the device.
+    """
+
+    weights: Weights
+    kv_type: int
+    width: int
+    over: int
+    notes: list[str]
+    parts: list[Part]
+
+
+def declare(
+    device: Device, config: EngineConfig, file: GGUFFile, target: Target, draft: DraftSource | None
+) -> Declared:
+    """Declare the weights and plan the memory. Raises ModelFileError for a type that the device cannot multiply."""
     kv_name = config.kv_type
     if kv_name == "auto":
         kv_name = "f16" if device.is_gpu else "f32"
@@ -162,31 +210,13 @@ def _on_device(
             if name in wanted
         },
     )
-    depth, taps = (draft.depth, draft.taps) if draft else (0, ())
+    depth = draft.depth if draft else 0
     width = tree_width(config.budget, depth)
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
-    if draft:
-        for note in draft.prepare(device):
-            log.warning("%s", note)
-    n_ctx = config.n_ctx or target.n_ctx_train
-    if device.is_gpu:
-        parts = memory_parts(device, target, weights, draft, kv_type, width, config.n_batch)
-        memory = fit(parts, over, config.n_ctx, device.info.memory_free, target.n_ctx_train)
-        log.info("%s (%s): %s", device.info.name, device.info.description, memory)
-        n_ctx = memory.n_ctx
-    if n_ctx > target.n_ctx_train:
-        log.warning(
-            "n_ctx %d is above the %d that %s was trained for", n_ctx, target.n_ctx_train, config.model
-        )
-    rows = cache_rows(n_ctx, over)
-    weights.fill(progress, "target")
-    passes = TargetPasses(device, target, weights, kv_type, rows, width, depth, taps)
-    drafter = None
-    if draft:
-        host = Host(device, passes.graphs, target, weights, passes.state, rows, kv_type)
-        drafter = draft.start(host, config.candidates, passes.n_rows, progress)
-    return passes, drafter, n_ctx
+    notes = draft.prepare(device) if draft else []
+    parts = memory_parts(device, target, weights, draft, kv_type, width, config.n_batch)
+    return Declared(weights, kv_type, width, over, notes, parts)
 
 
 def memory_parts(

@@ -71,6 +71,20 @@ def list_devices() -> list[DeviceInfo]:
     return sorted(found, key=lambda d: not d.is_gpu)
 
 
+def cpu_features() -> list[str]:
+    """What ggml's CPU kernels were compiled with, in its own names ("AVX2", "LLAMAFILE")."""
+    cpu = next(d for d in list_devices() if not d.is_gpu)
+    reg = lib.ggml_backend_dev_backend_reg(cpu.handle)
+    address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_get_features")
+    if address == ffi.NULL:
+        return []
+    listed = ffi.cast("struct ggml_backend_feature *(*)(ggml_backend_reg_t)", address)(reg)
+    found: list[str] = []
+    while listed != ffi.NULL and listed[len(found)].name != ffi.NULL:
+        found.append(ffi.string(listed[len(found)].name).decode())
+    return found
+
+
 def cuda_capability(name: str) -> tuple[int, int] | None:
     """Compute capability of the CUDA device that ggml calls `name` ("CUDA0"), asked of the driver; None for others."""
     if not name.startswith("CUDA") or not name[4:].isdigit():

@@ -78,20 +78,26 @@ class DraftParams:
         return shapes
 
 
-def check_pair(target: Target, draft: DraftParams, target_name: str, draft_name: str) -> list[str]:
-    """Warnings for a pair that may work badly; `ModelFileError`, naming both files, if it cannot work."""
-
-    def fail(what: str) -> ModelFileError:
-        return ModelFileError(f"{draft_name} does not fit {target_name}: {what}; use the draft made for it")
-
+def misfits(target: Target, draft: DraftParams) -> list[str]:
+    """All reasons why a draft cannot serve a target; none for a pair that works."""
+    found = []
     if draft.n_embd != target.n_embd:
-        raise fail(f"the draft's hidden size is {draft.n_embd}, the target's {target.n_embd}")
+        found.append(f"the draft's hidden size is {draft.n_embd}, the target's {target.n_embd}")
     if draft.n_vocab not in (None, target.n_vocab):
-        raise fail(f"the draft's vocabulary has {draft.n_vocab} tokens, the target's {target.n_vocab}")
+        found.append(f"the draft's vocabulary has {draft.n_vocab} tokens, the target's {target.n_vocab}")
     if draft.taps[-1] >= target.n_layers:
-        raise fail(f"the draft taps layer {draft.taps[-1]}, the target's last one is {target.n_layers - 1}")
+        found.append(f"the draft taps layer {draft.taps[-1]}, the target's last one is {target.n_layers - 1}")
     if draft.mask_id >= target.n_vocab:
-        raise fail(f"the mask token id {draft.mask_id} is outside the target's {target.n_vocab} tokens")
+        found.append(f"the mask token id {draft.mask_id} is outside the target's {target.n_vocab} tokens")
+    return found
+
+
+def check_pair(target: Target, draft: DraftParams, target_name: str, draft_name: str) -> list[str]:
+    """Warnings for a pair that may work badly; `ModelFileError`, naming both files and all reasons, if it cannot work."""
+    if wrong := misfits(target, draft):
+        raise ModelFileError(
+            f"{draft_name} does not fit {target_name}: {'; '.join(wrong)}; use the draft made for it"
+        )
     if math.isclose(draft.rope_theta, target.rope_theta, rel_tol=1e-6):  # GGUF rounds it to f32
         return []
     bases = f"{draft_name} has rope base {draft.rope_theta:g}, {target_name} has {target.rope_theta:g}"

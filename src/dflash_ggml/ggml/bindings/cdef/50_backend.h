@@ -11,6 +11,11 @@ enum ggml_backend_dev_type {
     ...
 };
 
+struct ggml_backend_feature {
+    const char *name;
+    const char *value;
+};
+
 ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
 size_t ggml_backend_buft_get_alignment(ggml_backend_buffer_type_t buft);
 size_t ggml_backend_buft_get_alloc_size(ggml_backend_buffer_type_t buft, const struct ggml_tensor *tensor);

@@ -1,5 +1,7 @@
 // Our own C shims (shims.c), and the callbacks that ggml may call without the GIL.
 
+#define DFLASH_PATCHES ... // how many of patches/ were applied to this ggml
+
 uint64_t dflash_graph_set_uid(struct ggml_cgraph *graph);
 const char *dflash_missing_cpu_feature(void);
 void dflash_log_install(int min_level);

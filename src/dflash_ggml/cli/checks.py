@@ -1,0 +1,213 @@
+"""What `dflash-doctor` judges: facts in, a line with a verdict out. Nothing here looks at the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..state.memory import MARGIN, MIB, MemoryPlan
+
+Verdict = Literal["ok", "note", "bad"]
+
+# instruction sets that matter for speed: what /proc/cpuinfo calls them, and what ggml does
+_SETS = {
+    "avx2": "AVX2",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "avx512f": "AVX512",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "amx_int8": "AMX_INT8",
+}
+_REBUILD = "build it here: make build, or pip install --force-reinstall --no-deps ."
+_WITH_CUDA = "build with it: pip install . -C cmake.define.GGML_CUDA=ON"
+_HARDLY = 1.2  # tokens per drafted step below which a draft does next to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was looked at, the verdict, what was found, and what to do about it. data: the same, for JSON."""
+
+    topic: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build_check(version: str, ggml: str, patches: int, cuda: bool, features: Sequence[str]) -> Check:
+    """The binding: versions, patches, backends, and what its CPU kernels were compiled for."""
+    data = {"version": version, "ggml": ggml, "patches": patches, "cuda": cuda, "features": list(features)}
+    backends = "CPU and CUDA" if cuda else "CPU"
+    text = f"dflash-ggml {version}, ggml {ggml} with {patches} patches, backends: {backends}"
+    if not patches:
+        return Check("build", "bad", text, f"ggml lacks the operations of trees; {_REBUILD}", data)
+    return Check("build", "ok", text, data=data)
+
+
+def no_binding(why: str) -> Check:
+    """The binding cannot be loaded, or is not of these Python files."""
+    return Check("build", "bad", f"the compiled binding does not load: {why}", _REBUILD)
+
+
+def cpu_check(features: Sequence[str], cpu_flags: Iterable[str]) -> Check:
+    """Whether the kernels use what this CPU has; `cpu_flags` as in /proc/cpuinfo, none where there is no such file."""
+    text = f"CPU kernels compiled for {', '.join(features) or 'the plainest CPU'}"
+    unused = [name for flag, name in _SETS.items() if flag in set(cpu_flags) and name not in features]
+    if unused:
+        advice = f"a build on this machine, without DFLASH_PORTABLE, is faster: {_REBUILD}"
+        return Check("cpu", "note", f"{text}; this CPU also has {', '.join(unused)}", advice)
+    return Check("cpu", "ok", text)
+
+
+def threads_check(n_threads: int, cores: int, load: float) -> Check:
+    """Threads against cores that this process may use, and against what else runs; `load`: runnable tasks on average."""
+    data = {"n_threads": n_threads, "cores": cores, "load": load}
+    text = f"{n_threads} threads on {cores} cores, load average {load:.1f}"
+    if n_threads > cores:
+        advice = f"threads that share a core wait for each other: -t {cores}"
+        return Check("threads", "note", text, advice, data)
+    if load > cores - n_threads + 0.5 and n_threads > 1:
+        advice = "other programs want these cores: stop them, or give fewer threads (-t)"
+        return Check("threads", "note", text, advice, data)
+    return Check("threads", "ok", text, data=data)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDevice:
+    """A device as ggml lists it; memory in bytes."""
+
+    name: str
+    description: str
+    is_gpu: bool
+    memory_free: int
+
+
+def device_checks(
+    devices: Sequence[SeenDevice], cuda: bool, driver: str | None, n_gpu_layers: int, main_gpu: int
+) -> list[Check]:
+    """Each device, whether it is used and why not. cuda: the backend was built. driver: what is wrong with the NVIDIA
+    driver, "" if nothing is, None where there is none."""
+    found = []
+    gpus = [device for device in devices if device.is_gpu]
+    chosen = gpus[main_gpu] if n_gpu_layers and main_gpu < len(gpus) else None
+    for i, device in enumerate(gpus):
+        text = f"{device.name} ({device.description}), {device.memory_free / MIB:.0f} MiB free"
+        data = {"name": device.name, "used": device is chosen}
+        if device is chosen:
+            found.append(Check("device", "ok", f"{text}: used", data=data))
+        elif not n_gpu_layers:
+            found.append(Check("device", "note", f"{text}: not used, -ngl 0", "leave -ngl away", data))
+        else:
+            text = f"{text}: not used, one GPU serves an engine and -mg names {main_gpu}"
+            found.append(Check("device", "note", text, f"-mg {i} takes this one", data))
+    if not gpus:
+        verdict: Verdict = "bad" if n_gpu_layers > 0 else "note"
+        if cuda and driver is None:
+            text, advice = (
+                "no GPU: there is no NVIDIA driver (libcuda.so.1)",
+                "install the driver, or stay on the CPU",
+            )
+            found.append(Check("device", verdict, text, advice))
+        elif cuda:
+            why = driver or "the driver lists no device"
+            advice = "look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container needs the GPU passed in"
+            found.append(Check("device", verdict, f"no GPU: {why}", advice))
+        elif driver is not None:
+            text = "no GPU used: an NVIDIA driver is here, but this build has no CUDA backend"
+            found.append(Check("device", verdict, text, _WITH_CUDA))
+        elif n_gpu_layers > 0:
+            text = f"-ngl {n_gpu_layers}: this build has no CUDA backend and this machine no NVIDIA driver"
+            found.append(Check("device", "bad", text, "leave -ngl away"))
+    elif n_gpu_layers and chosen is None:
+        text = f"-mg {main_gpu}: there are {len(gpus)} GPUs"
+        found.append(Check("device", "bad", text, f"-mg 0..{len(gpus) - 1}"))
+    for device in devices:
+        if not device.is_gpu:
+            use = "runs the model" if chosen is None else "only feeds the GPU"
+            data = {"name": device.name, "used": chosen is None}
+            found.append(Check("device", "ok", f"{device.name} ({device.description}): {use}", data=data))
+    return found
+
+
+def memory_check(plan: MemoryPlan, where: str, is_gpu: bool) -> Check:
+    """The memory plan against what is free. On the CPU weights stay in the file's mapping, and caches grow as they are used."""
+    data = {"n_ctx": plan.n_ctx, "free": plan.free, "total": plan.total, "parts": plan.parts}
+    if plan.fits:
+        return Check("memory", "ok", f"{where}: {plan}", data=data)
+    largest = max(plan.parts, key=lambda name: plan.parts[name])
+    if is_gpu or plan.total > plan.free:
+        advice = f"the largest part is {largest}: lower -c, --budget or -b, or take a smaller quantisation"
+        return Check("memory", "bad", f"{where}: too little for {plan}", advice, data)
+    advice = "close other programs, or lower -c"
+    return Check("memory", "note", f"{where}: less than {MARGIN // MIB} MiB are left by {plan}", advice, data)
+
+
+def costs_check(points: Sequence[tuple[str, int, float]], context: int) -> Check:
+    """What passes cost, as (kind, columns, milliseconds) behind `context` tokens."""
+    if not points:
+        return Check("costs", "note", "no pass has been measured", "decode with a draft, then ask again")
+    shown = ", ".join(
+        f"{kind} {width} {ms:.2f}" if kind in ("verify", "draft") else f"{kind} {ms:.2f}"
+        for kind, width, ms in points
+    )
+    data = {
+        "context": context,
+        "ms": [{"kind": kind, "width": width, "ms": ms} for kind, width, ms in points],
+    }
+    return Check("costs", "ok", f"ms per pass behind {context} tokens: {shown}", data=data)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What decoding for a while gave. drafted, drafted_tokens: its drafted steps, and the tokens that they gave."""
+
+    tokens: int
+    seconds: float
+    drafted: int = 0
+    drafted_tokens: int = 0
+
+    @property
+    def per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Tokens per drafted step; None when nothing was drafted."""
+        return self.drafted_tokens / self.drafted if self.drafted else None
+
+
+def speed_checks(plain: Speed, auto: Speed | None) -> list[Check]:
+    """Plain decoding, and `auto` against it; None without a draft."""
+    data: dict[str, Any] = {"mode": "plain", "tokens_per_second": plain.per_second}
+    found = [Check("decoding", "ok", f"plain: {plain.per_second:.1f} tokens/s", data=data)]
+    if auto is None:
+        return found
+    length, ratio = auto.acceptance, auto.per_second / plain.per_second if plain.per_second else 0.0
+    drafts = (
+        "nothing drafted"
+        if length is None
+        else f"{length:.2f} tokens per drafted step ({auto.drafted} steps)"
+    )
+    text = f"auto: {auto.per_second:.1f} tokens/s, {ratio:.2f} times plain; {drafts}"
+    data = {"mode": "auto", "tokens_per_second": auto.per_second, "acceptance_length": length}
+    if length is not None and length < _HARDLY and auto.drafted >= 8:
+        advice = (
+            "the draft hardly ever hits: take the one made for this very model, not for another of its size"
+        )
+        found.append(Check("decoding", "note", text, advice, data))
+    elif ratio < 0.9:
+        advice = (
+            "drafting loses on this text and machine: --mode plain, or compare with dflash-run --versus-plain"
+        )
+        found.append(Check("decoding", "note", text, advice, data))
+    else:
+        found.append(Check("decoding", "ok", text, data=data))
+    return found
+
+
+def failed(topic: str, error: BaseException, advice: str) -> Check:
+    """Something that was tried and broke; the errors of the package say themselves what to do."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return Check(topic, "bad", text, advice)

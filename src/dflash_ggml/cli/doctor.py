@@ -1,0 +1,274 @@
+"""`dflash-doctor`: what was built, what this machine has, whether the files fit, and a second of decoding; a verdict a line."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata as distributions
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import EngineConfig
+from ..decode.sampling_params import SamplingParams
+from ..errors import DflashError
+from .arguments import Parser, add_model_options, engine_config
+from .checks import (
+    Check,
+    SeenDevice,
+    Speed,
+    build_check,
+    costs_check,
+    cpu_check,
+    device_checks,
+    failed,
+    memory_check,
+    no_binding,
+    speed_checks,
+    threads_check,
+)
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+SECONDS = 0.5  # of decoding in each mode
+PROMPT = "def fibonacci(n):\n"
+_BROKEN = (DflashError, OSError, MemoryError)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line: the options of `dflash-run` that name and load models."""
+    parser = Parser(
+        prog="dflash-doctor",
+        description="Say what was built, what this machine has, whether the files fit, and how fast it decodes.",
+        epilog="Each line has a verdict: ok, note, or bad with what to do. The exit code is 1 if one is bad.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_options(parser)
+    return parser
+
+
+def examine(args: argparse.Namespace) -> Iterator[Check]:
+    """All checks, as they are made; what depends on a failed one is left out."""
+    try:
+        from ..ggml import bindings, device
+    except (ImportError, AttributeError) as error:  # AttributeError: a binding built from other sources
+        yield no_binding(" ".join(str(error).split()))
+        return
+    patches = getattr(bindings.lib, "DFLASH_PATCHES", None)
+    if patches is None:
+        yield no_binding("it was built from other sources than these Python files")
+        return
+    cuda, features = hasattr(bindings.lib, "ggml_backend_cuda_set_narrow_mul_mat"), device.cpu_features()
+    ggml = bindings.ffi.string(bindings.lib.ggml_version()).decode()
+    yield build_check(distributions.version("dflash-ggml"), ggml, patches, cuda, features)
+    yield cpu_check(features, cpu_flags())
+    cores = device.physical_cores()
+    yield threads_check(args.threads or cores, cores, os.getloadavg()[0])
+    seen = [SeenDevice(d.name, d.description, d.is_gpu, d.memory_free) for d in device.list_devices()]
+    devices = device_checks(seen, cuda, nvidia_driver(), args.gpu_layers, args.main_gpu)
+    yield from devices
+    try:
+        config = engine_config(args)
+    except _BROKEN as error:
+        yield failed("files", error, "name files that are there: -m, -md")
+        return
+    fits = True
+    for check in examine_files(config):
+        fits = fits and check.verdict != "bad"
+        yield check
+    if fits and all(check.verdict != "bad" for check in devices):
+        yield from examine_decoding(config)
+
+
+def examine_files(config: EngineConfig) -> Iterator[Check]:
+    """Both files, whether they belong together, and the memory that they will take."""
+    from ..drafts.registry import open_draft
+    from ..engine.loading import read_tokenizer
+    from ..files.gguf import GGUFFile
+    from ..models.registry import read_target
+
+    target = draft = file = None
+    advice = "fetch or convert the file again"
+    try:
+        file = GGUFFile(config.model)
+        target = read_target(file)
+        read_tokenizer(file, target)
+        size = sum(info.nbytes for info in file.tensors.values()) / 2**20
+        yield Check(
+            "target",
+            "ok",
+            f"{config.model}: {file.arch}, {target.n_layers} layers, {target.n_vocab} tokens, {size:.0f} MiB",
+        )
+    except _BROKEN as error:
+        target = None
+        yield failed("target", error, advice)
+    if config.draft is None:
+        why = "mode plain" if config.mode == "plain" else f"none beside {config.model}"
+        yield Check("draft", "note", f"no draft, decoding is plain: {why}", "name one with -md or -hfd")
+    else:
+        try:
+            draft = open_draft(config.draft)
+            yield Check(
+                "draft", "ok", f"{config.draft}: {draft.depth} tokens ahead, taps {len(draft.taps)} layers"
+            )
+        except _BROKEN as error:
+            yield failed("draft", error, advice)
+    if target is not None and draft is not None:
+        try:
+            warnings = draft.check(target, str(config.model))
+            for warning in warnings:
+                yield Check("pair", "note", warning, "ask whoever published the draft which one is right")
+            if not warnings:
+                yield Check("pair", "ok", "sizes, vocabulary, tapped layers, mask token and rope base agree")
+        except _BROKEN as error:
+            draft, target = None, None
+            yield failed("pair", error, "name the draft that was trained for this target with -md")
+    if file is not None and target is not None and (draft is not None) == (config.draft is not None):
+        yield from examine_memory(config, file, target, draft)
+
+
+def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
+    """The memory plan on the device that would be used."""
+    from ..engine.loading import choose_device, declare
+    from ..state.memory import fit, plan
+
+    try:
+        with closing(choose_device(config)) as device:
+            wanted = declare(device, config, file, target, draft)
+            with closing(wanted.weights):
+                for note in wanted.notes:
+                    yield Check("memory", "note", note, "it works; a Q8_0 draft needs no conversion")
+                n_ctx = config.n_ctx or target.n_ctx_train
+                if device.is_gpu:
+                    free = device.info.memory_free
+                    if not config.n_ctx:
+                        n_ctx = fit(wanted.parts, wanted.over, 0, free, n_ctx).n_ctx
+                else:
+                    free = free_memory()
+                yield memory_check(
+                    plan(wanted.parts, wanted.over, n_ctx, free), device.info.name, device.is_gpu
+                )
+                if n_ctx > target.n_ctx_train:
+                    text = f"-c {n_ctx}: the target was trained for {target.n_ctx_train} tokens"
+                    yield Check("memory", "note", text, f"-c {target.n_ctx_train} or less")
+    except _BROKEN as error:
+        yield failed("memory", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")
+
+
+def examine_decoding(config: EngineConfig) -> Iterator[Check]:
+    """Load, decode for a while in each mode, and tell what passes cost."""
+    from ..engine.engine import Engine
+
+    try:
+        with Engine.load(config) as engine:
+            plain = decode(engine, "plain")
+            auto = decode(engine, "auto") if engine.has_draft else None
+            context = engine.n_tokens
+            if engine.has_draft:
+                yield costs_check(known_costs(engine, context), context)
+            yield from speed_checks(plain, auto)
+    except _BROKEN as error:
+        yield failed("decoding", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")
+
+
+def decode(engine: Engine, mode: Any, seconds: float = SECONDS) -> Speed:
+    """Decode greedily for so long, after steps that build what later ones reuse."""
+    from ..decode.sampling import Sampler
+
+    began = tokens = drafted = drafted_tokens = 0.0
+    room = engine.n_ctx - 1
+    engine.reset()
+    engine.prefill(engine.tokenizer.encode(PROMPT)[:room])
+    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+    first = time.perf_counter()
+    with closing(engine.generate(sampler, mode=mode, stop=lambda token: False)) as steps:
+        for step in steps:
+            now = time.perf_counter()
+            if not began:  # the prompt's own step, and some that build graphs
+                began = now if now - first > seconds / 5 else 0.0
+                continue
+            tokens += len(step.tokens)
+            if step.mode != "plain":
+                drafted += 1
+                drafted_tokens += len(step.tokens)
+            if now - began > seconds:
+                break
+    elapsed = time.perf_counter() - began if began else 0.0
+    return Speed(int(tokens), elapsed, int(drafted), int(drafted_tokens))
+
+
+def known_costs(engine: Engine, context: int) -> list[tuple[str, int, float]]:
+    """What `engine.costs` knows of passes behind `context` tokens: (kind, columns, milliseconds)."""
+    widths = sorted({*range(1, 9), *range(16, engine.passes.max_width + 1, 8)})
+    asked = [("plain", 1), *(("verify", w) for w in widths), *(("draft", w) for w in widths)]
+    asked += [("commit", 1), ("host", 1)]
+    found = ((kind, width, engine.costs.of(kind, width, context)) for kind, width in asked)  # type: ignore[arg-type]
+    return [(kind, width, ms) for kind, width, ms in found if ms is not None]
+
+
+def cpu_flags() -> list[str]:
+    """Flags of the first CPU in /proc/cpuinfo; none where there is no such file or line."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+
+
+def nvidia_driver() -> str | None:
+    """What is wrong with the NVIDIA driver, "" if nothing is, None where there is none."""
+    try:
+        code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    except (OSError, AttributeError):
+        return None
+    return f"the driver reports error {code}" if code else ""
+
+
+def free_memory() -> int:
+    """Bytes that programs can still take, as the system estimates it."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def line(check: Check) -> str:
+    """A check for people; what to do stands on a line of its own."""
+    shown = f"{check.verdict:5} {check.topic:9} {check.text}"
+    return f"{shown}\n{'':16}-> {check.advice}" if check.advice and check.verdict != "ok" else shown
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Exit codes: 0 nothing is bad, 1 something is, 2 bad option, 130 interrupted."""
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(format="dflash-doctor: %(message)s", level=logging.ERROR)
+    checks = []
+    try:
+        for check in examine(args):
+            checks.append(check)
+            if not args.json:
+                print(line(check), flush=True)
+    except KeyboardInterrupt:
+        return 130
+    is_bad = any(check.verdict == "bad" for check in checks)
+    if args.json:
+        shown = [
+            {"topic": c.topic, "verdict": c.verdict, "text": c.text, "advice": c.advice, **c.data}
+            for c in checks
+        ]
+        print(json.dumps({"ok": not is_bad, "checks": shown}, ensure_ascii=False))
+    return 1 if is_bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

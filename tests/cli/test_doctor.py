@@ -1,0 +1,311 @@
+"""`dflash-doctor`: every judgement from plain facts, then whole runs on good, wrong and broken files. 20 seconds."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ggml.cli import checks
+from dflash_ggml.cli.checks import SeenDevice, Speed
+from dflash_ggml.cli.doctor import line, main
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.state.memory import MARGIN, MIB, MemoryPlan
+from reference import tiny_models as tiny
+from reference.fake_engine import FakeEngine
+
+CPU = SeenDevice("CPU", "some CPU", False, 0)
+GPUS = [SeenDevice(f"CUDA{i}", "some GPU", True, 8 * MIB) for i in (0, 1)]
+
+Doctor = Callable[..., tuple[int, list[dict[str, Any]]]]
+
+
+def verdicts(found: list[checks.Check]) -> list[str]:
+    return [check.verdict for check in found]
+
+
+# ---- judgements
+
+
+def test_a_build_without_patches_is_bad() -> None:
+    assert checks.build_check("1", "2", 22, False, ["AVX2"]).verdict == "ok"
+    bad = checks.build_check("1", "2", 0, False, ["AVX2"])
+    assert bad.verdict == "bad" and "0 patches" in bad.text and "make build" in bad.advice
+
+
+@pytest.mark.parametrize(
+    ("features", "flags", "verdict"),
+    [
+        (["AVX2", "AVX512"], ["avx2", "avx512f", "sse"], "ok"),
+        (["AVX2"], ["avx2", "avx512f"], "note"),
+        (["NEON"], [], "ok"),
+    ],
+)
+def test_unused_instruction_sets(features: list[str], flags: list[str], verdict: str) -> None:
+    check = checks.cpu_check(features, flags)
+    assert check.verdict == verdict
+    assert ("AVX512" in check.text.partition(";")[2]) == (verdict == "note")
+
+
+@pytest.mark.parametrize(
+    ("n_threads", "cores", "load", "verdict"),
+    [(2, 2, 0.1, "ok"), (4, 2, 0.1, "note"), (2, 2, 2.0, "note"), (1, 2, 1.0, "ok"), (8, 16, 4.0, "ok")],
+)
+def test_threads(n_threads: int, cores: int, load: float, verdict: str) -> None:
+    assert checks.threads_check(n_threads, cores, load).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("devices", "cuda", "driver", "ngl", "gpu", "expected", "said"),
+    [
+        ([CPU], False, None, -1, 0, ["ok"], "runs the model"),
+        ([CPU], False, "", -1, 0, ["note", "ok"], "no CUDA backend"),
+        ([CPU], False, None, 99, 0, ["bad", "ok"], "no NVIDIA driver"),
+        ([CPU], True, None, -1, 0, ["note", "ok"], "libcuda.so.1"),
+        ([CPU], True, "the driver reports error 100", 99, 0, ["bad", "ok"], "error 100"),
+        ([CPU], True, "", -1, 0, ["note", "ok"], "lists no device"),
+        ([*GPUS, CPU], True, "", -1, 0, ["ok", "note", "ok"], "-mg names 0"),
+        ([*GPUS, CPU], True, "", -1, 1, ["note", "ok", "ok"], "only feeds the GPU"),
+        ([*GPUS, CPU], True, "", 0, 0, ["note", "note", "ok"], "-ngl 0"),
+        ([*GPUS, CPU], True, "", -1, 2, ["note", "note", "bad", "ok"], "there are 2 GPUs"),
+    ],
+)
+def test_devices(
+    devices: list[SeenDevice],
+    cuda: bool,
+    driver: str | None,
+    ngl: int,
+    gpu: int,
+    expected: list[str],
+    said: str,
+) -> None:
+    found = checks.device_checks(devices, cuda, driver, ngl, gpu)
+    assert verdicts(found) == expected
+    assert any(said in check.text for check in found)
+    assert all(check.advice for check in found if check.verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("free", "is_gpu", "verdict"),
+    [
+        (MARGIN + 40 * MIB, True, "ok"),
+        (MARGIN + 39 * MIB, True, "bad"),
+        (MARGIN + 39 * MIB, False, "note"),
+        (39 * MIB, False, "bad"),
+    ],
+)
+def test_memory(free: int, is_gpu: bool, verdict: str) -> None:
+    plan = MemoryPlan(512, {"target weights": 30 * MIB, "target K/V": 10 * MIB}, free)
+    check = checks.memory_check(plan, "CUDA0", is_gpu)
+    assert check.verdict == verdict
+    assert check.verdict != "bad" or "target weights" in check.advice
+
+
+def test_speed() -> None:
+    plain = Speed(100, 1.0)
+    assert verdicts(checks.speed_checks(plain, None)) == ["ok"]
+    assert verdicts(checks.speed_checks(plain, Speed(250, 1.0, 50, 250))) == ["ok", "ok"]
+    slow = checks.speed_checks(plain, Speed(50, 1.0, 25, 50))[1]
+    assert slow.verdict == "note" and "--mode plain" in slow.advice and slow.data["acceptance_length"] == 2
+    misses = checks.speed_checks(plain, Speed(99, 1.0, 20, 21))[1]
+    assert misses.verdict == "note" and "hardly ever hits" in misses.advice
+    assert "nothing drafted" in checks.speed_checks(plain, Speed(100, 1.0))[1].text
+    assert verdicts(checks.speed_checks(Speed(0, 0.0), Speed(0, 0.0))) == ["ok", "note"]
+
+
+def test_costs() -> None:
+    assert checks.costs_check([], 0).verdict == "note"
+    check = checks.costs_check([("plain", 1, 1.0), ("verify", 8, 2.5)], 64)
+    assert check.verdict == "ok" and "plain 1.00, verify 8 2.50" in check.text
+    assert check.data["ms"][1] == {"kind": "verify", "width": 8, "ms": 2.5}
+
+
+def test_advice_stands_below_what_is_not_ok() -> None:
+    bad = checks.failed("files", OSError("two\nlines"), "do this")
+    assert line(bad).splitlines()[0].split() == ["bad", "files", "two", "lines"]
+    assert line(bad).splitlines()[1].strip() == "-> do this"
+    assert "\n" not in line(checks.Check("x", "ok", "y", "z"))
+
+
+# ---- whole runs
+
+
+@pytest.fixture()
+def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """doctor(*flags): exit code, and the checks that it prints with --json; nothing else may be printed."""
+    monkeypatch.setattr("dflash_ggml.cli.doctor.SECONDS", 0.01)
+
+    def call(*flags: str) -> tuple[int, list[dict[str, Any]]]:
+        code = main(["--json", "-t", "1", "-ngl", "0", *flags])
+        out, err = capsys.readouterr()
+        shown = json.loads(out)
+        assert not err and shown["ok"] == (code == 0)
+        assert all(check["advice"] for check in shown["checks"] if check["verdict"] != "ok")
+        assert all("\n" not in check["text"] for check in shown["checks"])
+        return code, shown["checks"]
+
+    return call
+
+
+def of(found: list[dict[str, Any]], topic: str) -> list[dict[str, Any]]:
+    return [check for check in found if check["topic"] == topic]
+
+
+def bad(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [check for check in found if check["verdict"] == "bad"]
+
+
+def needs_binding() -> None:
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+
+
+def test_the_embedded_pair(doctor: Doctor) -> None:
+    needs_binding()
+    code, found = doctor()
+    assert code == 0
+    (build_line,) = of(found, "build")
+    assert build_line["patches"] == len(list((Path(__file__).parents[2] / "patches").glob("*.patch")))
+    assert {check["topic"] for check in found} >= {
+        "cpu",
+        "threads",
+        "target",
+        "draft",
+        "pair",
+        "memory",
+        "costs",
+    }
+    (memory,) = of(found, "memory")
+    assert memory["n_ctx"] == 4096 and sum(memory["parts"].values()) == memory["total"] > 20 * MIB
+    plain, auto = of(found, "decoding")
+    assert plain["tokens_per_second"] > 0 and auto["mode"] == "auto"
+
+
+def test_lines_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_binding()
+    monkeypatch.setattr("dflash_ggml.cli.doctor.SECONDS", 0.01)
+    assert main(["-t", "1", "-ngl", "0", "--mode", "plain"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert any(text.startswith("note  draft     no draft") for text in out)
+    assert out[-1].startswith("ok    decoding  plain: ")
+
+
+def test_without_a_binding(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever hinders the import is told, and nothing that needs it is tried."""
+    usual = builtins.__import__
+
+    def fails(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if level and "bindings" in (fromlist or ()):
+            raise ImportError("libsomething.so: cannot open shared object file")
+        return usual(name, globals, locals, fromlist, level)
+
+    monkeypatch.setattr(builtins, "__import__", fails)
+    code, found = doctor()
+    assert code == 1 and [check["topic"] for check in found] == ["build"]
+    assert "libsomething.so" in found[0]["text"] and "make build" in found[0]["advice"]
+
+
+def test_files_that_are_not_there(doctor: Doctor, tmp_path: Path) -> None:
+    needs_binding()
+    code, found = doctor("-m", str(tmp_path / "none.gguf"))
+    assert code == 1 and "none.gguf does not exist" in bad(found)[0]["text"]
+
+
+def test_both_broken_files_are_named(doctor: Doctor, tmp_path: Path) -> None:
+    needs_binding()
+    target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    target.write_bytes(b"GGUF\x03\x00")
+    draft.write_bytes(b"")
+    code, found = doctor("-m", str(target), "-md", str(draft))
+    assert code == 1 and [(check["topic"], check["verdict"]) for check in found[-2:]] == [
+        ("target", "bad"),
+        ("draft", "bad"),
+    ]
+    assert "target.gguf" in found[-2]["text"] and "draft.gguf" in found[-1]["text"]
+
+
+def test_a_cut_file(doctor: Doctor, tmp_path: Path, demo_target: Path) -> None:
+    needs_binding()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(demo_target.read_bytes()[: 1 << 20])
+    code, found = doctor("-m", str(cut))
+    assert code == 1 and [check["topic"] for check in bad(found)] == ["target"]
+    assert not of(found, "memory") and not of(found, "decoding")
+
+
+def test_a_draft_as_target_and_a_target_as_draft(
+    doctor: Doctor, tmp_path: Path, demo_target: Path, demo_draft: Path
+) -> None:
+    needs_binding()
+    code, found = doctor("-m", str(demo_draft), "-md", str(demo_target))
+    assert code == 1 and [check["topic"] for check in bad(found)] == ["target", "draft"]
+
+
+def test_every_misfit_of_a_pair_is_told(doctor: Doctor, tmp_path: Path, demo_draft: Path) -> None:
+    """Hidden size, vocabulary and layers, in one line."""
+    needs_binding()
+    target = tmp_path / "tiny.gguf"
+    target.write_bytes(bytes(tiny.gguf_file(tiny.target_keys(), tiny.target_shapes()).data))
+    code, found = doctor("-m", str(target), "-md", str(demo_draft))
+    (pair,) = bad(found)
+    assert code == 1 and pair["topic"] == "pair"
+    for word in ("hidden size", "taps layer", "mask token"):
+        assert word in pair["text"]
+    assert not of(found, "decoding")
+
+
+def test_too_many_tokens_for_the_output(doctor: Doctor, tmp_path: Path) -> None:
+    needs_binding()
+    keys = tiny.target_keys()
+    keys["tokenizer.ggml.tokens"] = [*keys["tokenizer.ggml.tokens"], "more"]
+    keys["tokenizer.ggml.token_type"] = [*keys["tokenizer.ggml.token_type"], 1]
+    path = tmp_path / "wide.gguf"
+    path.write_bytes(bytes(tiny.gguf_file(keys, tiny.target_shapes()).data))
+    code, found = doctor("-m", str(path))
+    (wide,) = bad(found)
+    assert code == 1 and wide["topic"] == "target" and f"{tiny.VOCAB + 1} tokens" in wide["text"]
+
+
+def test_too_little_memory(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_binding()
+    monkeypatch.setattr("dflash_ggml.cli.doctor.free_memory", lambda: 1 << 20)
+    code, found = doctor()
+    (memory,) = bad(found)
+    assert code == 1 and memory["topic"] == "memory" and "-c" in memory["advice"]
+    assert not of(found, "decoding")
+
+
+def test_a_load_that_fails(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_binding()
+    from dflash_ggml.engine.engine import Engine
+    from dflash_ggml.errors import DeviceError
+
+    def fails(config: EngineConfig) -> Engine:
+        raise DeviceError("out of memory")
+
+    monkeypatch.setattr(Engine, "load", fails)
+    code, found = doctor()
+    assert code == 1 and bad(found) == [found[-1]] and found[-1]["text"] == "out of memory"
+
+
+def test_decoding_is_counted_in_drafted_steps() -> None:
+    from dflash_ggml.cli.doctor import decode
+
+    engine: Any = FakeEngine()
+    plain, auto = decode(engine, "plain", 0.01), decode(engine, "auto", 0.01)
+    assert plain.acceptance is None and plain.tokens > 0 and plain.seconds > 0
+    assert auto.acceptance == auto.tokens / auto.drafted > 1
+
+
+def test_a_gpu_that_is_asked_for_and_not_there(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_binding()
+    from dflash_ggml.ggml import device
+
+    cpus = [d for d in device.list_devices() if not d.is_gpu]
+    monkeypatch.setattr(device, "list_devices", lambda: cpus)
+    code, found = doctor("-ngl", "99")
+    assert code == 1 and [check["topic"] for check in bad(found)] == ["device"]
+    assert of(found, "target") and not of(found, "decoding")
