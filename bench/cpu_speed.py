@@ -28,6 +28,7 @@ from dflash_ggml.ggml.graph import Graph
 RIVAL = r"""
 import sys, time, ctypes, llama_cpp as L, numpy as np
 path, n, threads, extra = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"
+limit = float(sys.argv[6])
 quiet = L.llama_log_callback(lambda *a: None); L.llama_log_set(quiet, None)
 L.llama_backend_init()
 mp = L.llama_model_default_params(); mp.use_extra_bufts = extra
@@ -41,10 +42,12 @@ def decode(ids):
     assert L.llama_decode(ctx, L.llama_batch_get_one(array, len(ids))) == 0
     return int(np.ctypeslib.as_array(L.llama_get_logits_ith(ctx, -1), (n_vocab,)).argmax())
 token = decode(eval(sys.argv[5]))
-for _ in range(16): token = decode([token])
 t = time.perf_counter()
-for _ in range(n): token = decode([token])
-print(n / (time.perf_counter() - t))
+for _ in range(16):
+    if time.perf_counter() - t < limit: token = decode([token])
+t, done = time.perf_counter(), 0
+while done < n and (done == 0 or time.perf_counter() - t < limit): token, done = decode([token]), done + 1
+print(done / (time.perf_counter() - t))
 """
 
 
@@ -80,9 +83,12 @@ def graph_time(engine: Engine, ids: list[int], n: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def rival(python: str, model: str, ids: list[int], n: int, threads: int, extra: bool) -> float | None:
-    """llama.cpp's tokens per second, None when it fails (its AMX path crashes when built with GCC 12)."""
-    command = [python, "-c", RIVAL, model, str(n), str(threads), "1" if extra else "0", repr(ids)]
+def rival(
+    python: str, model: str, ids: list[int], n: int, threads: int, extra: bool, limit: float = float("inf")
+) -> float | None:
+    """llama.cpp's tokens per second, for `n` tokens or about `limit` seconds; None when it fails (its AMX path crashes when
+    built with GCC 12)."""
+    command = [python, "-c", RIVAL, model, str(n), str(threads), "1" if extra else "0", repr(ids), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True)
     return float(done.stdout) if done.returncode == 0 else None
 

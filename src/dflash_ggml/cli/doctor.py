@@ -260,6 +260,10 @@ def main(argv: list[str] | None = None) -> int:
                 print(line(check), flush=True)
     except KeyboardInterrupt:
         return 130
+    except (
+        BrokenPipeError
+    ):  # the reader has seen enough; and the interpreter must not flush into it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     is_bad = any(check.verdict == "bad" for check in checks)
     if args.json:
         shown = [

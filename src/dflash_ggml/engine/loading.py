@@ -46,7 +46,9 @@ def choose_device(config: EngineConfig) -> Device:
             log.warning(
                 "n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers
             )
-        return Device.cpu(config.n_threads, config.reference)
+        # a count or a mode by name asks for the same bits whatever else runs
+        yielding = config.n_threads is None and config.mode == "auto" and not config.reference
+        return Device.cpu(config.n_threads, config.reference, yielding)
     if config.main_gpu >= len(gpus):
         raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
     return Device(gpus[config.main_gpu], config.n_threads)

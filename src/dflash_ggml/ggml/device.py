@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..errors import ConfigError, DeviceError
 from .bindings import ffi, lib
+from .threads import WINDOW, Pool, ThreadCount, waited
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
@@ -135,9 +137,16 @@ class Pinned:
 class Device:
     """An open ggml backend. `lock` guards it: ggml backends are not re-entrant and cffi releases the GIL."""
 
-    def __init__(self, info: DeviceInfo, n_threads: int | None = None, reference: bool = False) -> None:
+    def __init__(
+        self,
+        info: DeviceInfo,
+        n_threads: int | None = None,
+        reference: bool = False,
+        yielding: bool = False,
+    ) -> None:
         """Open `info`. `n_threads` counts CPU threads (None: physical cores); `reference` asks the CPU for its plain
-        kernels, whose results do not depend on the width of a batch.
+        kernels, whose results do not depend on the width of a batch; `yielding`: use fewer threads while others want the
+        cores. Attention of a single column over 512 rows or more is summed per thread: its last bits follow their number.
 
         Raises DeviceError when the backend cannot be opened, ConfigError for a bad thread count.
         """
@@ -147,24 +156,23 @@ class Device:
         if not 1 <= self.n_threads <= lib.GGML_MAX_N_THREADS:
             raise ConfigError(f"n_threads: {n_threads} is outside 1..{lib.GGML_MAX_N_THREADS}")
         self.reference = reference
-        self._threadpool = ffi.NULL
+        self._pool: Pool | None = None
+        self._count = ThreadCount(self.n_threads) if yielding and self.n_threads > 1 else None
+        self._computed, self._waited = 0.0, waited()  # seconds, since the last judgement and before it
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
         if self.backend == ffi.NULL:
             raise DeviceError(f"{info.name}: ggml could not open this device ({info.description})")
         if not info.is_gpu:
-            params = lib.ggml_threadpool_params_default(self.n_threads)
-            self._threadpool = lib.ggml_threadpool_new(ffi.new("struct ggml_threadpool_params *", params))
-            lib.ggml_backend_cpu_set_n_threads(self.backend, self.n_threads)
-            lib.ggml_backend_cpu_set_threadpool(self.backend, self._threadpool)
+            self._pool = Pool(self.backend, self.n_threads)
             lib.ggml_backend_cpu_set_use_ref(self.backend, reference)
         elif reference:
             raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
         self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
 
     @classmethod
-    def cpu(cls, n_threads: int | None = None, reference: bool = False) -> Device:
+    def cpu(cls, n_threads: int | None = None, reference: bool = False, yielding: bool = False) -> Device:
         """The CPU of this machine."""
-        return cls(next(d for d in list_devices() if not d.is_gpu), n_threads, reference)
+        return cls(next(d for d in list_devices() if not d.is_gpu), n_threads, reference, yielding)
 
     @property
     def is_gpu(self) -> bool:
@@ -251,6 +259,23 @@ class Device:
             with self.lock:
                 lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, type_, min_width, max_width, on)
 
+    def compute(self, cgraph) -> int:
+        """Launch a placed graph; a GPU may still be at it on return. Returns ggml's status."""
+        if self._count is None or self._pool is None:
+            return lib.ggml_backend_graph_compute_async(self.backend, cgraph)
+        began = time.perf_counter()
+        status = lib.ggml_backend_graph_compute_async(self.backend, cgraph)
+        self._computed += time.perf_counter() - began
+        if self._computed >= WINDOW:
+            self._pool.resize(self._count.judge(self._computed, waited() - self._waited))
+            self._computed, self._waited = 0.0, waited()  # of the threads that there are now
+        return status
+
+    @property
+    def threads_now(self) -> int:
+        """CPU threads of the next graph: fewer than `n_threads` while others want the cores."""
+        return self._pool.n_threads if self._pool else self.n_threads
+
     def synchronize(self) -> None:
         """Wait for all graphs."""
         lib.ggml_backend_synchronize(self.backend)
@@ -261,6 +286,5 @@ class Device:
         if self.backend != ffi.NULL:
             lib.ggml_backend_free(self.backend)
             self.backend = ffi.NULL
-            if self._threadpool != ffi.NULL:
-                lib.ggml_threadpool_free(self._threadpool)
-                self._threadpool = ffi.NULL
+            if self._pool is not None:
+                self._pool.close()

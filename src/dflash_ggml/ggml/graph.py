@@ -149,7 +149,7 @@ class Graph:
             backend = self.device.backend
             for tensor, memory, size in self._uploads:
                 lib.ggml_backend_tensor_set_async(backend, tensor, memory, 0, size)
-            status = lib.ggml_backend_graph_compute_async(backend, self.cgraph)
+            status = self.device.compute(self.cgraph)
         self.runs += 1
         if status != lib.GGML_STATUS_SUCCESS:
             raise DeviceError(f"{self.device.info.name}: graph ended with status {status}")

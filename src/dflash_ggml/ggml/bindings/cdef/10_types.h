@@ -62,5 +62,6 @@ struct ggml_tensor {
 
 struct ggml_threadpool_params {
     int n_threads;
+    uint32_t poll;
     ...;
 };

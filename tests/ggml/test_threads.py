@@ -1,0 +1,113 @@
+"""How many threads compute: the count follows crowding, the results do not follow the count. 1 second."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dflash_ggml.ggml import device as device_module
+from dflash_ggml.ggml.device import F32, Device
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.store import Workspace
+from dflash_ggml.ggml.threads import CROWDED, PATIENCE, WINDOW, ThreadCount, waited
+
+QUIET, SHARED = CROWDED / 2, 2 * CROWDED  # seconds of waiting per second
+
+
+def run(count: ThreadCount, seconds: float, share: float) -> list[int]:
+    """Windows for so long in which threads wait for that share; the counts on the way, repeats left out."""
+    seen = [count.now]
+    for _ in range(round(seconds / WINDOW)):
+        now = count.judge(WINDOW, share * WINDOW)
+        if now != seen[-1]:
+            seen.append(now)
+    return seen
+
+
+def test_a_quiet_machine_keeps_all_threads() -> None:
+    assert run(ThreadCount(8), 100, QUIET) == [8]
+
+
+def test_a_crowded_machine_goes_down_to_one() -> None:
+    assert run(ThreadCount(8), 10, SHARED) == [8, 6, 5, 4, 3, 2, 1]
+
+
+def test_a_long_pass_is_judged_by_its_share() -> None:
+    count = ThreadCount(2)
+    assert count.judge(2.0, 2.0 * QUIET) == 2 and count.judge(2.0, 2.0 * SHARED) == 1
+
+
+def test_threads_come_back_when_the_others_are_gone() -> None:
+    count = ThreadCount(4)
+    run(count, 1, SHARED)
+    assert run(count, 3.5 * PATIENCE[0], 0) == [1, 2, 3, 4]
+
+
+def test_failed_tries_become_rare() -> None:
+    """Room for two of four: a third is tried, at first each second, at last every thirty."""
+    count, tries, seconds = ThreadCount(4), [], 0.0
+    while seconds < 300:
+        before = count.now
+        seconds += WINDOW
+        if count.judge(WINDOW, WINDOW * (SHARED if before > 2 else 0)) == 3 and before == 2:
+            tries.append(seconds)
+    gaps = np.diff(tries)
+    assert count.now in (2, 3) and gaps[0] < 3 and gaps[-1] == pytest.approx(PATIENCE[1], rel=0.1)
+    assert all(later >= sooner - WINDOW for sooner, later in pairwise(gaps))
+    assert len(tries) < 16
+
+
+def test_waiting_only_grows() -> None:
+    first = waited()
+    assert 0 <= first <= waited()
+
+
+def test_the_pool_follows_and_the_product_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crowded: 3, 2, 1 threads, then back; each computes the same bits."""
+    clock, share = 0.0, 0.0
+    monkeypatch.setattr(device_module, "WINDOW", 0.0)
+    monkeypatch.setattr("dflash_ggml.ggml.threads.PATIENCE", (0.0, 0.0))
+
+    def waiting() -> float:
+        nonlocal clock
+        clock += share
+        return clock
+
+    monkeypatch.setattr(device_module, "waited", waiting)
+    device = Device.cpu(3, yielding=True)
+    workspace = Workspace(device)
+    g = Graph(device, 8)
+    x = g.input("x", F32, 64, 40)
+    y = g.mul_mat(x, x)
+    g.output(y)
+    g.place(workspace)
+    g.inputs["x"].array[:] = np.random.default_rng(0).standard_normal((40, 64))
+    seen, results = [], []
+    for i in range(8):
+        share = 1e6 if i < 4 else 0.0
+        seen.append(device.threads_now)
+        g.run()
+        results.append(device.read(y).copy())
+    assert seen[:4] == [3, 2, 1, 1] and seen[-1] == 3
+    assert all(np.array_equal(result, results[0]) for result in results)
+    g.close()
+    workspace.close()
+    device.close()
+
+
+def test_a_fixed_count_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device.cpu(2)
+    monkeypatch.setattr(device_module, "WINDOW", 0.0)
+    monkeypatch.setattr(ThreadCount, "judge", lambda *_: pytest.fail("nobody asks"))
+    workspace = Workspace(device)
+    g = Graph(device, 8)
+    x = g.input("x", F32, 8, 4)
+    g.output(g.mul_mat(x, x))
+    g.place(workspace)
+    g.run()
+    assert device.threads_now == 2
+    g.close()
+    workspace.close()
+    device.close()
