@@ -22,7 +22,7 @@ class EngineConfig:
     model, draft: a target GGUF, and a draft of any kind and dialect (None: plain decoding only).
     n_ctx: context window in tokens (0: the length the target was trained for).
     n_batch: tokens per prefill pass.
-    n_threads: CPU threads (None: physical cores).
+    n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
     mode, budget: how to draft, and the number of tree nodes without the root.
     candidates: best tokens per drafted position that the tree may branch over.

@@ -70,7 +70,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add(
         "-b", "--batch-size", type=int, default=512, metavar="N", help="tokens per prefill pass (default 512)"
     )
-    add("-t", "--threads", type=int, metavar="N", help="CPU threads (default: physical cores)")
+    add(
+        "-t",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads (default: physical cores, in mode auto fewer on a busy machine)",
+    )
     add(
         "-ngl",
         "--gpu-layers",
