@@ -68,8 +68,8 @@ def threads_check(n_threads: int, cores: int, load: float) -> Check:
     if n_threads > cores:
         advice = f"threads that share a core wait for each other: -t {cores}"
         return Check("threads", "note", text, advice, data)
-    if load > cores - n_threads + 0.5 and n_threads > 1:
-        advice = "other programs want these cores: stop them, or give fewer threads (-t)"
+    if load > cores - n_threads / 2 and n_threads > 1:
+        advice = "other programs want these cores: stop them; without -t, in mode auto, fewer threads run meanwhile"
         return Check("threads", "note", text, advice, data)
     return Check("threads", "ok", text, data=data)
 
