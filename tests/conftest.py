@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dflash_ggml.engine import cost_cache, loading
+from dflash_ggml.engine import cost_cache, known_costs
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 # a busy machine is no failure: no test depends on time
@@ -27,7 +27,7 @@ def _hasty_calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     folder = tmp_path_factory.mktemp("costs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_cache, "default_folder", lambda: folder)
-        patch.setattr(loading, "CALIBRATION_SECONDS", {True: 1.5, False: 0.02})
+        patch.setattr(known_costs, "SECONDS", {True: 1.5, False: 0.02})
         yield
 
 

@@ -24,9 +24,9 @@ WARM, TIMED = 3, 3  # runs of each pass: the first builds its graph, a GPU captu
 USEFUL = (7, 3, 15, 31, 1, 23, 5, 2, 47, 63)  # node counts, in this order
 
 
-def calibrate(passes: TargetPasses, drafter: Drafter, seconds: float) -> list[Point]:
-    """Measure plain, draft, commit and verify passes for about `seconds`. Leaves an empty state."""
-    probe = _Probe(passes, drafter, time.perf_counter() + seconds)
+def calibrate(passes: TargetPasses, drafter: Drafter, deadline: float) -> list[Point]:
+    """Measure plain, draft, commit and verify passes until `deadline` on the performance counter. Leaves an empty state."""
+    probe = _Probe(passes, drafter, deadline)
     for context in (SHORT, min(FIRST_ROWS, passes.n_rows) - passes.max_width - drafter.depth - 1):
         if context >= SHORT:
             probe.measure(context)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
@@ -16,8 +13,7 @@ from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
-from ..ggml import bindings
-from ..ggml.device import Device, cuda_driver, list_devices
+from ..ggml.device import Device, list_devices
 from ..ggml.weights import Source, Weights
 from ..models.registry import read_target
 from ..models.target import Target
@@ -25,15 +21,11 @@ from ..state.kv import KV_TYPES
 from ..state.memory import Part, cache_rows, fit
 from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
-from .calibrate import calibrate
-from .cost_cache import CostCache, Measured
+from .known_costs import known_costs
 from .passes import TargetPasses, tree_width
-from .products import ProductTable, apply, measure_products, worth_measuring
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
-
-CALIBRATION_SECONDS = {True: 1.5, False: 1.0}  # at most, on a GPU and on the CPU
 
 
 def choose_device(config: EngineConfig) -> Device:
@@ -47,7 +39,8 @@ def choose_device(config: EngineConfig) -> Device:
                 "n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers
             )
         # a count or a mode by name asks for the same bits whatever else runs
-        yielding = config.n_threads is None and config.mode == "auto" and not config.reference
+        decides = config.mode == "auto" and not config.reproducible
+        yielding = config.n_threads is None and decides and not config.reference
         return Device.cpu(config.n_threads, config.reference, yielding)
     if config.main_gpu >= len(gpus):
         raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
@@ -85,57 +78,13 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     device, costs = choose_device(config), Costs()
     try:
         passes, drafter, n_ctx = _on_device(device, config, file, target, draft, progress)
-        decides = config.mode == "auto" or worth_measuring(device)
-        if draft and drafter and decides and config.calibrate != "never" and not config.reproducible:
-            cache = CostCache.of(_facts(device, config, file, draft))
-            costs.learn(_calibrated(config, passes, drafter, cache).points)
+        if draft and drafter:
+            kinds = sorted((name, t.type, t.shape) for name, t in file.tensors.items())
+            costs.learn(known_costs(config, passes, drafter, [kinds, draft.identity]))
     except BaseException:
         device.close()
         raise
     return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs)
-
-
-def _calibrated(config: EngineConfig, passes: TargetPasses, drafter: Drafter, cache: CostCache) -> Measured:
-    """From the cache or by measuring: which kernels multiply few columns, put in force, and what passes cost."""
-    device = passes.device
-    known = cache.read() if config.calibrate == "cached" else None
-    if known is not None:
-        log.debug("pass costs read from %s", cache.path)
-        if known.products.timings:
-            apply(device, known.products)
-        return known
-    began, seconds = time.perf_counter(), CALIBRATION_SECONDS[device.is_gpu]
-    products = ProductTable(())
-    if worth_measuring(device):
-        products = measure_products(device, passes.weights.values(), seconds / 3)
-        apply(device, products)
-    points = (
-        calibrate(passes, drafter, began + seconds - time.perf_counter()) if config.mode == "auto" else []
-    )
-    measured = Measured(tuple(points), products)
-    where = cache.path if cache.write(measured) else "not kept: no writable home"
-    log.debug("pass costs measured in %.2f s, %s", time.perf_counter() - began, where)
-    return measured
-
-
-def _facts(device: Device, config: EngineConfig, file: GGUFFile, draft: DraftSource) -> dict[str, Any]:
-    """All that decides what a pass takes on this machine."""
-    binding = Path(str(bindings.__file__)).parent
-    return {
-        "device": device.info.description,
-        "driver": cuda_driver() if device.is_gpu else None,
-        "n_threads": device.n_threads,
-        "version": version("dflash-ggml"),
-        # a build with other flags has other kernels
-        "build": sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in binding.glob("*.so")),
-        "kv_type": config.kv_type,
-        "mode": config.mode if config.mode == "auto" else "named",
-        "reference": config.reference,
-        "budget": config.budget,
-        "candidates": config.candidates,
-        "target": sorted((name, t.type, t.shape) for name, t in file.tensors.items()),
-        "draft": draft.identity,
-    }
 
 
 def _on_device(

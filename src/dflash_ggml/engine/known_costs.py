@@ -1,0 +1,78 @@
+"""What an engine knows of costs when it starts: read from this user's cache, or measured now."""
+
+from __future__ import annotations
+
+import logging
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineConfig
+from ..decode.costs import Point
+from ..drafts.drafter import Drafter
+from ..ggml import bindings
+from ..ggml.device import Device, cuda_driver
+from .calibrate import calibrate
+from .cost_cache import CostCache, Measured
+from .passes import TargetPasses
+from .products import ProductTable, apply, measure_products, worth_measuring
+
+SECONDS = {True: 1.5, False: 1.0}  # to measure in, at most, on a GPU and on the CPU
+log = logging.getLogger("dflash_ggml")
+
+
+def known_costs(
+    config: EngineConfig, passes: TargetPasses, drafter: Drafter, tensors: object
+) -> tuple[Point, ...]:
+    """What passes cost, and, on a GPU that our kernels were not tuned on, which kernels are used where: that is put in force.
+
+    tensors: types and shapes of both models, as plain data. Nothing is measured that no decision needs.
+    """
+    device = passes.device
+    decides = config.mode == "auto" or worth_measuring(device)
+    if not decides or config.calibrate == "never" or config.reproducible:
+        return ()
+    cache = CostCache.of(_facts(config, device, tensors))
+    measured = cache.read() if config.calibrate == "cached" else None
+    if measured is not None:
+        log.debug("pass costs read from %s", cache.path)
+        if measured.products.timings:
+            apply(device, measured.products)
+        return measured.points
+    began = time.perf_counter()
+    measured = _measure(config, passes, drafter)
+    # what was measured beside other processes is good for now only
+    kept = device.threads_now == device.n_threads and cache.write(measured)
+    where = f"kept in {cache.path}" if kept else "not kept"
+    log.debug("pass costs measured in %.2f s, %s", time.perf_counter() - began, where)
+    return measured.points
+
+
+def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter) -> Measured:
+    device, products = passes.device, ProductTable(())
+    deadline = time.perf_counter() + SECONDS[device.is_gpu]
+    if worth_measuring(device):
+        products = measure_products(device, passes.weights.values(), SECONDS[device.is_gpu] / 3)
+        apply(device, products)
+    points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []
+    return Measured(tuple(points), products)
+
+
+def _facts(config: EngineConfig, device: Device, tensors: object) -> dict[str, Any]:
+    """All that decides what a pass takes on this machine."""
+    folder = Path(str(bindings.__file__)).parent
+    return {
+        "device": device.info.description,
+        "driver": cuda_driver() if device.is_gpu else None,
+        "n_threads": device.n_threads,
+        "version": version("dflash-ggml"),
+        # a build with other flags has other kernels
+        "build": sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*.so")),
+        "kv_type": config.kv_type,
+        "auto": config.mode == "auto",
+        "reference": config.reference,
+        "budget": config.budget,
+        "candidates": config.candidates,
+        "tensors": tensors,
+    }
