@@ -44,7 +44,7 @@ def test_a_text_that_turns_is_followed_at_all_depths():
         known.observe(TREE, (0,))
     hard = known.path_probabilities(TREE)
     assert easy[SPINE[3]] > 0.85 and hard[SPINE[1]] < 0.3
-    assert hard[SPINE[3]] / hard[SPINE[2]] < 0.95 * easy[SPINE[3]] / easy[SPINE[2]]
+    assert hard[SPINE[3]] / hard[SPINE[2]] < 0.98 * easy[SPINE[3]] / easy[SPINE[2]]
     for _ in range(30):
         known.observe(TREE, SPINE)
     assert known.path_probabilities(TREE)[SPINE[3]] > 0.7

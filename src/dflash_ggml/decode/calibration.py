@@ -15,7 +15,8 @@ from .tree import Tree
 
 N_DEPTHS = 8  # depths told apart; deeper ones count as the last
 N_BUCKETS = 8  # of the draft's probability
-PRIOR = 8.0  # samples that what was believed before is worth
+PRIOR = 8.0  # samples that other texts are worth for a new one
+OWN_WORD = 4.0  # samples that the draft's own word is worth where there are no other texts
 KEPT = 400.0  # samples of a cell after which old ones fade
 TREND_RATE = 0.2  # logits per unit of surprise
 TREND_MOST = 5.0
@@ -82,12 +83,13 @@ class Calibration:
         self._correct(cell)
 
     def _correct(self, cell: int) -> None:
-        """What was believed before counts as PRIOR samples."""
+        """What was believed before counts as some samples more."""
         before, slope = (
             (0.0, 1.0) if self._prior is None else (self._prior._base[cell], self._prior._slope[cell])
         )
-        weight = PRIOR / (self.tried[cell] + PRIOR)
-        self._base[cell] = self.hits[cell] / (self.tried[cell] + PRIOR) + weight * before
+        prior = OWN_WORD if self._prior is None else PRIOR
+        weight = prior / (self.tried[cell] + prior)
+        self._base[cell] = self.hits[cell] / (self.tried[cell] + prior) + weight * before
         self._slope[cell] = weight * slope
 
 
