@@ -33,7 +33,7 @@ PROMPT = "class Item:\n    def __init__(self, name, price, quantity):\n"
 GREEDY = ["--temp", "0", "-n", "24", "-p", PROMPT]
 FIELDS = [
     "text", "token_ids", "prompt_n", "predicted_n", "prompt_ms", "predicted_ms", "steps", "draft_n", "draft_n_accepted",
-    "acceptance_length", "mode", "budget", "finish_reason", "step_ms",
+    "acceptance_length", "mode", "budget", "widths", "finish_reason", "step_ms",
 ]  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_text_and_statistics(run: Run, plain_text: str, mode: str) -> None:
     """Every mode writes the same text; stdout holds nothing else, stderr one line of statistics."""
     done = run(*GREEDY, "--mode", mode)
     assert done.code == 0 and done.out == plain_text + "\n"
-    shown = {"auto": "tree 31", "chain": "chain 15", "tree": "tree 31"}.get(mode, mode)
+    shown = {"chain": "chain 15", "tree": "tree 31"}.get(mode, mode)
     assert done.err.count("\n") == 1 and "24 tokens at" in done.err and f"({shown}," in done.err
 
 
@@ -118,6 +118,12 @@ def test_json(
     assert report["draft_n"] == offered * report["steps"]
     assert report["acceptance_length"] == round((report["predicted_n"] - 1) / report["steps"], 4)
     assert report["acceptance_length"] > 1 or mode == "plain"
+    (use,) = report["widths"]
+    assert (use["nodes"], use["steps"], use["tokens"]) == (
+        offered,
+        report["steps"],
+        report["predicted_n"] - 1,
+    )
     assert list(report["step_ms"]) == ["draft", "tree", "verify", "commit", "host"]
     times = [report["prompt_ms"], report["predicted_ms"], *report["step_ms"].values()]
     assert all(isinstance(ms, float) and ms >= 0 for ms in times)
@@ -130,7 +136,7 @@ def test_end_of_text(run: Run, tmp_path: Path) -> None:
     report = json.loads(done.out)
     assert done.code == 0 and report["finish_reason"] == "stop" and report["text"] == ""
     assert report["predicted_n"] == 1 and report["steps"] == 0 and report["acceptance_length"] == 0
-    assert (report["mode"], report["budget"]) == ("tree", 31)  # what a step would have been
+    assert (report["mode"], report["budget"]) == ("auto", 31)  # what a step could have been
 
 
 def test_seed(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.engine.step import Step
 from dflash_ggml.files.pairs import EMBEDDED_TARGET
-from dflash_ggml.session.events import Usage
+from dflash_ggml.session.events import Usage, WidthUse
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
@@ -61,7 +62,7 @@ def test_the_same_text_is_decoded_again(sampling: SamplingParams) -> None:
     on = session()
     report, prepared = speculate(on, 40, sampling)
     plain = again(on, report, prepared)
-    assert report.usage.mode == "tree" and report.usage.tokens_per_step > 1
+    assert report.usage.mode == "auto" and report.usage.tokens_per_step > 1
     assert plain.token_ids == report.steps.token_ids and plain.ms > 0
     assert "plain decoding of the same text" in versus_line(report, plain, on)
 
@@ -119,3 +120,21 @@ def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert main([*flags, "--json"]) == 0
     out, err = capsys.readouterr()
     assert '"plain_per_second": ' in out and err == ""
+
+
+@pytest.mark.parametrize(
+    "mode, widths, plain_ms, said",
+    [
+        ("auto", [(0, 30), (7, 5)], 100.0, "drafting does not pay for this model, and auto decoded plainly"),
+        ("auto", [(0, 5), (7, 30)], 300.0, "drafting is 3.00 times as fast"),
+        ("tree", [(31, 35)], 50.0, "plain is faster for this model"),
+    ],
+)
+def test_the_verdict(mode: str, widths: list[tuple[int, int]], plain_ms: float, said: str) -> None:
+    on = session()
+    report, _ = speculate(on, 40, GREEDY)
+    uses = tuple(WidthUse(nodes, steps, steps, 1.0, None) for nodes, steps in widths)
+    steps = sum(use.steps for use in uses)
+    usage = replace(report.usage, mode=mode, widths=uses, steps=steps, predicted_ms=100.0)
+    line = versus_line(replace(report, usage=usage), Plain(report.steps.token_ids, plain_ms), on)
+    assert line.endswith(f"on this machine {said}")

@@ -103,7 +103,7 @@ def test_shape_of_a_completion(llm: ToyLlama) -> None:
     usage = out["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 4, 7)
     assert (
-        out["timings"]["mode"] == "tree"
+        out["timings"]["mode"] == "auto"
         and out["timings"]["draft_n"] >= out["timings"]["draft_n_accepted"] > 0
     )
 

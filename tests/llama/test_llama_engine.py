@@ -41,10 +41,19 @@ def text(llm: Llama, prompt: Any = PROMPT, **options: Any) -> str:
 
 
 def test_it_speculates(llm: Llama) -> None:
-    out = llm(PROMPT, max_tokens=60, temperature=0)
+    out = llm(PROMPT, max_tokens=60, temperature=0, mode="tree")
     timings = out["timings"]
     assert timings["mode"] == "tree" and timings["tokens_per_step"] > 1.5
     assert timings["steps"] < out["usage"]["completion_tokens"] == 60
+
+
+def test_auto_says_what_it_chose(llm: Llama) -> None:
+    timings = llm(PROMPT, max_tokens=60, temperature=0)["timings"]
+    uses = timings["widths"]
+    assert timings["mode"] == "auto" and [use["nodes"] for use in uses] == sorted(u["nodes"] for u in uses)
+    assert sum(use["steps"] for use in uses) == timings["steps"]
+    assert sum(use["steps"] * use["nodes"] for use in uses) == timings["draft_n"]
+    assert all(use["step_ms"] > 0 for use in uses) and uses[0]["predicted_ms"] is not None
 
 
 def test_the_budget_is_what_a_step_could_offer(llm: Llama) -> None:

@@ -96,6 +96,8 @@ def test_constructor() -> None:
         "mode",
         "budget",
         "chain_seed",
+        "calibrate",
+        "reproducible",
         "prefix_cache_bytes",
     ]
     options = [written(p) for p in parameters(LlamaOptions)]

@@ -69,7 +69,7 @@ def test_order_of_events(session: Session) -> None:
     progress = [e for e in events if isinstance(e, Progress)]
     assert progress[-1].done == progress[-1].total == begin.prompt_n - begin.cached_n
     assert [p.done for p in progress] == sorted({p.done for p in progress})
-    assert usage.prompt_n == begin.prompt_n and usage.mode == "tree" and usage.budget == 31
+    assert usage.prompt_n == begin.prompt_n and usage.mode == "auto" and usage.budget == 31
     assert usage.tokens_per_step == pytest.approx(1 + usage.draft_n_accepted / usage.steps)
     assert events[-1] == Finish("tool_calls")
 
@@ -195,7 +195,7 @@ def test_plain_decoding_without_a_draft() -> None:
 
 @pytest.mark.parametrize(
     ("options", "shown"),
-    [({}, ("tree", 31)), ({"budget": 7}, ("tree", 7)), ({"mode": "plain"}, ("plain", 0))],
+    [({}, ("auto", 31)), ({"budget": 7}, ("auto", 7)), ({"mode": "plain"}, ("plain", 0))],
 )
 def test_an_answer_that_no_step_followed_names_the_planned_mode(
     session: Session, options: dict[str, Any], shown: tuple[str, int]

@@ -107,7 +107,8 @@ class Report:
     def line(self) -> str:
         """One line for people."""
         usage = self.usage
-        mode = usage.mode if usage.mode == "plain" or not usage.budget else f"{usage.mode} {usage.budget}"
+        fixed = usage.mode in ("chain", "tree") and usage.budget
+        mode = f"{usage.mode} {usage.budget}" if fixed else usage.mode
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.steps.ms().items())
         return (
             f"prompt {usage.prompt_n} tokens at {usage.prompt_per_second:.0f}/s; {len(self.steps.token_ids)} tokens at "

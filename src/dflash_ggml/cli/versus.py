@@ -67,9 +67,13 @@ def versus_line(report: Report, plain: Plain, session: Session) -> str:
     what = "the same text" if plain.token_ids == report.steps.token_ids else "as many tokens"
     ratio = report.per_second / plain.per_second if plain.per_second else 0.0
     small = "small " if session.engine.config.model == EMBEDDED_TARGET else ""
-    verdict = (
-        f"drafting is {ratio:.2f} times as fast" if ratio >= 1 else f"plain is faster for this {small}model"
-    )
+    plain_steps = sum(use.steps for use in report.usage.widths if not use.nodes)
+    if report.usage.mode == "auto" and 2 * plain_steps > report.usage.steps:
+        verdict = f"drafting does not pay for this {small}model, and auto decoded plainly"
+    elif ratio >= 1:
+        verdict = f"drafting is {ratio:.2f} times as fast"
+    else:
+        verdict = f"plain is faster for this {small}model"
     return (
         f"every pass of the target gave {report.usage.tokens_per_step:.2f} tokens, {report.per_second:.1f} tokens/s; "
         f"plain decoding of {what}: {plain.per_second:.1f} tokens/s: on this machine {verdict}"
