@@ -75,6 +75,7 @@ def test_the_installed_package_names_its_licences_commands_and_version() -> None
         "dflash-serve": "dflash_ggml.server.cli:main",
         "dflash-chat": "dflash_ggml.cli.chat:main",
         "dflash-doctor": "dflash_ggml.cli.doctor:main",
+        "dflash-bench": "dflash_ggml.bench.cli:main",
     }
 
 
