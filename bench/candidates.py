@@ -30,8 +30,8 @@ from dflash_ggml.decode.tree import Tree, expand
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
-COUNTS = (8, 16, 64)
-BUDGETS = (15, 31, 63)
+COUNTS = [8, 16, 64]
+BUDGETS = [15, 31, 63]
 DEPTH = 15
 ROUNDS = 7
 
@@ -69,7 +69,10 @@ def draft_ms(engine: Engine, context: int, repeat: int) -> dict[str, dict[int, f
     engine.reset()
     engine.prefill(np.random.default_rng(1).integers(0, engine.n_vocab, context).tolist())
     sequence, drafter = engine.sequence, engine.drafter
-    found: dict[str, dict[int, list[float]]] = {"call": {k: [] for k in COUNTS}, "pass": {k: [] for k in COUNTS}}
+    found: dict[str, dict[int, list[float]]] = {
+        "call": {k: [] for k in COUNTS},
+        "pass": {k: [] for k in COUNTS},
+    }
 
     def draft() -> Rows:
         sequence.pending, sequence.unseen = 5, ()
@@ -119,10 +122,15 @@ def length(engine: Engine, ids: list[int], text: list[int], budget: int, count: 
 
     engine.reset()
     engine.prefill(ids)
-    engine.logits[text[0]] = np.inf  # begin as the text does
+    engine.logits[text[0]] = 1e9  # begin as the text does
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
-    with mock.patch.object(step_module, "greedy", follow(text)), mock.patch.object(engine.drafter, "propose", fewer):
-        for step in engine.generate(sampler, max_tokens=len(text), mode="tree", budget=budget, stop=lambda t: False):
+    with (
+        mock.patch.object(step_module, "greedy", follow(text)),
+        mock.patch.object(engine.drafter, "propose", fewer),
+    ):
+        for step in engine.generate(
+            sampler, max_tokens=len(text), mode="tree", budget=budget, stop=lambda t: False
+        ):
             tokens += len(step.tokens) if step.mode != "prefill" else 0
             passes += step.mode != "prefill"
     return tokens, passes
@@ -137,11 +145,23 @@ def gains(engine: Engine, temperature: float, limit: int, n: int) -> list[dict]:
         lengths = {}
         for k in COUNTS:
             counts = [length(engine, ids, text, budget, k) for ids, text in zip(prompts, texts)]
-            lengths[k] = sum(t / p for t, p in counts) / len(counts)
-        least = lengths[min(COUNTS)]
-        print(f"  T {temperature:g}, budget {budget:<3}" + "".join(
-            f"  {k}: {x:.4f} ({100 * (x / least - 1):+.2f} %)" for k, x in lengths.items()), flush=True)  # fmt: skip
-        rows.append({"temperature": temperature, "budget": budget, "length": {k: round(x, 4) for k, x in lengths.items()}})
+            lengths[k] = np.array([t / p for t, p in counts])
+        mean = {k: round(float(x.mean()), 4) for k, x in lengths.items()}
+        first, *others = COUNTS
+        # in pairs: the texts differ far more than the settings
+        error = {
+            k: float((lengths[k] - lengths[first]).std(ddof=1) / len(prompts) ** 0.5 / mean[first])
+            for k in others
+        }
+        said = [
+            f"{k}: {mean[k]:.4f} ({100 * (mean[k] / mean[first] - 1):+.2f} % +- {100 * error[k]:.2f})"
+            for k in others
+        ]
+        print(
+            f"  T {temperature:g}, budget {budget:<3}  {first}: {mean[first]:.4f}  {'  '.join(said)}",
+            flush=True,
+        )
+        rows.append({"temperature": temperature, "budget": budget, "length": mean, "error": error})
     return rows
 
 
@@ -156,9 +176,18 @@ def main() -> None:
     p.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
     p.add_argument("-n", type=int, default=200, help="tokens per text")
     p.add_argument("--limit", type=int, default=12, help="texts")
+    p.add_argument(
+        "--counts",
+        type=int,
+        nargs="+",
+        default=COUNTS,
+        help="candidates per depth, the first to compare with",
+    )
+    p.add_argument("--budgets", type=int, nargs="+", default=BUDGETS)
     p.add_argument("--no-texts", action="store_true", help="costs alone, for files with random weights")
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
+    COUNTS[:], BUDGETS[:] = a.counts, a.budgets
     config = EngineConfig(
         a.model, a.model_draft, n_threads=a.threads, n_gpu_layers=a.gpu_layers, budget=max(BUDGETS), mode="tree",
         candidates=max(COUNTS),
@@ -174,7 +203,9 @@ def main() -> None:
         engine.drafter.candidates = max(COUNTS)
         engine.drafter.graphs.clear()
         texts = [] if a.no_texts else [row for t in a.temp for row in gains(engine, t, a.limit, a.n)]
-    facts = header(device=device, gpu=gpu_facts(), model=a.model.name, draft=a.model_draft.name, context=a.context)
+    facts = header(
+        device=device, gpu=gpu_facts(), model=a.model.name, draft=a.model_draft.name, context=a.context
+    )
     save(a.json, {**facts, "heap_us": heap, "draft_ms": draft, "texts": texts})
 
 

@@ -25,7 +25,7 @@ class EngineConfig:
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
     mode, budget: how to draft, and the number of tree nodes without the root.
-    candidates: best tokens per drafted position that the tree may branch over.
+    candidates: best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`).
     chain_seed: put the most likely chain into the tree first.
     kv_type: element type of the K/V caches; auto: f16 on a GPU, f32 on the CPU, where attention over f16 takes twice as long.
     calibrate: what `auto` knows of costs when it begins. cached: what was measured when these files were first loaded here,
@@ -43,7 +43,7 @@ class EngineConfig:
     main_gpu: int = 0
     mode: Mode = "auto"
     budget: int = 31
-    candidates: int = 8
+    candidates: int | None = None
     chain_seed: bool = False
     kv_type: KvType = "auto"
     calibrate: Calibrate = "cached"
@@ -59,6 +59,8 @@ class EngineConfig:
             ("main_gpu", 0, 63),
         ):
             value = getattr(self, name)
+            if name == "candidates" and value is None:
+                continue
             if not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{name}: {value!r} is outside {low}..{high}")
         for name, allowed in (
@@ -70,3 +72,10 @@ class EngineConfig:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
         if self.n_threads is not None and self.n_threads < 1:
             raise ConfigError(f"n_threads: {self.n_threads} is below 1")
+
+    @property
+    def n_candidates(self) -> int:
+        """Candidates per drafted position: wide trees reach ranks that narrow ones do not (bench/notes-controller.md)."""
+        if self.candidates is not None:
+            return self.candidates
+        return 8 if self.budget <= 15 else 16

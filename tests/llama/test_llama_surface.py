@@ -95,6 +95,7 @@ def test_constructor() -> None:
     assert [k.split("=")[0] for k in keywords[len(golden) :]] == [
         "mode",
         "budget",
+        "candidates",
         "chain_seed",
         "calibrate",
         "reproducible",

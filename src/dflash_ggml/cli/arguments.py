@@ -103,6 +103,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help=f"tree nodes without the root, 1..{MAX_BUDGET} (default 31)",
     )
     decode.add_argument(
+        "--candidates",
+        type=int,
+        metavar="K",
+        help="tokens per drafted position that the tree may branch over (default 8, for a budget above 15: 16)",
+    )
+    decode.add_argument(
         "--chain-seed", action="store_true", help="put the most likely chain into the tree first"
     )
     decode.add_argument(
@@ -201,6 +207,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         main_gpu=args.main_gpu,
         mode=args.mode,
         budget=args.budget,
+        candidates=args.candidates,
         chain_seed=args.chain_seed,
         kv_type=args.cache_type,
         calibrate="never" if args.no_calibrate else "cached",

@@ -73,6 +73,6 @@ def _facts(config: EngineConfig, device: Device, tensors: object) -> dict[str, A
         "auto": config.mode == "auto",
         "reference": config.reference,
         "budget": config.budget,
-        "candidates": config.candidates,
+        "candidates": config.n_candidates,
         "tensors": tensors,
     }

@@ -116,7 +116,7 @@ def _on_device(
     drafter = None
     if draft:
         host = Host(device, passes.graphs, target, weights, passes.state, rows, kv_type)
-        drafter = draft.start(host, config.candidates, passes.n_rows, progress)
+        drafter = draft.start(host, config.n_candidates, passes.n_rows, progress)
     return passes, drafter, n_ctx
 
 

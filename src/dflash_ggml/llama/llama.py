@@ -48,7 +48,7 @@ class Llama(LlamaCore):
     like. Refused: embedding, LoRA, other rope settings than the file's. Unknown keywords are swallowed.
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
-    mode, budget, chain_seed, calibrate, reproducible: how to speculate (see EngineConfig).
+    mode, budget, candidates, chain_seed, calibrate, reproducible: how to speculate (see EngineConfig).
     prefix_cache_bytes: host memory for cached prefixes.
 
     Raises ValueError for a missing file, ModelFileError, ConfigError or DeviceError.
@@ -104,6 +104,7 @@ class Llama(LlamaCore):
         verbose: bool = True,
         mode: Mode = "auto",
         budget: int = 31,
+        candidates: int | None = None,
         chain_seed: bool = False,
         calibrate: Calibrate = "cached",
         reproducible: bool = False,

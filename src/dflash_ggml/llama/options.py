@@ -69,6 +69,7 @@ class LlamaOptions:
     verbose: bool = True
     mode: Mode = "auto"
     budget: int = 31
+    candidates: int | None = None
     chain_seed: bool = False
     calibrate: Calibrate = "cached"
     reproducible: bool = False
@@ -125,6 +126,7 @@ class LlamaOptions:
             main_gpu=self.main_gpu,
             mode="plain" if draft is None and self.mode == "auto" else self.mode,
             budget=self.budget,
+            candidates=self.candidates,
             chain_seed=self.chain_seed,
             kv_type=self.kv_type(),
             calibrate=self.calibrate,

@@ -1,0 +1,54 @@
+"""How many candidates a draft gives per depth: what was asked for, or by budget; the text is the same."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from dflash_ggml.cli.arguments import add_model_options, engine_config
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.llama.options import LlamaOptions
+
+
+@pytest.mark.parametrize(
+    ("budget", "asked", "n"), [(1, None, 8), (15, None, 8), (16, None, 16), (256, None, 16), (7, 3, 3), (63, 5, 5)]
+)  # fmt: skip
+def test_by_budget_unless_named(budget: int, asked: int | None, n: int) -> None:
+    assert EngineConfig(Path("x"), budget=budget, candidates=asked).n_candidates == n
+
+
+@pytest.mark.parametrize("asked", [0, 65, "8", 1.5])
+def test_what_is_no_number_of_candidates(asked: object) -> None:
+    with pytest.raises(ConfigError, match="candidates: .* is outside 1..64"):
+        EngineConfig(Path("x"), candidates=asked)  # type: ignore[arg-type]
+
+
+def test_every_face_can_name_them(toy_pair: tuple[Path, Path]) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    files = ["-m", str(toy_pair[0]), "-md", str(toy_pair[1])]
+    assert engine_config(parser.parse_args([*files, "--candidates", "5"])).n_candidates == 5
+    assert engine_config(parser.parse_args([*files, "--budget", "9"])).n_candidates == 8
+    assert LlamaOptions(str(toy_pair[0]), candidates=5).engine_config(None).n_candidates == 5
+
+
+def test_the_draft_gives_so_many_and_the_text_stays(toy_pair: tuple[Path, Path]) -> None:
+    texts = set()
+    for budget, asked, n in ((31, None, 16), (15, None, 8), (31, 1, 1), (31, 64, 64)):
+        config = EngineConfig(
+            *toy_pair, n_ctx=256, n_threads=1, mode="tree", budget=budget, candidates=asked, reference=True, kv_type="f32"
+        )  # fmt: skip
+        with Engine.load(config) as engine:
+            engine.prefill([3, 1, 4, 1, 5])
+            sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+            steps = list(engine.generate(sampler, max_tokens=60, stop=lambda t: False))
+            texts.add(tuple(t for step in steps for t in step.tokens))
+            assert engine.drafter is not None
+            rows = engine.drafter.propose(engine.sequence, budget)
+            assert rows.ids.shape == (engine.drafter.depth, n)  # type: ignore[attr-defined]
+    assert len(texts) == 1
