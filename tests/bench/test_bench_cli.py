@@ -52,7 +52,8 @@ def test_everything_small(run: Run, tmp_path: Path) -> None:
     done = run(*SMALL, "--suite", "quick", *flags)
     assert done.code == 0 and "\x1b" not in done.out + done.err
     result = json.loads(files[0].read_text())
-    assert result["complete"] is True and list(result["suites"]) == list(SUITES)
+    everyday = [name for name, suite in SUITES.items() if suite.everyday]
+    assert result["complete"] is True and list(result["suites"]) == everyday
     assert result["model"] == "demo-target-q8_0.gguf" and result["draft"] == "demo-draft-q8_0.gguf"
     assert result["version"] == facts.version() and result["commit"] == facts.commit()
     assert result["threads"] == 1 and result["cpu"] and result["command"].startswith("dflash-bench -t 1")
@@ -64,8 +65,10 @@ def test_everything_small(run: Run, tmp_path: Path) -> None:
         assert all(suite["title"] in where for where in (done.out, tables, page))
     for fact in (result["commit"], result["cpu"], "demo-target-q8_0.gguf"):
         assert fact in tables and fact in page
-    assert page.count("<svg ") == len(SUITES) and files[3].read_text().count("<svg ") == len(SUITES) + 1
-    assert done.err.count(" written\n") == 4 and len(done.err.splitlines()) == 4 + len(SUITES)
+    assert page.count("<svg ") == len(everyday) and files[3].read_text().count("<svg ") == len(everyday) + 1
+    assert done.err.count(" written\n") == 4 and len(done.err.splitlines()) == 4 + len(everyday)
+    chosen = result["suites"]["speed"]["auto_choices"]
+    assert chosen and all(row["steps"] and row["ms"] > 0 for row in chosen) and "What auto chose" in page
 
 
 def test_every_mode_writes_the_same_amount(run: Run, tmp_path: Path, toy_pair: tuple[Path, Path]) -> None:
@@ -150,6 +153,7 @@ def test_a_server_that_fails_in_the_middle_leaves_what_was_measured(
         (["--limit", "0"], "--limit: 0 is below 1"),
         (["--rounds", "0"], "--rounds: 0 is below 1"),
         (["--temp", "nan"], "--temp: nan is below 0"),
+        (["speed"], "invalid choice: 'speed' (choose from"),
         (["--bogus"], "--bogus; --help lists the options"),
     ],
 )
@@ -172,7 +176,7 @@ def test_plots_without_their_library(run: Run, tmp_path: Path, monkeypatch: pyte
 
 def test_help() -> None:
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, timeout=300)
-    for word in (*SUITES, *STYLES, "quick", "full", "--against"):
+    for word in (*SUITES, *STYLES, "quick", "full", "--against", "calibrate"):
         assert word in done.stdout
 
 

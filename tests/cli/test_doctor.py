@@ -14,6 +14,7 @@ from dflash_ggml.cli import checks
 from dflash_ggml.cli.checks import SeenDevice, Speed
 from dflash_ggml.cli.doctor import line, main
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.break_even import BreakEven
 from dflash_ggml.state.memory import MARGIN, MIB, MemoryPlan
 from reference import tiny_models as tiny
 from reference.fake_engine import FakeEngine
@@ -125,10 +126,17 @@ def test_speed() -> None:
 
 
 def test_costs() -> None:
-    assert checks.costs_check([], 0).verdict == "note"
-    check = checks.costs_check([("plain", 1, 1.0), ("verify", 8, 2.5)], 64)
+    assert checks.costs_check([], 0, [], "CPU").verdict == "note"
+    points = [("plain", 1, 1.0), ("verify", 8, 2.5)]
+    check = checks.costs_check(points, 64, [BreakEven(7, 8, 8, 3.0, 3.0, 8)], "CPU")
     assert check.verdict == "ok" and "plain 1.00, verify 8 2.50" in check.text
     assert check.data["ms"][1] == {"kind": "verify", "width": 8, "ms": 2.5}
+    assert check.text.startswith("drafting pays from 3.00 tokens a step on with 7 nodes; ms per pass")
+    assert check.data["steps"][0]["length"] == 3.0
+    dear = checks.costs_check(points, 64, [BreakEven(7, 8, 8, 9.0, 9.0, 8)], "some CPU")
+    assert dear.verdict == "note" and "cannot pay" in dear.text and "some CPU" in dear.advice
+    unknown = checks.costs_check(points, 64, [], "CPU")
+    assert unknown.verdict == "ok" and unknown.text.startswith("ms per pass")
 
 
 def test_advice_stands_below_what_is_not_ok() -> None:

@@ -42,7 +42,7 @@ def text(engine: Engine, temperature: float = 0.0, n: int = 60) -> list[int]:
 
 def test_loading_measures_and_leaves_nothing_behind(toy_pair, folder):
     with Engine.load(config(toy_pair, reference=True, kv_type="f32", calibrate="never")) as engine:
-        assert engine.costs.points() == [] and not folder.exists()
+        assert engine.costs.points() == [] and not folder.exists() and engine.costs_file is None
         plain = text(engine)
     with Engine.load(config(toy_pair, reference=True, kv_type="f32")) as engine:
         seen = {(p.kind, p.width) for p in engine.costs.points()}
@@ -60,11 +60,12 @@ def test_loading_measures_and_leaves_nothing_behind(toy_pair, folder):
 
 def test_a_second_start_reads_what_the_first_measured(toy_pair, folder, monkeypatch):
     with Engine.load(config(toy_pair)) as engine:
-        points = engine.costs.points()
+        points, kept = engine.costs.points(), engine.costs_file
     (file,) = folder.iterdir()
+    assert kept == file
     monkeypatch.setattr(known_costs, "calibrate", lambda *_: pytest.fail("measured again"))
     with Engine.load(config(toy_pair)) as engine:
-        assert engine.costs.points() == points
+        assert engine.costs.points() == points and engine.costs_file == file
     # another number of threads is another machine
     monkeypatch.setattr(known_costs, "calibrate", lambda *_: POINTS)
     with Engine.load(EngineConfig(*toy_pair, n_ctx=512, n_threads=2)) as engine:
@@ -106,7 +107,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, toy_pair, folder
     monkeypatch.setattr(known_costs, "calibrate", lambda *_: POINTS)
     folder.write_text("in the way")
     with Engine.load(config(toy_pair)) as engine:
-        assert [*engine.costs.points()] == POINTS
+        assert [*engine.costs.points()] == POINTS and engine.costs_file is None
 
 
 def test_facts_tell_caches_apart(tmp_path):

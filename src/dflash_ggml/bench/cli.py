@@ -15,10 +15,12 @@ from typing import Any
 from ..cli.arguments import Parser, add_model_options, engine_config
 from ..cli.interrupt import Interrupt
 from ..cli.report import Meter, replace_closed_streams
+from ..config import EngineConfig
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 from ..files.hub import Hub
 from ..files.pairs import EMBEDDED_TARGET
+from .costs import costs_report
 from .facts import gpu_facts, header, load_average
 from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, STYLES, choose
 from .runner import FULL, QUICK, Bench, Size
@@ -29,8 +31,10 @@ from .terminal import progress, say, show
 
 EXAMPLES = """suites:
 {suites}
-  quick        all of these, small: about a minute on a CPU with the embedded pair (the default)
-  full         all of these
+  quick        all but never-slower, small: about a minute on a CPU with the embedded pair (the default)
+  full         all but never-slower
+
+dflash-bench calibrate measures anew what passes cost here, keeps it for auto, and says where drafting begins to pay
 
 examples:
   dflash-bench --html report.html
@@ -47,10 +51,15 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES.format(suites=suites),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=("calibrate",),
+        help="measure the costs of passes anew and print them, no texts",
+    )
     add = parser.add_argument_group("what is measured").add_argument
     add(
         "--suite",
-        default="quick",
         metavar="NAME",
         help="quick, full or suites by name, with commas (default quick)",
     )
@@ -95,9 +104,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check(args: argparse.Namespace) -> tuple[list[str], Size]:
-    """The suites and their size. Raises ConfigError for options that do not fit, before anything is loaded."""
+    """The suites, none for `calibrate`, and their size. Raises ConfigError for options that do not fit, before all else."""
+    if args.command and args.suite:
+        raise ConfigError("--suite: calibrate runs alone, costs are kept per --budget")
+    if args.command and args.mode != "auto":
+        raise ConfigError(f"--mode: calibrate measures for auto, {args.mode} looks at no costs")
     try:
-        names, small = named(args.suite)
+        names, small = ([], False) if args.command else named(args.suite or "quick")
     except KeyError as error:
         raise ConfigError(f"--suite: {error} is none of quick, full, {', '.join(SUITES)}") from None
     for flag, value, least in (
@@ -136,17 +149,25 @@ def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         draft=engine.config.draft.name if engine.config.draft else None,
         embedded=engine.config.model == EMBEDDED_TARGET,
         context=engine.n_ctx,
-        prompts=args.prompts or "default",
-        styles=list(dict.fromkeys(prompt.style for prompt in bench.prompts)),
-        prompts_per_suite=bench.size.prompts,
-        tokens_per_text=bench.size.n,
-        rounds=bench.size.rounds,
-        temperature=bench.temperature,
-        seed=bench.seed,
+        **({} if args.command else text_facts(bench, args)),
         mode=bench.mode,
         budget=bench.budget,
+        costs_file=str(engine.costs_file) if engine.costs_file else None,
         against=[{"url": server.url, "model": server.model} for server in bench.servers],
     )
+
+
+def text_facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    """The same of its texts."""
+    return {
+        "prompts": args.prompts or "default",
+        "styles": list(dict.fromkeys(prompt.style for prompt in bench.prompts)),
+        "prompts_per_suite": bench.size.prompts,
+        "tokens_per_text": bench.size.n,
+        "rounds": bench.size.rounds,
+        "temperature": bench.temperature,
+        "seed": bench.seed,
+    }
 
 
 def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -158,20 +179,27 @@ def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if gpu:
         device += f", driver {gpu['driver_version']}, {gpu['clocks.max.sm']} at most, {gpu['power.limit']}"
     pair = f"{found['model']} + {found['draft'] or 'no draft'}"
-    draws = (
-        "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']}, seed {found['seed']}"
-    )
     lines = [
         ("pair", pair + (" (the embedded demonstration pair)" if found["embedded"] else "")),
         ("device", device),
         ("load before and after", f"{found['load']} and {found['load_after']} busy processes"),
-        ("texts", f"{', '.join(found['styles'])}; up to {found['tokens_per_text']} tokens, {draws}"),
+        *_text_lines(found),
         ("context", f"{found['context']} tokens"),
         ("dflash-ggml", f"{found['version']}, commit {found['commit']}"),
         ("when", found["when"]),
         ("command", found["command"]),
     ]
     return lines + [("against", f"{s['url']}: {s['model']}") for s in found["against"]]
+
+
+def _text_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the texts were, if there were any."""
+    if "styles" not in found:
+        return []
+    draws = (
+        "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']}, seed {found['seed']}"
+    )
+    return [("texts", f"{', '.join(found['styles'])}; up to {found['tokens_per_text']} tokens, {draws}")]
 
 
 def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Section], state: str) -> None:
@@ -212,6 +240,8 @@ def run(args: argparse.Namespace) -> int:
     """Load, run the suites, report; returns the exit code."""
     names, size = check(args)
     config = engine_config(args)
+    if args.command:
+        return run_calibrate(args, config, size)
     embedded = config.model == EMBEDDED_TARGET
     chosen = (args.prompts or ",".join(EMBEDDED_STYLES if embedded else DEFAULT_STYLES)).split(",")
     hub = Hub(offline=args.offline) if set(chosen) & set(ON_HUB) else None
@@ -261,6 +291,23 @@ def run(args: argparse.Namespace) -> int:
         if bench.stopped:
             say("interrupted; what was measured so far is above")
     return 130 if bench.stopped else 0
+
+
+def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) -> int:
+    """Measure what passes cost, keep it and print it; returns the exit code."""
+    if config.draft is None:
+        raise ConfigError(
+            "calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd"
+        )
+    meter = Meter(sys.stderr)
+    with Engine.load(replace(config, calibrate="always", reproducible=False), meter.bytes) as engine:
+        meter.clear()
+        found = facts(Bench(engine, [], size, progress(sys.stderr), budget=args.budget), args)
+        section = costs_report(engine)
+        show(section, sys.stdout)
+        found["load_after"] = load_average()
+        write(args, found, [section], "")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

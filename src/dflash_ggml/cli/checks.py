@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ..decode.break_even import BreakEven, where_it_pays
 from ..state.memory import MARGIN, MIB, MemoryPlan
 
 Verdict = Literal["ok", "note", "bad"]
@@ -144,10 +145,12 @@ def memory_check(plan: MemoryPlan, where: str, is_gpu: bool) -> Check:
     return Check("memory", "note", f"{where}: less than {MARGIN // MIB} MiB are left by {plan}", advice, data)
 
 
-def costs_check(points: Sequence[tuple[str, int, float]], context: int) -> Check:
-    """What passes cost, as (kind, columns, milliseconds) behind `context` tokens."""
+def costs_check(
+    points: Sequence[tuple[str, int, float]], context: int, steps: list[BreakEven], device: str
+) -> Check:
+    """What passes cost, as (kind, columns, milliseconds) behind `context` tokens, and where drafting begins to pay there."""
     if not points:
-        return Check("costs", "note", "no pass has been measured", "decode with a draft, then ask again")
+        return Check("costs", "note", "no pass has been measured", "leave --no-calibrate away")
     shown = ", ".join(
         f"{kind} {width} {ms:.2f}" if kind in ("verify", "draft") else f"{kind} {ms:.2f}"
         for kind, width, ms in points
@@ -155,8 +158,15 @@ def costs_check(points: Sequence[tuple[str, int, float]], context: int) -> Check
     data = {
         "context": context,
         "ms": [{"kind": kind, "width": width, "ms": ms} for kind, width, ms in points],
+        "steps": [asdict(step) for step in steps],
     }
-    return Check("costs", "ok", f"ms per pass behind {context} tokens: {shown}", data=data)
+    pays = where_it_pays(steps)
+    text = (f"{pays}; " if pays else "") + f"ms per pass behind {context} tokens: {shown}"
+    if steps and not any(step.can_pay for step in steps):
+        return Check(
+            "costs", "note", text, f"nothing to mend: this target is too small for a draft on {device}", data
+        )
+    return Check("costs", "ok", text, data=data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import EngineConfig
+from ..decode.break_even import break_even
 from ..decode.sampling_params import SamplingParams
 from ..errors import DflashError
 from .arguments import Parser, add_model_options, engine_config
@@ -172,7 +173,10 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
             auto = decode(engine, "auto") if engine.has_draft else None
             context = engine.n_tokens
             if engine.has_draft:
-                yield costs_check(known_costs(engine, context), context)
+                depth = engine.drafter.depth if engine.drafter else 0
+                steps = break_even(engine.costs, config.budget, depth, context)
+                device = engine.device.info.description
+                yield costs_check(known_costs(engine, context), context, steps, device)
             yield from speed_checks(plain, auto)
     except _BROKEN as error:
         yield failed("decoding", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")

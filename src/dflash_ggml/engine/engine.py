@@ -36,7 +36,7 @@ class Engine:
         self.config, self.n_ctx = config, loaded.n_ctx
         self.tokenizer, self.metadata = loaded.tokenizer, loaded.metadata
         self.passes, self.drafter = loaded.passes, loaded.drafter
-        self.device, self.costs = loaded.device, loaded.costs
+        self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
         self.n_vocab = self.params.n_vocab
         self.sequence = Sequence()
         self.experience = Experience()

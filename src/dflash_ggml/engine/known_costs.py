@@ -24,29 +24,29 @@ log = logging.getLogger("dflash_ggml")
 
 def known_costs(
     config: EngineConfig, passes: TargetPasses, drafter: Drafter, tensors: object
-) -> tuple[Point, ...]:
-    """What passes cost, and, on a GPU that our kernels were not tuned on, which kernels are used where: that is put in force.
+) -> tuple[tuple[Point, ...], Path | None]:
+    """What passes cost and the file that keeps it, None where nothing does; and, on a GPU that our kernels were not tuned on, which kernels are used where: that is put in force.
 
     tensors: types and shapes of both models, as plain data. Nothing is measured that no decision needs.
     """
     device = passes.device
     decides = config.mode == "auto" or worth_measuring(device)
     if not decides or config.calibrate == "never" or config.reproducible:
-        return ()
+        return (), None
     cache = CostCache.of(_facts(config, device, tensors))
     measured = cache.read() if config.calibrate == "cached" else None
     if measured is not None:
         log.debug("pass costs read from %s", cache.path)
         if measured.products.timings:
             apply(device, measured.products)
-        return measured.points
+        return measured.points, cache.path
     began = time.perf_counter()
     measured = _measure(config, passes, drafter)
     # what was measured beside other processes is good for now only
     kept = device.threads_now == device.n_threads and cache.write(measured)
     where = f"kept in {cache.path}" if kept else "not kept"
     log.debug("pass costs measured in %.2f s, %s", time.perf_counter() - began, where)
-    return measured.points
+    return measured.points, cache.path if kept else None
 
 
 def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter) -> Measured:

@@ -49,7 +49,7 @@ def choose_device(config: EngineConfig) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an engine is made of. n_ctx: context length in tokens."""
+    """What an engine is made of. n_ctx: context length in tokens. costs_file: where `costs` are kept, None if nowhere."""
 
     device: Device
     passes: TargetPasses
@@ -58,6 +58,7 @@ class Loaded:
     metadata: dict[str, Any]
     n_ctx: int
     costs: Costs
+    costs_file: Path | None = None
 
 
 def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
@@ -75,16 +76,17 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
             log.warning("%s", warning)
     elif config.mode in ("chain", "tree"):
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
-    device, costs = choose_device(config), Costs()
+    device, costs, costs_file = choose_device(config), Costs(), None
     try:
         passes, drafter, n_ctx = _on_device(device, config, file, target, draft, progress)
         if draft and drafter:
             kinds = sorted((name, t.type, t.shape) for name, t in file.tensors.items())
-            costs.learn(known_costs(config, passes, drafter, [kinds, draft.identity]))
+            points, costs_file = known_costs(config, passes, drafter, [kinds, draft.identity])
+            costs.learn(points)
     except BaseException:
         device.close()
         raise
-    return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs)
+    return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs, costs_file)
 
 
 def _on_device(

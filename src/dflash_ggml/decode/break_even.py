@@ -1,0 +1,66 @@
+"""At which acceptance length a drafted step of each width begins to pay, as the measured costs have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .adaptive import block_choices, step_ends
+from .costs import Costs
+from .tree import verify_width
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """A drafted step of one width. nodes: drafted ones that it verifies; columns: of its verify pass; block: of its draft;
+    ms: what it takes; length: tokens that it must give to be as fast as plain decoding; reach: the most that it can give."""
+
+    nodes: int
+    columns: int
+    block: int
+    ms: float
+    length: float
+    reach: int
+
+    @property
+    def can_pay(self) -> bool:
+        """Whether it is faster than plain decoding if all that one path can hold is accepted."""
+        return self.length < self.reach
+
+
+def break_even(costs: Costs, budget: int, depth: int, context: int) -> list[BreakEven]:
+    """By step end up to `budget`, behind `context` tokens; none before plain, draft and verify passes were measured.
+
+    depth: the longest path of the draft. Of its blocks that one counts whose step can pay at the lowest length.
+    """
+    plain = costs.of("plain", 1, context)
+    if plain is None or len(costs.curve("verify", context)) < 2 or not costs.curve("draft", context):
+        return []
+    choices = []
+    for block in block_choices(depth):
+        took = costs.drafted(step_ends(budget), block, context)
+        choices.append(
+            [
+                BreakEven(n, verify_width(n), block, ms, ms / plain, 1 + min(n, block - 1))
+                for n, ms in took.items()
+            ]
+        )
+    return [min(blocks, key=lambda found: (not found.can_pay, found.length)) for blocks in zip(*choices)]
+
+
+def where_it_pays(found: list[BreakEven]) -> str:
+    """One clause on where drafting begins to pay, for people; empty for nothing."""
+    if not found:
+        return ""
+    roomy = min(found, key=lambda one: one.length / one.reach)
+    if not roomy.can_pay:
+        return (
+            f"drafting cannot pay: {_nodes(roomy)} would have to give {roomy.length:.1f} tokens a step, "
+            f"and {roomy.reach} are the most; auto decodes plainly"
+        )
+    first = min((one for one in found if one.can_pay), key=lambda one: one.length)
+    said = f"drafting pays from {first.length:.2f} tokens a step on with {_nodes(first)}"
+    return said if first == roomy else f"{said}, from {roomy.length:.2f} with {roomy.nodes}"
+
+
+def _nodes(one: BreakEven) -> str:
+    return f"{one.nodes} node" if one.nodes == 1 else f"{one.nodes} nodes"
