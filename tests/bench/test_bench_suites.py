@@ -45,10 +45,11 @@ def test_every_suite_reports(name: str) -> None:
     shown = plain(section)
     assert section.title in shown and shown.replace("\n", "").isprintable()
     assert all(line == line.rstrip() for line in shown.split("\n"))
-    head, rule, *rows = [line for line in markdown([], [section], "").split("\n") if line.startswith("|")][2:]
-    assert len(rows) == len(section.rows) and {line.count("|") for line in (head, rule, *rows)} == {
-        head.count("|")
-    }
+    details = [section.details] if section.details else []
+    for part in (replace(section, details=None), *details):
+        lines = [line for line in markdown([], [part], "").split("\n") if line.startswith("|")][2:]
+        head, _, *rows = lines
+        assert len(rows) == len(part.rows) and {line.count("|") for line in lines} == {head.count("|")}
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -64,7 +65,9 @@ def test_every_suite_reports_what_an_interrupt_left(name: str) -> None:
 def test_every_suite_without_a_draft(name: str) -> None:
     found = bench(draft=False)
     texts = found.run(name, SUITES[name].jobs(found))
-    assert {text.setting for text in texts} == (set() if name == "acceptance" else {"plain"})
+    assert {text.setting for text in texts} == (
+        set() if name in ("acceptance", "never-slower") else {"plain"}
+    )
     if texts:
         assert SUITES[name].report(found, texts).rows
 
@@ -190,7 +193,9 @@ def test_acceptance_by_style() -> None:
 
 
 def test_names() -> None:
-    assert named("quick") == (list(SUITES), True) and named("full") == (list(SUITES), False)
+    everyday = [name for name in SUITES if name != "never-slower"]
+    assert named("quick") == (everyday, True) and named("full") == (everyday, False)
+    assert named("never-slower") == (["never-slower"], False)
     assert named("budget,speed") == (["budget", "speed"], False)
     with pytest.raises(KeyError, match="nope"):
         named("speed,nope")

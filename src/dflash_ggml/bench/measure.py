@@ -15,6 +15,7 @@ from ..config import Mode
 from ..decode.sampling import Sampler
 from ..decode.sampling_params import SamplingParams
 from ..engine.engine import Engine
+from ..session.events import WidthUse
 from .prompts import Prompt
 
 
@@ -35,7 +36,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A text to decode: a prompt as token ids, n tokens at most. `text` is what other servers are sent."""
+    """A text to decode: a prompt as token ids, n tokens at most. `text` is what other servers are sent. endless: it goes on
+    behind an end-of-generation token."""
 
     prompt: Prompt
     ids: Sequence[int]
@@ -43,6 +45,7 @@ class Job:
     setting: Setting
     n: int
     seed: int = 1
+    endless: bool = False
 
 
 @dataclass(slots=True)
@@ -51,7 +54,8 @@ class Text:
 
     n: tokens, the end-of-generation token too. ttft_ms: from the beginning of the prefill to the first token. decode_ms: from
     the first token to the last. steps: target passes after the prompt's own. accepted: drafted steps by how many drafted
-    tokens they kept; widths: steps by the nodes that they offered. step_ms: sums over the steps. repeats: see `repeats`.
+    tokens they kept; widths: steps by the nodes that they offered; uses: the same with their tokens and times. step_ms: sums over
+    the steps. repeats: see `repeats`.
     """
 
     prompt: str
@@ -68,6 +72,7 @@ class Text:
     draft_n_accepted: int = 0
     accepted: dict[int, int] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
+    uses: tuple[WidthUse, ...] = ()
     step_ms: dict[str, float] = field(default_factory=dict)
     repeats: bool = False
     finish: str = ""
@@ -94,6 +99,9 @@ class Text:
         for name in ("ttft_ms", "decode_ms", "prefill_ms"):
             found[name] = round(found[name], 3)
         found["step_ms"] = {name: round(ms, 3) for name, ms in self.step_ms.items()}
+        for use in found["uses"]:
+            use["ms"] = round(use["ms"], 3)
+            use["predicted_ms"] = None if use["predicted_ms"] is None else round(use["predicted_ms"], 4)
         return found
 
 
@@ -108,21 +116,31 @@ def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool
 
 def decode(engine: Engine, job: Job, should_stop: Callable[[], bool]) -> Text:
     """Prefill a job's prompt into the empty engine and decode. Raises Interrupted when `should_stop` says so."""
-    setting = job.setting
     engine.reset()
-    sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), engine.n_vocab)
     began = time.perf_counter()
     engine.prefill(job.ids, should_stop=should_stop)
     if engine.n_tokens < len(job.ids):
         raise Interrupted
-    prefilled = first = last = time.perf_counter()
+    return go_on(engine, job, should_stop, (time.perf_counter() - began) * 1e3)
+
+
+def go_on(engine: Engine, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Text:
+    """Decode behind what the engine holds, which is the job's prompt. Raises Interrupted when `should_stop` says so."""
+    setting = job.setting
+    sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), engine.n_vocab)
+    began = first = last = time.perf_counter()
     tokens: list[int] = []
     accepted: Counter[int] = Counter()
-    widths: Counter[int] = Counter()
+    uses: dict[int, list[float]] = {}  # steps, tokens, milliseconds by drafted nodes
     step_ms = dict.fromkeys(STAGES, 0.0)
     finish = ""
     steps = engine.generate(
-        sampler, max_tokens=job.n, mode=setting.mode, budget=setting.budget, should_stop=should_stop
+        sampler,
+        max_tokens=job.n,
+        mode=setting.mode,
+        budget=setting.budget,
+        stop=(lambda token: False) if job.endless else None,
+        should_stop=should_stop,
     )
     with closing(steps):
         for step in steps:
@@ -132,28 +150,38 @@ def decode(engine: Engine, job: Job, should_stop: Callable[[], bool]) -> Text:
             if step.mode == "prefill":
                 first = last
                 continue
-            widths[step.n_draft] += 1
             if step.n_draft:
                 accepted[step.n_accepted] += 1
-            for stage in STAGES:
-                step_ms[stage] += getattr(step.timings, stage)
+            parts = {stage: getattr(step.timings, stage) for stage in STAGES}
+            use = uses.setdefault(step.n_draft, [0, 0, 0.0])
+            for i, more in enumerate((1, len(step.tokens), sum(parts.values()))):
+                use[i] += more
+            for stage, ms in parts.items():
+                step_ms[stage] += ms
     if finish == "cancelled":
         raise Interrupted
+    widths = {nodes: int(use[0]) for nodes, use in sorted(uses.items())}
     return Text(
         prompt=job.prompt.id,
         style=job.prompt.style,
         setting=setting.label,
         prompt_n=len(job.ids),
         n=len(tokens),
-        ttft_ms=(first - began) * 1e3,
+        ttft_ms=prefill_ms + (first - began) * 1e3,
         decode_ms=(last - first) * 1e3,
         temperature=setting.temperature,
-        prefill_ms=(prefilled - began) * 1e3,
-        steps=widths.total(),
+        prefill_ms=prefill_ms,
+        steps=sum(widths.values()),
         draft_n=sum(width * n for width, n in widths.items()),
         draft_n_accepted=sum(kept * n for kept, n in accepted.items()),
         accepted=dict(sorted(accepted.items())),
-        widths=dict(sorted(widths.items())),
+        widths=widths,
+        uses=tuple(
+            WidthUse(
+                nodes, int(uses[nodes][0]), int(uses[nodes][1]), uses[nodes][2], engine.expected_ms(nodes)
+            )
+            for nodes in widths
+        ),
         step_ms=step_ms,
         repeats=repeats(tokens),
         finish=finish,
@@ -212,6 +240,22 @@ def all_widths(texts: Iterable[Text]) -> Counter[int]:
     for text in texts:
         found.update(text.widths)
     return found
+
+
+def all_uses(texts: Iterable[Text]) -> list[WidthUse]:
+    """What the steps of all texts were, narrowest first; predicted: the mean of what was at the texts' ends, by steps."""
+    found: dict[int, list[WidthUse]] = {}
+    for text in texts:
+        for use in text.uses:
+            found.setdefault(use.nodes, []).append(use)
+    merged = []
+    for nodes, uses in sorted(found.items()):
+        known = [(use.predicted_ms, use.steps) for use in uses if use.predicted_ms is not None]
+        steps = sum(n for _, n in known)
+        predicted = sum(ms * n for ms, n in known) / steps if steps else None
+        tokens, ms = sum(use.tokens for use in uses), sum(use.ms for use in uses)
+        merged.append(WidthUse(nodes, sum(use.steps for use in uses), tokens, ms, predicted))
+    return merged
 
 
 def step_times(texts: Iterable[Text]) -> dict[str, float] | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from .plots import css, svg
-from .sections import Section
+from .sections import Section, with_details
 
 STYLE = """
 body{margin:0 auto;max-width:1180px;padding:1.5rem;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}
@@ -26,7 +26,7 @@ def html(facts: Sequence[tuple[str, str]], sections: Sequence[Section], state: s
     parts = ["<h1>dflash-bench</h1>", f'<p class="warn">{escape(state)}</p>' if state else ""]
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts)
     parts += [f'<table class="facts">{rows}</table>', f'<div class="plots">{"".join(pictures)}</div>']
-    parts += [_section(section) for section in sections]
+    parts += [_section(section) for section in with_details(sections)]
     style = f":root{{color-scheme:light dark;{css(False)}}}"
     style += f"@media(prefers-color-scheme:dark){{:root{{{css(True)}}}}}{STYLE}"
     return (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .measure import Text, all_widths, mean_length, ratios, step_times, summary
-from .sections import Column, Plot, Row, Series
+from .measure import Text, all_uses, all_widths, mean_length, ratios, step_times, summary
+from .sections import Column, Plot, Row, Section, Series
 
 SPEED = (
     Column("speed", "tokens/s", 1),
@@ -53,6 +53,36 @@ def speed_row(texts: Sequence[Text], plain: Sequence[Text], **first: object) -> 
         "texts": len(texts),
         "repeating": sum(text.repeats for text in texts) if ours else None,
     }
+
+
+def chosen_widths(groups: Mapping[str, Sequence[Text]]) -> Section | None:
+    """What `auto` chose in groups of texts: a row per width, with its measured and predicted milliseconds."""
+    rows: list[Row] = []
+    for name, texts in groups.items():
+        uses = all_uses(texts)
+        total = sum(use.steps for use in uses)
+        rows += [
+            {
+                "group": name,
+                "nodes": use.nodes,
+                "steps": use.steps,
+                "share": 100 * use.steps / total,
+                "tokens_per_step": use.tokens / use.steps,
+                "ms": use.ms / use.steps,
+                "predicted_ms": use.predicted_ms,
+            }
+            for use in uses
+        ]
+    columns = [
+        Column("group", "texts"),
+        Column("nodes", "nodes", 0),
+        Column("steps", "steps", 0),
+        Column("share", "%", 1),
+        Column("tokens_per_step", "tokens/step", 2),
+        Column("ms", "ms", 3),
+        Column("predicted_ms", "predicted ms", 3),
+    ]
+    return Section("auto_choices", "What auto chose", columns, rows) if rows else None
 
 
 def grouped(texts: Sequence[Text]) -> dict[str, list[Text]]:
@@ -104,7 +134,8 @@ def lines(
     found = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
         points = [row for row in rows if row["setting"] == setting and row.get(y) is not None]
-        columns = ([row[key] for row in points] for key in (x, y, f"{y}_min", f"{y}_max"))
+        keys = [x, y, *(key for key in (f"{y}_min", f"{y}_max") if all(key in row for row in points))]
+        columns = ([row[key] for row in points] for key in keys)
         found.append(Series(setting, *columns))
     if max((len(series.x) for series in found), default=0) < 2:
         return []

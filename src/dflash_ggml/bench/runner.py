@@ -130,7 +130,11 @@ class Bench:
         ]
 
     def jobs(
-        self, settings: Sequence[Setting], prompts: Sequence[Prompt], rounds: int | None = None
+        self,
+        settings: Sequence[Setting],
+        prompts: Sequence[Prompt],
+        rounds: int | None = None,
+        endless: bool = False,
     ) -> list[Job]:
         """Every prompt that fits with every setting, `rounds` times. Settings take turns in going first."""
         found = []
@@ -140,7 +144,8 @@ class Bench:
                     continue
                 for j in range(len(settings)):
                     setting = settings[(i + round_ + j) % len(settings)]
-                    found.append(Job(prompt, ids, prompt.text, setting, self.size.n, self.seed + round_))
+                    seed = self.seed + round_
+                    found.append(Job(prompt, ids, prompt.text, setting, self.size.n, seed, endless))
         return found
 
     def filled(self, length: int, turn: int, setting: Setting, n: int) -> Job:

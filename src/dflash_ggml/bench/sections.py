@@ -65,7 +65,10 @@ class Plot:
 
 @dataclass(slots=True)
 class Section:
-    """What one suite found. forced: says so when the accepted length was set by hand, so that nobody takes it for model text."""
+    """What one suite found. forced: says so when the accepted length was set by hand, so that nobody takes it for model text.
+
+    details: a table that files have and a terminal has not.
+    """
 
     name: str
     title: str
@@ -75,6 +78,7 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
     texts: Sequence[Text] = ()
     forced: str | None = None
+    details: Section | None = None
 
     @property
     def heading(self) -> str:
@@ -99,6 +103,7 @@ class Section:
             "forced_acceptance": self.forced,
             "rows": self.rows,
             "notes": self.notes,
+            **({self.details.name: self.details.rows} if self.details else {}),
             "texts": [text.as_dict() for text in self.texts],
         }
 
@@ -118,7 +123,7 @@ def markdown(facts: Sequence[tuple[str, str]], sections: Sequence[Section], stat
     """A whole report as Markdown."""
     lines = ["# dflash-bench", "", *([f"**{state}**", ""] if state else [])]
     lines += ["| | |", "|---|---|", *(f"| {name} | {_escaped(value)} |" for name, value in facts)]
-    for section in sections:
+    for section in with_details(sections):
         cells, right = section.cells(), section.aligned()
         lines += ["", f"## {section.heading}", ""]
         lines += ["| " + " | ".join(map(_escaped, cells[0])) + " |"]
@@ -126,6 +131,11 @@ def markdown(facts: Sequence[tuple[str, str]], sections: Sequence[Section], stat
         lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in cells[1:]]
         lines += [part for note in section.notes for part in ("", note)]
     return "\n".join(lines) + "\n"
+
+
+def with_details(sections: Sequence[Section]) -> list[Section]:
+    """Sections, each with its details behind it."""
+    return [part for section in sections for part in (section, section.details) if part is not None]
 
 
 def _escaped(text: str) -> str:

@@ -10,9 +10,21 @@ from dataclasses import dataclass
 
 from ..cli.report import STAGES
 from ..config import MAX_BUDGET
+from .comparison import BUDGETS, never_slower_jobs, never_slower_report
 from .measure import Job, Setting, Text, all_widths, by_depth, mean_length, summary
 from .prompts import spread
-from .rows import SPEED, SWEEP, by_length, cache_note, grouped, lines, loops_note, speed_row, spread_of
+from .rows import (
+    SPEED,
+    SWEEP,
+    by_length,
+    cache_note,
+    chosen_widths,
+    grouped,
+    lines,
+    loops_note,
+    speed_row,
+    spread_of,
+)
 from .runner import Bench, Size
 from .sections import Column, Plot, Row, Section, Series
 
@@ -59,8 +71,8 @@ def speed_report(bench: Bench, texts: list[Text]) -> Section:
         )
     if not bench.engine.has_draft:
         notes.append("There is no draft: plain decoding only.")
-    columns = [Column("setting", "mode"), *SPEED]
-    return Section("speed", "Speed by mode", columns, rows, notes, plots, texts)
+    columns, auto = [Column("setting", "mode"), *SPEED], chosen_widths({"": groups.get("auto", [])})
+    return Section("speed", "Speed by mode", columns, rows, notes, plots, texts, details=auto)
 
 
 # ---- budget
@@ -122,7 +134,8 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
             Plot("budget", title, "tree nodes without the root", "tokens/s", [line], levels, mark, log_x=True)
         )
     columns = [Column("setting", "mode"), Column("chosen", "chosen by auto"), *SWEEP]
-    return Section("budget", "Budget sweep", columns, rows, notes, plots, texts)
+    details = chosen_widths({"": auto})
+    return Section("budget", "Budget sweep", columns, rows, notes, plots, texts, details=details)
 
 
 # ---- temperature
@@ -322,6 +335,13 @@ SUITES = {
     "ttft": Suite("time to the first token", ttft_jobs, ttft_report, against=True),
     "acceptance": Suite(
         "tokens per pass by style of prompt", acceptance_jobs, acceptance_report, lambda size: (15,)
+    ),
+    "never-slower": Suite(
+        "auto beside plain, chain and trees at three temperatures; long, and only when named",
+        never_slower_jobs,
+        never_slower_report,
+        lambda size: BUDGETS,
+        everyday=False,
     ),
 }
 

@@ -1,0 +1,182 @@
+"""Is `auto` ever slower than the best fixed mode, at any acceptance? Side by side, alternating, in one run.
+
+    python bench/synthetic_acceptance.py -m TARGET -md DRAFT [-n 400] [--json FILE]
+
+Files of any shape with RANDOM WEIGHTS (see shapes.py) and MADE-UP ACCEPTANCE: every pass runs and takes its time, but which node
+is right is drawn from hit rates that give the named acceptance lengths for a tree of 31 nodes; NOT MODEL TEXT. The last text
+changes between two of them every 150 tokens. Real texts of a real pair: `dflash-bench --suite never-slower`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from common import ROOT, header, save
+
+from dflash_ggml.bench.comparison import BUDGETS, COLUMNS, compared, verdict
+from dflash_ggml.bench.facts import gpu_facts
+from dflash_ggml.bench.measure import Job, Text, go_on
+from dflash_ggml.bench.prompts import Prompt
+from dflash_ggml.bench.rows import chosen_widths
+from dflash_ggml.bench.runner import FULL, WARM_UP, Bench
+from dflash_ggml.bench.sections import Column, Section, plain
+from dflash_ggml.bench.terminal import Lines
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.adaptive import Experience
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.state.snapshot import Snapshot
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference.virtual_clock import RANKS
+from reference.virtual_clock import Text as MadeUp
+
+# acceptance length of a tree of 31 nodes -> hit rate of the best candidate, share of the second in the rest
+LENGTHS = {
+    1.2: (0.098, 0.02),
+    2.0: (0.396, 0.1),
+    4.0: (0.744, 0.2),
+    6.0: (0.839, 0.4),
+    8.0: (0.908, 0.4),
+    10.0: (0.943, 0.4),
+}
+CHANGE = 150  # tokens between two changes of a text
+FORCED = "drawn from hit rates per length, for a tree of 31 nodes"
+
+
+class Synthetic:
+    """Stands before an engine's draft and target: what they say is replaced, what they cost is not."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.text = engine, MadeUp(0.5)
+        self._propose, self._verify, self._choices = (
+            engine.drafter.propose,
+            engine.passes.verify,
+            engine.passes.choices,
+        )
+        self._tree = self._truth = None
+        engine.drafter.propose = self.propose
+        engine.passes.verify, engine.passes.choices = self.verify, self.choices
+
+    def leave(self) -> None:
+        """Give draft and target back their own words."""
+        del self.engine.drafter.propose, self.engine.passes.verify, self.engine.passes.choices
+
+    def propose(self, sequence, budget, depth=None):
+        self._propose(sequence, budget, depth)
+        rows, self._truth = self.text_at(len(sequence.tokens)).draft(self.engine.drafter.depth)
+        n = depth or self.engine.drafter.depth
+        return type(rows)(rows.ids[:n], rows.log_probs[:n])
+
+    def text_at(self, at: int) -> MadeUp:
+        return self.text if isinstance(self.text, MadeUp) else self.text(at)
+
+    def verify(self, sequence, tree, *more):
+        self._tree = tree
+        return self._verify(sequence, tree, *more)
+
+    def choices(self, graph):
+        said = self._choices(graph)
+        tree, self._tree = self._tree, None
+        if tree is None:
+            return said
+        right = [RANKS * d + r if r < RANKS else RANKS * 100 for d, r in enumerate(self._truth)]
+        return np.array([*right, RANKS * 100])[tree.depths]
+
+
+def decoded(
+    engine: Engine, before: Snapshot, texts: Callable[[int], object], n_texts: int, n: int, name: str
+) -> list[Text]:
+    """All modes on `n_texts` made-up texts behind `before`, in turns, after a warm-up."""
+    stand_in = Synthetic(engine)
+    modes = Bench(engine, [], FULL, Lines(sys.stderr)).modes(BUDGETS)
+
+    def run(job: Job, text: int) -> Text:
+        engine.restore(before)
+        stand_in.text = texts(text)
+        return go_on(engine, job, lambda: False)
+
+    found = []
+    try:
+        jobs = [
+            Job(
+                Prompt(f"{name}, {text + 1}", "made up", ""),
+                before.tokens,
+                "",
+                modes[(text + j) % len(modes)],
+                n,
+                endless=True,
+            )
+            for text in range(n_texts)
+            for j in range(len(modes))
+        ]
+        for job in jobs[: len(modes)]:
+            run(replace(job, n=WARM_UP), 0)
+        engine.experience = Experience()
+        found = [run(job, i // len(modes)) for i, job in enumerate(jobs)]
+    finally:
+        stand_in.leave()
+    return found
+
+
+def report(engine: Engine, n: int, context: int) -> Section:
+    """Texts of made-up acceptance, and one that changes."""
+    engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, context).tolist())
+    before = engine.snapshot()
+
+    def steady(length: float) -> Callable[[int], object]:
+        hits, others = LENGTHS[length]
+        return lambda i: MadeUp(hits, i, spread=1.0, others=others)
+
+    def changing(i: int) -> Callable[[int], MadeUp]:
+        parts = [steady(length)(i) for length in (2.0, 8.0)]
+        return lambda at: parts[(at - context) // CHANGE % 2]
+
+    section = Section(
+        "synthetic",
+        "Is auto ever slower?",
+        [Column("made_up", "made-up length"), Column("setting", "mode"), *COLUMNS],
+        [],
+    )
+    section.forced, all_texts, auto = FORCED, [], {}
+    settings = [(f"{length:g}", steady(length), 2) for length in LENGTHS] + [
+        ("2 and 8 by turns", changing, 3)
+    ]
+    for name, texts, n_texts in settings:
+        found = decoded(engine, before, texts, n_texts, n, name)
+        rows = compared(found, made_up=name)
+        section.rows += rows
+        section.notes.append(f"Length {name}: {verdict(found, rows[-1])}")
+        print(section.notes[-1], flush=True)
+        auto[f"length {name}"] = [text for text in found if text.setting == "auto"]
+        all_texts += found
+    section.texts, section.details = all_texts, chosen_widths(auto)
+    return section
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("-m", "--model", type=Path, required=True)
+    p.add_argument("-md", "--model-draft", type=Path, required=True)
+    p.add_argument("-t", "--threads", type=int)
+    p.add_argument("-n", type=int, default=400, help="tokens per text")
+    p.add_argument("--context", type=int, default=512, help="tokens before the made-up text")
+    p.add_argument("--json", metavar="FILE")
+    a = p.parse_args()
+    with Engine.load(EngineConfig(a.model, a.model_draft, n_threads=a.threads, calibrate="always")) as engine:
+        device = engine.device.info.description
+        costs = [list(point) for point in engine.costs.points()]
+        section = report(engine, a.n, a.context)
+    print(plain(section))
+    facts = header(
+        device=device, gpu=gpu_facts(), model=a.model.name, draft=a.model_draft.name, context=a.context
+    )
+    save(a.json, {**facts, "calibrated": costs, **section.as_dict()})
+
+
+if __name__ == "__main__":
+    main()
