@@ -52,6 +52,7 @@ def test_a_machine_where_nothing_pays_and_one_without_time_or_a_folder() -> None
     assert section.notes[-1] == "Not kept: the cache folder cannot be written."
     nothing = costs_report(engine([]))
     assert nothing.rows == [] and nothing.plots == [] and "There was no time" in plain(nothing)
+    assert "Kept" not in plain(nothing)
 
 
 @pytest.fixture()

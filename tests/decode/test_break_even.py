@@ -23,9 +23,9 @@ def test_a_step_over_plain() -> None:
     )
     assert [one.nodes for one in found] == [1, 2, 3, 5, 7, 15]
     seven, fifteen = found[-2:]
-    # half a block is enough for what 7 nodes need, and for 15 too: 4.0 of 8
+    # half a block holds the longest path of 7 nodes; 15 nodes go twice as deep with the whole
     assert (seven.columns, seven.block, seven.ms, seven.length, seven.reach) == (8, 8, 20.0, 2.0, 8)
-    assert (fifteen.columns, fifteen.block, fifteen.length, fifteen.reach) == (16, 8, 4.0, 8)
+    assert (fifteen.columns, fifteen.block, fifteen.length, fifteen.reach) == (16, 16, 4.2, 16)
     assert all(one.can_pay for one in found[2:])
 
 

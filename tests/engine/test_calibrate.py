@@ -110,6 +110,16 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, toy_pair, folder
         assert [*engine.costs.points()] == POINTS and engine.costs_file is None
 
 
+def test_what_measured_nothing_is_not_kept(toy_pair, folder, monkeypatch):
+    """A machine too busy for one pass may not learn for ever that nothing is known."""
+    given = []
+    monkeypatch.setattr(loading, "calibrate", lambda passes, drafter, seconds: given.append(seconds) or [])
+    with Engine.load(config(toy_pair)) as engine:
+        assert engine.costs.points() == [] and engine.costs_file is None and not folder.exists()
+    loading.load(config(toy_pair), None, 7.0).device.close()
+    assert 7 < given[0] <= 60 and 6 < given[1] <= 7
+
+
 def test_facts_tell_caches_apart(tmp_path):
     one, other = CostCache.of({"device": "one"}, tmp_path), CostCache.of({"device": "two"}, tmp_path)
     assert one.path != other.path and one.path == CostCache.of({"device": "one"}, tmp_path).path

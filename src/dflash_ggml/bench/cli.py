@@ -29,12 +29,13 @@ from .servers import Server
 from .suites import SUITES, largest_budget, named
 from .terminal import progress, say, show
 
+CALIBRATION_SECONDS = 10.0  # at most: whoever asks for costs has the time for all of them
 EXAMPLES = """suites:
 {suites}
   quick        all but never-slower, small: about a minute on a CPU with the embedded pair (the default)
   full         all but never-slower
 
-dflash-bench calibrate measures anew what passes cost here, keeps it for auto, and says where drafting begins to pay
+dflash-bench calibrate measures anew what passes cost here, for up to 10 s, keeps it for auto, and says where drafting begins to pay
 
 examples:
   dflash-bench --html report.html
@@ -300,7 +301,8 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
             "calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd"
         )
     meter = Meter(sys.stderr)
-    with Engine.load(replace(config, calibrate="always", reproducible=False), meter.bytes) as engine:
+    config = replace(config, calibrate="always", reproducible=False)
+    with Engine.load(config, meter.bytes, CALIBRATION_SECONDS) as engine:
         meter.clear()
         found = facts(Bench(engine, [], size, progress(sys.stderr), budget=args.budget), args)
         section = costs_report(engine)

@@ -33,8 +33,14 @@ def costs_report(engine: Engine) -> Section:
     columns += [Column("most", "at most", 0)]
     shown = sorted(rows.values(), key=lambda row: (order.index(row["pass"]), row["columns"]))
     notes = [f"Behind {n:,} tokens {where_it_pays(found)}." for n, found in steps.items() if found]
-    if not contexts:
-        notes.append("There was no time for any pass: costs are learned while decoding.")
+    if not points:
+        return Section(
+            "calibrate",
+            "Costs of passes",
+            columns,
+            [],
+            ["There was no time for a single pass: nothing is kept."],
+        )
     notes += [
         "Pays from: tokens per step, the target's own included, above which a draft with this verify pass is faster than plain "
         "decoding; at most: what the longest path gives. Bookkeeping between passes is learned while decoding.",

@@ -30,7 +30,7 @@ class BreakEven:
 def break_even(costs: Costs, budget: int, depth: int, context: int) -> list[BreakEven]:
     """By step end up to `budget`, behind `context` tokens; none before plain, draft and verify passes were measured.
 
-    depth: the longest path of the draft. Of its blocks that one counts whose step can pay at the lowest length.
+    depth: the longest path of the draft. Of its blocks that one counts which leaves a step the most room to pay in.
     """
     plain = costs.of("plain", 1, context)
     if plain is None or len(costs.curve("verify", context)) < 2 or not costs.curve("draft", context):
@@ -44,14 +44,14 @@ def break_even(costs: Costs, budget: int, depth: int, context: int) -> list[Brea
                 for n, ms in took.items()
             ]
         )
-    return [min(blocks, key=lambda found: (not found.can_pay, found.length)) for blocks in zip(*choices)]
+    return [min(blocks, key=_room_taken) for blocks in zip(*choices)]
 
 
 def where_it_pays(found: list[BreakEven]) -> str:
     """One clause on where drafting begins to pay, for people; empty for nothing."""
     if not found:
         return ""
-    roomy = min(found, key=lambda one: one.length / one.reach)
+    roomy = min(found, key=_room_taken)
     if not roomy.can_pay:
         return (
             f"drafting cannot pay: {_nodes(roomy)} would have to give {roomy.length:.1f} tokens a step, "
@@ -60,6 +60,10 @@ def where_it_pays(found: list[BreakEven]) -> str:
     first = min((one for one in found if one.can_pay), key=lambda one: one.length)
     said = f"drafting pays from {first.length:.2f} tokens a step on with {_nodes(first)}"
     return said if first == roomy else f"{said}, from {roomy.length:.2f} with {roomy.nodes}"
+
+
+def _room_taken(one: BreakEven) -> float:
+    return one.length / one.reach
 
 
 def _nodes(one: BreakEven) -> str:

@@ -23,11 +23,15 @@ log = logging.getLogger("dflash_ggml")
 
 
 def known_costs(
-    config: EngineConfig, passes: TargetPasses, drafter: Drafter, tensors: object
+    config: EngineConfig,
+    passes: TargetPasses,
+    drafter: Drafter,
+    tensors: object,
+    seconds: float | None = None,
 ) -> tuple[tuple[Point, ...], Path | None]:
     """What passes cost and the file that keeps it, None where nothing does; and, on a GPU that our kernels were not tuned on, which kernels are used where: that is put in force.
 
-    tensors: types and shapes of both models, as plain data. Nothing is measured that no decision needs.
+    tensors: types and shapes of both models, as plain data. seconds: to measure in. Nothing is measured that no decision needs.
     """
     device = passes.device
     decides = config.mode == "auto" or worth_measuring(device)
@@ -41,19 +45,20 @@ def known_costs(
             apply(device, measured.products)
         return measured.points, cache.path
     began = time.perf_counter()
-    measured = _measure(config, passes, drafter)
-    # what was measured beside other processes is good for now only
-    kept = device.threads_now == device.n_threads and cache.write(measured)
+    measured = _measure(config, passes, drafter, seconds or SECONDS[device.is_gpu])
+    # what was measured beside other processes is good for now only, and nothing measured is nothing to keep
+    good = device.threads_now == device.n_threads and (measured.points or config.mode != "auto")
+    kept = good and cache.write(measured)
     where = f"kept in {cache.path}" if kept else "not kept"
     log.debug("pass costs measured in %.2f s, %s", time.perf_counter() - began, where)
     return measured.points, cache.path if kept else None
 
 
-def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter) -> Measured:
+def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter, seconds: float) -> Measured:
     device, products = passes.device, ProductTable(())
-    deadline = time.perf_counter() + SECONDS[device.is_gpu]
+    deadline = time.perf_counter() + seconds
     if worth_measuring(device):
-        products = measure_products(device, passes.weights.values(), SECONDS[device.is_gpu] / 3)
+        products = measure_products(device, passes.weights.values(), seconds / 3)
         apply(device, products)
     points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []
     return Measured(tuple(points), products)

@@ -61,8 +61,10 @@ class Loaded:
     costs_file: Path | None = None
 
 
-def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
-    """Load what `config` names; `progress(stage, done, total)` in bytes.
+def load(
+    config: EngineConfig, progress: Progress | None = None, calibration_seconds: float | None = None
+) -> Loaded:
+    """Load what `config` names; `progress(stage, done, total)` in bytes; calibration_seconds: see `Engine.load`.
 
     Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
     """
@@ -81,7 +83,9 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
         passes, drafter, n_ctx = _on_device(device, config, file, target, draft, progress)
         if draft and drafter:
             kinds = sorted((name, t.type, t.shape) for name, t in file.tensors.items())
-            points, costs_file = known_costs(config, passes, drafter, [kinds, draft.identity])
+            points, costs_file = known_costs(
+                config, passes, drafter, [kinds, draft.identity], calibration_seconds
+            )
             costs.learn(points)
     except BaseException:
         device.close()
