@@ -35,7 +35,7 @@ EXAMPLES = """suites:
   quick        all but never-slower, small: about a minute on a CPU with the embedded pair (the default)
   full         all but never-slower
 
-dflash-bench calibrate measures anew what passes cost here, for up to 10 s, keeps it for auto, and says where drafting begins to pay
+dflash-bench calibrate measures anew what passes cost, for up to 10 s, keeps it for auto, and says where drafting begins to pay
 
 examples:
   dflash-bench --html report.html
