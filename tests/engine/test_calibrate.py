@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.adaptive import block_choices
 from dflash_ggml.decode.costs import Point
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine import cost_cache, known_costs
+from dflash_ggml.engine import cost_cache, known_costs, loading
 from dflash_ggml.engine.cost_cache import CostCache, Measured
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.products import ProductTable, Timing
@@ -113,7 +114,12 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, toy_pair, folder
 def test_what_measured_nothing_is_not_kept(toy_pair, folder, monkeypatch):
     """A machine too busy for one pass may not learn for ever that nothing is known."""
     given = []
-    monkeypatch.setattr(loading, "calibrate", lambda passes, drafter, seconds: given.append(seconds) or [])
+
+    def nothing(passes, drafter, deadline):
+        given.append(deadline - time.perf_counter())
+        return []
+
+    monkeypatch.setattr(known_costs, "calibrate", nothing)
     with Engine.load(config(toy_pair)) as engine:
         assert engine.costs.points() == [] and engine.costs_file is None and not folder.exists()
     loading.load(config(toy_pair), None, 7.0).device.close()

@@ -29,9 +29,10 @@ def known_costs(
     tensors: object,
     seconds: float | None = None,
 ) -> tuple[tuple[Point, ...], Path | None]:
-    """What passes cost and the file that keeps it, None where nothing does; and, on a GPU that our kernels were not tuned on, which kernels are used where: that is put in force.
+    """What passes cost and the file that keeps it, None where nothing does.
 
-    tensors: types and shapes of both models, as plain data. seconds: to measure in. Nothing is measured that no decision needs.
+    On a GPU that our kernels were not tuned on, also which kernels are used where: that is put in force. tensors: types and
+    shapes of both models, as plain data. seconds: to measure in. Nothing is measured that no decision needs.
     """
     device = passes.device
     decides = config.mode == "auto" or worth_measuring(device)
