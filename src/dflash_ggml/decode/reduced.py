@@ -14,13 +14,16 @@ visited node. Kept logits leave every rule where it was.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import neg
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .sampling import BLOCK, Sampler, first_above, invert, typical
+from .sampling import BLOCK, Sampler, first_above, typical
 from .sampling_params import SamplingParams
 
 KEPT = 48  # largest logits of a row: the default top-k of 40 and some to spare; a GPU's time rises with it
@@ -37,7 +40,7 @@ class Watch:
     ids: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reduced:
     """One row of n_vocab logits.
 
@@ -96,31 +99,32 @@ def draw(sampler: Sampler, row: Reduced, history: Sequence[int], block: Block) -
 
     block(i) fetches one block of the row; called at most once, when nothing cuts the tail off.
     """
-    if not math.isfinite(row.masses.sum()):
+    if not math.isfinite(row.log_sum):
         return None  # NaN, +inf or nothing but -inf: the sampler says what is wrong
-    changes = _Changes.of(sampler, row, history)
-    if changes is None:
-        return None
-    p = sampler.params
-    masked = bool(sampler.processors)
-    if _unfiltered(p, row.n_vocab) and not masked and not changes.n_unknown and row.n_vocab > len(row.ids):
-        return _draw_by_blocks(sampler, row, changes, block)
-    head = _Head.of(sampler, row, changes, history)
+    p, changes = sampler.params, None
+    if _unfiltered(p, row.n_vocab) and not sampler.processors and row.n_vocab > len(row.ids):
+        changes = _Changes.of(sampler, row, history)
+        if changes is None:
+            return None
+        if not changes.n_unknown:
+            return _draw_by_blocks(sampler, row, changes, block)
+    head = _Head.of(sampler, row, history, changes)
     if head is None:
         return None
     if p.temperature == 0:
-        return int(head.ids[0])
-    kept = head.filtered(p, row.n_vocab)
+        return head.ids[0]
+    kept = head.filtered(p)
     if kept is None:
         return None
-    ids, scores = head.ids[kept], head.scores[kept]
-    order = ids.argsort()
-    weights = scores[order] - scores.max()
+    ids, weights = kept
     if p.temperature > 0 and p.temperature != 1:
         with np.errstate(over="ignore"):
             weights /= np.float32(max(p.temperature, 1e-30))
-    index, _ = invert(np.exp(weights, out=weights), sampler.rng.random())
-    return int(ids[order[index]])
+    masses = np.exp(weights, out=weights).tolist()
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    ends = list(accumulate([masses[i] for i in order]))
+    at = bisect_right(ends, sampler.rng.random() * ends[-1])
+    return ids[order[at if at < len(ends) else bisect_left(ends, ends[-1])]]
 
 
 @dataclass(slots=True)
@@ -155,112 +159,128 @@ class _Changes:
 
 @dataclass(slots=True)
 class _Head:
-    """The best tokens after all changes, and what is known of the others.
+    """The best tokens after all changes, and what is known of the others. Lists: for so few, numpy's calls cost more than its loops.
 
     ids, scores: falling, of equals the lower id first, complete above `floor`. rest: how many others there may be, each with a
-    score of at most `floor`. gone: scores of known tokens that a mask forbids; None without a mask.
+    score of at most `floor`. gone: scores of known tokens that a mask forbids; None without a mask. changes: as far as known.
     """
 
+    sampler: Sampler
     row: Reduced
-    changes: _Changes
+    history: Sequence[int]
+    changes: _Changes | None
 
-    ids: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    floor: np.float32
+    ids: list[int]
+    scores: list[float]
+    floor: float
     rest: int
-    gone: NDArray[np.float32] | None
+    gone: list[float] | None
+    touched: bool  # whether scores are no longer the first of the row's
 
     @classmethod
-    def of(cls, sampler: Sampler, row: Reduced, changes: _Changes, history: Sequence[int]) -> _Head | None:
-        """None if no token is left above the floor."""
-        ids, scores = row.ids, row.logits
-        floor = scores[-1] if row.n_vocab > len(ids) else np.float32(-np.inf)
-        plain = not len(changes.ids) and not changes.n_unknown
-        if not plain:
-            if len(changes.ids):
-                kept = ~_among(ids, changes.ids)
-                ids, scores = ids[kept], scores[kept]
-            ids = np.concatenate((ids, changes.ids))
-            scores = np.concatenate((scores, changes.new))
+    def of(
+        cls, sampler: Sampler, row: Reduced, history: Sequence[int], changes: _Changes | None
+    ) -> _Head | None:
+        """None if no token is left above the floor, or a token is raised whose logit is unknown."""
+        ids, scores = row.ids.tolist(), row.logits.tolist()
+        floor = scores[-1] if row.n_vocab > len(ids) else -math.inf
+        new: dict[int, float] = {}
+        if changes is None and sampler.lowers_recent:
+            new = sampler.lowered(ids, scores, history)  # others are below the floor before and after
+        elif sampler.changes:
+            changes = changes or _Changes.of(sampler, row, history)
+            if changes is None:
+                return None
+            new = dict(zip(changes.ids.tolist(), changes.new.tolist(), strict=True))
+        if new:
+            falling = [(-s, t) for t, s in zip(ids, scores, strict=True) if t not in new]
+            falling += [(-s, t) for t, s in new.items()]
+            falling.sort()
+            ids, scores = [t for _, t in falling], [-s for s, _ in falling]
         forbidden, gone = sampler.forbidden(history, ids), None
         if forbidden is not None:
-            gone = scores[forbidden]
-            scores = np.where(forbidden, np.float32(-np.inf), scores)
-        if not plain or gone is not None or floor == -np.inf:
+            flags = forbidden.tolist()
+            gone = [s for s, no in zip(scores, flags, strict=True) if no]
+            ids = [t for t, no in zip(ids, flags, strict=True) if not no]
+            scores = [s for s, no in zip(scores, flags, strict=True) if not no]
+        touched = bool(new) or gone is not None
+        if touched or floor == -math.inf:
             # at the floor itself a changed token and one that was not kept could stand in either order
-            above = scores > floor
-            ids, scores = ids[above], scores[above]
-            if not len(ids):
+            while scores and not scores[-1] > floor:
+                del ids[-1], scores[-1]
+            if not ids:
                 return None
-            if not plain:
-                order = np.lexsort((ids, -scores))
-                ids, scores = ids[order], scores[order]
-        rest = 0 if floor == -np.inf else row.n_vocab - len(ids)
-        return cls(row, changes, ids, scores, floor, rest, gone)
+        rest = 0 if floor == -math.inf else row.n_vocab - len(ids)
+        return cls(sampler, row, history, changes, ids, scores, floor, rest, gone, touched)
 
     def _bounds(self) -> tuple[float, float]:
         """The mass of all tokens relative to the best one lies between these."""
-        top, log_sum = float(self.scores[0]), self.row.log_sum
+        top, log_sum = self.scores[0], self.row.log_sum
         if log_sum - top > 50:  # the rest of this sum would be rounding
             return 0.0, math.inf
         total = math.exp(log_sum - top)
         slack = 2.0**-20 * (4 + abs(log_sum)) * total  # of a sum in float32 and its logarithm
-        if len(self.changes.ids):
-            total += _mass(self.changes.new, top) - _mass(self.changes.old, top)
+        changes, n_unknown = self.changes, 0
+        if changes is None and self.sampler.changes:
+            changes = _Changes.of(self.sampler, self.row, self.history)
+        if changes is not None:
+            total, n_unknown = total + _mass(changes.new, top) - _mass(changes.old, top), changes.n_unknown
         if self.gone is not None:  # and who knows what else is forbidden
-            low, total = 0.0, total - _mass(self.gone, top)
+            low, total = 0.0, total - _mass(np.array(self.gone), top)
         else:
-            low = total - slack - self.changes.n_unknown * math.exp(float(self.floor) - top)
+            low = total - slack - n_unknown * math.exp(self.floor - top)
         return (low, total + slack) if math.isfinite(total) else (0.0, math.inf)
 
-    def filtered(self, p: SamplingParams, n_vocab: int) -> slice | NDArray[np.int64] | None:
-        """What the filters leave, as positions; None if that could reach into the rest. As `Sampler._filtered`."""
-        n, rest, scores = len(self.ids), self.rest, self.scores
-        limited = False
+    def filtered(self, p: SamplingParams) -> tuple[list[int], NDArray[np.float32]] | None:
+        """What the filters leave, as ids and as scores relative to the best of them; None if that could reach into the rest.
+        As `Sampler._filtered`."""
+        ids, scores, rest, n_vocab = self.ids, self.scores, self.rest, self.row.n_vocab
+        n, limited = len(ids), False
+        array = np.array(scores, np.float32) if self.touched else self.row.logits
         if p.temperature < 0:
-            return None if rest else slice(n)
+            return None if rest else (ids, array[:n] - array[0])
         if 0 < p.top_k < n_vocab:
             if n >= p.top_k or not rest:
                 n, rest = min(n, p.top_k), 0
             else:
                 rest = min(rest, p.top_k - n)
                 limited = True
-        chosen: NDArray[np.int64] | None = None
         if p.typical_p != 1:
             if rest:
                 return None
-            chosen = np.sort(typical(scores[:n], p.typical_p))
-            scores, n = scores[chosen], len(chosen)
+            chosen = np.sort(typical(array[:n], p.typical_p))
+            array, n = array[chosen], len(chosen)
+            ids, scores = [ids[i] for i in chosen.tolist()], array.tolist()
+        relative = array[:n] - array[0]
         if p.top_p != 1:
             low, high = self._bounds() if rest and not limited else (0.0, math.inf)
-            size = _nucleus(scores[:n], p.top_p, rest, float(self.floor), low, high)
+            size = _nucleus(np.exp(relative), p.top_p, rest, math.exp(self.floor - scores[0]), low, high)
             if size is None:
                 return None
             n, rest = size, 0
         if p.min_p != 0:
-            limit = scores[0] + math.log(p.min_p)
+            limit = float(np.float32(scores[0]) + math.log(p.min_p))
             if rest and not limit > self.floor:
                 return None
-            n, rest = int(np.count_nonzero(scores[:n] >= limit)), 0
-        if rest:
-            return None
-        return slice(n) if chosen is None else chosen[:n]
+            n, rest = bisect_right(scores, -limit, 0, n, key=neg), 0
+        return None if rest else (ids[:n], relative[:n])
 
 
 def _nucleus(
-    scores: NDArray[np.float32], mass: float, rest: int, floor: float, low: float, high: float
+    weights: NDArray[np.float32], mass: float, rest: int, floor: float, low: float, high: float
 ) -> int | None:
-    """How many of the falling scores make up the nucleus; None if rounding or the rest could change that."""
-    weights = np.exp(scores - scores[0])
-    cumulative = weights.cumsum(dtype=np.float64)
+    """How many of the falling weights make up the nucleus; None if rounding or the rest could change that."""
+    ends = list(accumulate(weights.tolist()))
+    known = ends[-1]
     if not rest:
-        goal = mass * weights.sum(dtype=np.float64)
-        return min(int(cumulative.searchsorted(goal)) + 1, len(scores))
-    known = float(cumulative[-1])
+        least, most = (bisect_left(ends, mass * known * (1 + e)) for e in (-1e-12, 1e-12))
+        if least < most:  # the last bits matter: they depend on the order of the sum
+            least = bisect_left(ends, mass * float(weights.sum(dtype=np.float64)))
+        return min(least + 1, len(ends))
     low = max(low, known)
-    high = min(max(high, low), known + rest * math.exp(floor - float(scores[0])))
-    least, most = cumulative.searchsorted((mass * low, mass * max(high, low)))
-    return int(least) + 1 if least == most < len(scores) else None
+    high = min(max(high, low), known + rest * floor)
+    least, most = bisect_left(ends, mass * low), bisect_left(ends, mass * max(high, low))
+    return least + 1 if least == most < len(ends) else None
 
 
 def _draw_by_blocks(sampler: Sampler, row: Reduced, changes: _Changes, block: Block) -> int | None:

@@ -63,6 +63,11 @@ class Sampler:
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
         self._whole = self.penalises and params.penalty_last_n < 0
+        self.changes = self.penalises or bool(params.logit_bias)
+        self.lowers_recent = (
+            self.penalises and not self._whole and not params.logit_bias and self.only_lowers
+        )
+        self._repeat = float(np.float32(params.repeat_penalty))
         self._masked = bool(self.processors) and all(isinstance(p, Mask) for p in self.processors)
         self._history = History(n_vocab, counted=self._whole)
         self._all_ids = np.arange(n_vocab)
@@ -138,12 +143,13 @@ class Sampler:
             raise DflashError(_bad_logits(scores))
         return scores, top
 
-    def forbidden(self, history: Sequence[int], ids: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def forbidden(self, history: Sequence[int], ids: list[int]) -> NDArray[np.bool_] | None:
         """Which of these tokens the masks forbid; None without a mask."""
         if not self.processors:
             return None
         self._history.follow(history)
-        allowed = [p.allows(self._history.ids, ids) for p in self.processors if isinstance(p, Mask)]
+        asked = np.array(ids, np.int64)
+        allowed = [p.allows(self._history.ids, asked) for p in self.processors if isinstance(p, Mask)]
         return ~np.logical_and.reduce(allowed)
 
     def penalised(self, history: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -159,6 +165,21 @@ class Sampler:
         np.not_equal(window[1:], window[:-1], out=starts[1:-1])
         (edges,) = starts.nonzero()
         return window[edges[:-1]], edges[1:] - edges[:-1]
+
+    def lowered(self, ids: list[int], logits: list[float], history: Sequence[int]) -> dict[int, float]:
+        """Those of the tokens that are under a penalty, and their logits after it; where `lowers_recent`. As `_penalty`."""
+        recent, p = history[-self.params.penalty_last_n :], self.params
+        seen, counted = set(recent).intersection(ids), p.frequency_penalty != 0 or p.presence_penalty != 0
+        found = {}
+        for token, logit in zip(ids, logits, strict=True) if seen else ():
+            if token in seen:
+                # rounded once: float64 holds such a product and rounds such a quotient as float32 would
+                logit = float(np.float32(logit / self._repeat if logit > 0 else logit * self._repeat))
+                if counted:
+                    n = recent.count(token)
+                    logit = float(np.float32(logit - (n * p.frequency_penalty + p.presence_penalty)))
+                found[token] = logit
+        return found
 
     def changed(self, seen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids whose logits bias or penalties change, rising; seen: those under a penalty."""
@@ -303,8 +324,8 @@ def invert(weights: NDArray[np.float32], uniform: float) -> tuple[int, float]:
 
 def first_above(cumulative: NDArray[np.float64], target: float) -> int:
     """First index with a sum above target; if rounding took target to the end, the last of weight > 0."""
-    index = int(np.searchsorted(cumulative, target, side="right"))
-    return index if index < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))
+    index = int(cumulative.searchsorted(target, side="right"))
+    return index if index < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
 
 
 def _places(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
