@@ -17,6 +17,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from operator import neg
 
@@ -27,17 +28,23 @@ from .sampling import BLOCK, Sampler, first_above, typical
 from .sampling_params import SamplingParams
 
 KEPT = 48  # largest logits of a row: the default top-k of 40 and some to spare; a GPU's time rises with it
+_NOTHING = np.empty(0, np.int64)
 WATCHED = 128  # tokens whose logits a pass can be asked for: the default penalty window, a tree, some bias
 
 Block = Callable[[int], NDArray[np.float32]]  # the logits of block i of the row, 512 or, of the last, less
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Watch:
     """What a pass is told before it reduces rows. temperature: of the masses, > 0. ids: watched tokens, rising, at most 128."""
 
     temperature: float
     ids: NDArray[np.int64]
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Where each watched token stands."""
+        return {token: at for at, token in enumerate(self.ids.tolist())}
 
 
 @dataclass(slots=True)
@@ -86,11 +93,16 @@ def watch(sampler: Sampler, history: Sequence[int], nodes: ArrayLike = ()) -> Wa
     """
     if sampler.needs_rows or sampler.greedy:
         return None
-    seen, _ = sampler.penalised(history)
-    ids = sampler.changed(seen)
-    if sampler.penalises:
-        ids = np.union1d(ids, np.asarray(nodes, np.int64))
-    temperature = sampler.params.temperature
+    p, temperature = sampler.params, sampler.params.temperature
+    if not sampler.changes or (sampler.lowers_recent and (temperature == 0 or 0 < p.top_k < sampler.n_vocab)):
+        ids = _NOTHING  # or only what is kept can matter
+    elif sampler.lowers_recent:
+        ids = np.array(sorted({*sampler.recent(history), *np.asarray(nodes).tolist()}), np.int64)
+    else:
+        seen, _ = sampler.penalised(history)
+        ids = sampler.changed(seen)
+        if sampler.penalises:
+            ids = np.union1d(ids, np.asarray(nodes, np.int64))
     return Watch(temperature if temperature > 0 else 1.0, ids[:WATCHED])
 
 
@@ -101,14 +113,14 @@ def draw(sampler: Sampler, row: Reduced, history: Sequence[int], block: Block) -
     """
     if not math.isfinite(row.log_sum):
         return None  # NaN, +inf or nothing but -inf: the sampler says what is wrong
-    p, changes = sampler.params, None
+    p = sampler.params
     if _unfiltered(p, row.n_vocab) and not sampler.processors and row.n_vocab > len(row.ids):
-        changes = _Changes.of(sampler, row, history)
-        if changes is None:
+        changes = _Changes.of(sampler, row, history) if sampler.changes else None
+        if changes is None and sampler.changes:
             return None
-        if not changes.n_unknown:
+        if changes is None or not changes.n_unknown:
             return _draw_by_blocks(sampler, row, changes, block)
-    head = _Head.of(sampler, row, history, changes)
+    head = _Head.of(sampler, row, history)
     if head is None:
         return None
     if p.temperature == 0:
@@ -117,19 +129,26 @@ def draw(sampler: Sampler, row: Reduced, history: Sequence[int], block: Block) -
     if kept is None:
         return None
     ids, weights = kept
+    uniform = sampler.rng.random()
+    if len(ids) == 1:
+        return ids[0]
     if p.temperature > 0 and p.temperature != 1:
-        with np.errstate(over="ignore"):
-            weights /= np.float32(max(p.temperature, 1e-30))
+        divisor = np.float32(max(p.temperature, 1e-30))
+        if weights[-1] > -1e8:
+            weights /= divisor
+        else:
+            with np.errstate(over="ignore"):
+                weights /= divisor
     masses = np.exp(weights, out=weights).tolist()
     order = sorted(range(len(ids)), key=ids.__getitem__)
     ends = list(accumulate([masses[i] for i in order]))
-    at = bisect_right(ends, sampler.rng.random() * ends[-1])
+    at = bisect_right(ends, uniform * ends[-1])
     return ids[order[at if at < len(ends) else bisect_left(ends, ends[-1])]]
 
 
 @dataclass(slots=True)
 class _Changes:
-    """Tokens that bias and penalties change: ids rising, logits before and after. n_unknown: lowered ones of unknown logit."""
+    """Tokens that bias and penalties change: ids, logits before and after. n_unknown: lowered ones of unknown logit."""
 
     ids: NDArray[np.int64]
     old: NDArray[np.float32]
@@ -139,6 +158,12 @@ class _Changes:
     @classmethod
     def of(cls, sampler: Sampler, row: Reduced, history: Sequence[int]) -> _Changes | None:
         """None if a token is raised whose logit is unknown."""
+        if sampler.lowers_recent:
+            recent, places = sampler.recent(history), row.watch.places
+            if recent.keys() <= places.keys():
+                at = np.array([places[token] for token in recent], np.int64)
+                old = row.watched[at]
+                return cls(row.watch.ids[at], old, sampler.penalty(old, np.array([*recent.values()])))
         seen, counts = sampler.penalised(history)
         ids = sampler.changed(seen)
         if not len(ids):
@@ -162,41 +187,45 @@ class _Head:
     """The best tokens after all changes, and what is known of the others. Lists: for so few, numpy's calls cost more than its loops.
 
     ids, scores: falling, of equals the lower id first, complete above `floor`. rest: how many others there may be, each with a
-    score of at most `floor`. gone: scores of known tokens that a mask forbids; None without a mask. changes: as far as known.
+    score of at most `floor`. gone: scores of known tokens that a mask forbids; None without a mask. touched: whether scores are
+    no longer the first of the row's. changes: if they were looked up.
     """
 
     sampler: Sampler
     row: Reduced
     history: Sequence[int]
-    changes: _Changes | None
-
     ids: list[int]
     scores: list[float]
     floor: float
     rest: int
     gone: list[float] | None
-    touched: bool  # whether scores are no longer the first of the row's
+    touched: bool
+    changes: _Changes | None
 
     @classmethod
-    def of(
-        cls, sampler: Sampler, row: Reduced, history: Sequence[int], changes: _Changes | None
-    ) -> _Head | None:
+    def of(cls, sampler: Sampler, row: Reduced, history: Sequence[int]) -> _Head | None:
         """None if no token is left above the floor, or a token is raised whose logit is unknown."""
         ids, scores = row.ids.tolist(), row.logits.tolist()
         floor = scores[-1] if row.n_vocab > len(ids) else -math.inf
         new: dict[int, float] = {}
-        if changes is None and sampler.lowers_recent:
+        changes = None
+        if sampler.lowers_recent:
             new = sampler.lowered(ids, scores, history)  # others are below the floor before and after
         elif sampler.changes:
-            changes = changes or _Changes.of(sampler, row, history)
+            changes = _Changes.of(sampler, row, history)
             if changes is None:
                 return None
             new = dict(zip(changes.ids.tolist(), changes.new.tolist(), strict=True))
         if new:
-            falling = [(-s, t) for t, s in zip(ids, scores, strict=True) if t not in new]
-            falling += [(-s, t) for t, s in new.items()]
-            falling.sort()
-            ids, scores = [t for _, t in falling], [-s for s, _ in falling]
+            scores = [s for t, s in zip(ids, scores, strict=True) if t not in new]
+            ids = [t for t in ids if t not in new]
+            for token, score in new.items():
+                if score > floor:
+                    at = bisect_right(scores, -score, key=neg)
+                    while at and scores[at - 1] == score and ids[at - 1] > token:
+                        at -= 1
+                    ids.insert(at, token)
+                    scores.insert(at, score)
         forbidden, gone = sampler.forbidden(history, ids), None
         if forbidden is not None:
             flags = forbidden.tolist()
@@ -211,7 +240,7 @@ class _Head:
             if not ids:
                 return None
         rest = 0 if floor == -math.inf else row.n_vocab - len(ids)
-        return cls(sampler, row, history, changes, ids, scores, floor, rest, gone, touched)
+        return cls(sampler, row, history, ids, scores, floor, rest, gone, touched, changes)
 
     def _bounds(self) -> tuple[float, float]:
         """The mass of all tokens relative to the best one lies between these."""
@@ -224,7 +253,8 @@ class _Head:
         if changes is None and self.sampler.changes:
             changes = _Changes.of(self.sampler, self.row, self.history)
         if changes is not None:
-            total, n_unknown = total + _mass(changes.new, top) - _mass(changes.old, top), changes.n_unknown
+            total += _mass(changes.new, top) - _mass(changes.old, top)
+            n_unknown = changes.n_unknown
         if self.gone is not None:  # and who knows what else is forbidden
             low, total = 0.0, total - _mass(np.array(self.gone), top)
         else:
@@ -236,15 +266,15 @@ class _Head:
         As `Sampler._filtered`."""
         ids, scores, rest, n_vocab = self.ids, self.scores, self.rest, self.row.n_vocab
         n, limited = len(ids), False
-        array = np.array(scores, np.float32) if self.touched else self.row.logits
-        if p.temperature < 0:
-            return None if rest else (ids, array[:n] - array[0])
-        if 0 < p.top_k < n_vocab:
+        if 0 < p.top_k < n_vocab and p.temperature >= 0:
             if n >= p.top_k or not rest:
                 n, rest = min(n, p.top_k), 0
             else:
                 rest = min(rest, p.top_k - n)
                 limited = True
+        array = np.array(scores[:n], np.float32) if self.touched else self.row.logits
+        if p.temperature < 0:
+            return None if rest else (ids, array[:n] - array[0])
         if p.typical_p != 1:
             if rest:
                 return None
@@ -273,8 +303,9 @@ def _nucleus(
     ends = list(accumulate(weights.tolist()))
     known = ends[-1]
     if not rest:
-        least, most = (bisect_left(ends, mass * known * (1 + e)) for e in (-1e-12, 1e-12))
-        if least < most:  # the last bits matter: they depend on the order of the sum
+        goal = mass * known
+        least = bisect_left(ends, goal * (1 - 1e-12))
+        if ends[least] < goal * (1 + 1e-12):  # the last bits matter: they depend on the order of the sum
             least = bisect_left(ends, mass * float(weights.sum(dtype=np.float64)))
         return min(least + 1, len(ends))
     low = max(low, known)
@@ -283,31 +314,36 @@ def _nucleus(
     return least + 1 if least == most < len(ends) else None
 
 
-def _draw_by_blocks(sampler: Sampler, row: Reduced, changes: _Changes, block: Block) -> int | None:
+def _draw_by_blocks(sampler: Sampler, row: Reduced, changes: _Changes | None, block: Block) -> int | None:
     """A draw from all tokens: the block by the masses, then the token by the block's own logits."""
     best, divisor = row.logits[0], np.float32(max(row.watch.temperature, 1e-30))
     masses = row.masses.astype(np.float64)
-    if len(changes.ids):
-        moved = (x.astype(np.float64) - float(best) for x in (changes.old, changes.new))
-        old, new = (x / float(divisor) for x in moved)
-        if new.max() > 50:
+    if changes is not None:
+        relative = np.array((changes.old, changes.new), np.float64)
+        relative -= float(best)
+        relative /= float(divisor)
+        if not sampler.only_lowers and relative[1].max(initial=0) > 50:
             return None
-        before = masses.copy()
-        np.add.at(masses, changes.ids // BLOCK, np.exp(new) - np.exp(old))
+        old, new = np.exp(relative, out=relative)
+        moved, blocks = new - old, changes.ids // BLOCK
+        np.add.at(masses, blocks, moved)
         # what is left where nearly all was taken away is rounding
-        if (masses < 1e-3 * before).any() or masses.sum() < 0.1 * before.sum():
+        if (masses[blocks] < 1e-3 * row.masses[blocks]).any() or 9 * masses.sum() < -moved.sum():
             return None
     ends = masses.cumsum()
-    target = sampler.rng.random() * float(ends[-1])
+    target = sampler.rng.random() * ends.item(-1)
     at = first_above(ends, target)
     logits, first = block(at), at * BLOCK
-    if len(changes.ids):
-        here = changes.ids // BLOCK == at
+    if changes is not None:
+        here = blocks == at
         logits[changes.ids[here] - first] = changes.new[here]
-    with np.errstate(over="ignore"):
-        inside = np.exp((logits - best) / divisor).cumsum(dtype=np.float64)
-    share = (target - (float(ends[at - 1]) if at else 0.0)) / float(masses[at])
-    return first + first_above(inside, share * float(inside[-1]))
+    logits -= best
+    if divisor != 1:
+        with np.errstate(over="ignore"):
+            logits /= divisor
+    inside = np.exp(logits, out=logits).astype(np.float64).cumsum()
+    share = (target - (ends.item(at - 1) if at else 0.0)) / masses.item(at)
+    return first + first_above(inside, share * inside.item(-1))
 
 
 def _unfiltered(p: SamplingParams, n_vocab: int) -> bool:

@@ -13,7 +13,9 @@ last bit only, where an order by probability could swap two tokens.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -63,10 +65,6 @@ class Sampler:
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
         self._whole = self.penalises and params.penalty_last_n < 0
-        self.changes = self.penalises or bool(params.logit_bias)
-        self.lowers_recent = (
-            self.penalises and not self._whole and not params.logit_bias and self.only_lowers
-        )
         self._repeat = float(np.float32(params.repeat_penalty))
         self._masked = bool(self.processors) and all(isinstance(p, Mask) for p in self.processors)
         self._history = History(n_vocab, counted=self._whole)
@@ -84,12 +82,22 @@ class Sampler:
         unknown = bool(self.processors) and not self._masked
         return unknown or (self.params.mirostat_mode != 0 and self.params.temperature > 0)
 
-    @property
+    @cached_property
     def only_lowers(self) -> bool:
         """True if bias and penalties raise no token's score."""
         p = self.params
         penalties = p.repeat_penalty >= 1 and p.presence_penalty >= 0 and p.frequency_penalty >= 0
         return (penalties or not self.penalises) and not (self._bias > 0).any()
+
+    @cached_property
+    def changes(self) -> bool:
+        """True if bias or penalties can change a logit."""
+        return self.penalises or len(self._bias) > 0
+
+    @cached_property
+    def lowers_recent(self) -> bool:
+        """True if all that changes logits are penalties on a window of the text, none of which raises one."""
+        return self.penalises and not self._whole and not len(self._bias) and self.only_lowers
 
     def sample(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> int:
         """The next token. row: float32 [V], left unchanged; history: ids of the whole text before this token.
@@ -137,7 +145,7 @@ class Sampler:
             scores[self._bias_ids] += self._bias
         if self.penalises:
             seen, counts = self.penalised(history)
-            scores[seen] = self._penalty(scores[seen], counts)
+            scores[seen] = self.penalty(scores[seen], counts)
         top = float(scores.max())
         if not math.isfinite(top):
             raise DflashError(_bad_logits(scores))
@@ -167,8 +175,9 @@ class Sampler:
         return window[edges[:-1]], edges[1:] - edges[:-1]
 
     def lowered(self, ids: list[int], logits: list[float], history: Sequence[int]) -> dict[int, float]:
-        """Those of the tokens that are under a penalty, and their logits after it; where `lowers_recent`. As `_penalty`."""
-        recent, p = history[-self.params.penalty_last_n :], self.params
+        """Those of the tokens that are under a penalty, and their logits after it; where `lowers_recent`. As `penalty`."""
+        p = self.params
+        recent = history[-p.penalty_last_n :]
         seen, counted = set(recent).intersection(ids), p.frequency_penalty != 0 or p.presence_penalty != 0
         found = {}
         for token, logit in zip(ids, logits, strict=True) if seen else ():
@@ -180,6 +189,10 @@ class Sampler:
                     logit = float(np.float32(logit - (n * p.frequency_penalty + p.presence_penalty)))
                 found[token] = logit
         return found
+
+    def recent(self, history: Sequence[int]) -> dict[int, int]:
+        """Ids under a penalty and how often they were seen; where `lowers_recent`."""
+        return Counter(history[-self.params.penalty_last_n :])
 
     def changed(self, seen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids whose logits bias or penalties change, rising; seen: those under a penalty."""
@@ -196,17 +209,17 @@ class Sampler:
     ) -> NDArray[np.float32]:
         """The logits of tokens, ids rising, after bias and penalties: the arithmetic of `sample`."""
         if ids is seen:
-            return self._penalty(logits, counts)
+            return self.penalty(logits, counts)
         scores = logits.copy()
         if len(self._bias):
             at, known = _places(self._bias_ids, ids)
             scores[at] += self._bias[known]
         if len(seen):
             at, known = _places(seen, ids)
-            scores[at] = self._penalty(scores[at], counts[known])
+            scores[at] = self.penalty(scores[at], counts[known])
         return scores
 
-    def _penalty(self, seen: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.float32]:
+    def penalty(self, seen: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.float32]:
         """Repeat penalty (arXiv 1909.05858, but negative logits multiplied), then frequency and presence."""
         p = self.params
         seen = np.where(seen > 0, seen / np.float32(p.repeat_penalty), seen * np.float32(p.repeat_penalty))
