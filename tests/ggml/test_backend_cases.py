@@ -183,12 +183,18 @@ def run_net_commit(
     assert_close(found, ref.delta_net_commit(state, u, k, g_sum, path))
 
 
-def run_top_k(rng: Generator, n: int, n_rows: int, k: int, ties: bool) -> None:
+def run_top_k(rng: Generator, n: int, n_rows: int, k: int, ties: bool, bad: bool) -> None:
     values = (20.0 * (np.arange(n) // (3 if ties else 1)) / n).astype(np.float32)
     a = np.stack([rng.permutation(values) for _ in range(n_rows)])
+    n_bad = 5 if bad else 0
+    if bad:
+        a[1], a[[2, 4]], a[[0, 2], n // 2], a[3, n // 2] = np.nan, -np.inf, np.nan, np.inf
     with OpGraph(threads=2) as g:
         found = g.run(lib.ggml_top_k_log_probs(g.ctx, g.tensor(a), k))[0][0]
-    best, log_probs = ref.top_k_log_probs(a, k)
+    broken, found = found[:n_bad], found[n_bad:]
+    assert np.isnan(broken[:, 1]).all()
+    assert ((broken[:, 0] >= 0) & (broken[:, 0] < n)).all()
+    best, log_probs = ref.top_k_log_probs(a[n_bad:], k)
     np.testing.assert_array_equal(found[:, 0], best)
     assert_close(found[:, 1], log_probs)
 

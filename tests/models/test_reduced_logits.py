@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -69,9 +71,10 @@ def test_equals_numpy(device: Device, n_vocab: int, temperature: float) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_bad_logits_show(device: Device, value: float) -> None:
-    """One bad logit, or nothing else, makes the masses no numbers; nothing is read outside the row."""
+    """One bad logit, or nothing else, makes log-sum and masses no numbers; nothing is read outside the row."""
     rows = np.random.default_rng(0).normal(size=(3, 5000)).astype(np.float32)
     rows[0, 4321] = rows[1] = value
     found = run(device, rows, Watch(1.0, np.array([7])))
     assert [bool(np.isfinite(found[i].masses.sum())) for i in range(3)] == [False, False, True]
+    assert [math.isfinite(found[i].log_sum) for i in range(3)] == [False, False, True]
     assert all(0 <= i < 5000 for column in range(3) for i in found[column].ids)

@@ -259,10 +259,6 @@ class Graph:
         """Sums over dimension 0 of `a` [n, ...], whose rows are contiguous -> [1, ...]."""
         return lib.ggml_sum_rows(self.ctx, a)
 
-    def clamp(self, a, low: float, high: float):
-        """Contiguous `a`, limited in place."""
-        return lib.ggml_clamp(self.ctx, a, low, high)
-
     def cast(self, a, type_: int):
         """Contiguous copy of `a` with elements of another type; float32 becomes int32 by truncation."""
         return lib.ggml_cast(self.ctx, a, type_)

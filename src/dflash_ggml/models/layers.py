@@ -182,9 +182,8 @@ def reduced_logits(g: Graph, logits, reduction: Reduction):
     n_vocab, n = logits.ne[0], logits.ne[1]
     k = min(reduction.kept, n_vocab)
     best = g.top_k_log_probs(logits, k)
-    # a row of NaN has no ids, and what stands there instead must not be read at
-    ids = g.clamp(g.cont(g.view(best, (k, n), (best.nb[2],))), 0, n_vocab - 1)
-    ids = g.concat(g.cast(ids, I32), g.input("watch", I32, reduction.watched, n), 0)
+    ids = g.cast(g.view(best, (k, n), (best.nb[2],)), I32)
+    ids = g.concat(ids, g.input("watch", I32, reduction.watched, n), 0)
     values = g.reshape(g.get_rows(g.reshape(logits, 1, n_vocab, n), ids), k + reduction.watched, n)
     scaled = g.div(g.sub(logits, g.view(values, (1, n), (values.nb[1],))), g.input("temperature", F32, 1))
     weights, size = g.exp(scaled), reduction.block
