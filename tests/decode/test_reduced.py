@@ -262,11 +262,19 @@ def test_what_a_pass_is_asked_for() -> None:
         ({"repeat_penalty": 1.1, "penalty_last_n": 1}, [3, 9, 40]),
         ({"logit_bias": {7: 1.0, 2: 1.0}}, [2, 7]),
         ({"frequency_penalty": 0.1, "logit_bias": {7: 1.0}, "penalty_last_n": -1}, [3, 7, 9, 40]),
+        # lowered tokens that were not kept cannot come up
+        ({"repeat_penalty": 1.1, "top_k": 20}, []),
+        ({"repeat_penalty": 0.9, "top_k": 20}, [3, 9, 40]),
+        ({"repeat_penalty": 1.1, "top_k": 20, "logit_bias": {7: 1.0}}, [3, 7, 9, 40]),
     ):
         found = asked(change)
         assert found is not None and found.ids.tolist() == expected and found.temperature == 1
     negative = asked({"temperature": -2.0})
     assert negative is not None and negative.temperature == 1
+    negative = asked({"temperature": -1.0, "repeat_penalty": 1.1, "top_k": 20})
+    assert negative is not None and negative.ids.tolist() == [3, 9, 40], "top-k plays no part below 0"
+    best = asked({"temperature": 0.0, "repeat_penalty": 1.1})
+    assert best is not None and len(best.ids) == 0
     assert asked({"temperature": 0.0}) is None, "greedy: nobody needs a row"
     assert asked({"mirostat_mode": 2}) is None
     assert asked({}, [lambda ids, scores: scores]) is None

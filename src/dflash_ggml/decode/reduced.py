@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -28,8 +28,8 @@ from .sampling import BLOCK, Sampler, first_above, typical
 from .sampling_params import SamplingParams
 
 KEPT = 48  # largest logits of a row: the default top-k of 40 and some to spare; a GPU's time rises with it
-_NOTHING = np.empty(0, np.int64)
 WATCHED = 128  # tokens whose logits a pass can be asked for: the default penalty window, a tree, some bias
+_NOTHING = np.empty(0, np.int64)
 
 Block = Callable[[int], NDArray[np.float32]]  # the logits of block i of the row, 512 or, of the last, less
 
@@ -94,8 +94,9 @@ def watch(sampler: Sampler, history: Sequence[int], nodes: ArrayLike = ()) -> Wa
     if sampler.needs_rows or sampler.greedy:
         return None
     p, temperature = sampler.params, sampler.params.temperature
-    if not sampler.changes or (sampler.lowers_recent and (temperature == 0 or 0 < p.top_k < sampler.n_vocab)):
-        ids = _NOTHING  # or only what is kept can matter
+    kept_only = temperature == 0 or (temperature > 0 and 0 < p.top_k < sampler.n_vocab)
+    if not sampler.changes or (sampler.lowers_recent and kept_only):
+        ids = _NOTHING
     elif sampler.lowers_recent:
         ids = np.array(sorted({*sampler.recent(history), *np.asarray(nodes).tolist()}), np.int64)
     else:
@@ -160,10 +161,14 @@ class _Changes:
         """None if a token is raised whose logit is unknown."""
         if sampler.lowers_recent:
             recent, places = sampler.recent(history), row.watch.places
-            if recent.keys() <= places.keys():
-                at = np.array([places[token] for token in recent], np.int64)
+            try:
+                at = np.fromiter(map(places.__getitem__, recent), np.int64, len(recent))
+            except KeyError:  # more than can be watched
+                pass
+            else:
+                counts = np.fromiter(recent.values(), np.int64, len(recent)) if sampler.by_count else _NOTHING
                 old = row.watched[at]
-                return cls(row.watch.ids[at], old, sampler.penalty(old, np.array([*recent.values()])))
+                return cls(row.watch.ids[at], old, sampler.penalty(old, counts))
         seen, counts = sampler.penalised(history)
         ids = sampler.changed(seen)
         if not len(ids):
@@ -184,7 +189,7 @@ class _Changes:
 
 @dataclass(slots=True)
 class _Head:
-    """The best tokens after all changes, and what is known of the others. Lists: for so few, numpy's calls cost more than its loops.
+    """The best tokens after all changes, and what is known of the others. Lists: for so few, numpy's calls cost more than loops.
 
     ids, scores: falling, of equals the lower id first, complete above `floor`. rest: how many others there may be, each with a
     score of at most `floor`. gone: scores of known tokens that a mask forbids; None without a mask. touched: whether scores are
@@ -207,25 +212,30 @@ class _Head:
         """None if no token is left above the floor, or a token is raised whose logit is unknown."""
         ids, scores = row.ids.tolist(), row.logits.tolist()
         floor = scores[-1] if row.n_vocab > len(ids) else -math.inf
-        new: dict[int, float] = {}
+        new: Iterable[tuple[int, float]] = ()
         changes = None
         if sampler.lowers_recent:
-            new = sampler.lowered(ids, scores, history)  # others are below the floor before and after
+            lowered = sampler.lowered(ids, scores, history)  # others are below the floor before and after
+            new = [(ids[at], score) for at, score in lowered]
+            for at, _ in reversed(lowered):
+                del ids[at], scores[at]
         elif sampler.changes:
             changes = _Changes.of(sampler, row, history)
             if changes is None:
                 return None
-            new = dict(zip(changes.ids.tolist(), changes.new.tolist(), strict=True))
-        if new:
-            scores = [s for t, s in zip(ids, scores, strict=True) if t not in new]
-            ids = [t for t in ids if t not in new]
-            for token, score in new.items():
-                if score > floor:
-                    at = bisect_right(scores, -score, key=neg)
-                    while at and scores[at - 1] == score and ids[at - 1] > token:
-                        at -= 1
-                    ids.insert(at, token)
-                    scores.insert(at, score)
+            again = set(changes.ids.tolist())
+            new = list(zip(changes.ids.tolist(), changes.new.tolist(), strict=True))
+            scores = [s for t, s in zip(ids, scores, strict=True) if t not in again]
+            ids = [t for t in ids if t not in again]
+        for token, score in new:
+            if score > floor:
+                at = bisect_right(scores, -score, key=neg)
+                while at and scores[at - 1] == score and ids[at - 1] > token:
+                    at -= 1
+                ids.insert(at, token)
+                scores.insert(at, score)
+        if not ids:
+            return None
         forbidden, gone = sampler.forbidden(history, ids), None
         if forbidden is not None:
             flags = forbidden.tolist()

@@ -65,6 +65,7 @@ class Sampler:
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
         self._whole = self.penalises and params.penalty_last_n < 0
+        self.by_count = params.frequency_penalty != 0 or params.presence_penalty != 0
         self._repeat = float(np.float32(params.repeat_penalty))
         self._masked = bool(self.processors) and all(isinstance(p, Mask) for p in self.processors)
         self._history = History(n_vocab, counted=self._whole)
@@ -174,25 +175,24 @@ class Sampler:
         (edges,) = starts.nonzero()
         return window[edges[:-1]], edges[1:] - edges[:-1]
 
-    def lowered(self, ids: list[int], logits: list[float], history: Sequence[int]) -> dict[int, float]:
-        """Those of the tokens that are under a penalty, and their logits after it; where `lowers_recent`. As `penalty`."""
-        p = self.params
-        recent = history[-p.penalty_last_n :]
-        seen, counted = set(recent).intersection(ids), p.frequency_penalty != 0 or p.presence_penalty != 0
-        found = {}
-        for token, logit in zip(ids, logits, strict=True) if seen else ():
-            if token in seen:
+    def lowered(self, ids: list[int], logits: list[float], history: Sequence[int]) -> list[tuple[int, float]]:
+        """Positions of those tokens that are under a penalty, and their logits after it, as `penalty`; where `lowers_recent`."""
+        recent, p, found = self.recent(history), self.params, []
+        for at, token in enumerate(ids):
+            if token in recent:
                 # rounded once: float64 holds such a product and rounds such a quotient as float32 would
+                logit = logits[at]
                 logit = float(np.float32(logit / self._repeat if logit > 0 else logit * self._repeat))
-                if counted:
-                    n = recent.count(token)
+                if self.by_count:
+                    n = recent[token]
                     logit = float(np.float32(logit - (n * p.frequency_penalty + p.presence_penalty)))
-                found[token] = logit
+                found.append((at, logit))
         return found
 
     def recent(self, history: Sequence[int]) -> dict[int, int]:
-        """Ids under a penalty and how often they were seen; where `lowers_recent`."""
-        return Counter(history[-self.params.penalty_last_n :])
+        """Ids under a penalty and, where that counts, how often they were seen; where `lowers_recent`."""
+        window = history[-self.params.penalty_last_n :]
+        return Counter(window) if self.by_count else dict.fromkeys(window, 1)
 
     def changed(self, seen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids whose logits bias or penalties change, rising; seen: those under a penalty."""
@@ -223,7 +223,7 @@ class Sampler:
         """Repeat penalty (arXiv 1909.05858, but negative logits multiplied), then frequency and presence."""
         p = self.params
         seen = np.where(seen > 0, seen / np.float32(p.repeat_penalty), seen * np.float32(p.repeat_penalty))
-        if p.frequency_penalty == 0 == p.presence_penalty:
+        if not self.by_count:
             return seen
         return (seen - (counts * p.frequency_penalty + p.presence_penalty)).astype(np.float32)
 
