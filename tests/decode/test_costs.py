@@ -26,6 +26,13 @@ def test_other_contexts_lie_on_a_line():
     assert costs.of("plain", 1, 500) == pytest.approx(2.8)
     # a verify pass that was measured at one context has a plain step's slope
     assert costs.of("verify", 8, 1100) == pytest.approx(5.0)
+    # two slopes of the target make a line over the widths: here every column costs
+    costs.learn([Point("verify", 4, 100, 2.5), Point("verify", 4, 1100, 10.5)])
+    assert costs.of("verify", 8, 1100) == pytest.approx(3.0 + 16.0)
+    assert costs.of("verify", 16, 100) is None
+    costs.learn([Point("verify", 2, 100, 2.2), Point("verify", 16, 100, 5.0), Point("verify", 16, 1100, 6.0)])
+    assert costs.of("verify", 2, 1100) == pytest.approx(2.2 + 4.0)
+    assert costs.of("verify", 8, 1100) == pytest.approx(3.0 + 8.0 - 7.0 / 3)
     costs.learn([Point("draft", 16, 1100, 5.0), Point("draft", 16, 100, 6.0)])
     assert costs.of("draft", 16, 10_000) == pytest.approx(5.0), "a longer context is not cheaper"
 

@@ -8,6 +8,7 @@ measurement moves nothing else.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -137,16 +138,34 @@ class Costs:
             return None
         bits = context.bit_length()
         nearest = octaves[min(octaves, key=lambda seen: abs(seen - bits))]
-        return nearest.median + self._slope(octaves, kind) * (context - nearest.context)
+        return nearest.median + self._slope(kind, width) * (context - nearest.context)
 
-    def _slope(self, octaves: dict[int, _Octave], kind: Pass) -> float:
-        """Milliseconds per token of context; of a pass that is known at one octave only, that of plain steps."""
-        if len(octaves) < 2:
-            octaves = self._seen.get(("plain", 1), {}) if kind == "verify" else {}
-        if len(octaves) < 2:
-            return 0.0
-        low, high = octaves[min(octaves)], octaves[max(octaves)]
-        return max(high.median - low.median, 0.0) / max(high.context - low.context, 1)
+    def _slope(self, kind: Pass, width: int) -> float:
+        """Milliseconds per token of context.
+
+        A verify pass that is known at one octave only has that of other passes of the target, on a line over their widths: on a
+        GPU the width hardly counts, on a CPU every column reads the context for itself.
+        """
+        own = _rise(self._seen.get((kind, width), {}))
+        if own is not None or kind != "verify":
+            return own or 0.0
+        of_target = [
+            (w, _rise(octaves)) for (k, w), octaves in self._seen.items() if k in ("verify", "plain")
+        ]
+        known = sorted((w, rise) for w, rise in of_target if rise is not None)
+        if len(known) < 2:
+            return known[0][1] if known else 0.0
+        i = min(max(bisect([w for w, _ in known], width), 1), len(known) - 1)
+        (w0, rise0), (w1, rise1) = known[i - 1], known[i]
+        return max(rise0 + (width - w0) / (w1 - w0) * (rise1 - rise0), 0.0)
+
+
+def _rise(octaves: dict[int, _Octave]) -> float | None:
+    """Milliseconds per token between the shortest and the longest context; None where there is but one."""
+    if len(octaves) < 2:
+        return None
+    low, high = octaves[min(octaves)], octaves[max(octaves)]
+    return max(high.median - low.median, 0.0) / max(high.context - low.context, 1)
 
 
 def _on_line(known: list[tuple[int, float]], at: int) -> float:
