@@ -34,8 +34,11 @@ WORTH_SAVING = 0.03  # of a step; half a block that saves less is not looked at
 CURIOSITY = 5e-4  # how much cheaper per step a width is hoped to have become since it was last used
 MOST_HOPE = 0.2
 HOPELESS_AFTER = 40  # drafted steps without a hit: such a draft does not belong to this target
+USUAL = 0.05  # share of the newest step in a width's usual worth
+MARGIN = 0.04  # by which a width must be ahead of the usual best to be chosen
+FLAT = 0.03  # of a step's cost; a width that saves less than that is left out
 REFRESH = 8  # steps between looks at the costs
-LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: twice the most
+LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some more than the most
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 log = logging.getLogger("dflash_ggml")
 
@@ -108,6 +111,8 @@ class Adaptive:
         self._block = self._blocks[0]
         self._last = Cut(0, 0.0, 0.0)
         self._step = 0
+        # by columns of the draft and nodes: a moving mean of tokens per millisecond
+        self._rates: dict[int, dict[int, float]] = {}
         self._recent: deque[int] = deque(maxlen=LOOK_BACK)  # nodes that were kept of the last trees
         self._probing = False  # whether the step is a try where plain decoding is ahead
         self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
@@ -161,7 +166,7 @@ class Adaptive:
             if block <= self._block:
                 within = [node for node in order if depths[node] < block] if tree.width > block else order
                 gains = list(accumulate(probability[node] for node in within))
-                best = self._best(gains, self._costs(costs, block, context), plain)
+                best = self._best(gains, block, self._costs(costs, block, context), plain)
                 self.experience.of(block).learn(best.times)
                 if block == self._block:
                     self._last, chosen = best, within
@@ -169,22 +174,37 @@ class Adaptive:
         self._recent.append(self._last.nodes)
         return tree if self._last.nodes == tree.n_nodes else cut(tree, chosen[: self._last.nodes + 1])
 
-    def _best(self, gains: list[float], took: Mapping[int, float], plain: float) -> Cut:
-        """The best of the step ends; `gains`: expected tokens of a step by its drafted nodes, 1 for none."""
-        found, best, most = Cut(0, 0.0, 0.0), 0.0, len(gains) - 1
-        for end, ms in took.items():
-            n = min(most, end)
+    def _best(self, gains: list[float], block: int, took: Mapping[int, float], plain: float) -> Cut:
+        """The best of the step ends; `gains`: expected tokens of a step by its drafted nodes, 1 for none.
+
+        Probabilities err, and the best of several is the one that errs upwards: another width than the usual best must be
+        ahead by a margin.
+        """
+        most = len(gains) - 1
+        rates = {end: gains[min(end, most)] / ms for end, ms in took.items()}
+        usual = self._rates.setdefault(block, {})
+        for end, rate in rates.items():
+            usual[end] = usual.get(end, rate) + USUAL * (rate - usual.get(end, rate))
+
+        def hoped(end: int) -> float:
             unused = self._step - self._used.get(end, self._step)
-            rate = gains[n] / (ms * (1 - min(CURIOSITY * unused, MOST_HOPE)))
-            if rate > best:
-                best, found = rate, Cut(n, gains[n] * plain / ms, ms - gains[n] * plain)
-        return found
+            return rates[end] / (1 - min(CURIOSITY * unused, MOST_HOPE))
+
+        best, base = max(rates, key=hoped), max(rates, key=usual.__getitem__)
+        if hoped(best) < (1 + MARGIN) * rates[base]:
+            best = base
+        n, ms = min(best, most), took[best]
+        return Cut(n, gains[n] * plain / ms, ms - gains[n] * plain)
 
     def _costs(self, costs: Costs, block: int, context: int) -> dict[int, float]:
-        """Milliseconds of a drafted step by its nodes, looked up anew every few steps."""
+        """Milliseconds of a drafted step by its nodes, looked up anew every few steps; without ends that save next to nothing
+        against a wider one, since every width needs graphs of its own."""
         at, table = self._tables.get(block, (-REFRESH, {}))
         if self._step - at >= REFRESH:
-            table = {n: max(ms, 1e-9) for n, ms in costs.drafted(self._ends, block, context).items()}
+            table, wider = {}, float("inf")
+            for n, ms in sorted(costs.drafted(self._ends, block, context).items(), reverse=True):
+                if ms < (1 - FLAT) * wider:
+                    table[n] = wider = max(ms, 1e-9)
             self._tables[block] = self._step, table
         return table
 
@@ -203,7 +223,7 @@ class Adaptive:
         """Nodes of the tree to choose from: growing many to keep few costs time. Now and then all are looked at."""
         if self._step % LOOK_AT_ALL == 0 or len(self._recent) < LOOK_BACK:
             return self.budget
-        return next((end for end in self._ends if end > 2 * max(self._recent)), self.budget)
+        return next((end for end in self._ends if end > 1.3 * max(self._recent)), self.budget)
 
     def _can_pay(self, took: Mapping[int, float], plain: float) -> bool:
         """Whether any width could win if all that one path can hold were accepted."""
@@ -217,7 +237,7 @@ class Adaptive:
         known = self.experience
         if self._step - self._whole_at > OTHER_BLOCK and self._last.nodes:
             return whole
-        one, same = self._costs(costs, whole, context)[1], self._costs(costs, half, context)[1]
-        if one - same < WORTH_SAVING * one:
+        least, less = (min(self._costs(costs, block, context).values()) for block in (whole, half))
+        if least - less < WORTH_SAVING * least:
             return whole
         return half if known.of(half).mean > known.of(whole).mean else whole

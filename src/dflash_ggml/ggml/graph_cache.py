@@ -12,7 +12,7 @@ from .store import Workspace
 class GraphCache:
     """At most `limit` graphs by key, placed in one workspace; the least recently used goes first."""
 
-    def __init__(self, workspace: Workspace, limit: int = 24) -> None:
+    def __init__(self, workspace: Workspace, limit: int = 48) -> None:
         self.workspace, self.limit = workspace, limit
         self.builds = 0
         self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
