@@ -119,6 +119,39 @@ def test_where_drafting_cannot_pay_it_is_not_tried():
     assert not any(run.widths)
 
 
+@pytest.mark.parametrize("ms", [20.0, 2000.0])
+@pytest.mark.parametrize("machine", [H100, CPU], ids=["h100", "cpu"])
+def test_one_slow_draft_does_not_end_drafting(machine: Machine, ms: float):
+    """Nothing was calibrated, and the only draft of a short first text took long."""
+    known, costs = Experience(), Costs()
+    decode(auto(known), costs, machine, Text(0.85), 2)
+    assert known.drafted == 1
+    costs.__init__()
+    costs.measured("plain", machine.plain, context=32)
+    costs.measured("draft", ms, DEPTH + 1, 33)
+    runs = [decode(auto(known), costs, machine, Text(0.85, seed), 300) for seed in range(5)]
+    best, _ = best_fixed(machine, lambda: Text(0.85, 5), 3000)
+    assert runs[-1].rate() >= 0.9 * best
+
+
+def test_what_seems_not_to_pay_is_tried_when_that_is_saved_up():
+    """What is known of drafts is wrong, by a factor that no acceptance makes up for."""
+    points = [p._replace(ms=150.0 if p.kind == "draft" else p.ms) for p in calibrated(H100).points()]
+    known, costs = Experience(), Costs()
+    costs.learn(points)
+    runs = [decode(auto(known), costs, H100, Text(0.85, seed), 1000) for seed in range(8)]
+    assert not any(runs[0].widths)
+    assert runs[-1].rate() >= 2 / H100.plain
+
+
+def test_what_cannot_pay_takes_one_per_cent_at_most():
+    never = Machine(1.0, {2: 30.0, 32: 40.0}, {16: 5.0, 8: 3.0})
+    known = Experience()
+    run = decode(auto(known), calibrated(never), never, Text(0.99), 20_000)
+    assert 0 < known.drafted < 10
+    assert run.rate() >= 0.988
+
+
 class Wrong(Text):
     """Nothing that the draft says is right."""
 

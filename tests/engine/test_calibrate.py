@@ -13,7 +13,7 @@ from dflash_ggml.decode.adaptive import block_choices
 from dflash_ggml.decode.costs import Point
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import cost_cache, known_costs, loading
-from dflash_ggml.engine.cost_cache import CostCache, Measured
+from dflash_ggml.engine.cost_cache import CostCache, Measured, default_folder
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.products import ProductTable, Timing
 from reference.chi_square import assert_same_source
@@ -92,7 +92,8 @@ def test_no_decision_of_a_reproducible_engine_looks_at_the_clock(toy_pair, folde
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"[1]", b'{"points": [["plain", 1, 64]]}', b'{"points": [["hop", 1, 64, 1]]}',
-     b'{"points": [["plain", 1, 64, -1]]}', b'{"points": [["plain", 1, 64, "x"]]}', b"\xff\xfe", b'{"points": [null]}'],
+     b'{"points": [["plain", 1, 64, -1]]}', b'{"points": [["plain", Infinity, 64, 1]]}',
+     b'{"points": [["plain", 1, 1e999, 1]]}', b'{"points": [["plain", 1, 64, "x"]]}', b"\xff\xfe", b'{"points": [null]}'],
 )  # fmt: skip
 def test_a_broken_cache_is_no_cache(tmp_path, content):
     cache = CostCache.of({"device": "one"}, tmp_path)
@@ -126,9 +127,31 @@ def test_what_measured_nothing_is_not_kept(toy_pair, folder, monkeypatch):
     assert 7 < given[0] <= 60 and 6 < given[1] <= 7
 
 
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch):
+    def nowhere() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cost_cache.Path, "home", nowhere)
+    cache = CostCache.of({"device": "one"}, default_folder())
+    assert not cache.write(MEASURED) and cache.read() is None
+
+
 def test_facts_tell_caches_apart(tmp_path):
     one, other = CostCache.of({"device": "one"}, tmp_path), CostCache.of({"device": "two"}, tmp_path)
     assert one.path != other.path and one.path == CostCache.of({"device": "one"}, tmp_path).path
+
+
+def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
+    with Engine.load(config(toy_pair, calibrate="never")) as engine:
+        engine.prefill([3, 1, 4, 1, 5])
+        sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+        steps = engine.generate(sampler, mode="tree", stop=lambda t: False)
+        next(steps), next(steps)
+        assert {p.kind for p in engine.costs.points()} == {"host"}
+        for _ in range(4):
+            next(steps)
+        assert {p.kind for p in engine.costs.points()} == {"verify", "draft", "commit", "host"}
+        steps.close()
 
 
 def made_up(rng: np.random.Generator) -> list[Point]:

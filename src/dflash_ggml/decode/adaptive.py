@@ -126,8 +126,14 @@ class Adaptive:
         if plain is None:
             return Plan("plain", 0)  # what it costs must be known first
         self._block = self._best_block(costs, context)
-        if not self._can_pay(self._costs(costs, self._block, context), plain):
-            return Plan("plain", 0)
+        took = self._costs(costs, self._block, context)
+        if costs.is_sure("draft", self._block, context) and not self._can_pay(took, plain):
+            known.owed -= PROBE_COST * plain
+            if known.owed > -min(took.values()):
+                return Plan("plain", 0)
+            # wrong measurements may say so: what a try costs has been saved up
+            self._probing = True
+            return self._draft(costs, context)
         worth = known.of(self._block)
         self._probing = worth.tried >= FIRST_PROBES and worth.mean < 1
         if not self._probing or self._last.times > 1:

@@ -21,6 +21,7 @@ Pass = Literal["plain", "verify", "draft", "commit", "host"]
 
 WINDOW = 15  # measurements that a median is taken of: a change is noticed within some ten steps
 SURE = 5  # measurements of a kind of pass that its pace is the median of
+FEW = 3  # measurements of which one that was disturbed is not the median
 RECENT = 20  # measurements after which a kind has no say in the pace
 
 
@@ -87,6 +88,11 @@ class Costs:
         usual = self._at_pace_one(kind, width, context)
         return None if usual is None else usual * self.pace
 
+    def is_sure(self, kind: Pass, width: int = 1, context: int = 0) -> bool:
+        """Whether what `of` says rests on more than a measurement or two."""
+        octaves = self._seen.get((kind, width))
+        return bool(octaves) and len(_nearest(octaves, context).ms) >= FEW
+
     def curve(self, kind: Pass, context: int = 0) -> list[tuple[int, float]]:
         """(width, milliseconds) of all measured widths of a pass, rising in both.
 
@@ -136,8 +142,7 @@ class Costs:
         octaves = self._seen.get((kind, width))
         if not octaves:
             return None
-        bits = context.bit_length()
-        nearest = octaves[min(octaves, key=lambda seen: abs(seen - bits))]
+        nearest = _nearest(octaves, context)
         return nearest.median + self._slope(kind, width) * (context - nearest.context)
 
     def _slope(self, kind: Pass, width: int) -> float:
@@ -166,6 +171,12 @@ def _rise(octaves: dict[int, _Octave]) -> float | None:
         return None
     low, high = octaves[min(octaves)], octaves[max(octaves)]
     return max(high.median - low.median, 0.0) / max(high.context - low.context, 1)
+
+
+def _nearest(octaves: dict[int, _Octave], context: int) -> _Octave:
+    """The octave that speaks for a context."""
+    bits = context.bit_length()
+    return octaves[min(octaves, key=lambda seen: abs(seen - bits))]
 
 
 def _on_line(known: list[tuple[int, float]], at: int) -> float:

@@ -22,8 +22,12 @@ FORMAT = 1  # of the file
 
 
 def default_folder() -> Path:
-    """Where costs are kept for this user."""
-    return Path.home() / ".cache" / "dflash-ggml" / "costs"
+    """Where costs are kept for this user; where nothing can be, without a home folder."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path(os.devnull)
+    return home / ".cache" / "dflash-ggml" / "costs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class CostCache:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             points = tuple(_point(entry) for entry in kept["points"])
             return Measured(points, ProductTable.from_json(kept["products"]))
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        except (OSError, ArithmeticError, RuntimeError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, measured: Measured) -> bool:
@@ -72,7 +76,7 @@ class CostCache:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
                 raise
-        except (OSError, RuntimeError):  # RuntimeError: no home folder
+        except OSError:
             return False
         return True
 

@@ -148,9 +148,12 @@ class Stepper:
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
         self.make_room(sequence, max(self.passes.tree_rows(plan.budget), drafter.depth + 1))
+        built = self.passes.graphs.builds
         candidates = drafter.propose(sequence, plan.budget, plan.depth)
         columns = (plan.depth or drafter.depth) + 1
-        self.costs.measured("draft", clock.lap("draft"), columns, start)
+        clock.lap("draft")
+        if self.passes.graphs.builds == built:
+            self.costs.measured("draft", clock.times.draft, columns, start)
         tree = plan.build(sequence.pending, candidates)
         watched = self._watch(run, tree.tokens)
         clock.lap("tree")
@@ -165,13 +168,16 @@ class Stepper:
         rows: list[np.ndarray] = []
         accepted = self._accept(run, tree, graph, found, rows)
         clock.lap("host")
+        built = self.passes.graphs.builds
         sequence.torn = True
         self.passes.commit(sequence, accepted.path)
         sequence.commit(accepted.path, accepted.tokens)
         sequence.torn = False
         drafter.observe(sequence, accepted)
         run.controller.observe(tree, accepted)
-        self.costs.measured("commit", clock.lap("commit"))
+        clock.lap("commit")
+        if self.passes.graphs.builds == built:
+            self.costs.measured("commit", clock.times.commit)
         self.costs.measured("host", clock.times.tree + clock.times.host, width)
         return Step(
             accepted.tokens,
