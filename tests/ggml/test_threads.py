@@ -64,6 +64,15 @@ def test_waiting_only_grows() -> None:
     assert 0 <= first <= waited()
 
 
+def test_without_files_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("os.listdir", refused)
+    monkeypatch.setattr("os.scandir", refused)
+    assert waited() == 0
+
+
 def test_the_pool_follows_and_the_product_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crowded: 3, 2, 1 threads, then back; each computes the same bits."""
     clock, share = 0.0, 0.0
@@ -92,6 +101,27 @@ def test_the_pool_follows_and_the_product_stays(monkeypatch: pytest.MonkeyPatch)
         results.append(device.read(y).copy())
     assert seen[:4] == [3, 2, 1, 1] and seen[-1] == 3
     assert all(np.array_equal(result, results[0]) for result in results)
+    g.close()
+    workspace.close()
+    device.close()
+
+
+def test_waiting_while_nothing_is_computed_is_no_crowding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads of the process wait for cores between two texts."""
+    waits = iter([0.0])
+    monkeypatch.setattr(device_module, "WINDOW", 0.0)
+    monkeypatch.setattr(device_module, "IDLE", 0.0)
+    monkeypatch.setattr(device_module, "waited", lambda: next(waits))
+    device = Device.cpu(2, yielding=True)
+    workspace = Workspace(device)
+    g = Graph(device, 8)
+    x = g.input("x", F32, 8, 4)
+    g.output(g.mul_mat(x, x))
+    g.place(workspace)
+    for between in (1e6, 2e6, 3e6):
+        waits = iter([between, between])  # before the graph, after it
+        g.run()
+        assert device.threads_now == 2
     g.close()
     workspace.close()
     device.close()

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ConfigError, DeviceError
 from .bindings import ffi, lib
-from .threads import WINDOW, Pool, ThreadCount, waited
+from .threads import IDLE, WINDOW, Pool, ThreadCount, waited
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
@@ -159,6 +159,7 @@ class Device:
         self._pool: Pool | None = None
         self._count = ThreadCount(self.n_threads) if yielding and self.n_threads > 1 else None
         self._computed, self._waited = 0.0, waited()  # seconds, since the last judgement and before it
+        self._ended = 0.0  # when the last graph had run
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
         if self.backend == ffi.NULL:
             raise DeviceError(f"{info.name}: ggml could not open this device ({info.description})")
@@ -264,11 +265,19 @@ class Device:
         if self._count is None or self._pool is None:
             return lib.ggml_backend_graph_compute_async(self.backend, cgraph)
         began = time.perf_counter()
+        if began - self._ended > IDLE:
+            self._computed, self._waited = 0.0, waited()
         status = lib.ggml_backend_graph_compute_async(self.backend, cgraph)
-        self._computed += time.perf_counter() - began
+        self._ended = time.perf_counter()
+        self._computed += self._ended - began
         if self._computed >= WINDOW:
-            self._pool.resize(self._count.judge(self._computed, waited() - self._waited))
-            self._computed, self._waited = 0.0, waited()  # of the threads that there are now
+            so_far, before = waited(), self._pool.n_threads
+            self._pool.resize(self._count.judge(self._computed, so_far - self._waited))
+            same = self._pool.n_threads == before
+            self._computed, self._waited = (
+                0.0,
+                so_far if same else waited(),
+            )  # of the threads that there are now
         return status
 
     @property

@@ -9,25 +9,32 @@ speed of an idle machine or help little.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from .bindings import ffi, lib
 
 WINDOW = 0.1  # seconds of computing that are judged at once
+IDLE = 0.5  # seconds without computing; what this process's other threads waited for then says nothing
 CROWDED = 0.2  # seconds that all threads together waited for cores, per second, from which on the cores are taken to be shared
 PATIENCE = (
     1.0,
     30.0,
 )  # seconds of computing without crowding before one more thread is tried; after failures longer
+_TASKS = "/proc/self/task"
 _POLL = 2  # how long a thread polls for the next graph before it sleeps, in 131,072 pauses: about 10 ms on a Xeon; ggml: 50
 
 
 def waited() -> float:
     """Seconds that the threads of this process were ready to run and had no core, so far; 0 where the system does not tell."""
     total = 0
-    for task in Path("/proc/self/task").glob("*/schedstat"):
+    try:
+        tasks = os.listdir(_TASKS)
+    except OSError:  # another system, or no file can be opened
+        return 0.0
+    for task in tasks:
         try:
-            total += int(task.read_text().split()[1])
+            with open(f"{_TASKS}/{task}/schedstat") as file:
+                total += int(file.read().split()[1])
         except (OSError, IndexError, ValueError):  # it has just ended, or nothing is kept
             continue
     return total * 1e-9
