@@ -113,6 +113,21 @@ def test_where_drafting_does_not_pay_trying_costs_one_per_cent():
     assert 0 < sum(width > 0 for run in late for width in run.widths) < 40
 
 
+def test_steps_that_wait_for_the_next_try_look_nothing_up(monkeypatch):
+    """Decisions must stay short beside a plain step of a small model."""
+    looked, drafted = 0, Costs.drafted
+
+    def counted(self: Costs, *args: object) -> dict[int, float]:
+        nonlocal looked
+        looked += 1
+        return drafted(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Costs, "drafted", counted)
+    run = decode(auto(), calibrated(CPU), CPU, Text(0.05), 2000)
+    tries = sum(width > 0 for width in run.widths)
+    assert 0 < tries < 60 and looked <= 5 * tries
+
+
 def test_where_drafting_cannot_pay_it_is_not_tried():
     never = Machine(1.0, {2: 30.0, 32: 40.0}, {16: 5.0, 8: 3.0})
     run = decode(auto(), calibrated(never), never, Text(0.99), 500)

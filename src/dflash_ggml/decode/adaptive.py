@@ -115,6 +115,7 @@ class Adaptive:
         self._rates: dict[int, dict[int, float]] = {}
         self._recent: deque[int] = deque(maxlen=LOOK_BACK)  # nodes that were kept of the last trees
         self._probing = False  # whether the step is a try where plain decoding is ahead
+        self._waiting = False  # whether the last step was plain until tries are paid back
         self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
         self._tables: dict[int, tuple[int, dict[int, float]]] = {}
         self._whole_at = 0  # the step at which the whole block was last drafted
@@ -125,6 +126,9 @@ class Adaptive:
         plain = costs.of("plain", 1, context)
         if plain is None:
             return Plan("plain", 0)  # what it costs must be known first
+        if self._waiting and known.owed > PROBE_COST * plain:
+            return self._wait(plain)  # looking all else up would take a per cent or two of a short step
+        self._waiting = False
         self._block = self._best_block(costs, context)
         took = self._costs(costs, self._block, context)
         if costs.is_sure("draft", self._block, context) and not self._can_pay(took, plain):
@@ -138,13 +142,18 @@ class Adaptive:
         self._probing = worth.tried >= FIRST_PROBES and worth.mean < 1
         if not self._probing or self._last.times > 1:
             return self._draft(costs, context)
-        known.owed -= PROBE_COST * plain
         # a new text may be another kind of text: it may borrow one try
-        if known.owed <= (known.last_loss if self._step == 1 else 0.0):
+        if known.owed - PROBE_COST * plain <= (known.last_loss if self._step == 1 else 0.0):
+            known.owed -= PROBE_COST * plain
             return self._draft(costs, context)
-        for other in known.worth.values():
-            other.weight *= FORGETTING
-        self._last = Cut(0, 0.0, 0.0)
+        return self._wait(plain)
+
+    def _wait(self, plain: float) -> Plan:
+        """A plain step, which pays back some of what tries have cost."""
+        self.experience.owed -= PROBE_COST * plain
+        for worth in self.experience.worth.values():
+            worth.weight *= FORGETTING
+        self._last, self._waiting = Cut(0, 0.0, 0.0), True
         return Plan("plain", 0)
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
