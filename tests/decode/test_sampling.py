@@ -284,6 +284,14 @@ def test_draws_follow_probs(params: SamplingParams) -> None:
     assert_drawn_from(counts, sampler.probs(row, history))
 
 
+@pytest.mark.parametrize("change", [{"top_p": 0.999}, {"typical_p": 0.999}])
+def test_filters_that_leave_all_tokens_leave_their_probabilities(change: dict[str, float]) -> None:
+    row = np.linspace(0, 1, 40, dtype=np.float32)
+    params = replace(SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1), **change)  # type: ignore[arg-type]
+    expected = np.exp(row) / np.exp(row).sum()
+    np.testing.assert_allclose(Sampler(params, 40).probs(row), expected, rtol=1e-5)
+
+
 def test_draws_from_a_vocabulary_of_many_blocks_follow_probs() -> None:
     n_vocab, n = 2000, 20_000
     row = random_row(2, n_vocab, scale=0.5)

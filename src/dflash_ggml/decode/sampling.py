@@ -242,8 +242,8 @@ class Sampler:
         else:
             ids = self._filtered(scores)
             temperature = p.temperature
-        if len(ids) < self.n_vocab:
-            ids = np.sort(ids)
+        if ids is not self._all_ids:
+            ids = np.sort(ids)  # filters give them in falling order, also where they leave all
             scores = scores[ids]
         # Relative to the largest logit, so that exp can't overflow; some processors mask with -3e38.
         with np.errstate(over="ignore"):
