@@ -90,6 +90,15 @@ params = st.builds(
 )
 
 
+@pytest.mark.parametrize("bias", [30.0, 45.0, 100.0])
+def test_a_mask_that_takes_out_what_a_bias_made_nearly_all(bias: float) -> None:
+    """Sums of what is left are rounding then, and may not bound a nucleus."""
+    options = replace(OPEN, top_p=0.5, logit_bias={0: bias})
+    for seed in range(20):
+        row = np.random.default_rng(seed).normal(size=600).astype(np.float32)
+        both(options, row, processors=[Forbid(9)])
+
+
 @settings(max_examples=1200)
 @given(
     st.integers(0, 2**32),

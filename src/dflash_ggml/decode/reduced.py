@@ -28,6 +28,9 @@ from .sampling import BLOCK, Sampler, first_above, typical
 from .sampling_params import SamplingParams
 
 KEPT = 48  # largest logits of a row: the default top-k of 40 and some to spare; a GPU's time rises with it
+_ROUNDING = (
+    2.0**-40
+)  # of sums in float64 over some hundred tokens: a bias of 100 is all of a sum, and a mask may take it out again
 WATCHED = 128  # tokens whose logits a pass can be asked for: the default penalty window, a tree, some bias
 _NOTHING = np.empty(0, np.int64)
 
@@ -264,10 +267,14 @@ class _Head:
         if changes is None and self.sampler.changes:
             changes = _Changes.of(self.sampler, self.row, self.history)
         if changes is not None:
-            total += _mass(changes.new, top) - _mass(changes.old, top)
+            new, old = _mass(changes.new, top), _mass(changes.old, top)
+            total += new - old
+            slack += _ROUNDING * (new + old)
             n_unknown = changes.n_unknown
         if self.gone is not None:  # and who knows what else is forbidden
-            low, total = 0.0, total - _mass(np.array(self.gone), top)
+            gone = _mass(np.array(self.gone), top)
+            low, total = 0.0, total - gone
+            slack += _ROUNDING * gone
         else:
             low = total - slack - n_unknown * math.exp(self.floor - top)
         return (low, total + slack) if math.isfinite(total) else (0.0, math.inf)
