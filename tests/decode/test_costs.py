@@ -79,6 +79,17 @@ def test_one_pass_that_is_another_than_it_was_stays_one(kind, width, usual, time
     )
 
 
+def test_a_clock_that_stands_still():
+    costs = calibrated()
+    for _ in range(50):
+        for kind, width in (("plain", 1), ("draft", 16), ("verify", 8)):
+            costs.measured(kind, 0.0, width)
+    for _ in range(100):
+        for kind, width, ms in (("plain", 1, 1.0), ("draft", 16, 2.0), ("verify", 8, 8.0)):
+            costs.measured(kind, ms, width)
+    assert costs.of("plain") == pytest.approx(1.0) and costs.of("verify", 4) == pytest.approx(4.0, rel=0.01)
+
+
 def test_passes_of_one_kind_say_nothing_of_others():
     costs = calibrated()
     for _ in range(50):

@@ -21,6 +21,7 @@ Pass = Literal["plain", "verify", "draft", "commit", "host"]
 
 WINDOW = 15  # measurements that a median is taken of: a change is noticed within some ten steps
 SURE = 5  # measurements of a kind of pass that its pace is the median of
+LEAST = 1e-6  # milliseconds: a coarse clock may say 0, and no pass is free
 FEW = 3  # measurements of which one that was disturbed is not the median
 RECENT = 20  # measurements after which a kind has no say in the pace
 
@@ -66,6 +67,7 @@ class Costs:
 
     def measured(self, kind: Pass, ms: float, width: int = 1, context: int = 0) -> None:
         """Take in a measurement."""
+        ms = max(LEAST, ms)
         if kind in ("plain", "verify", "draft"):
             self._n += 1
             usual = self._at_pace_one(kind, width, context)
