@@ -50,6 +50,8 @@ def test_an_edit_begins_to_repeat_its_input() -> None:
         (MATH500, "math500", "Find $x$.", True),
         ({"id": "a", "style": "chat", "prompt": "Hello"}, "chat", "Hello", True),
         ({"prompt": "Hello"}, "mine", "Hello", False),
+        ({"prompt": "Hello", "style": ["chat"]}, "['chat']", "Hello", False),
+        ({"prompt": "Hello", "style": "a\x1b[31m\nb"}, "a [31m b", "Hello", False),
     ],
 )
 def test_forms_of_files(tmp_path: Path, row: dict[str, Any], style: str, text: str, chat: bool) -> None:
@@ -57,6 +59,8 @@ def test_forms_of_files(tmp_path: Path, row: dict[str, Any], style: str, text: s
     assert (found.style, found.text, found.chat) == (style, text, chat)
     packed = tmp_path / "mine.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps(row).encode()))
+    assert read(packed) == [found]
+    packed.write_bytes(b"\xef\xbb\xbf" + json.dumps(row).encode() + b"\r\n")
     assert read(packed) == [found]
 
 
@@ -69,8 +73,9 @@ def test_forms_of_files(tmp_path: Path, row: dict[str, Any], style: str, text: s
         (b'{"prompt": "a"}\n\nnonsense\n', "line 3: not JSON"),
         (b"\n", "holds no prompts"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"\x1f\x8b\x00broken", "can't read"),
-        (gzip.compress(b"{}" * 1000)[:-9], "can't read"),
+        (b"\x1f\x8b\x00broken", "can't read .*: its gzip data is damaged"),
+        (gzip.compress(b"{}" * 1000)[:-9], "can't read .*: its gzip data is damaged"),
+        (b"[" * 100_000, "line 1: not JSON"),
     ],
 )
 def test_damaged_files(tmp_path: Path, data: bytes, words: str) -> None:

@@ -49,9 +49,13 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
     """
     try:
         data = file.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+        said = "its gzip data is damaged"
+        if isinstance(error, UnicodeDecodeError):
+            said = "it is not UTF-8 text"
+        elif isinstance(error, OSError) and error.strerror:
+            said = error.strerror
         raise ConfigError(f"--prompts: can't read {file}: {said}") from None
     found = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -59,7 +63,7 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError(
                 f"--prompts: {file}, line {number}: not JSON; a JSON object per line is expected"
             ) from None
@@ -82,9 +86,14 @@ def _prompt(row: Mapping[str, Any], style: str | None, file: Path, number: int) 
         return None
     if usual is None and "task_id" in row:
         usual = "humaneval"
-    style = style or row.get("style") or usual or file.name.partition(".")[0]
+    style = one_line(str(style or row.get("style") or usual or file.name.partition(".")[0]))
     name = next((row[k] for k in ("id", "task_id", "unique_id") if k in row), f"{style}-{number}")
-    return Prompt(str(name), str(style), text, style in REQUESTS)
+    return Prompt(one_line(str(name)), style, text, style in REQUESTS)
+
+
+def one_line(text: str) -> str:
+    """Names from elsewhere as a table or a terminal can show them: words in one line, nothing that controls a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def choose(names: Iterable[str], hub: Hub | None = None) -> list[Prompt]:
