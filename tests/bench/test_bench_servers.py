@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dflash_ggml.bench import servers
 from dflash_ggml.bench.measure import Interrupted, Job, Setting, Text
 from dflash_ggml.bench.prompts import Prompt
 from dflash_ggml.bench.servers import Server, ServerError
@@ -54,6 +55,7 @@ class StandIn(ThreadingHTTPServer):
             "/v1/completions": (200, sse(*COMPLETION)),
         }
         self.asked: list[tuple[str, Any, str | None]] = []
+        self.length: int | None = None
         self.wait = threading.Event()
         self.wait.set()
 
@@ -74,6 +76,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, body, self.headers.get("Authorization")))
         status, answer = self.server.answers.get(self.path, (404, b'{"detail": "Not Found"}'))
         self.send_response(status)
+        if self.server.length is not None:
+            self.send_header("Content-Length", str(self.server.length))
         self.end_headers()
         self.wfile.write(answer[:40])
         self.wfile.flush()
@@ -151,6 +155,11 @@ def test_a_chat(stand_in: StandIn) -> None:
         (200, b"data: {nonsense\n\n", "no JSON object"),
         (200, b"data: [1]\n\n", "no JSON object"),
         (200, sse({"error": {"message": "too long", "code": 400}}), "completions: too long$"),
+        (500, b'{"error": "\\u001b[2Jgone"}', r"status 500: \[2Jgone$"),
+        (200, sse({"choices": 3}), "does not have OpenAI's form"),
+        (200, sse({"choices": [3]}), "does not have OpenAI's form"),
+        (200, sse({"choices": [{"delta": "a"}]}), "does not have OpenAI's form"),
+        (200, sse(COMPLETION[0], {"choices": [], "usage": {"completion_tokens": -5}}), "ends without usage"),
     ],
 )
 def test_what_can_go_wrong(stand_in: StandIn, status: int, body: bytes, words: str) -> None:
@@ -160,6 +169,33 @@ def test_what_can_go_wrong(stand_in: StandIn, status: int, body: bytes, words: s
     with pytest.raises(ServerError, match=words) as caught:
         ask(server)
     assert str(caught.value).startswith(server.url) and "\n" not in str(caught.value)
+
+
+def test_what_is_odd_but_usable(stand_in: StandIn) -> None:
+    """A null where others have no error, and counts that are none."""
+    usage = {"completion_tokens": 5, "prompt_tokens": "many", "prompt_tokens_details": "none"}
+    chunks = [{"choices": [{"text": "a"}], "error": None}, {"choices": None, "usage": usage}]
+    stand_in.answers["/v1/completions"] = (200, sse(*chunks))
+    stand_in.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "a\x1b[31m\nb"}]}).encode())
+    server = Server(stand_in.url)
+    server.open()
+    assert server.model == "a [31m b"
+    found = ask(server)
+    assert (found.n, found.prompt_n, found.cached_n) == (5, 0, 0)
+
+
+def test_a_list_of_models_that_ends_too_early(stand_in: StandIn) -> None:
+    stand_in.answers["/v1/models"] = (200, b"")
+    stand_in.length = 1000
+    with pytest.raises(ServerError, match=rf"^{stand_in.url}/v1/models: IncompleteRead"):
+        Server(stand_in.url + "/v1").open()
+
+
+def test_a_list_of_models_that_does_not_come(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "LIST_SECONDS", 0.2)
+    stand_in.wait.clear()
+    with pytest.raises(ServerError, match="/v1/models: timed out"):
+        Server(stand_in.url).open()
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"data": []}', b'{"data": 3}', b"<html>"])
@@ -176,6 +212,11 @@ def test_nobody_listens() -> None:
         ServerError, match=f"^{url}: no connection: Connection refused; is the server running"
     ):
         Server(url).open()
+
+
+def test_no_name_of_a_host() -> None:
+    with pytest.raises(ServerError, match="^http://a..b: no connection: "):
+        Server("http://a..b").open()
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://x", "http://", "http://x:port", "", "http://[::1"])

@@ -16,8 +16,10 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigError, DflashError
 from .measure import Interrupted, Job, Text
+from .prompts import one_line
 
 CONNECT_SECONDS = 10.0
+LIST_SECONDS = 20.0  # for the list of models
 SILENCE_SECONDS = 600.0  # a long prompt on a slow machine
 
 
@@ -40,18 +42,22 @@ class Server:
             raise ConfigError("--against: leave the key out of the address; --against-key takes it")
         self.url, self._host, self._port = url, parts.hostname, port
         self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._at = f"{parts.scheme}://{parts.netloc}{self._base}"
         self._secure, self._key = parts.scheme == "https", key
         self.model = ""
 
     def open(self) -> None:
         """Ask which model is served; the first one is taken. Raises ServerError."""
         connection = self._connect()
+        connection.sock.settimeout(LIST_SECONDS)
         try:
             answer = json.loads(self._ask(connection, "GET", "/v1/models").read())
-            self.model = str(answer["data"][0]["id"])
+            self.model = one_line(str(answer["data"][0]["id"]))
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{self._at}/v1/models: {_reason(error)}") from None
         except (ValueError, KeyError, IndexError, TypeError):
             raise ServerError(
-                f"{self.url}/v1/models: names no model; is this an OpenAI-compatible server?"
+                f"{self._at}/v1/models: names no model; is this an OpenAI-compatible server?"
             ) from None
         finally:
             connection.close()
@@ -61,7 +67,7 @@ class Server:
         connection = kind(self._host, self._port, timeout=CONNECT_SECONDS)
         try:
             connection.connect()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
             raise ServerError(
                 f"{self.url}: no connection: {_reason(error)}; is the server running?"
             ) from None
@@ -82,8 +88,8 @@ class Server:
                 return response
             said = _said(response.read(4096))
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"{self.url}{path}: {_reason(error)}") from None
-        raise ServerError(f"{self.url}{path}: answered with status {response.status}{said}")
+            raise ServerError(f"{self._at}{path}: {_reason(error)}") from None
+        raise ServerError(f"{self._at}{path}: answered with status {response.status}{said}")
 
     def complete(self, job: Job, should_stop: Callable[[], bool]) -> Text:
         """Have the server write a job's text. Raises ServerError; Interrupted when `should_stop` says so."""
@@ -109,36 +115,40 @@ class Server:
             {"messages": [{"role": "user", "content": job.text}]} if job.prompt.chat else {"prompt": job.text}
         )
         first = last = 0.0
-        usage: dict[str, Any] | None = None
+        usage: Any = None
         finish = ""
         began = time.perf_counter()
         for at, chunk in self._chunks(connection, path, body, should_stop):
-            if "error" in chunk:
-                raise ServerError(f"{self.url}{path}: {_said(json.dumps(chunk).encode()).lstrip(': ')}")
-            usage = chunk.get("usage") or usage
-            for choice in chunk.get("choices") or ():
-                finish = choice.get("finish_reason") or finish
-                delta = choice.get("delta") or {}
-                if choice.get("text") or any(
-                    delta.get(k) for k in ("content", "reasoning_content", "reasoning")
-                ):
-                    first, last = first or at, at
-        if not isinstance(usage, dict) or not isinstance(usage.get("completion_tokens"), int):
+            if chunk.get("error"):
+                raise ServerError(f"{self._at}{path}: {_said(json.dumps(chunk).encode()).lstrip(': ')}")
+            try:
+                usage = chunk.get("usage") or usage
+                for choice in chunk.get("choices") or ():
+                    finish = str(choice.get("finish_reason") or finish)
+                    delta = choice.get("delta") or {}
+                    if choice.get("text") or any(
+                        delta.get(k) for k in ("content", "reasoning_content", "reasoning")
+                    ):
+                        first, last = first or at, at
+            except (AttributeError, TypeError):
+                raise ServerError(
+                    f"{self._at}{path}: a chunk of its stream does not have OpenAI's form"
+                ) from None
+        if _count(usage, "completion_tokens") is None:
             raise ServerError(
-                f"{self.url}{path}: its stream ends without usage, so its tokens can't be counted"
+                f"{self._at}{path}: its stream ends without usage, so its tokens can't be counted"
             )
-        details = usage.get("prompt_tokens_details") or {}
         return Text(
             prompt=job.prompt.id,
             style=job.prompt.style,
             setting=job.setting.label,
-            prompt_n=int(usage.get("prompt_tokens") or 0),
-            n=usage["completion_tokens"] if first else 0,
+            prompt_n=_count(usage, "prompt_tokens") or 0,
+            n=_count(usage, "completion_tokens") or 0 if first else 0,
             ttft_ms=(first - began) * 1e3 if first else 0.0,
             decode_ms=(last - first) * 1e3,
             temperature=job.setting.temperature,
             finish=finish,
-            cached_n=int(details.get("cached_tokens") or 0),
+            cached_n=_count(usage, "prompt_tokens_details", "cached_tokens") or 0,
         )
 
     def _chunks(
@@ -174,7 +184,7 @@ class Server:
             if isinstance(found, ServerError):
                 raise found
             if isinstance(found, Exception):
-                raise ServerError(f"{self.url}{path}: {_reason(found)}")
+                raise ServerError(f"{self._at}{path}: {_reason(found)}")
             at, line = found
             name, _, data = line.strip().partition(b":")
             if name != b"data" or data.strip() == b"[DONE]":
@@ -184,13 +194,20 @@ class Server:
             except ValueError:
                 chunk = None
             if not isinstance(chunk, dict):
-                raise ServerError(f"{self.url}{path}: a chunk of its stream is no JSON object")
+                raise ServerError(f"{self._at}{path}: a chunk of its stream is no JSON object")
             yield at, chunk
+
+
+def _count(usage: Any, *keys: str) -> int | None:
+    """A count behind these keys of what a server says; None where there is none."""
+    for key in keys:
+        usage = usage.get(key) if isinstance(usage, dict) else None
+    return usage if isinstance(usage, int) and usage >= 0 else None
 
 
 def _reason(error: Exception) -> str:
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join((said or type(error).__name__).split())
+    return one_line(said or type(error).__name__)
 
 
 def _said(body: bytes) -> str:
@@ -202,5 +219,5 @@ def _said(body: bytes) -> str:
         text = found["message"] if isinstance(found, dict) and "message" in found else str(found)
     except (ValueError, AttributeError):
         pass
-    text = " ".join(str(text).split())
+    text = one_line(str(text))
     return f": {text[:200]}" if text else ""
