@@ -106,3 +106,8 @@ def test_a_gallery_is_one_picture() -> None:
     assert root.get("viewBox") == "0 0 958 624" and "--paper" in whole
     said = words(whole)
     assert said[-1] == "a & b; one CPU; 1.0, commit abc" and "when: today" in said[0]
+
+
+def test_dollars_in_names_are_dollars() -> None:
+    lines = [Series(name, [1, 2], [1, 2]) for name in ("a $x_{ b$", "c")]
+    assert "a $x_{ b$" in svg(Plot("x", "A title", "x", "y", lines))

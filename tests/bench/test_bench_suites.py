@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -224,3 +225,29 @@ def test_terminals_and_pipes() -> None:
         shown.at(3, "tree 7")
         shown.end()
         assert ("\x1b[" in stream.getvalue()) is bar and "speed" in stream.getvalue()
+
+
+def test_names_are_no_markup() -> None:
+    pytest.importorskip("rich")
+    stream = Terminal()
+    bar = progress(stream)
+    bar.begin("speed", 7)
+    bar.at(3, "tree 7, [/x]")
+    bar.end()
+    assert "[/x]" in stream.getvalue() and "MarkupError" not in stream.getvalue()
+
+
+def test_a_terminal_of_80_columns_shows_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide table stands in blocks, each with the names of its rows."""
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "80")
+    found = bench()
+    for name in ("speed", "temperature", "context", "prefill", "acceptance"):
+        section = SUITES[name].report(found, found.run(name, SUITES[name].jobs(found)))
+        stream = Terminal()
+        show(section, stream)
+        shown = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+        words = Counter(word for line in shown.split("\n")[1:] for word in line.split())
+        for row in section.cells():
+            assert not Counter(word for cell in row for word in cell.split()) - words
+        assert "…" not in shown and max(map(len, shown.split("\n"))) <= 80

@@ -40,6 +40,7 @@ SHAPES = ("o", "s", "^", "D", "v", "P")
 WIDTH, HEIGHT = 6.4, 3.9  # inches of 72 units
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters stay letters: small files, the reader's own font
+    "text.parse_math": False,  # names of servers and files may have dollars
     "font.size": 11,
     "font.family": "DejaVu Sans",
     "text.color": MARK["ink"],

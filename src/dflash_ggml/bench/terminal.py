@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from .runner import Progress
@@ -47,7 +48,7 @@ def progress(stream: TextIO) -> Progress:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),  # names of prompts and servers
                 console=Console(file=stream),
                 transient=True,
             )
@@ -83,16 +84,30 @@ def _rich(section: Section, stream: TextIO) -> None:
 
     cells, right = section.cells(), section.aligned()
     style = "bold red" if section.forced else "bold"
-    table = Table(title=Text(section.heading, style), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for title, is_number in zip(cells[0], right):
-        table.add_column(title, justify="right" if is_number else "left")
-    for row in cells[1:]:
-        table.add_row(*map(Text, row))
     console = Console(file=stream)
-    console.print(table)
+    console.print(Text(section.heading, style))
+    for block in blocks(cells, right, console.width):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for at in block:
+            table.add_column(Text(cells[0][at]), justify="right" if right[at] else "left", overflow="fold")
+        for row in cells[1:]:
+            table.add_row(*(Text(row[at]) for at in block))
+        console.print(table)
     for note in section.notes:
         console.print(Text(note, "dim"))
     console.print()
+
+
+def blocks(cells: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> list[list[int]]:
+    """Columns of a table side by side in so many characters: those that name a row in every block, the others in turn."""
+    sizes = [max(map(len, column)) + 3 for column in zip(*cells)]
+    names = list(range(1 + (right.index(False) if False in right else 0)))
+    found = [names]
+    for at in range(len(names), len(sizes)):
+        if len(found[-1]) > len(names) and sum(sizes[i] for i in [*found[-1], at]) > width:
+            found.append(names)
+        found[-1] = [*found[-1], at]
+    return found
 
 
 def say(text: str) -> None:
