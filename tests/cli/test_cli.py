@@ -176,6 +176,10 @@ def test_progress_on_a_terminal() -> None:
     assert "target [######....." in terminal.getvalue() and "1/4 MiB" in terminal.getvalue()
     assert "512/512 tokens" in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
     assert pipe.getvalue() == ""
+    with pytest.raises(KeyboardInterrupt), Meter(terminal) as meter:  # what comes next has a line of its own
+        meter.bytes("target", 1, 4)
+        raise KeyboardInterrupt
+    assert terminal.getvalue().endswith("\r\x1b[K")
 
 
 # ---- where the prompt comes from

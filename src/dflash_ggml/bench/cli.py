@@ -255,7 +255,7 @@ def run(args: argparse.Namespace) -> int:
     config = replace(config, budget=largest_budget(names, size, config.budget))
     meter = Meter(sys.stderr)
     sections: list[Section] = []
-    with Engine.load(config, meter.bytes) as engine, Interrupt() as interrupt:
+    with meter, Engine.load(config, meter.bytes) as engine, Interrupt() as interrupt:
         meter.clear()
         bench = Bench(
             engine,

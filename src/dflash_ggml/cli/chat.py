@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> None:
     sampling = sampling_params(args)
     config = engine_config(args)
     meter = Meter(sys.stderr)
-    with Engine.load(config, meter.bytes) as engine:
+    with meter, Engine.load(config, meter.bytes) as engine:
         meter.clear()
         check_biases(sampling, engine.n_vocab)
 

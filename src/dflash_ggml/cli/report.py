@@ -15,12 +15,18 @@ STAGES = ("draft", "tree", "verify", "commit", "host")
 
 
 class Meter:
-    """A progress bar on a terminal; silent elsewhere."""
+    """A progress bar on a terminal; silent elsewhere. As a context it removes the bar, whatever happens."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._on = stream.isatty()
         self._shown = ""
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.clear()
 
     def bytes(self, stage: str, done: int, total: int) -> None:
         """`done` of `total` bytes of a load stage."""

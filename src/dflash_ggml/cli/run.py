@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     if args.versus_plain and params.seed is None:
         params = replace(params, seed=secrets.randbits(32))  # both take the same draws
     meter = Meter(sys.stderr)
-    with Engine.load(engine_config(args), meter.bytes) as engine:
+    with meter, Engine.load(engine_config(args), meter.bytes) as engine:
         meter.clear()
         check_biases(params, engine.n_vocab)
         if args.versus_plain and not engine.has_draft:
