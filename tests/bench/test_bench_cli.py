@@ -136,7 +136,48 @@ def test_a_server_that_fails_in_the_middle_leaves_what_was_measured(
     done = run(*SMALL, "--suite", "prefill,speed", "--against", "http://x", "--json", file)
     assert done.code == 1 and done.err.splitlines()[-1] == "dflash-bench: http://x: gone"
     result = json.loads(file.read_text())
-    assert result["complete"] is False and list(result["suites"]) == ["prefill"]
+    assert result["complete"] is False and list(result["suites"]) == ["prefill", "speed"]
+    settings = [text["setting"] for text in result["suites"]["speed"]["texts"]]
+    assert settings == [
+        "plain",
+        "chain",
+        "tree 7",
+        "tree 15",
+        "tree 31",
+        "auto",
+    ]  # the server's turn was next
+    assert "Speed by mode" in done.out
+
+
+def test_a_limit_is_one_for_every_suite(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    flags = ["--suite", "speed,temperature,acceptance", "--prompts", "all", "--json", file]
+    done = run(*SMALL, *flags, "--limit", 1)
+    assert done.code == 0, done.err
+    for name, suite in json.loads(file.read_text())["suites"].items():
+        assert len({text["prompt"] for text in suite["texts"]}) == 1, name
+
+
+def test_a_file_that_cannot_be_written_leaves_the_others(run: Run, tmp_path: Path) -> None:
+    tables = tmp_path / "a.md"
+    done = run(*SMALL, "--suite", "prefill", "--json", "/dev/full", "--markdown", tables)
+    assert done.code == 1 and done.err.endswith("can't write /dev/full: No space left on device\n")
+    assert "## Prefill" in tables.read_text()
+
+
+def test_nothing_measured_is_no_success(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    done = run(*SMALL, "--suite", "acceptance", "--mode", "plain", "--json", file)
+    assert (done.code, done.out, file.exists()) == (1, "", False)
+    assert done.err.endswith("dflash-bench: nothing was measured, so no file was written\n")
+
+
+@pytest.mark.parametrize("words", [["--against-key", "hush 1"], ["--against-key=hush 1"]])
+def test_a_key_is_in_no_file(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/dflash-bench", *words, "--prompts", "my file.jsonl"])
+    command = str(facts.header(["hush 1"])["command"])
+    assert "hush" not in command and "--against-key" in command
+    assert command.endswith("... --prompts 'my file.jsonl'")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +193,9 @@ def test_a_server_that_fails_in_the_middle_leaves_what_was_measured(
         (["-n", "1"], "-n: 1 is below 2"),
         (["--limit", "0"], "--limit: 0 is below 1"),
         (["--rounds", "0"], "--rounds: 0 is below 1"),
-        (["--temp", "nan"], "--temp: nan is below 0"),
+        (["--temp", "nan"], "--temp: nan is no number from 0"),
+        (["--temp", "inf"], "--temp: inf is no number from 0"),
+        (["-s", "-1"], "-s: -1 is below 0"),
         (["speed"], "invalid choice: 'speed' (choose from"),
         (["--bogus"], "--bogus; --help lists the options"),
     ],

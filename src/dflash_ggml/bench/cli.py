@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from .suites import SUITES, largest_budget, named
 from .terminal import progress, say, show
 
 CALIBRATION_SECONDS = 10.0  # at most: whoever asks for costs has the time for all of them
-EXAMPLES = """suites:
+EXAMPLES = """suites, at full length when they are named:
 {suites}
   quick        all but never-slower, small: about a minute on a CPU with the embedded pair (the default)
   full         all but never-slower
@@ -70,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"with commas: {', '.join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's; "
         f"{' or '.join(ON_HUB)} from the hub (default: all but python; the embedded pair: {', '.join(EMBEDDED_STYLES)})",
     )
-    add("--limit", type=int, metavar="N", help="prompts per suite, spread over the styles")
+    add("--limit", type=int, metavar="N", help="prompts per suite at most, spread over the styles")
     add("-n", "--predict", type=int, metavar="N", help="tokens per text")
     add("--rounds", type=int, metavar="N", help="how often every text is decoded")
     add(
@@ -124,8 +125,10 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
     if args.against and not any(SUITES[name].against for name in names):
         able = " and ".join(name for name, suite in SUITES.items() if suite.against)
         raise ConfigError(f"--against: other servers take part in {able} only; add one with --suite")
-    if not args.temp >= 0:
-        raise ConfigError(f"--temp: {args.temp} is below 0")
+    if not 0 <= args.temp < math.inf:
+        raise ConfigError(f"--temp: {args.temp} is no number from 0")
+    if args.seed < 0:
+        raise ConfigError(f"-s: {args.seed} is below 0")
     for file in (args.json, args.markdown, args.html, args.svg):
         if file is not None and (
             file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)
@@ -135,7 +138,7 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
         from . import plots  # noqa: F401 - it says what is missing, now and not after an hour
 
     size = QUICK if small else FULL
-    given = {"prompts": args.limit, "n": args.predict, "rounds": args.rounds}
+    given = {"prompts": args.limit, "acceptance": args.limit, "n": args.predict, "rounds": args.rounds}
     return names, replace(size, **{key: value for key, value in given.items() if value is not None})
 
 
@@ -143,6 +146,7 @@ def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     """What every file says of the run: commit, machine, files, options."""
     engine = bench.engine
     return header(
+        secrets=[args.against_key] if args.against_key else [],
         device=engine.device.info.description,
         gpu=gpu_facts() if engine.device.info.is_gpu else {},
         threads=engine.device.n_threads,
@@ -211,10 +215,17 @@ def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Se
         (args.html, lambda: _html(found, sections, state)),
         (args.svg, lambda: _svg(found, sections)),
     ]
+    error = None
     for file, text in writers:
-        if file is not None:
+        if file is None:
+            continue
+        try:
             file.write_text(text(), encoding="utf-8")
             say(f"{file} written")
+        except OSError as e:  # the others are still worth writing
+            error = OSError(f"can't write {file}: {e.strerror}")
+    if error is not None:
+        raise error
 
 
 def _json(found: dict[str, Any], sections: Sequence[Section], state: str) -> str:
@@ -281,7 +292,7 @@ def run(args: argparse.Namespace) -> int:
                 elif texts := bench.run(name, jobs):
                     sections.append(SUITES[name].report(bench, texts))
                     show(sections[-1], sys.stdout)
-                if bench.stopped:
+                if bench.stopped or bench.error:
                     break
             else:
                 state = ""
@@ -289,9 +300,13 @@ def run(args: argparse.Namespace) -> int:
             found["load_after"] = load_average()
             if sections:
                 write(args, found, sections, state)
+            elif any((args.json, args.markdown, args.html, args.svg)):
+                say("nothing was measured, so no file was written")
+        if bench.error is not None:
+            raise bench.error
         if bench.stopped:
             say("interrupted; what was measured so far is above")
-    return 130 if bench.stopped else 0
+    return 130 if bench.stopped else 0 if sections else 1
 
 
 def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) -> int:

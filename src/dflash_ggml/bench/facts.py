@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata as distributions
 import os
 import platform
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -62,8 +64,14 @@ def load_average() -> float:
     return round(os.getloadavg()[0], 2)
 
 
-def header(**more: object) -> dict[str, object]:
-    """Facts for a result file; the program's folder is left out of its command."""
+def header(secrets: Sequence[str] = (), **more: object) -> dict[str, object]:
+    """Facts for a result file; the program's folder and the secrets are left out of its command."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    for secret in secrets:
+        words = [
+            word.removesuffix(secret) + "..." if word == secret or word.endswith(f"={secret}") else word
+            for word in words
+        ]
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "version": version(),
@@ -73,6 +81,6 @@ def header(**more: object) -> dict[str, object]:
         "load": load_average(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(words),
         **more,
     }

@@ -14,7 +14,7 @@ from ..session.requests import ChatRequest
 from ..session.session import Session
 from .measure import Interrupted, Job, Setting, Text, decode
 from .prompts import Prompt
-from .servers import Server
+from .servers import Server, ServerError
 
 WARM_UP = 24  # tokens of a text that is not counted: graphs are built, caches are warm
 
@@ -37,7 +37,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a suite does: prompts, tokens a text, rounds, and what the sweeps go through."""
+    """How much a suite does: prompts, tokens a text, rounds, what the sweeps go through, prompts for acceptance (None: all)."""
 
     prompts: int
     n: int
@@ -45,9 +45,10 @@ class Size:
     budgets: tuple[int, ...]
     temperatures: tuple[float, ...]
     lengths: tuple[int, ...]
+    acceptance: int | None = None
 
 
-QUICK = Size(6, 48, 1, (3, 7, 15, 31, 63), (0.0, 0.8, 1.2), (64, 256, 1024))
+QUICK = Size(6, 48, 1, (3, 7, 15, 31, 63), (0.0, 0.8, 1.2), (64, 256, 1024), 12)
 FULL = Size(
     18, 200, 2, (1, 3, 7, 15, 23, 31, 47, 63), (0.0, 0.4, 0.8, 1.2), tuple(128 << i for i in range(0, 14, 2))
 )
@@ -73,6 +74,7 @@ class Bench:
     seed: int = 1
     chat: bool | None = None
     stopped: bool = False
+    error: ServerError | None = None
     _session: Session = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +165,7 @@ class Bench:
     # ---- the run
 
     def run(self, name: str, jobs: Sequence[Job]) -> list[Text]:
-        """The texts of the jobs, in their order; after Ctrl-C those so far, and `stopped` is set."""
+        """The texts of the jobs, in their order; after Ctrl-C those so far, and `stopped` is set. So is `error` by a server."""
         texts: list[Text] = []
         warm: set[tuple[Setting, int]] = set()
         self.progress.begin(name, len(jobs))
@@ -179,6 +181,8 @@ class Bench:
             self.progress.at(len(texts), "")
         except Interrupted:
             self.stopped = True
+        except ServerError as error:  # what was measured before it is worth keeping
+            self.error = error
         finally:
             self.progress.end()
         return texts

@@ -143,7 +143,8 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
 
 def temperature_jobs(bench: Bench) -> list[Job]:
     """Plain, chain, a tree of 15 and auto at every temperature."""
-    prompts = spread(list(bench.prompts), max(2, bench.size.prompts * 2 // 3))
+    n = bench.size.prompts
+    prompts = spread(list(bench.prompts), max(min(2, n), n * 2 // 3))
     return [job for t in bench.size.temperatures for job in bench.jobs(bench.modes((15,), t), prompts)]
 
 
@@ -271,7 +272,7 @@ def acceptance_jobs(bench: Bench) -> list[Job]:
     settings = [s for s in bench.modes(tuple(sorted({15, bench.budget}))) if s.mode in ("chain", "tree")]
     return bench.jobs(
         settings,
-        bench.prompts if bench.size.rounds > 1 else spread(list(bench.prompts), 2 * bench.size.prompts),
+        spread(list(bench.prompts), bench.size.acceptance),
         1,
     )
 
