@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,7 +124,9 @@ def test_speed() -> None:
     misses = checks.speed_checks(plain, Speed(99, 1.0, 20, 21))[1]
     assert misses.verdict == "note" and "hardly ever hits" in misses.advice
     assert "nothing drafted" in checks.speed_checks(plain, Speed(100, 1.0))[1].text
-    assert verdicts(checks.speed_checks(Speed(0, 0.0), Speed(0, 0.0))) == ["ok", "note"]
+    for auto in (None, Speed(0, 0.0)):
+        (short,) = checks.speed_checks(Speed(0, 0.0), auto)
+        assert short.verdict == "note" and "context ends" in short.text and "-c 512" in short.advice
 
 
 def test_costs() -> None:
@@ -206,6 +210,28 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     out = capsys.readouterr().out.splitlines()
     assert any(text.startswith("note  draft     no draft") for text in out)
     assert out[-1].startswith("ok    decoding  plain: ")
+
+
+@pytest.mark.parametrize("json_too", ["", "--json"])
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), (">/dev/full", 1), ("| true", 0), ("2>&-", 0)])
+def test_standard_streams_closed_or_full(redirection: str, code: int, json_too: str) -> None:
+    needs_binding()
+    command = f"{sys.executable} -m dflash_ggml.cli.doctor -t 1 -ngl 0 -c 64 {json_too} {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code and "Traceback" not in done.stderr
+    assert ("dflash-doctor: [Errno 28] No space left" in done.stderr) is (code == 1)
+
+
+def test_it_starts_without_a_binding() -> None:
+    """And says so: nothing that it imports at its start may need what is missing."""
+    program = (
+        "import sys; sys.modules['dflash_ggml.ggml.bindings'] = None; from dflash_ggml.cli.doctor import main"
+    )
+    command = [sys.executable, "-c", f"{program}; sys.exit(main([]))"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stdout.startswith(
+        "bad   build     the compiled binding does not load"
+    )
 
 
 def test_without_a_binding(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from ..cli.arguments import Parser, add_model_options, engine_config
 from ..cli.interrupt import Interrupt
-from ..cli.report import Meter, replace_closed_streams
+from ..cli.report import Meter
+from ..cli.streams import replace_closed_streams
 from ..config import EngineConfig
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError

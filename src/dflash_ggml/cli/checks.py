@@ -190,6 +190,9 @@ class Speed:
 
 def speed_checks(plain: Speed, auto: Speed | None) -> list[Check]:
     """Plain decoding, and `auto` against it; None without a draft."""
+    if not plain.tokens or (auto is not None and not auto.tokens):
+        text = "the context ends before anything can be timed"
+        return [Check("decoding", "note", text, "-c 512 or more, to see how fast decoding is")]
     data: dict[str, Any] = {"mode": "plain", "tokens_per_second": plain.per_second}
     found = [Check("decoding", "ok", f"plain: {plain.per_second:.1f} tokens/s", data=data)]
     if auto is None:

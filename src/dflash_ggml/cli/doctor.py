@@ -34,6 +34,7 @@ from .checks import (
     speed_checks,
     threads_check,
 )
+from .streams import replace_closed_streams
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -96,7 +97,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
     from ..models.registry import read_target
 
     target = draft = file = None
-    advice = "fetch or convert the file again"
+    advice = "name another file, or fetch or convert this one again"
     try:
         file = GGUFFile(config.model)
         target = read_target(file)
@@ -252,8 +253,15 @@ def line(check: Check) -> str:
     return f"{shown}\n{'':16}-> {check.advice}" if check.advice and check.verdict != "ok" else shown
 
 
+def write_out(text: str) -> None:
+    """Text to stdout as UTF-8, at once; names of files may be any bytes."""
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+    sys.stdout.buffer.flush()
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 nothing is bad, 1 something is, 2 bad option, 130 interrupted."""
+    """Entry point. Exit codes: 0 nothing is bad, 1 something is or cannot be written, 2 bad option, 130 interrupted."""
+    replace_closed_streams()
     args = build_parser().parse_args(argv)
     logging.basicConfig(format="dflash-doctor: %(message)s", level=logging.ERROR)
     checks = []
@@ -261,20 +269,23 @@ def main(argv: list[str] | None = None) -> int:
         for check in examine(args):
             checks.append(check)
             if not args.json:
-                print(line(check), flush=True)
+                write_out(line(check) + "\n")
+        is_bad = any(check.verdict == "bad" for check in checks)
+        if args.json:
+            shown = [
+                {"topic": c.topic, "verdict": c.verdict, "text": c.text, "advice": c.advice, **c.data}
+                for c in checks
+            ]
+            write_out(json.dumps({"ok": not is_bad, "checks": shown}, ensure_ascii=False) + "\n")
     except KeyboardInterrupt:
         return 130
-    except (
-        BrokenPipeError
-    ):  # the reader has seen enough; and the interpreter must not flush into it at its end
+    except OSError as error:
+        # the interpreter must not flush into it at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    is_bad = any(check.verdict == "bad" for check in checks)
-    if args.json:
-        shown = [
-            {"topic": c.topic, "verdict": c.verdict, "text": c.text, "advice": c.advice, **c.data}
-            for c in checks
-        ]
-        print(json.dumps({"ok": not is_bad, "checks": shown}, ensure_ascii=False))
+        if not isinstance(error, BrokenPipeError):
+            print(f"dflash-doctor: {error}", file=sys.stderr)
+            return 1
+        is_bad = any(check.verdict == "bad" for check in checks)  # the reader has seen enough
     return 1 if is_bad else 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
@@ -145,10 +143,3 @@ def sizes(engine: Engine) -> list[str]:
         *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.nbytes.items()),
         f"  graphs: {counts['graphs']} built, {counts['runs']} runs",
     ]
-
-
-def replace_closed_streams() -> None:
-    """Stand the null device in for every standard stream that the caller closed."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stands for a stream, until the end

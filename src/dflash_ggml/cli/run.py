@@ -31,7 +31,8 @@ from .arguments import (
     sampling_params,
 )
 from .interrupt import Interrupt
-from .report import Meter, Report, Steps, replace_closed_streams, sizes
+from .report import Meter, Report, Steps, sizes
+from .streams import replace_closed_streams
 from .versus import decode_plainly, versus_line
 
 EXAMPLES = """examples:
