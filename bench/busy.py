@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from common import header, prompts, save
+from common import header, save
 from cpu_speed import rival
 
+from dflash_ggml.bench.prompts import own
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
@@ -81,7 +82,7 @@ def main() -> None:
             with busy(n):
                 for name, config in (("default threads", model), (f"-t {a.threads}", fixed)):
                     with Engine.load(config) as engine:
-                        ids = engine.tokenizer.encode(prompts(1)[0]["prompt"])
+                        ids = engine.tokenizer.encode(own("python")[0].text)
                         for mode in ("plain", "auto"):
                             into.setdefault(f"{mode}, {name}", []).append(speed(engine, ids, mode, a.seconds))
                 for threads in a.rival_threads if a.rival else []:

@@ -1,0 +1,30 @@
+"""The scripts in bench/ take what they import from modules that still have it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("dflash_ggml.ggml.bindings")
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.mark.parametrize("script", sorted(BENCH.glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_script_imports_is_there(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    scripts = {path.stem for path in BENCH.glob("*.py")}
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in {
+            "dflash_ggml",
+            *scripts,
+        }:
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name), f"{node.module}.{name.name}"
+    for name in scripts:  # names as common as these are not to stay
+        sys.modules.pop(name, None)
