@@ -249,6 +249,26 @@ def test_without_a_binding(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> N
     assert "libsomething.so" in found[0]["text"] and "make build" in found[0]["advice"]
 
 
+def test_more_threads_than_cpus_are_not_tried(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for each other at every operation: it would look as if it hung."""
+    needs_binding()
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    code, found = doctor("-t", "2")
+    (decoding,) = of(found, "decoding")
+    assert (
+        code == 0
+        and decoding["verdict"] == "note"
+        and "not tried: with 2 threads on 1 CPU a pass" in decoding["text"]
+    )
+
+
+def test_numbers_out_of_bounds(doctor: Doctor) -> None:
+    needs_binding()
+    code, found = doctor("--budget", "999")
+    (told,) = bad(found)
+    assert code == 1 and told["topic"] == "options" and told["text"] == "budget: 999 is outside 1..256"
+
+
 def test_files_that_are_not_there(doctor: Doctor, tmp_path: Path) -> None:
     needs_binding()
     code, found = doctor("-m", str(tmp_path / "none.gguf"))

@@ -79,14 +79,20 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
     try:
         config = engine_config(args)
     except _BROKEN as error:
-        yield failed("files", error, "name files that are there: -m, -md")
+        yield failed("options", error, "name files that are there (-m, -md), and numbers within their bounds")
         return
     fits = True
     for check in examine_files(config):
         fits = fits and check.verdict != "bad"
         yield check
-    if fits and all(check.verdict != "bad" for check in devices):
-        yield from examine_decoding(config)
+    if not fits or any(check.verdict == "bad" for check in devices):
+        return
+    usable = len(os.sched_getaffinity(0))
+    if config.n_threads and config.n_threads > usable:
+        text = f"not tried: with {config.n_threads} threads on {usable} CPU{'s' * (usable > 1)} a pass can take seconds"
+        yield Check("decoding", "note", text, f"-t {cores}")
+        return
+    yield from examine_decoding(config)
 
 
 def examine_files(config: EngineConfig) -> Iterator[Check]:
