@@ -1,4 +1,4 @@
-"""Command-line options that name and load the models, shared by `dflash-run`, `dflash-serve` and `dflash-chat`."""
+"""Command-line options that name and load the models, shared by all commands."""
 
 from __future__ import annotations
 
