@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -163,6 +164,15 @@ def test_a_file_that_cannot_be_written_leaves_the_others(run: Run, tmp_path: Pat
     done = run(*SMALL, "--suite", "prefill", "--json", "/dev/full", "--markdown", tables)
     assert done.code == 1 and done.err.endswith("can't write /dev/full: No space left on device\n")
     assert "## Prefill" in tables.read_text()
+
+
+def test_a_name_that_is_no_text(run: Run, tmp_path: Path, toy_pair: tuple[Path, Path]) -> None:
+    odd, file, tables = tmp_path / os.fsdecode(b"\xff.gguf"), tmp_path / "a.json", tmp_path / "a.md"
+    odd.symlink_to(toy_pair[0])
+    flags = ["--suite", "prefill", "--json", file, "--markdown", tables]
+    done = run(*SMALL, "-m", odd, "--prompts", "json", *flags)
+    assert done.code == 0 and json.loads(file.read_text())["model"] == odd.name
+    assert r"\udcff.gguf" in tables.read_text()
 
 
 def test_nothing_measured_is_no_success(run: Run, tmp_path: Path) -> None:

@@ -221,7 +221,9 @@ def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Se
         if file is None:
             continue
         try:
-            file.write_text(text(), encoding="utf-8")
+            file.write_text(
+                text(), encoding="utf-8", errors="backslashreplace"
+            )  # names of files are any bytes
             say(f"{file} written")
         except OSError as e:  # the others are still worth writing
             error = OSError(f"can't write {file}: {e.strerror}")
