@@ -320,7 +320,7 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
         )
     meter = Meter(sys.stderr)
     config = replace(config, calibrate="always", reproducible=False)
-    with Engine.load(config, meter.bytes, CALIBRATION_SECONDS) as engine:
+    with meter, Engine.load(config, meter.bytes, CALIBRATION_SECONDS) as engine:
         meter.clear()
         found = facts(Bench(engine, [], size, progress(sys.stderr), budget=args.budget), args)
         section = costs_report(engine)

@@ -93,7 +93,7 @@ class Costs:
     def is_sure(self, kind: Pass, width: int = 1, context: int = 0) -> bool:
         """Whether what `of` says rests on more than a measurement or two."""
         octaves = self._seen.get((kind, width))
-        return bool(octaves) and len(_nearest(octaves, context).ms) >= FEW
+        return octaves is not None and len(_nearest(octaves, context).ms) >= FEW
 
     def curve(self, kind: Pass, context: int = 0) -> list[tuple[int, float]]:
         """(width, milliseconds) of all measured widths of a pass, rising in both.

@@ -12,10 +12,10 @@ from ..config import EngineConfig
 from ..decode.costs import Point
 from ..drafts.drafter import Drafter
 from ..ggml import bindings
-from ..ggml.device import Device, cuda_driver
+from ..ggml.device import cuda_driver
 from .calibrate import calibrate
 from .cost_cache import CostCache, Measured
-from .passes import TargetPasses
+from .passes import FIRST_ROWS, TargetPasses
 from .products import ProductTable, apply, measure_products, worth_measuring
 
 SECONDS = {True: 1.5, False: 1.0}  # to measure in, at most, on a GPU and on the CPU
@@ -38,7 +38,7 @@ def known_costs(
     decides = config.mode == "auto" or worth_measuring(device)
     if not decides or config.calibrate == "never" or config.reproducible:
         return (), None
-    cache = CostCache.of(_facts(config, device, tensors))
+    cache = CostCache.of(_facts(config, passes, tensors))
     measured = cache.read() if config.calibrate == "cached" else None
     if measured is not None:
         log.debug("pass costs read from %s", cache.path)
@@ -65,8 +65,9 @@ def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter, secon
     return Measured(tuple(points), products)
 
 
-def _facts(config: EngineConfig, device: Device, tensors: object) -> dict[str, Any]:
-    """All that decides what a pass takes on this machine."""
+def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[str, Any]:
+    """All that decides what a pass takes on this machine, and what of it is measured."""
+    device = passes.device
     folder = Path(str(bindings.__file__)).parent
     return {
         "device": device.info.description,
@@ -80,5 +81,6 @@ def _facts(config: EngineConfig, device: Device, tensors: object) -> dict[str, A
         "reference": config.reference,
         "budget": config.budget,
         "candidates": config.n_candidates,
+        "rows": min(passes.n_rows, FIRST_ROWS),
         "tensors": tensors,
     }
