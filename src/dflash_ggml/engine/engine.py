@@ -47,7 +47,7 @@ class Engine:
         self._owner: str | None = None  # who may change the state now
         self._passing = threading.RLock()  # held while a pass may run, so that closing waits for it
         self._in_pass = False
-        self._closed = False
+        self._closed = self._closing = False
 
     @classmethod
     def load(
@@ -320,7 +320,7 @@ class Engine:
             self._owner = None
 
     def _open(self) -> None:
-        if self._closed:
+        if self._closed or self._closing:
             raise DeviceError("the engine is closed")
 
     def _usable(self) -> None:
@@ -332,16 +332,24 @@ class Engine:
 
     def close(self) -> None:
         """Free the device memory; the engine is of no use afterwards. Waits for a pass under way in another thread."""
-        with self._passing:
-            if self._in_pass:
-                raise ConfigError("close: called from inside a step of this engine; end the generation first")
-            if self._closed:
-                return
-            self._closed = True
-            if self.drafter:
-                self.drafter.close()
-            self.passes.close()
-            self.device.close()
+        self._closing = (
+            True  # a lock goes to who comes first: a call of many passes would take it again and again
+        )
+        try:
+            with self._passing:
+                if self._in_pass:
+                    raise ConfigError(
+                        "close: called from inside a step of this engine; end the generation first"
+                    )
+                if self._closed:
+                    return
+                self._closed = True
+                if self.drafter:
+                    self.drafter.close()
+                self.passes.close()
+                self.device.close()
+        finally:
+            self._closing = self._closed
 
     def __enter__(self) -> Engine:
         return self
