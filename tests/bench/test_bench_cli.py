@@ -190,6 +190,22 @@ def test_a_key_is_in_no_file(words: list[str], monkeypatch: pytest.MonkeyPatch) 
     assert command.endswith("... --prompts 'my file.jsonl'")
 
 
+def test_files_have_no_folders_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is shared; where its author keeps models is nobody's business."""
+    words = [
+        "-m",
+        "/home/me/models/a.gguf",
+        "--json=/home/me/out.json",
+        "--against",
+        "http://here:1/v1",
+        "b/c",
+    ]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/dflash-bench", *words])
+    assert (
+        facts.header()["command"] == "dflash-bench -m a.gguf --json=out.json --against http://here:1/v1 b/c"
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

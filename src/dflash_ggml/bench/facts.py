@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata as distributions
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -65,13 +66,14 @@ def load_average() -> float:
 
 
 def header(secrets: Sequence[str] = (), **more: object) -> dict[str, object]:
-    """Facts for a result file; the program's folder and the secrets are left out of its command."""
+    """Facts for a result file; folders, which say who ran it where, and the secrets are left out of its command."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     for secret in secrets:
         words = [
             word.removesuffix(secret) + "..." if word == secret or word.endswith(f"={secret}") else word
             for word in words
         ]
+    words = [re.sub(r"(^|=)/(?:.*/)?(?=[^/])", r"\1", word) for word in words]
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "version": version(),

@@ -81,7 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="afterwards decode as much plainly, and say in a line what drafting was worth",
     )
-    add("-v", "--verbose", action="store_true", help="print the device and the sizes of everything on it")
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print the widths that auto chose, the device and the sizes of everything on it",
+    )
     add_model_options(parser)
     add_sampling_options(parser)
     return parser
