@@ -128,6 +128,32 @@ def test_steps_that_wait_for_the_next_try_look_nothing_up(monkeypatch):
     assert 0 < tries < 60 and looked <= 5 * tries
 
 
+def test_a_text_that_begins_to_repeat_itself_is_drafted_at_once():
+    """Hard for 400 words, then twenty words over and over, which the draft foretells: 60 of them are seen before it is tried."""
+
+    def text() -> Callable[[int], Text]:
+        parts = [Text(0.05, 3), Text(0.97, 4)]
+        return lambda at: parts[at >= 400]
+
+    def word(at: int) -> int:
+        return at if at < 400 else at % 20
+
+    run = decode(auto(), calibrated(CPU), CPU, text(), 1200, word=word)
+    at = np.cumsum(run.tokens)
+    assert all(run.widths[i] for i in range(len(at)) if at[i] > 460)
+    best, _ = best_fixed(CPU, text, 1200)
+    assert run.rate() >= best
+
+
+def test_repetition_that_a_draft_does_not_foretell_is_tried_ever_more_seldom():
+    usual, repeating = (
+        decode(auto(), calibrated(CPU), CPU, Text(0.05, 2), 4000, word=word)
+        for word in (None, lambda at: at % 20)
+    )
+    assert sum(w > 0 for w in repeating.widths) < sum(w > 0 for w in usual.widths) + 15
+    assert repeating.rate() * CPU.plain > 0.98
+
+
 def test_where_drafting_cannot_pay_it_is_not_tried():
     never = Machine(1.0, {2: 30.0, 32: 40.0}, {16: 5.0, 8: 3.0})
     run = decode(auto(), calibrated(never), never, Text(0.99), 500)

@@ -104,8 +104,12 @@ def decode(
     n_tokens: int,
     depth: int = 15,
     seed: int = 0,
+    word: Callable[[int], int] | None = None,
 ) -> Run:
-    """Run a controller over `n_tokens`; machine and text may depend on the tokens so far."""
+    """Run a controller over `n_tokens`; machine and text may depend on the tokens so far.
+
+    word: the token at a place; without it, words that were not there before.
+    """
     rng, run, sequence = np.random.default_rng(seed), Run(), Sequence()
     sequence.pending = 0
     sequence.tokens += [0] * 32
@@ -142,7 +146,7 @@ def decode(
         run.ms.append(ms)
         run.tokens.append(n)
         run.widths.append(width)
-        sequence.tokens += [0] * n
+        sequence.tokens += map(word, range(at, at + n)) if word else rng.integers(0, 1 << 30, n).tolist()
     return run
 
 

@@ -22,6 +22,7 @@ from .accept import Accepted
 from .calibration import Calibration
 from .costs import Costs
 from .plan import Plan
+from .repetition import Repetition
 from .sequence import Sequence
 from .tree import Tree, cut
 
@@ -38,7 +39,9 @@ USUAL = 0.05  # share of the newest step in a width's usual worth
 MARGIN = 0.04  # by which a width must be ahead of the usual best to be chosen
 FLAT = 0.03  # of a step's cost; a width that saves less than that is left out
 REFRESH = 8  # steps between looks at the costs
+COMPARE = 2  # steps between comparisons with a shorter block
 LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some more than the most
+REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 log = logging.getLogger("dflash_ggml")
 
@@ -119,6 +122,8 @@ class Adaptive:
         self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
         self._tables: dict[int, tuple[int, dict[int, float]]] = {}
         self._whole_at = 0  # the step at which the whole block was last drafted
+        self._repetition = Repetition()
+        self._wanted = REPEATED  # foretold tokens in a row at which the next try is worth its cost
 
     def next(self, sequence: Sequence, costs: Costs) -> Plan:
         known, context = self.experience, sequence.n_tokens
@@ -126,7 +131,8 @@ class Adaptive:
         plain = costs.of("plain", 1, context)
         if plain is None:
             return Plan("plain", 0)  # what it costs must be known first
-        if self._waiting and known.owed > PROBE_COST * plain:
+        repeats = self._waiting and self._repeats(sequence)
+        if self._waiting and known.owed > PROBE_COST * plain and not repeats:
             return self._wait(plain)  # looking all else up would take a per cent or two of a short step
         self._waiting = False
         self._block = self._best_block(costs, context)
@@ -143,7 +149,7 @@ class Adaptive:
         if not self._probing or self._last.times > 1:
             return self._draft(costs, context)
         # a new text may be another kind of text: it may borrow one try
-        if known.owed - PROBE_COST * plain <= (known.last_loss if self._step == 1 else 0.0):
+        if repeats or known.owed - PROBE_COST * plain <= (known.last_loss if self._step == 1 else 0.0):
             known.owed -= PROBE_COST * plain
             return self._draft(costs, context)
         return self._wait(plain)
@@ -155,6 +161,16 @@ class Adaptive:
             worth.weight *= FORGETTING
         self._last, self._waiting = Cut(0, 0.0, 0.0), True
         return Plan("plain", 0)
+
+    def _repeats(self, sequence: Sequence) -> bool:
+        """Whether the text has begun to repeat itself, or has gone on for as long again since the last try."""
+        run = self._repetition.follow(sequence.tokens)
+        if run < self._wanted:
+            if run < REPEATED:
+                self._wanted = REPEATED
+            return False
+        self._wanted = 2 * run
+        return True
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
         known = self.experience
@@ -178,7 +194,7 @@ class Adaptive:
         order = sorted(range(tree.width), key=probability.__getitem__, reverse=True)
         depths = tree.depths.tolist()
         for block in self._blocks:
-            if block <= self._block:
+            if block == self._block or (block < self._block and self._step % COMPARE == 0):
                 within = [node for node in order if depths[node] < block] if tree.width > block else order
                 gains = list(accumulate(probability[node] for node in within))
                 best = self._best(gains, block, self._costs(costs, block, context), plain)
