@@ -113,8 +113,9 @@ def test_json(
     assert report["prompt_n"] == len(tokenizer.encode(PROMPT, special=False))
     assert report["predicted_n"] == len(report["token_ids"]) == 24
     assert (report["mode"], report["budget"], report["finish_reason"]) == (mode, offered, "length")
-    # the prompt's pass gave the first token, and every step one of the target's own beside the accepted ones
-    assert report["predicted_n"] == 1 + report["steps"] + report["draft_n_accepted"]
+    # the prompt's pass gave the first token, and every step one of the target's own beside the accepted ones; but the last
+    # may end with a drafted one
+    assert report["predicted_n"] - 1 - report["steps"] - report["draft_n_accepted"] in (-1, 0)
     assert report["draft_n"] == offered * report["steps"]
     assert report["acceptance_length"] == round((report["predicted_n"] - 1) / report["steps"], 4)
     assert report["acceptance_length"] > 1 or mode == "plain"

@@ -70,6 +70,8 @@ def test_stop_cuts_the_same_walk(tree: Tree, data: st.DataObject) -> None:
     assert cut.tokens == full.tokens[:limit] == tuple(seen)
     assert cut.path == full.path[: len(cut.tokens)]
     assert cut.stopped == (len(full.tokens) >= limit)
+    # a drafted token is drafted, also where the text ends with it
+    assert cut.kept == full.path[: limit + 1] and cut.n_accepted == min(limit, full.n_accepted)
 
 
 def test_a_chain_is_accepted_up_to_the_first_difference() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.tree import best_first, cut
 
@@ -20,6 +21,21 @@ SPINE = (
 )
 
 
+def walked(path: tuple[int, ...], last: int | None = None) -> Accepted:
+    """A walk over these nodes; its tokens do not matter here."""
+    return Accepted(path, (0,) * len(path), last is not None, last)
+
+
+def test_the_last_token_of_a_text_counts_as_right():
+    """Its node was right, though the walk did not go there; of what would have followed nothing is known."""
+    ended, went_on = Calibration(), Calibration()
+    for _ in range(40):
+        ended.observe(TREE, walked(SPINE[:1], SPINE[1]))
+        went_on.observe(TREE, walked(SPINE[:2]))
+    assert ended.path_probabilities(TREE)[SPINE[1]] > 0.9
+    assert went_on.path_probabilities(TREE)[SPINE[2]] < 0.3 * ended.path_probabilities(TREE)[SPINE[2]]
+
+
 def test_without_samples_the_drafts_word_stands():
     assert Calibration().path_probabilities(TREE) == pytest.approx(np.exp(TREE.log_probs), rel=1e-5)
 
@@ -30,7 +46,7 @@ def test_it_comes_to_what_is_seen(share):
     said = []
     for _ in range(1500):
         said.append(known.path_probabilities(TREE)[SPINE[1]])
-        known.observe(TREE, SPINE[:2] if rng.random() < share else (0,))
+        known.observe(TREE, walked(SPINE[:2] if rng.random() < share else (0,)))
     assert np.mean(said[500:]) == pytest.approx(share, abs=0.06)
 
 
@@ -38,15 +54,15 @@ def test_a_text_that_turns_is_followed_at_all_depths():
     """Deep nodes are not visited any more once the first is wrong, and believed again when it is right."""
     known = Calibration()
     for _ in range(200):
-        known.observe(TREE, SPINE)
+        known.observe(TREE, walked(SPINE))
     easy = known.path_probabilities(TREE)
     for _ in range(30):
-        known.observe(TREE, (0,))
+        known.observe(TREE, walked((0,)))
     hard = known.path_probabilities(TREE)
     assert easy[SPINE[3]] > 0.85 and hard[SPINE[1]] < 0.3
     assert hard[SPINE[3]] / hard[SPINE[2]] < 0.98 * easy[SPINE[3]] / easy[SPINE[2]]
     for _ in range(30):
-        known.observe(TREE, SPINE)
+        known.observe(TREE, walked(SPINE))
     assert known.path_probabilities(TREE)[SPINE[3]] > 0.7
 
 
@@ -54,12 +70,12 @@ def test_other_texts_are_what_a_new_one_begins_with():
     shared = Calibration()
     first = Calibration(shared)
     for _ in range(300):
-        first.observe(TREE, (0,))
+        first.observe(TREE, walked((0,)))
     second = Calibration(shared)
     before = Calibration().path_probabilities(TREE)[SPINE[1]]
     assert second.path_probabilities(TREE)[SPINE[1]] < 0.1 * before and second.trend == 0
     n = sum(shared.tried)
-    second.observe(TREE, SPINE[:2])
+    second.observe(TREE, walked(SPINE[:2]))
     assert sum(shared.tried) > n - 1 and sum(second.tried) == 4
 
 
@@ -76,7 +92,7 @@ def test_probabilities_stay_probabilities():
         path = [0]
         while len(children := np.flatnonzero(tree.parents == path[-1])) and rng.random() < 0.8:
             path.append(int(rng.choice(children)))
-        known.observe(tree, tuple(path))
+        known.observe(tree, walked(tuple(path)))
     assert (np.array(known.hits) <= np.array(known.tried) + 1e-9).all()
 
 

@@ -29,6 +29,7 @@ from dflash_ggml.session.events import (
     ToolCallEnd,
     TopLogprob,
     Usage,
+    WidthUse,
 )
 from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
@@ -45,7 +46,7 @@ STEP = StepReport(
     mode="tree",
     times={"draft": 1.0, "tree": 0.1, "verify": 2.0, "commit": 0.2, "host": 0.1},
 )
-USAGE = Usage(12, 5, 9, 3, 4, 60, 5, 8.0, 40.0, "tree", 15)
+USAGE = Usage(12, 5, 9, 3, 4, 60, 5, 8.0, 40.0, "tree", 15, (WidthUse(15, 4, 9, 40.0, None),))
 LOGPROB = TokenLogprob(7, b"Hi", -0.25, (TopLogprob(7, b"Hi", -0.25), TopLogprob(9, b"Ho", -2.0)))
 
 

@@ -20,17 +20,24 @@ class Accepted:
     """path: visited nodes, root first: exactly what is committed. tokens: what is emitted, in text order.
 
     tokens holds the tokens of path[1:] and then one more, the bonus: emitted now, and root of the next tree.
-    stopped: the bonus is a token at which `stop` ended the walk.
+    stopped: the bonus is a token at which `stop` ended the walk. last: the node that would have come next, if such a bonus
+    was drafted.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     stopped: bool = False
+    last: int | None = None
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Nodes whose tokens are in the text, the root first."""
+        return self.path if self.last is None else (*self.path, self.last)
 
     @property
     def n_accepted(self) -> int:
         """Draft tokens among the emitted ones."""
-        return len(self.path) - 1
+        return len(self.kept) - 1
 
 
 def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] | None = None) -> Accepted:
@@ -41,18 +48,19 @@ def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] |
     True ends the walk with that token as the bonus, even if a child carries it. Of children with equal tokens
     the first is taken.
     """
-    node, token = 0, int(choose(0))
+    node, token, last = 0, int(choose(0)), None
     path, tokens, stopped = [node], [token], stop is not None and stop(token)
     # children come after their parent: one scan over the nodes meets the whole path
     for child, (parent, carried) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        if stopped:
-            break
         if parent == node and carried == token:
+            if stopped:
+                last = child
+                break
             node, token = child, int(choose(child))
             path.append(node)
             tokens.append(token)
             stopped = stop is not None and stop(token)
-    return Accepted(tuple(path), tuple(tokens), bool(stopped))
+    return Accepted(tuple(path), tuple(tokens), bool(stopped), last)
 
 
 def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | None = None) -> Accepted:

@@ -174,7 +174,7 @@ class Adaptive:
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
         known = self.experience
-        self.calibration.observe(tree, accepted.path)
+        self.calibration.observe(tree, accepted)
         known.drafted += 1
         known.right += accepted.n_accepted
         if self._probing:  # one that paid gives back what others cost

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from .accept import Accepted
 from .tree import Tree
 
 N_DEPTHS = 8  # depths told apart; deeper ones count as the last
@@ -58,17 +59,18 @@ class Calibration:
             edges[node] *= factors[parent] * edges[parent]
         return edges
 
-    def observe(self, tree: Tree, path: tuple[int, ...]) -> None:
-        """Count the children of the visited nodes; `path`: visited nodes, root first."""
+    def observe(self, tree: Tree, accepted: Accepted) -> None:
+        """Count the children of the visited nodes."""
         parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
-        expected, right = dict.fromkeys(path, 0.0), dict.fromkeys(path[:-1], 1.0)
+        kept = accepted.kept
+        expected, right = dict.fromkeys(accepted.path, 0.0), dict.fromkeys(kept[:-1], 1.0)
         for node in range(1, len(parents)):
             parent = parents[node]
             if parent in expected:
                 log_prob = log_probs[node] - log_probs[parent]
                 cell = _cell(depths[node], log_prob)
                 expected[parent] += self._base[cell] + self._slope[cell] * math.exp(log_prob)
-                self._count(cell, node in expected)
+                self._count(cell, node in kept)
         for node, p in expected.items():
             if p:
                 surprise = right.get(node, 0.0) - min(p * _moved(p, self.trend), 1.0)

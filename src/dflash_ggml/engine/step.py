@@ -183,7 +183,7 @@ class Stepper:
             accepted.tokens,
             "chain" if plan.kind == "chain" else "tree",
             tree,
-            accepted.path,
+            accepted.kept,
             tree.n_nodes,
             accepted.n_accepted,
             tuple(rows) if run.keep_rows else None,

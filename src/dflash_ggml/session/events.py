@@ -107,7 +107,7 @@ class Usage:
     @property
     def tokens_per_step(self) -> float:
         """Mean tokens emitted per target pass after the prompt's own; 0.0 when there was none."""
-        return 1.0 + self.draft_n_accepted / self.steps if self.steps else 0.0
+        return sum(use.tokens for use in self.widths) / self.steps if self.steps else 0.0
 
     @property
     def predicted_per_second(self) -> float:
