@@ -33,7 +33,7 @@ from dflash_ggml.state.snapshot import Snapshot
 
 sys.path.insert(0, str(ROOT / "tests"))
 from reference.virtual_clock import RANKS
-from reference.virtual_clock import Text as MadeUp
+from reference.virtual_clock import Placed as MadeUp
 
 # acceptance length of a tree of 31 nodes -> hit rate of the best candidate, share of the second in the rest
 LENGTHS = {
@@ -68,7 +68,8 @@ class Synthetic:
 
     def propose(self, sequence, budget, depth=None):
         self._propose(sequence, budget, depth)
-        rows, self._truth = self.text_at(len(sequence.tokens)).draft(self.engine.drafter.depth)
+        at = len(sequence.tokens)
+        rows, self._truth = self.text_at(at).at(at, self.engine.drafter.depth)
         n = depth or self.engine.drafter.depth
         return type(rows)(rows.ids[:n], rows.log_probs[:n])
 

@@ -67,13 +67,33 @@ class Text:
     def draft(self, depth: int) -> tuple[Rows, np.ndarray]:
         """Candidates of `depth` positions, and the rank that is right at each (RANKS: none)."""
         logits = np.log(self.hits / (1 - self.hits)) + self.spread * self.rng.standard_normal(depth)
-        right = _ranks(logits, self.others)
-        u = self.rng.random(depth)
+        return self._drafted(logits, self.rng.random(depth))
+
+    def _drafted(self, logits: np.ndarray, u: np.ndarray) -> tuple[Rows, np.ndarray]:
+        depth, right = len(logits), _ranks(logits, self.others)
         truth = (np.cumsum(right, 1) < u[:, None]).sum(1)
         ids = np.arange(RANKS, dtype=np.int32) + RANKS * np.arange(depth, dtype=np.int32)[:, None]
         believed = np.log(_ranks(logits + self.off, self.others)).astype(np.float32)
         order = np.argsort(-believed, 1, kind="stable")
         return Rows(np.take_along_axis(ids, order, 1), np.take_along_axis(believed, order, 1)), truth
+
+
+@dataclass
+class Placed(Text):
+    """A text that is there before anybody drafts it: how hard a place is, and which candidate is right there, hold for all who
+    come by, whatever steps they take. Modes that are compared on one see the same words."""
+
+    length: int = 8192  # places after which it begins anew
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self._logits = np.log(self.hits / (1 - self.hits)) + self.spread * rng.standard_normal(self.length)
+        self._u = rng.random(self.length)
+
+    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
+        """`draft` of the `depth` places behind `place`."""
+        places = np.arange(place + 1, place + 1 + depth) % self.length
+        return self._drafted(self._logits[places], self._u[places])
 
 
 def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
