@@ -23,8 +23,9 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """Sizes and logit scales of a toy pair. Layers i with (i + 1) % 4 == 0 are full attention.
+    """Sizes and logit scales of a toy pair. Layers i with (i + 1) % attention_every == 0 are full attention; 0: none is.
 
+    window: of the draft's window layers, None where it has none; full_layers: its last layers that are none.
     `shared`, `own`: standard deviation, over tokens, of the logits that target and draft share and of those
     that depend on the text. `draft_own`: the draft's own text-dependent part relative to the target's
     (noise). `special_logit`: logit of every special token, low enough that they are never sampled.
@@ -51,6 +52,9 @@ class Toy:
     draft_own: float = 0.2
     special_logit: float = -30.0
     tied: bool = False
+    attention_every: int = 4
+    window: int | None = None
+    full_layers: int = 0
 
 
 # Corners of the architecture: head sizes and ratios, tied head, several KV heads. Seed -> fields of `Toy`.
@@ -105,8 +109,8 @@ def _target_metadata(writer: GGUFWriter, toy: Toy) -> None:
     writer.add_uint32("qwen35.ssm.group_count", toy.ssm_k_heads)
     writer.add_uint32("qwen35.ssm.time_step_rank", toy.ssm_v_heads)
     writer.add_uint32("qwen35.ssm.inner_size", toy.ssm_v_heads * toy.state)
-    writer.add_uint32("qwen35.full_attention_interval", 4)
-    writer.add_array("qwen35.attention.recurrent_layers", [_recurrent(i) for i in range(toy.n_layers)])
+    writer.add_uint32("qwen35.full_attention_interval", toy.attention_every or toy.n_layers + 1)
+    writer.add_array("qwen35.attention.recurrent_layers", [_recurrent(toy, i) for i in range(toy.n_layers)])
     tokens, kinds = _vocabulary(toy.n_vocab)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
@@ -132,13 +136,17 @@ def _draft_metadata(writer: GGUFWriter, toy: Toy) -> None:
     writer.add_rope_freq_base(1e7)
     writer.add_uint32("dflash.block_size", toy.block_size)
     writer.add_array("dflash.target_layers", [tap + 1 for tap in toy.taps])
+    if toy.window:
+        is_window = [layer < toy.draft_layers - toy.full_layers for layer in range(toy.draft_layers)]
+        writer.add_sliding_window(toy.window)
+        writer.add_sliding_window_pattern(is_window)
     writer.add_vocab_size(toy.n_vocab)
     writer.add_tokenizer_model("none")
     writer.add_mask_token_id(toy.n_vocab - 1)
 
 
-def _recurrent(layer: int) -> bool:
-    return (layer + 1) % 4 != 0
+def _recurrent(toy: Toy, layer: int) -> bool:
+    return not toy.attention_every or (layer + 1) % toy.attention_every != 0
 
 
 def _vocabulary(n_vocab: int) -> tuple[list[str], list[int]]:
@@ -227,7 +235,7 @@ def _target_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]
         prefix = f"blk.{layer}."
         tensors[f"{prefix}attn_norm.weight"] = _norm(rng, toy.n_embd)
         tensors[f"{prefix}post_attention_norm.weight"] = _norm(rng, toy.n_embd)
-        if _recurrent(layer):
+        if _recurrent(toy, layer):
             tensors |= _delta_net(rng, toy, prefix)
         else:
             tensors |= _attention(rng, toy, prefix, 2 * toy.n_heads * toy.head_dim, scale=1.0)

@@ -17,6 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 # A log-probability rounded in float32 may exceed 0 by an ulp or two; anything larger was never normalised.
 _ROUNDING = 1e-3
 
+
+class NoNumbers(ValueError):
+    """A draft that gave NaN, or infinities where probabilities should be: its weights are damaged, or a sum overflowed."""
+
+
 Children = tuple[Sequence[int], Sequence[float], Sequence[Any]]
 
 
@@ -44,7 +49,7 @@ class Rows:
     root = (0, 0)
 
     def __init__(self, ids: ArrayLike, log_probs: ArrayLike, pairs: ArrayLike | None = None) -> None:
-        """Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities."""
+        """Raises ValueError if shapes differ or rows do not fall; NoNumbers, one of them, if values are NaN or above 0."""
         self.ids, self.log_probs = checked_rows(ids, log_probs)
         self.pairs = None
         if pairs is not None:
@@ -99,7 +104,7 @@ def checked_rows(ids: ArrayLike, log_probs: ArrayLike) -> tuple[NDArray[np.int32
         raise ValueError(f"ids {ids.shape} and log_probs {log_probs.shape} must both be [L, K] with K >= 1")
     # Counting what is right, so that NaN fails too.
     if np.count_nonzero(log_probs <= _ROUNDING) < log_probs.size:
-        raise ValueError("log_probs must be log-probabilities: found NaN or a value above 0")
+        raise NoNumbers("log_probs must be log-probabilities: found NaN or a value above 0")
     if np.count_nonzero(log_probs[:, 1:] <= log_probs[:, :-1]) < log_probs[:, 1:].size:
         raise ValueError("log_probs must fall along each row: sort the candidates by rank")
     return ids, log_probs

@@ -39,6 +39,7 @@ class Sequence:
     caches. The token at position p lies in slot first_slot + p.
     unseen: columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
     torn: a pass was broken off; the state is of no use until it is reset.
+    undraftable: the draft gave no numbers for this text; it is decoded plainly to its end.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Sequence:
     first_slot: int = 0
     unseen: tuple[int, ...] = ()
     torn: bool = False
+    undraftable: bool = False
     statistics: Statistics = field(default_factory=Statistics)
 
     @property
@@ -72,4 +74,4 @@ class Sequence:
         self.tokens.clear()
         self.text.clear()
         self.pending = self.logits = self.sampler = None
-        self.unseen, self.statistics = (), Statistics()
+        self.unseen, self.undraftable, self.statistics = (), False, Statistics()

@@ -88,7 +88,8 @@ class Drafter(ABC):
     def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Candidates:
         """Continuations of the pending token, for a tree of `budget` nodes. Takes in what it has not seen yet.
 
-        depth: nobody looks deeper, so a shorter and cheaper proposal will do; None: as deep as it can.
+        depth: nobody looks deeper, so a shorter and cheaper proposal will do; None: as deep as it can. Raises NoNumbers when
+        its own numbers are none; the sequence is then decoded without it.
         """
 
     @abstractmethod

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from ..decode.adaptive import block_choices
+from ..decode.candidates import NoNumbers
 from ..decode.costs import Pass, Point
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
@@ -73,7 +75,8 @@ class _Probe:
 
     def _draft(self, block: int) -> None:
         self.sequence.pending, self.sequence.unseen = 0, ()
-        self.drafter.propose(self.sequence, 1, block - 1)
+        with suppress(NoNumbers):  # what a pass takes does not depend on what comes out
+            self.drafter.propose(self.sequence, 1, block - 1)
 
     def _commit(self) -> None:
         self.passes.commit(self.sequence, (0, 1))

@@ -6,6 +6,7 @@ the target.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from ..decode.accept import Accepted, greedy, walk
+from ..decode.candidates import NoNumbers
 from ..decode.controller import Controller
 from ..decode.costs import Costs
 from ..decode.plan import Plan
@@ -28,6 +30,7 @@ from ..ggml.graph import Graph
 from .passes import TargetPasses
 
 Finish = Literal["stop", "length", "cancelled"]
+log = logging.getLogger("dflash_ggml")
 
 
 @dataclass(slots=True)
@@ -99,6 +102,7 @@ class Stepper:
 
     def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
         self.passes, self.drafter, self.costs = passes, drafter, costs
+        self._gave_up = False
 
     def make_room(self, sequence: Sequence, rows: int) -> None:
         """Have caches for `rows` rows behind the committed ones. An interrupt while they move tears the state.
@@ -131,17 +135,30 @@ class Stepper:
         return Step((token,), "prefill", rows=(row,) if run.keep_rows else None, timings=clock.times)
 
     def _one(self, run: Run) -> Step:
-        plan = run.controller.next(run.sequence, self.costs)
-        if plan.kind == "plain" or self.drafter is None:
+        if run.sequence.undraftable or self.drafter is None:
             step = self._plain(run)
         else:
-            step = self._speculate(run, plan, self.drafter)
+            plan = run.controller.next(run.sequence, self.costs)
+            try:
+                step = self._plain(run) if plan.kind == "plain" else self._speculate(run, plan, self.drafter)
+            except NoNumbers:
+                self._give_up_drafting(run.sequence)
+                step = self._plain(run)
         total = run.sequence.statistics
         total.passes += 1
         total.emitted += len(step.tokens)
         total.drafted += step.n_draft
         total.accepted += step.n_accepted
         return step
+
+    def _give_up_drafting(self, sequence: Sequence) -> None:
+        """The draft gave no numbers: say so once, and go on without it until the sequence is reset."""
+        sequence.undraftable, sequence.unseen = True, ()
+        if not self._gave_up:
+            log.warning(
+                "the draft gave NaN or infinite values: its file is damaged, or its sums overflow; decoding is plain"
+            )
+        self._gave_up = True
 
     def _speculate(self, run: Run, plan: Plan, drafter: Drafter) -> Step:
         """Draft, build the tree, verify it, walk it, commit the accepted path."""
@@ -232,7 +249,7 @@ class Stepper:
         assert sequence.pending is not None
         self.make_room(sequence, 1)
         column = None
-        if self.drafter is not None and self.drafter.taps:
+        if self.drafter is not None and self.drafter.taps and not sequence.undraftable:
             if len(sequence.unseen) > self.drafter.depth:
                 self.drafter.take_in(sequence)
             column = self.passes.state.features.free(sequence.unseen)

@@ -63,12 +63,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if len(raw) > MAX_JSON:
         raise ModelFileError(f"{path}: {len(raw)} bytes are too many for a configuration file")
     try:
-        value = json.loads(bytes(raw))
+        value = json.loads(bytes(raw), parse_int=_int)
     except (ValueError, RecursionError) as reason:
         raise ModelFileError(f"{path}: not valid JSON ({reason})") from None
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: expected a JSON object, found a {type(value).__name__}")
     return value
+
+
+def _int(digits: str) -> int:
+    """An integer as a file may hold it. Raises ValueError for one of more than 64 bits, which no sum or float could take."""
+    if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 64:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
 
 
 def _flat(config: dict[str, Any], prefix: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:

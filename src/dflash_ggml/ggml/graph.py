@@ -119,7 +119,10 @@ class Graph:
             i.use(memory[at : at + i.nbytes])
 
     def _host_memory(self, t) -> np.ndarray:
-        """The bytes of an input tensor: its own memory on the CPU, else an array that `run` uploads."""
+        """The bytes of an input tensor: its own memory on the CPU, else an array that `run` uploads. One that no operation
+        reads has no place on the device and is not brought there: a mask in a model without attention, for one."""
+        if t.buffer == ffi.NULL and t.view_src == ffi.NULL:
+            return np.zeros(lib.ggml_nbytes(t), np.uint8)
         if is_host(t):
             return np.frombuffer(ffi.buffer(t.data, lib.ggml_nbytes(t)), np.uint8)
         memory = np.zeros(lib.ggml_nbytes(t), np.uint8)

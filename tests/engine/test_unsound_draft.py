@@ -1,0 +1,72 @@
+"""A draft whose numbers are none is given up for the text; the text goes on, and is the target's own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.candidates import NoNumbers, Rows
+from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import fresh, text
+from reference.toys import write_pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return write_pair(tmp_path, 11)
+
+
+def opened(pair: tuple[Path, Path], **options: Any) -> Engine:
+    options = {"n_threads": 1, "n_gpu_layers": 0, "reference": True, **options}
+    return Engine.load(EngineConfig(*pair, **options))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("mode", ["auto", "chain", "tree"])
+def test_damaged_weights(pair: tuple[Path, Path], mode: Any, value: float, caplog) -> None:
+    with opened(pair) as engine:
+        expected = text(fresh(engine), max_tokens=40, mode="plain")
+    reader = GGUFReader(pair[1], "r+")
+    next(t for t in reader.tensors if t.name == "blk.0.attn_v.weight").data[:] = value
+    reader.data.flush()
+    del reader
+    with opened(pair) as engine, caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert text(fresh(engine), max_tokens=40, mode=mode) == expected
+        assert engine.sequence.statistics.drafted == 0
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 1 and "the draft gave NaN or infinite values" in said[0]
+
+
+def test_in_the_middle_of_a_text(pair: tuple[Path, Path], monkeypatch, caplog) -> None:
+    with opened(pair) as engine, caplog.at_level(logging.WARNING):
+        expected = text(fresh(engine), max_tokens=60, mode="plain")
+        asked, propose = 0, engine.drafter.propose
+
+        def failing(*args: Any) -> Rows:
+            nonlocal asked
+            asked += 1
+            found = propose(*args)
+            return Rows(found.ids, found.log_probs * np.nan) if asked == 4 else found
+
+        monkeypatch.setattr(engine.drafter, "propose", failing)
+        assert text(fresh(engine), max_tokens=60, mode="tree") == expected
+        assert asked == 4 and engine.sequence.statistics.drafted > 0
+        # another text gets another chance, and may go on from a snapshot of this one
+        kept = engine.snapshot()
+        assert text(fresh(engine), max_tokens=60, mode="tree") == expected
+        assert asked > 4
+        engine.restore(kept)
+    assert len(caplog.records) == 1
+
+
+def test_what_is_no_number() -> None:
+    for value in (np.nan, 1.0, np.inf):
+        with pytest.raises(NoNumbers):
+            Rows([[1]], [[value]])
