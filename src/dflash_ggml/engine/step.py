@@ -25,7 +25,7 @@ from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
 from ..drafts.drafter import Drafter
-from ..errors import DeviceError
+from ..errors import ConfigError, DeviceError
 from ..ggml.graph import Graph
 from .passes import TargetPasses
 
@@ -87,8 +87,13 @@ class Run:
         return self.finish is not None
 
     def sample(self, row: np.ndarray) -> int:
-        """The sampler's token for a row of logits."""
-        return int(self.sampler.sample(row, self.sequence.text))
+        """The sampler's token for a row of logits. Raises ConfigError for an id that the vocabulary does not have."""
+        token = int(self.sampler.sample(row, self.sequence.text))
+        if not 0 <= token < len(row):
+            raise ConfigError(
+                f"the sampler gave token {token}, which is outside the vocabulary of {len(row)}"
+            )
+        return token
 
     @property
     def sampler(self) -> Sampler:

@@ -151,6 +151,7 @@ class Device:
         Raises DeviceError when the backend cannot be opened, ConfigError for a bad thread count.
         """
         self.info = info
+        self._process = os.getpid()
         self.lock = threading.RLock()
         self.n_threads = physical_cores() if n_threads is None else n_threads
         if not 1 <= self.n_threads <= lib.GGML_MAX_N_THREADS:
@@ -261,7 +262,15 @@ class Device:
                 lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, type_, min_width, max_width, on)
 
     def compute(self, cgraph) -> int:
-        """Launch a placed graph; a GPU may still be at it on return. Returns ggml's status."""
+        """Launch a placed graph; a GPU may still be at it on return. Returns ggml's status.
+
+        Raises DeviceError in a process forked from the one that opened a GPU, which that process cannot use."""
+        if self._pool is not None:
+            self._pool.in_this_process()
+        elif self._process != os.getpid():
+            raise DeviceError(
+                f"{self.info.name}: opened before this process was forked; load the model in the child, or start it by spawn"
+            )
         if self._count is None or self._pool is None:
             return lib.ggml_backend_graph_compute_async(self.backend, cgraph)
         began = time.perf_counter()

@@ -74,7 +74,20 @@ class Pool:
 
     def __init__(self, backend, n_threads: int) -> None:
         self._backend, self._pool, self.n_threads = backend, ffi.NULL, 0
+        self._process = os.getpid()
         self.resize(n_threads)
+
+    def in_this_process(self) -> None:
+        """Have threads: a forked child has inherited the pool, but only the thread that forked."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        n, self._pool, self.n_threads = (
+            self.n_threads,
+            ffi.NULL,
+            0,
+        )  # ending threads that are not there would wait for ever
+        self.resize(n)
 
     def resize(self, n_threads: int) -> None:
         """Another number of threads from the next graph on."""
@@ -90,6 +103,6 @@ class Pool:
 
     def close(self) -> None:
         """End the threads; the backend must be gone."""
-        if self._pool != ffi.NULL:
+        if self._pool != ffi.NULL and self._process == os.getpid():
             lib.ggml_threadpool_free(self._pool)
-            self._pool = ffi.NULL
+        self._pool = ffi.NULL
