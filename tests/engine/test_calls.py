@@ -140,3 +140,38 @@ def test_after_closing_every_call_says_so(pair: tuple[Path, Path]) -> None:
     for call in calls:
         with pytest.raises(DeviceError, match="the engine is closed"):
             call()
+
+
+@pytest.mark.parametrize("where", ["a pass", "a snapshot", "the next graph"])
+def test_memory_that_ends_is_an_error_by_name(engine: Engine, monkeypatch, where: str) -> None:
+    expected = text(fresh(engine), max_tokens=20, mode="tree")
+
+    def none_left(*args: object, **more: object) -> None:
+        raise MemoryError
+
+    fresh(engine)
+    with monkeypatch.context() as patch:
+        if where == "a snapshot":
+            patch.setattr(engine.device, "read_bytes", none_left)
+            with pytest.raises(
+                DeviceError, match="^snapshot: this process can get no more memory; lower the context"
+            ):
+                engine.snapshot()
+        else:
+            patch.setattr(
+                *((engine.passes, "verify") if where == "a pass" else (type(engine.passes.target), "build")),
+                none_left,
+            )
+            engine.passes.graphs.clear()
+            with pytest.raises(DeviceError, match="^a generation: this process can get no more memory"):
+                text(engine, max_tokens=20, mode="tree")
+    assert text(fresh(engine), max_tokens=20, mode="tree") == expected
+
+
+def test_memory_that_ends_while_loading(pair: tuple[Path, Path], monkeypatch) -> None:
+    def none_left(*args: object, **more: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("dflash_ggml.engine.loading.TargetPasses", none_left)
+    with pytest.raises(DeviceError, match="^loading: this process can get no more memory"):
+        Engine.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0))

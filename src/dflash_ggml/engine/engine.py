@@ -19,7 +19,7 @@ from ..decode.sequence import Sequence
 from ..errors import ConfigError, ContextOverflowError, DeviceError
 from ..models.target import Target
 from ..state.snapshot import Snapshot, Tensors
-from .loading import Loaded, Progress, load
+from .loading import Loaded, Progress, load, no_host_memory
 from .step import Run, Step, Stepper
 
 T = TypeVar("T")
@@ -305,7 +305,7 @@ class Engine:
 
     @contextmanager
     def _owning(self, what: str) -> Iterator[None]:
-        """Alone with the state until the end, or ConfigError that names who is."""
+        """Alone with the state until the end, or ConfigError that names who is. Host memory that ends is a DeviceError."""
         with self._lock:
             owner = self._owner
             if owner is None:
@@ -315,6 +315,8 @@ class Engine:
             raise ConfigError(f"{what}: {owner} is running on this engine; {advice}")
         try:
             yield
+        except MemoryError as error:
+            raise no_host_memory(what) from error
         finally:
             # whoever comes here is the owner; no lock, which the garbage collector could find taken by its own thread
             self._owner = None

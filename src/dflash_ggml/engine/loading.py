@@ -12,7 +12,7 @@ from ..config import EngineConfig
 from ..decode.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft
-from ..errors import ConfigError
+from ..errors import ConfigError, DeviceError
 from ..files.gguf import GGUFFile
 from ..ggml.device import Device, list_devices
 from ..ggml.weights import Source, Weights
@@ -88,10 +88,20 @@ def load(
                 config, passes, drafter, [kinds, draft.identity], calibration_seconds
             )
             costs.learn(points)
+    except MemoryError as error:
+        device.close()
+        raise no_host_memory("loading") from error
     except BaseException:
         device.close()
         raise
     return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs, costs_file)
+
+
+def no_host_memory(what: str) -> DeviceError:
+    """The error for an allocation of the host's that failed during `what`."""
+    return DeviceError(
+        f"{what}: this process can get no more memory; lower the context (-c), the batch size (-b) or the budget (--budget)"
+    )
 
 
 def _on_device(
