@@ -1,16 +1,20 @@
 // Checks and times the narrow matrix products outside ggml.
 //
-//   nvcc -O3 -std=c++17 -use_fast_math -arch=native -I <patched ggml>/src/ggml-cuda bench/cuda/matmul_bench.cu -o matmul_bench
-//   ./matmul_bench check [small]    error of every type and width against float64 products of the dequantised weights
+//   nvcc -O3 -std=c++17 -use_fast_math -arch=native -I <patched ggml>/src -I <patched ggml>/src/ggml-cuda bench/cuda/matmul_bench.cu -o matmul_bench
+//   ./matmul_bench check [small] [type]   error of every type and width against float64 products of the dequantised weights
 //   ./matmul_bench shapes [type] [dependent launch 0|1]   time and bandwidth per shape of the 27B model, every variant of matmul_variants.inc
-//   ./matmul_bench profile TYPE     one launch per variant, for a profiler; types are numbers: q4_0 q8_0 q4_K q5_K q6_K f16 bf16 iq4_xs
+//   ./matmul_bench profile TYPE     one launch per variant, for a profiler; types are numbers from 0, in the order of type_name below
 //   ./matmul_bench tune             the same with every variant, the fastest kept
 //   ./matmul_bench model            all matrix products of one 27B pass, in layer order, as one CUDA graph
 //
 // Timings rotate through buffers larger than the L2 cache and replay a CUDA graph; shares are of the measured copy bandwidth.
 
+#define GGML_COMMON_DECL_CUDA
+#define GGML_COMMON_IMPL_CUDA
+#include "ggml-common.h"
 #include "mmn-convert.cuh"
 #include "mmn-product.cuh"
+#include "mmn-unpack-more.cuh"
 #include "matmul_reference.cuh"
 #include "timing.cuh"
 
@@ -23,8 +27,9 @@
 #include <string>
 #include <vector>
 
-static const char * const type_name[] = { "q4_0", "q8_0", "q4_K", "q5_K", "q6_K", "f16", "bf16", "iq4_xs" };
-static const int          step_bytes[] = { 144, 272, 144, 176, 210, 512, 512, 136 };
+static const char * const type_name[] = { "q4_0", "q8_0", "q4_K", "q5_K", "q6_K", "f16", "bf16", "iq4_xs",
+                                         "q4_1", "iq4_nl", "nvfp4", "mxfp4", "q2_K", "q3_K", "iq3_xxs" };
+static const int          step_bytes[] = { 144, 272, 144, 176, 210, 512, 512, 136, 160, 144, 144, 136, 84, 110, 98 };
 
 // ---- launches -----------------------------------------------------------------------------------------------------------
 
@@ -115,13 +120,14 @@ static const variant & pick(int type, int cols) {
 
 // ---- modes --------------------------------------------------------------------------------------------------------------
 
-static int check(cudaStream_t s, const bool small) {
+static int check(cudaStream_t s, const bool small, const int only_type) {
     const workspace ws = make_workspace();
     CHECK(cudaMemset(ws.done, 0, 1 << 20));
     const int shapes[][2] = { { 256, 1 }, { 512, 200 }, { 5120, 48 }, { 5120, 1030 }, { 2048, 777 }, { 17408, 640 }, { 25600, 130 } };
     int bad = 0;
     printf("%-6s %-18s %6s %6s %5s %12s %12s\n", "type", "variant", "k", "rows", "cols", "NMSE", "q8_1 NMSE");
     for (const variant & v : variants()) {
+        if (only_type >= 0 && v.type != only_type) continue;
         if (v.grid == 0) { printf("%-6s %-18s does not fit\n", type_name[v.type], v.label().c_str()); continue; }
         double worst = 0.0, worst_q8 = 0.0;
         for (const auto & sh : shapes) {
@@ -322,7 +328,8 @@ int main(int argc, char ** argv) {
     cudaStream_t s; CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     const std::string mode = argc > 1 ? argv[1] : "check";
     if (mode == "check") {
-        return check(s, argc > 2 && std::string(argv[2]) == "small");
+        const bool small = argc > 2 && std::string(argv[2]) == "small";
+        return check(s, small, argc > 2 + small ? atoi(argv[2 + small]) : -1);
     }
     if (mode == "profile" && argc > 2) {
         profile(s, atoi(argv[2]));

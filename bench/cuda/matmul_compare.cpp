@@ -125,7 +125,8 @@ int main(int argc, char ** argv) {
         { "9B ffn_gate",   4096, 12288 }, { "9B ffn_down",  12288,  4096 }, { "4B ffn_gate",   2560,  9216 }, { "4B ffn_down",  9216,  2560 },
         { "0.8B ffn_gate", 1024,  3584 }, { "0.8B ffn_down", 3584,  1024 }, { "odd rows",      2048,   777 },
     };
-    const ggml_type types[] = { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16, GGML_TYPE_F16 };
+    const ggml_type types[] = { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16, GGML_TYPE_F16,
+                                GGML_TYPE_NVFP4, GGML_TYPE_IQ4_NL, GGML_TYPE_Q3_K, GGML_TYPE_Q2_K, GGML_TYPE_Q4_1, GGML_TYPE_IQ3_XXS, GGML_TYPE_MXFP4 };
     int worse = 0, slower = 0, total = 0;
     printf("%-5s %-14s %6s %6s %4s | %10s %8s | %10s %8s | %s\n", "type", "matrix", "k", "rows", "cols", "stock NMSE", "us", "narrow", "us", "ratio");
     for (const ggml_type type : types) {

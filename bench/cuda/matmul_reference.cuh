@@ -2,7 +2,7 @@
 
 // Test data for matmul_bench.cu and its float64 reference, written from the definition of the formats.
 
-#include "mmn-unpack.cuh"
+#include "mmn-unpack-more.cuh"
 
 #include <stdint.h>
 
@@ -55,6 +55,55 @@ static __device__ double dequantise(const int type, const uint8_t * b, const int
             const int sc = low | ((((b[2] | (b[3] << 8)) >> 2*j) & 3) << 4);
             const int q = b[8 + 16*j + i % 16];
             return half_at(b)*(sc - 32)*values[i % 32 < 16 ? q & 15 : q >> 4];
+        }
+        case MMN_Q4_1: {
+            b += 20*(i/32);
+            const int q = b[4 + i % 16];
+            return half_at(b)*(i % 32 < 16 ? q & 15 : q >> 4) + half_at(b + 2);
+        }
+        case MMN_IQ4_NL: {
+            const int values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+            b += 18*(i/32);
+            const int q = b[2 + i % 16];
+            return half_at(b)*values[i % 32 < 16 ? q & 15 : q >> 4];
+        }
+        case MMN_NVFP4:
+        case MMN_MXFP4: {
+            const double values[8] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 };
+            int q;
+            double scale;
+            if (type == MMN_NVFP4) {
+                b += 36*(i/64);
+                const int sc = b[(i % 64)/16];
+                scale = sc == 127 ? 0.0 : sc < 8 ? ldexp((double) sc, -9) : ldexp(8.0 + sc % 8, sc/8 - 10);
+                q = b[4 + 8*((i % 64)/16) + i % 8];
+                q = i % 16 < 8 ? q & 15 : q >> 4;
+            } else {
+                b += 17*(i/32);
+                scale = ldexp(1.0, b[0] - 127);
+                q = b[1 + i % 16];
+                q = i % 32 < 16 ? q & 15 : q >> 4;
+            }
+            return (q < 8 ? scale : -scale)*values[q % 8];
+        }
+        case MMN_Q2_K: {
+            const int q = (b[16 + 32*(i/128) + i % 32] >> 2*((i % 128)/32)) & 3;
+            return half_at(b + 80)*(b[i/16] & 15)*q - half_at(b + 82)*(b[i/16] >> 4);
+        }
+        case MMN_Q3_K: {
+            const int low  = (b[32 + 32*(i/128) + i % 32] >> 2*((i % 128)/32)) & 3;
+            const int high = (b[i % 32] >> i/32) & 1;
+            const int j = i/16; // 16 scales: 8 bytes with 4 bits of two, 4 bytes with 2 bits of four
+            const int sc = ((b[96 + j % 8] >> 4*(j/8)) & 15) | (((b[104 + j % 4] >> 2*(j/4)) & 3) << 4);
+            return half_at(b + 108)*(sc - 32)*(low + 4*high - 4);
+        }
+        case MMN_IQ3_XXS: {
+            const uint8_t * a = b + 66 + 4*(i/32);
+            const uint32_t w = a[0] | (a[1] << 8) | (a[2] << 16) | ((uint32_t) a[3] << 24);
+            const uint32_t seven = (w >> 7*((i % 32)/8)) & 127;
+            const uint32_t sign = seven | ((__popc(seven) & 1) << 7);
+            const int v = (iq3xxs_grid[b[2 + i/4]] >> 8*(i % 4)) & 255;
+            return half_at(b)*(2*(w >> 28) + 1)/4*((sign >> i % 8) & 1 ? -v : v);
         }
         case MMN_F16:
             return half_at(b + 2*i);
@@ -138,6 +187,13 @@ static __global__ void fill_weights(const int type, uint8_t * w, const int64_t b
         case MMN_Q4_K: put_half(b, 0.0001f*u); put_half(b + 2, 0.0008f*u); break;
         case MMN_Q5_K: if (wild) { put_half(b, 0.0001f*u); put_half(b + 2, 0.0008f*u); break; } b[0] = hash(seed + i*1024 + 1002) & 255; b[1] = 3; put_half(b + 2, 0.0008f*u); break;
         case MMN_IQ4_XS: put_half(b, 0.00003f*u); break;
+        case MMN_Q4_1: for (int j = 0; j < 8; ++j) { const float d = (0.002f + 0.001f*(hash(seed + i*1024 + 600 + j) & 7))*u; put_half(b + 20*j, d); put_half(b + 20*j + 2, -7.3f*d); } break;
+        case MMN_IQ4_NL: for (int j = 0; j < 8; ++j) put_half(b + 18*j, (0.0002f + 0.0001f*(hash(seed + i*1024 + 600 + j) & 7))*u); break;
+        case MMN_NVFP4: for (int j = 0; j < 16; ++j) b[36*(j/4) + j % 4] = wild ? hash(seed + i*1024 + 600 + j) & 127 : 32 + (hash(seed + i*1024 + 600 + j) & 31); break;
+        case MMN_MXFP4: for (int j = 0; j < 8; ++j) b[17*j] = 115 + (hash(seed + i*1024 + 600 + j) & (wild ? 15 : 3)); break;
+        case MMN_Q2_K: put_half(b + 80, 0.001f*u); put_half(b + 82, 0.0012f*u); break;
+        case MMN_Q3_K: put_half(b + 108, 0.0003f*u); break;
+        case MMN_IQ3_XXS: put_half(b, 0.0003f*u); break;
         case MMN_Q6_K: if (wild) { put_half(b + 208, 0.00005f*u); break; } b[208] = 60 + (hash(seed + i*1024 + 1002) & 127); b[209] = 0; break; // subnormal, about 7e-6
         default: break;
     }

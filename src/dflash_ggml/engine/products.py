@@ -34,6 +34,13 @@ TYPES = {
         lib.GGML_TYPE_IQ4_XS,
         lib.GGML_TYPE_F16,
         lib.GGML_TYPE_BF16,
+        lib.GGML_TYPE_Q4_1,
+        lib.GGML_TYPE_IQ4_NL,
+        lib.GGML_TYPE_NVFP4,
+        lib.GGML_TYPE_MXFP4,
+        lib.GGML_TYPE_Q2_K,
+        lib.GGML_TYPE_Q3_K,
+        lib.GGML_TYPE_IQ3_XXS,
     )
 }
 WIDTHS = (8, 4, 16, 32, 24, 1, 2, 6, 3, 64, 48)  # ends of steps, those of the usual trees first
