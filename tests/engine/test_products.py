@@ -364,3 +364,33 @@ def test_every_type_and_width_follows_the_table(gpu: Device) -> None:
         np.testing.assert_array_equal(product, ours[key], err_msg=str(key))
     for thing in (*graphs.values(), workspace, weights):
         thing.close()
+
+
+def test_a_number_beside_a_matrix_is_one_more_rounding(gpu: Device) -> None:
+    """NVFP4 files have one per matrix. Whether the product kernel multiplies or a kernel of its own: the same bits."""
+    rng = np.random.default_rng(2)
+    k, rows, columns = 1024, 256, 16
+    blocks = rng.integers(0, 256, (rows, k // 64, 36), np.uint8)
+    blocks[:, :, :4] = rng.integers(40, 60, (rows, k // 64, 4))  # scales, in UE4M3
+    numbers = np.float32([0.37, 1.91])
+    sources = {
+        f"w{i}": Source(lib.GGML_TYPE_NVFP4, (k, rows), np.roll(blocks, i, axis=0).reshape(-1))
+        for i in range(2)
+    }
+    sources |= {f"s{i}": Source(F32, (1,), numbers[i : i + 1].view(np.uint8)) for i in range(2)}
+    weights, workspace = Weights(gpu, sources).fill(), Workspace(gpu)
+    g = Graph(gpu, 32)
+    x = g.input("x", F32, k, columns)
+    for i, y in enumerate([g.expand(g.mul_mat(weights[f"w{i}"], x)) for i in range(2)]):
+        g.output(g.mul(y, weights[f"s{i}"]), f"scaled{i}")
+    for i in range(2):
+        g.output(g.mul_mat(weights[f"w{i}"], x), f"plain{i}")
+    g.place(workspace)
+    g.inputs["x"].array[...] = rng.standard_normal((columns, k), np.float32)
+    g.run()
+    for i in range(2):
+        scaled, plain = (gpu.read(g.outputs[f"{name}{i}"]) for name in ("scaled", "plain"))
+        assert np.isfinite(plain).all() and plain.std() > 1
+        np.testing.assert_array_equal(scaled, plain * numbers[i])
+    for thing in (g, workspace, weights):
+        thing.close()
