@@ -24,6 +24,7 @@ from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
 from .known_costs import known_costs
 from .passes import TargetPasses, tree_width
+from .products import without_kernels
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
@@ -83,6 +84,12 @@ def load(
     try:
         passes, drafter, n_ctx = _on_device(device, config, file, target, draft, progress)
         if draft and drafter:
+            if others := without_kernels(device, passes.weights):
+                log.warning(
+                    "%s: %s of its bytes have no kernels for several tokens at once on this GPU, so drafting gains less",
+                    config.model,
+                    ", ".join(f"{kind} ({part:.0%})" for kind, part in others.items()),
+                )
             kinds = sorted((name, t.type, t.shape) for name, t in file.tensors.items())
             points, costs_file = known_costs(
                 config, passes, drafter, [kinds, draft.identity], calibration_seconds

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -134,6 +135,22 @@ def worth_measuring(device: Device) -> bool:
     """Whether this is a GPU that runs our kernels and that they were not tuned on."""
     capability = device.capability
     return capability is not None and capability >= NEEDED and capability != TUNED
+
+
+def without_kernels(device: Device, weights: Mapping[str, Any]) -> dict[str, float]:
+    """The part of the bytes a pass multiplies that has types without kernels of ours, by ggml's name of the type, largest first.
+
+    Empty on a device that has no kernels of ours at all. `weights`: by tensor name.
+    """
+    if (device.capability or (0, 0)) < NEEDED:
+        return {}
+    sizes: Counter[int] = Counter()
+    for name, t in weights.items():
+        is_lookup = name == "token_embd.weight" and "output.weight" in weights
+        if t.ne[1] > 1 and t.type != F32 and not is_lookup:
+            sizes[t.type] += lib.ggml_nbytes(t)
+    others = [(kind, size) for kind, size in sizes.most_common() if kind not in TYPES.values()]
+    return {ffi.string(lib.ggml_type_name(kind)).decode(): size / sizes.total() for kind, size in others}
 
 
 def apply(device: Device, table: ProductTable) -> None:
