@@ -7,7 +7,7 @@ import pytest
 
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration
-from dflash_ggml.decode.tree import best_first, cut
+from dflash_ggml.decode.tree import best_first
 
 # one candidate of 0.8 and one of 0.1 at each of three depths
 TREE = best_first(0, np.array([[1, 2]] * 3), np.log(np.array([[0.8, 0.1]] * 3, np.float32)), 8)
@@ -96,12 +96,13 @@ def test_probabilities_stay_probabilities():
     assert (np.array(known.hits) <= np.array(known.tried) + 1e-9).all()
 
 
-def test_a_cut_keeps_parents():
-    keep = np.array([0, *SPINE[1:], 2])
-    small = cut(TREE, np.unique(keep))
-    assert small.parents[0] == -1 and (small.parents[1:] < np.arange(1, small.width)).all()
-    assert set(small.tokens.tolist()) <= set(TREE.tokens.tolist())
-    for node, old in enumerate(np.unique(keep)):
-        assert small.tokens[node] == TREE.tokens[old] and small.depths[node] == TREE.depths[old]
-        if node:
-            assert np.unique(keep)[small.parents[node]] == TREE.parents[old]
+@pytest.mark.parametrize("nodes", range(TREE.width))
+def test_the_first_nodes_are_a_tree(nodes: int):
+    small = TREE.first(nodes)
+    assert small.n_nodes == nodes and small.parents[0] == -1
+    assert all(parent < node for node, parent in enumerate(small.parents))
+    whole = (TREE.tokens, TREE.parents, TREE.depths, TREE.log_probs)
+    for part, all_of_it in zip(
+        (small.tokens, small.parents, small.depths, small.log_probs), whole, strict=True
+    ):
+        assert (part == all_of_it[: nodes + 1]).all()

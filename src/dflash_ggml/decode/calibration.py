@@ -17,10 +17,11 @@ from .tree import Tree
 N_DEPTHS = 8  # depths told apart; deeper ones count as the last
 N_BUCKETS = 8  # of the draft's probability
 PRIOR = 8.0  # samples that other texts are worth for a new one
-OWN_WORD = 4.0  # samples that the draft's own word is worth where there are no other texts
+OWN_WORD = 2.0  # samples that the draft's own word is worth where there are no other texts
 KEPT = 400.0  # samples of a cell after which old ones fade
 TREND_RATE = 0.2  # logits per unit of surprise
 TREND_MOST = 5.0
+_SURE = 1 - 1e-6
 _HALVINGS = 1 / math.log(2)
 
 
@@ -43,17 +44,18 @@ class Calibration:
         """How likely each node is to be accepted, 1 at the root: the product of its path's calibrated probabilities."""
         parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
         base, slope, exp = self._base, self._slope, math.exp
-        edges, any_right = [1.0] * len(parents), [0.0] * len(parents)
+        edges, factors = [1.0] * len(parents), [0.0] * len(parents)
         for node in range(1, len(parents)):
             parent = parents[node]
             log_prob = log_probs[node] - log_probs[parent]
             cell = _cell(depths[node], log_prob)
             edges[node] = edge = base[cell] + slope[cell] * exp(log_prob)
-            any_right[parent] += edge
-        # the children of a node share its trend: one of them is right, or none
-        factors = (
-            [_moved(p, self.trend) if p else 1.0 for p in any_right] if self.trend else [1.0] * len(parents)
-        )
+            factors[parent] += edge
+        if self.trend:  # the children of a node share it: one of them is right, or none
+            lift = exp(self.trend)
+            factors = [_moved(p, lift) for p in factors]
+        else:
+            factors = [1.0] * len(parents)
         for node in range(1, len(parents)):
             parent = parents[node]
             edges[node] *= factors[parent] * edges[parent]
@@ -73,7 +75,7 @@ class Calibration:
                 self._count(cell, node in kept)
         for node, p in expected.items():
             if p:
-                surprise = right.get(node, 0.0) - min(p * _moved(p, self.trend), 1.0)
+                surprise = right.get(node, 0.0) - min(p * _moved(p, math.exp(self.trend)), 1.0)
                 self.trend = min(max(self.trend + TREND_RATE * surprise, -TREND_MOST), TREND_MOST)
 
     def _count(self, cell: int, is_right: bool) -> None:
@@ -95,11 +97,9 @@ class Calibration:
         self._slope[cell] = weight * slope
 
 
-def _moved(probability: float, trend: float) -> float:
-    """The factor that moves a probability by `trend` logits."""
-    p = min(max(probability, 1e-9), 1 - 1e-6)
-    odds = p / (1 - p) * math.exp(trend)
-    return odds / (1 + odds) / p
+def _moved(probability: float, lift: float) -> float:
+    """The factor that moves a probability by a trend, given as exp(trend)."""
+    return lift / (1 - probability + probability * lift) if probability < _SURE else 1.0
 
 
 def _cell(depth: int, log_prob: float) -> int:

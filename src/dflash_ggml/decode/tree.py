@@ -8,7 +8,6 @@ found with one heap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -41,26 +40,18 @@ class Tree:
         """Drafted nodes, without the root."""
         return len(self.tokens) - 1
 
+    def first(self, nodes: int) -> Tree:
+        """The tree of the root and the first `nodes` drafted nodes; every parent is among them."""
+        end = nodes + 1
+        if end >= self.width:
+            return self
+        return Tree(self.tokens[:end], self.parents[:end], self.depths[:end], self.log_probs[:end])
+
 
 def verify_width(nodes: int) -> int:
     """Columns of a verify pass over `nodes` nodes and the root: exact up to 8, then multiples of 8 (kernel tiles)."""
     width = nodes + 1
     return width if width <= 8 else -(-width // 8) * 8
-
-
-def cut(tree: Tree, keep: Iterable[int]) -> Tree:
-    """The tree of the nodes `keep` (the root and every parent among them), in their order."""
-    kept = sorted(keep)
-    place = {node: i for i, node in enumerate(kept)}
-    place[-1] = -1
-    parents = tree.parents.tolist()
-    nodes = np.array(kept)
-    return Tree(
-        tree.tokens[nodes],
-        np.array([place[parents[node]] for node in kept], np.int32),
-        tree.depths[nodes],
-        tree.log_probs[nodes],
-    )
 
 
 def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = False) -> Tree:
