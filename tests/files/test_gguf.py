@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files import gguf
-from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.files.gguf import GGUFFile, part_names
 from dflash_ggml.models.qwen35 import Qwen35
 from dflash_ggml.text.tokenizer import Tokenizer
 from reference import tiny_models
@@ -226,6 +226,59 @@ def one_key(key: str | bytes, count: int = 1) -> bytes:
 def test_bad_file(tmp_path: Path, data: bytes, message: str):
     with pytest.raises(ModelFileError, match=message):
         opened(tmp_path / "x.gguf", data)
+
+
+PARTS = 3
+
+
+def write_parts(folder: Path, stem: str = "x") -> list[Path]:
+    """A model of three parts: keys and no tensors in the first, a tensor in each of the others."""
+    paths = []
+    for i in range(PARTS):
+        keys = {"split.no": i, "split.count": PARTS, "split.tensors.count": PARTS - 1}
+        keys |= {"general.architecture": "qwen35"} if i == 0 else {}
+        tensors = [f32_tensor(f"t{i}", (4,), value=i)] if i else []
+        paths.append(folder / f"{stem}-{i + 1:05}-of-{PARTS:05}.gguf")
+        paths[-1].write_bytes(build(keys, tensors).data)
+    return paths
+
+
+def test_any_part_opens_all(tmp_path: Path):
+    for path in write_parts(tmp_path):
+        with GGUFFile(path) as file:
+            assert file.arch == "qwen35" and list(file.tensors) == ["t1", "t2"] and file.path == path
+            assert [file.data(name).view("<f4").tolist() for name in file.tensors] == [[1.0] * 4, [2.0] * 4]
+            file.rename({"t2": "second"})
+            assert list(file.tensors) == ["t1", "second"] and file.data("second").view("<f4")[0] == 2
+
+
+def test_parts_that_are_missing_or_foreign(tmp_path: Path):
+    first, second, third = write_parts(tmp_path)
+    foreign = build({"split.no": 2, "split.count": PARTS}, [f32_tensor("t1", (4,))]).data
+    for data, said in (
+        (
+            second.read_bytes(),
+            f"{third.name}: its keys 'split.no' and 'split.count' do not make it part 3 of 3",
+        ),
+        (foreign, f"{third.name}: tensor 't1' is also in another part"),
+        (build({"split.no": 2, "split.count": PARTS}).data, "its 3 parts hold 1 tensors, not 2"),
+        (third.read_bytes()[:-1], f"{third.name}: tensor 't2' ends at byte"),
+    ):
+        third.write_bytes(data)
+        with pytest.raises(ModelFileError, match=said):
+            GGUFFile(first)
+    third.unlink()
+    with pytest.raises(ModelFileError, match=f"{first.name}: part 3 of 3 is missing: download {third.name}"):
+        GGUFFile(first)
+    renamed = first.rename(tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match="name does not end in -0000N-of-00003.gguf"):
+        GGUFFile(renamed)
+
+
+def test_names_of_parts():
+    assert part_names("a-00002-of-00002.gguf") == ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"]
+    for alone in ("a.gguf", "a-00001-of-00001.gguf", "a-1-of-2.gguf"):
+        assert part_names(alone) == [alone]
 
 
 def test_strings_that_are_not_utf8_are_reported_on_use(tmp_path: Path):

@@ -205,5 +205,47 @@ def test_target_tensor_types(file: Path):
 
 
 def test_unknown_target_tensor(file: Path):
-    with pytest.raises(ModelFileError, match="'blk.0.ffn_up.scale' is unknown"):
-        target(file, tensors=tensors_with(**{"blk.0.ffn_up.scale": (1,)}))
+    for name in (
+        "blk.0.ffn_up.bias",
+        "blk.0.ssm_conv1d.scale",
+        "token_embd.scale",
+        "blk.9.ffn_up.input_scale",
+    ):
+        with pytest.raises(ModelFileError, match=f"{name!r} is unknown"):
+            target(file, tensors=tensors_with(**{name: (1,)}))
+
+
+def test_scales_beside_matrices(file: Path):
+    names = ["blk.0.ffn_up.scale", "blk.1.attn_q.scale", "output.scale"]
+    ignored = {"blk.0.ffn_up.input_scale": (1,)}
+    p = target(file, tensors=tensors_with(**dict.fromkeys(names, (1,)), **ignored))
+    assert sorted(p.scales) == names and all(p.tensors()[name] == (1,) for name in names)
+    assert "blk.0.ffn_up.input_scale" not in p.tensors()
+    other = {name.replace(".scale", ".weight.scale"): (1,) for name in names}  # as some writers name them
+    assert sorted(target(file, tensors=tensors_with(**other)).scales) == names
+    with pytest.raises(ModelFileError, match=r"'output.scale' has shape \[2\], expected \[1\]"):
+        target(file, tensors=tensors_with(**{"output.scale": (2,)}))
+
+
+def test_heads_per_block(file: Path):
+    """Ollama writes a number per block, 0 where a block has no attention."""
+    key = "qwen35.attention.head_count_kv"
+    assert target(file, {key: [0, 2, 0, 2]}) == target(file)
+    assert target(file, {"qwen35.attention.head_count": [4, 4, 4, 4]}) == target(file)
+    for counts, said in (
+        ([0, 2, 0], "3 entries"),
+        ([0, 2, 0, 4], r"\[2, 4\] heads"),
+        ([0] * 4, "0 is out of range"),
+    ):
+        with pytest.raises(ModelFileError, match=f"{key}'.*{said}"):
+            target(file, {key: counts})
+
+
+def test_what_ollama_keeps_in_the_same_file(file: Path):
+    others = {"v.blk.0.attn_q.weight": (4, 4), "mm.0.weight": (4, 4), "mtp.fc.weight": (16, 8)}
+    renamed = {"blk.0.ssm_dt.bias": None, "blk.0.ssm_dt": SHAPES["blk.0.ssm_dt.bias"]}
+    assert target(file, tensors=tensors_with(**others, **renamed)) == target(file)
+    key = "qwen35.ssm.v_head_reordered"
+    assert target(file, {key: True}) == target(file)
+    with pytest.raises(ModelFileError, match=f"{key}' is false"):
+        target(file, {key: False})

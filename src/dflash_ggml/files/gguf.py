@@ -1,13 +1,15 @@
 """Read GGUF files (versions 2 and 3, little-endian) through a memory map.
 
 Opening a file reads its header only. Weights stay on disk until they are touched, numeric arrays are views
-into the file, and arrays of strings (a vocabulary) are walked once and decoded on first use. Whatever is
+into the file, and arrays of strings (a vocabulary) are walked once and decoded on first use. Of a model in
+parts (`-00001-of-00003.gguf`) any one may be named: all are mapped, and read as one file. Whatever is
 wrong with a file is reported as one `ModelFileError` that names the file and the field.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import stat
 import struct
 from collections.abc import Mapping, Sequence
@@ -56,6 +58,20 @@ def ggml_types() -> Mapping[int, GGMLType]:
             name = ffi.string(lib.ggml_type_name(code)).decode()
             types[code] = GGMLType(name, block, lib.ggml_type_size(code))
     return MappingProxyType(types)
+
+
+PART_NAME = re.compile(
+    r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE | re.DOTALL
+)
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of a model, by that of one of them; the name alone where it names no part."""
+    match = PART_NAME.match(name)
+    if match is None or int(match["count"]) < 2:
+        return [name]
+    tail = match["count"] + name[match.end("count") :]
+    return [f"{match['stem']}-{i:05}-of-{tail}" for i in range(1, int(match["count"]) + 1)]
 
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -130,15 +146,23 @@ class StringArray(Sequence[str]):
 
 
 class GGUFFile(KeyedFile):
-    """An open GGUF file; a context manager.
+    """An open GGUF file, all its parts if it has several; a context manager.
 
-    metadata: key -> int, float, bool, str, `StringArray`, or a read-only numpy array (a view into the file)
-    tensors:  name -> `TensorInfo`, in file order
+    metadata: key -> int, float, bool, str, `StringArray`, or a read-only numpy array (a view into the file);
+        of several parts, the first one's
+    tensors:  name -> `TensorInfo`, in file order; offsets within the part that holds the tensor
     """
 
     def __init__(self, path: str | Path) -> None:
         """Map `path` and read its header. Raises `ModelFileError` for any defect, a missing file included."""
-        self.path = Path(path)
+        self._open(Path(path))
+        self._holders: dict[str, GGUFFile] = {}  # of the tensors that lie in another part
+        if (count := self.get("split.count", int)) is not None and count > 1:
+            self._join(count)
+
+    def _open(self, path: Path) -> None:
+        """Map and read one file by itself."""
+        self.path = path
         self._bytes = map_file(self.path)
         self._pos = 0
         self.version, n_tensors, n_keys = self._read_prelude()
@@ -149,11 +173,45 @@ class GGUFFile(KeyedFile):
                 raise self.error(f"key {i} ({short(key)}) is {'repeated' if key else 'empty'}")
             metadata[key] = self._value(f"key {short(key)}")
         self.metadata = MappingProxyType(metadata)
-        if (parts := self.get("split.count", int)) is not None and parts > 1:
-            raise self.error(
-                f"one of {parts} parts of a model; join them with `llama-gguf-split --merge` first"
-            )
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._read_tensors(n_tensors))
+
+    def _join(self, count: int) -> None:
+        """Open the other parts of the model and read all as one. Raises `ModelFileError` for one that is missing or foreign."""
+        names = part_names(self.path.name)
+        if len(names) != count:
+            raise self.error(
+                f"one of {count} parts of a model, but its name does not end in -0000N-of-{count:05}.gguf, by which "
+                "the others are found: give it its published name"
+            )
+        parts: list[GGUFFile] = []
+        for i, name in enumerate(names):
+            part = self
+            if name != self.path.name:
+                path = self.path.with_name(name)
+                if not path.exists():
+                    raise self.error(
+                        f"part {i + 1} of {count} is missing: download {name} into the same folder"
+                    )
+                part = GGUFFile.__new__(GGUFFile)
+                part._open(path)
+            if part.get("split.count", int) != count or part.get("split.no", int) != i:
+                raise part.error(
+                    f"its keys 'split.no' and 'split.count' do not make it part {i + 1} of {count}; download it again"
+                )
+            parts.append(part)
+        tensors: dict[str, TensorInfo] = {}
+        for part in parts:
+            if again := next((name for name in part.tensors if name in tensors), None):
+                raise part.error(f"tensor {short(again)} is also in another part; download all parts again")
+            tensors |= part.tensors
+            if part is not self:
+                self._holders |= dict.fromkeys(part.tensors, part)
+        total = parts[0].get("split.tensors.count", int)
+        if total is not None and total != len(tensors):
+            raise self.error(
+                f"its {count} parts hold {len(tensors)} tensors, not {total}; download them again"
+            )
+        self.metadata, self.tensors = parts[0].metadata, MappingProxyType(tensors)
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -164,6 +222,7 @@ class GGUFFile(KeyedFile):
     def close(self) -> None:
         """Let go of the file. It is unmapped once the last array that `data` gave out is gone."""
         self._bytes = np.empty(0, np.uint8)
+        self._holders = {}
 
     @property
     def arch(self) -> str:
@@ -174,8 +233,15 @@ class GGUFFile(KeyedFile):
         """The bytes of a tensor: read-only uint8 [nbytes], a view into the mapped file."""
         if name not in self.tensors:
             raise self.error(f"tensor {name!r} is missing")
-        info = self.tensors[name]
-        return self._bytes[info.offset : info.offset + info.nbytes]
+        info, holder = self.tensors[name], self._holders.get(name, self)
+        return holder._bytes[info.offset : info.offset + info.nbytes]
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Let tensors be known by other names: old name -> new one, which no tensor has yet."""
+        if names:
+            tensors = {names.get(name, name): info for name, info in self.tensors.items()}
+            self._holders = {names.get(name, name): part for name, part in self._holders.items()}
+            self.tensors = MappingProxyType(tensors)
 
     # --- header ---
 

@@ -63,10 +63,28 @@ class Taps:
             self.batch.append(self.g, features, self.columns.positions, self.columns.rows)
 
 
+def product(g: Graph, w: Mapping[str, Any], name: str, y):
+    """The matrix `name` times y, and times its `.scale` [1] where the file has one, as NVFP4 files do; y [D, n] -> [rows, n]."""
+    return products(g, w, (name,), y)[0]
+
+
+def products(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
+    """`product` for several matrices of one input. They stand together: the GPU converts the input once for all of them."""
+    found = [g.mul_mat(w[f"{name}.weight"], y) for name in names]
+    if not any(f"{name}.scale" in w for name in names):
+        return found
+    for x in found:
+        g.expand(x)
+    return [
+        g.mul(x, w[f"{name}.scale"]) if f"{name}.scale" in w else x
+        for name, x in zip(names, found, strict=True)
+    ]
+
+
 def swiglu(g: Graph, w: Mapping[str, Any], name: str, y):
     """The feed-forward layer down(silu(gate y) * up y); y [D, n] -> [D, n]."""
-    gate, up = (g.mul_mat(w[f"{name}ffn_{x}.weight"], y) for x in ("gate", "up"))
-    return g.mul_mat(w[f"{name}ffn_down.weight"], g.swiglu(gate, up))
+    gate, up = products(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
+    return product(g, w, f"{name}ffn_down", g.swiglu(gate, up))
 
 
 def gated_attention(
@@ -89,8 +107,8 @@ def gated_attention(
     caches: keys and values [row, n_rows] of this layer, to which the columns' rows are written first.
     """
     d, n = head_dim, columns.n
-    # products of one input stand together, right after its norm: the GPU converts it once for all of them
-    q_gate, k, v = (g.expand(g.mul_mat(w[f"{name}{x}.weight"], y)) for x in "qkv")
+    # right after the norm of their input
+    q_gate, k, v = (g.expand(x) for x in products(g, w, [name + x for x in "qkv"], y))
     # attn_q interleaves per head: d query rows, then d gate rows
     strides = (2 * d * 4, 2 * d * heads * 4)
     q = g.rms_norm(g.view(q_gate, (d, heads, n), strides), eps, w[name + "q_norm.weight"])
@@ -102,7 +120,7 @@ def gated_attention(
     keys, values = (g.heads(t, d, columns.n_kv) for t in (keys, values))
     o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, columns.mask, d**-0.5)
     gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
-    return g.mul_mat(w[name + "output.weight"], g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
+    return product(g, w, name + "output", g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
 
 
 def gated_delta_net(
@@ -115,20 +133,19 @@ def gated_delta_net(
     layer: int,
     shape: Recurrent,
     eps: float,
-    products: Sequence[str] = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"),
+    matrices: Sequence[str] = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"),
 ):
     """Gated delta net (arXiv 2412.06464) behind a short convolution; y [D, n] -> [D, n].
 
     Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced.
-    products: names of the matrices that give q|k|v, the gate, the decay and the write strength.
+    matrices: names of those that give q|k|v, the gate, the decay and the write strength.
     """
     n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
-    # products of one input stand together: the GPU converts it once for all of them
-    qkv, z, alpha, beta = (g.mul_mat(w[f"{name}{x}.weight"], y) for x in products)
+    qkv, z, alpha, beta = products(g, w, [name + x for x in matrices], y)
     if columns.is_tree:
         qkv = state.land_conv_inputs(g, qkv, layer)
-    for product in (qkv, z, alpha, beta):
-        g.expand(product)
+    for x in (qkv, z, alpha, beta):
+        g.expand(x)
     # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
     window = state.window(layer)
     c = g.expand(g.silu(g.ssm_conv_tree(window, qkv, w[name + "ssm_conv1d.weight"], columns.parents)))
@@ -156,7 +173,7 @@ def gated_delta_net(
         o = g.view(out, (s, h_v, n))
     o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
     z = g.silu(g.reshape(z, s, h_v, n))
-    return g.mul_mat(w[name + "ssm_out.weight"], g.reshape(g.mul(o, z), s * h_v, n))
+    return product(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))
 
 
 def logits_and_choice(
@@ -165,7 +182,7 @@ def logits_and_choice(
     """Declare a target's outputs for the residual columns x [D, n]: logits [n_vocab, n] and choice [n], their argmax; with
     `reduction` also reduced [3 k + watched + blocks, n]."""
     x = g.rms_norm(x, eps, w["output_norm.weight"])
-    logits = g.output(g.mul_mat(w[head_name], x), "logits")
+    logits = g.output(product(g, w, head_name.removesuffix(".weight"), x), "logits")
     g.output(g.argmax(logits), "choice")
     if reduction is not None:
         g.output(reduced_logits(g, logits, reduction), "reduced")

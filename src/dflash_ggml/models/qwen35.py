@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ..files.gguf import F32, GGUFFile, StringArray
 from ..ggml.graph import Graph
@@ -19,6 +21,8 @@ from .layers import Columns, Taps, gated_attention, gated_delta_net, logits_and_
 from .target import Batch, Target
 
 ARCH = "qwen35"
+# what Ollama keeps in the same file: the vision tower, its projector, and its own form of the prediction block
+_OTHER_PARTS = ("v.", "mm.", "mtp.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Qwen35(Target):
     recurrent: tuple[bool, ...]  # [n_layers]
     n_ctx_train: int
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
+    scales: tuple[str, ...] = ()  # the `.scale` tensors [1] that the file has beside matrices (NVFP4)
 
     @property
     def conv_channels(self) -> int:
@@ -65,8 +70,10 @@ class Qwen35(Target):
         def number(key: str) -> float:
             return positive(file.error, f"key '{ARCH}.{key}'", file.require(f"{ARCH}.{key}", float))
 
+        _settle_names(file)
         blocks = count("block_count", MAX_LAYERS)
         trunk = blocks - count("nextn_predict_layers", blocks - 1, 0, default=0)
+        recurrent = _recurrent(file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4))
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise file.error("tensor 'token_embd.weight' is missing or not a matrix")
@@ -75,8 +82,8 @@ class Qwen35(Target):
             n_embd=count("embedding_length"),
             n_ff=count("feed_forward_length"),
             n_vocab=embedding.shape[1],
-            n_heads=count("attention.head_count", MAX_HEADS),
-            n_kv_heads=count("attention.head_count_kv", MAX_HEADS),
+            n_heads=_heads(file, "attention.head_count", blocks, recurrent),
+            n_kv_heads=_heads(file, "attention.head_count_kv", blocks, recurrent),
             head_dim=count("attention.key_length"),
             n_rot=count("rope.dimension_count"),
             rope_theta=number("rope.freq_base"),
@@ -86,16 +93,27 @@ class Qwen35(Target):
             ssm_k_heads=count("ssm.group_count", MAX_HEADS),
             ssm_v_heads=count("ssm.time_step_rank", MAX_HEADS),
             ssm_inner=count("ssm.inner_size"),
-            recurrent=_recurrent(
-                file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4)
-            ),
+            recurrent=recurrent,
             n_ctx_train=count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
         )
         params._check_relations(file)
         params._check_rope(file)
+        matrices = {
+            name.removesuffix("weight") for name, shape in params.tensors().items() if len(shape) == 2
+        }
+        matrices -= {
+            m for m in matrices if m.startswith("token_embd.") or m.endswith("ssm_conv1d.")
+        }  # no products
+        params = replace(params, scales=tuple(f"{m}scale" for m in matrices if f"{m}scale" in file.tensors))
+
+        def ignored(name: str) -> bool:
+            # how activations were scaled when the weights were made: ggml scales them by what they are
+            is_input_scale = name.endswith(".input_scale") and name.removesuffix("input_scale") in matrices
+            return trunk <= _block(name) < blocks or name.startswith(_OTHER_PARTS) or is_input_scale
+
         shapes = params.tensors()
-        check_tensors(file.error, file.tensors, shapes, ignored=lambda name: trunk <= _block(name) < blocks)
+        check_tensors(file.error, file.tensors, shapes, ignored)
         for name, shape in shapes.items():
             if (len(shape) == 1 or name.endswith("ssm_conv1d.weight")) and file.tensors[name].type != F32:
                 raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
@@ -139,7 +157,7 @@ class Qwen35(Target):
         for i, recurrent in enumerate(self.recurrent):
             layer = common | (delta_net if recurrent else attention)
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-        return shapes
+        return shapes | dict.fromkeys(self.scales, (1,))
 
     def state_spec(self) -> StateSpec:
         """Conv window and delta-net state of the recurrent layers, K/V of the others."""
@@ -193,6 +211,12 @@ class Qwen35(Target):
 
     def _check_relations(self, file: GGUFFile) -> None:
         """Sizes that must divide or equal each other do."""
+        if (
+            file.get(f"{ARCH}.ssm.v_head_reordered", bool) is False
+        ):  # Ollama's key, true in its files of this architecture
+            raise file.error(
+                f"key '{ARCH}.ssm.v_head_reordered' is false: value heads in that order are not supported"
+            )
         value_dim = file.get(f"{ARCH}.attention.value_length", int)
         values = f"{self.ssm_v_heads} value heads of {self.ssm_state}"
         for key, holds, expected in (
@@ -226,6 +250,33 @@ def _block(name: str) -> int:
     """The block that a tensor belongs to, -1 for the tensors outside the blocks."""
     match = re.match(r"blk\.(\d{1,6})\.", name)
     return int(match[1]) if match else -1
+
+
+def _settle_names(file: GGUFFile) -> None:
+    """Bring the names that other writers use to llama.cpp's: Ollama's `ssm_dt`, and `X.weight.scale` for `X.scale`."""
+    names = {name: f"{name}.bias" for name in file.tensors if re.fullmatch(r"blk\.\d+\.ssm_dt", name)}
+    names |= {
+        name: name.replace(".weight.", ".")
+        for name in file.tensors
+        if re.search(r"\.weight\.(input_)?scale$", name)
+    }
+    file.rename({old: new for old, new in names.items() if new not in file.tensors})
+
+
+def _heads(file: GGUFFile, key: str, blocks: int, recurrent: tuple[bool, ...]) -> int:
+    """Heads of the attention layers: one number, or, as Ollama writes it, one per block of which those must agree."""
+    key = f"{ARCH}.{key}"
+    if not isinstance(file.metadata.get(key), (list, np.ndarray)):
+        return in_range(file.error, f"key {key!r}", file.require(key, int), 1, MAX_HEADS)
+    counts = file.require_array(key, int)
+    if len(counts) not in (blocks, len(recurrent)):
+        raise file.error(f"key {key!r} has {len(counts)} entries (expected {blocks})")
+    found = sorted({n for n, is_recurrent in zip(counts, recurrent) if not is_recurrent})
+    if len(found) != 1:
+        raise file.error(
+            f"key {key!r}: attention layers with {found} heads (expected one number for all of them)"
+        )
+    return in_range(file.error, f"key {key!r}", found[0], 1, MAX_HEADS)
 
 
 def _recurrent(file: GGUFFile, blocks: int, trunk: int, interval: int) -> tuple[bool, ...]:

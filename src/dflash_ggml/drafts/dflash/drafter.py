@@ -193,6 +193,7 @@ class DFlashDrafter(Drafter):
             features.tensor,
             weights[target.embedding_name],
             weights[target.head_name],
+            weights.get(target.head_name.replace(".weight", ".scale")),
             self.masks,
             n_kv,
             block,

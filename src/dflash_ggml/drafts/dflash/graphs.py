@@ -60,6 +60,7 @@ def draft_graph(
     features,
     embedding,
     head,
+    head_scale,
     masks: Sequence[SlotMask],
     n_kv: int,
     block: int,
@@ -67,7 +68,8 @@ def draft_graph(
 ) -> Graph:
     """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
 
-    `embedding` and `head` are the target's matrices [D, n_vocab], `features` its tensor [n_tap*D, columns].
+    `embedding` and `head` are the target's matrices [D, n_vocab], `head_scale` its head's [1] or None, `features` its tensor
+    [n_tap*D, columns].
     Inputs: ints = columns of the features | their positions | their cache rows | block ids | block positions | block
     rows, each B (unused columns go to spare rows); those of `masks`: full layers, window layers.
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; hidden
@@ -98,5 +100,7 @@ def draft_graph(
     x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
     hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
     logits = g.mul_mat(head, hidden)
+    if head_scale is not None:
+        logits = g.mul(logits, head_scale)
     g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
     return g

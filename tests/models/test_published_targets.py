@@ -1,0 +1,65 @@
+"""Headers of published targets, as sparse files of the full size: all are read, checked and planned for. 8 seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.loading import declare
+from dflash_ggml.errors import ModelFileError
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.ggml.device import Device
+from dflash_ggml.models.registry import read_target
+from reference import real_files
+
+
+@pytest.mark.parametrize("name", real_files.TARGETS)
+def test_target(name: str, tmp_path: Path) -> None:
+    recipe = real_files.TARGETS[name]
+    size = real_files.SIZES[recipe.size]
+    path = real_files.write_target(tmp_path, name)
+    with GGUFFile(path) as file:
+        target = read_target(file)
+        assert (target.n_layers, target.n_embd, target.n_ff, target.n_vocab) == (
+            size.layers,
+            size.d,
+            size.ff,
+            real_files.VOCAB,
+        )
+        assert (target.n_heads, target.n_kv_heads, target.tied_head) == (size.heads, size.kv, size.tied)
+        assert sum(target.recurrent) == size.layers * 3 // 4
+        left_out = {name for name in file.tensors if name not in target.tensors()}
+        block = f"blk.{size.layers}."
+        assert all(
+            name.startswith((block, "v.", "mtp.")) or name.endswith("input_scale") for name in left_out
+        )
+        assert len(left_out) == 15 * recipe.mtp + 2 * recipe.ollama + 400 * ("input_scale" in recipe.scales)
+        used = sum(info.nbytes for name, info in file.tensors.items() if name not in left_out)
+        device = Device.cpu(1, reference=True)
+        try:
+            declared = declare(device, EngineConfig(path, n_ctx=4096), file, target, None)
+            assert used <= declared.weights.wanted < 1.01 * used + (1 << 20)
+            assert {part.name for part in declared.parts} >= {
+                "target weights",
+                "target K/V",
+                "recurrent state",
+            }
+            assert all(part.nbytes(4096) >= 0 for part in declared.parts)
+        finally:
+            declared.weights.close()
+            device.close()
+
+
+def test_tensor_counts() -> None:
+    """As the loaders' logs of the published files count them."""
+    counts = {name: len(real_files.target_tensors(recipe)) for name, recipe in real_files.TARGETS.items()}
+    assert counts["Qwen3.6-27B-BF16"] == 851 and counts["Qwen3.8-27B-MTP-UD-Q4_K_XL"] == 866
+    assert counts["Qwen3.5-9B-Q4_K_M"] == 427 and counts["Qwen3.5-2B-Q4_K_M"] == 320
+
+
+def test_a_vocabulary_of_another_size(tmp_path: Path) -> None:
+    path = real_files.write_target(tmp_path, "Qwen3.5-0.8B-Q4_K_M", **real_files.tokens(512))
+    with pytest.raises(ModelFileError, match="512 tokens .expected 248320"):
+        read_target(GGUFFile(path))
