@@ -9,12 +9,13 @@ import io
 import math
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dflash_ggml
-from dflash_ggml.cli.arguments import add_sampling_options, sampling_params
+from dflash_ggml.cli.arguments import add_sampling_options, file_metadata, sampling_params
 from dflash_ggml.cli.repl import Conversation
 from dflash_ggml.decode.sampling_params import OPTIONS, SamplingParams, token_bias
 from dflash_ggml.llama.llama import Llama
@@ -22,6 +23,7 @@ from dflash_ggml.llama.requests import SAMPLING_OPTIONS
 from dflash_ggml.server.schema import SamplingFields
 from dflash_ggml.session.session import Session
 from reference.fake_engine import FakeEngine
+from reference.gguf_bytes import build
 
 FIELDS = [f.name for f in fields(SamplingParams)]
 # a value of each that is not the default, as one writes it, and llama.cpp's flag and request field
@@ -71,6 +73,24 @@ def test_every_face_offers_every_option(name: str) -> None:
 
 def test_nothing_given_is_the_default() -> None:
     assert parsed() == SamplingParams()
+
+
+def test_the_model_file_comes_before_our_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Flags win, also at the default's own value; what was taken is said, unless decoding is greedy."""
+    recommends = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20}
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser)
+    params = sampling_params(parser.parse_args(["--top-k", "40"]), recommends)
+    assert params == replace(SamplingParams(), temperature=0.6)
+    assert "from the model file: temperature 0.6; flags win" in caplog.text
+    caplog.clear()
+    assert sampling_params(parser.parse_args(["--temp", "0"]), recommends).top_k == 20
+    assert not caplog.text
+    file = tmp_path / "x.gguf"
+    file.write_bytes(build(recommends).data)
+    assert dict(file_metadata(file)) == pytest.approx(recommends)
+    file.write_bytes(b"no model")
+    assert file_metadata(file) == {}
 
 
 def test_biases_add_up_and_ban() -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from ..config import MAX_BUDGET, EngineConfig, KvType, Mode
+from ..decode.recommended import recommended, told
 from ..decode.sampling_params import OPTIONS, Option, SamplingParams
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelFileError
+from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, draft_beside
 
@@ -126,7 +128,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `sampling_params` reads: all that the sampler has."""
     default = SamplingParams()
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group(
+        "sampling", "what is not given is as the model file recommends it, if it does"
+    )
     for name, option in OPTIONS.items():
         value = getattr(default, name)
         many = isinstance(value, Mapping)
@@ -136,7 +140,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             dest=name,
             type=_reader(name, option),
             action="append" if many else "store",
-            default=None if many else value,
+            default=None,
             metavar="ID+BIAS" if many else "N" if isinstance(value, int) or value is None else "X",
             help=f"{option.help} (default {shown})",
         )
@@ -162,13 +166,29 @@ def _reader(name: str, option: Option) -> Callable[[str], Any]:
     return read
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """The sampling options as one object; raises ConfigError naming the field."""
-    values = {name: getattr(args, name) for name in OPTIONS}
-    values["logit_bias"] = {token: bias for pairs in args.logit_bias or () for token, bias in pairs.items()}
-    params = SamplingParams(**values)
+def sampling_params(args: argparse.Namespace, metadata: Mapping[str, Any] | None = None) -> SamplingParams:
+    """The sampling options as one object: flags, else what the model file with this `metadata` recommends, else our defaults.
+
+    Says which came from the file. Raises ConfigError naming the field.
+    """
+    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    if "logit_bias" in given:
+        given["logit_bias"] = {t: bias for pairs in args.logit_bias for t, bias in pairs.items()}
+    taken = {name: value for name, value in recommended(metadata or {}).items() if name not in given}
+    params = SamplingParams(**taken | given)
     params.validate()
+    if taken and params.temperature != 0:
+        log.warning("from the model file: %s; flags win", told(taken))
     return params
+
+
+def file_metadata(model: Path) -> Mapping[str, Any]:
+    """The keys of a model file that is not loaded yet; none for a bad file, of which loading will tell."""
+    try:
+        with GGUFFile(model) as file:
+            return file.metadata
+    except ModelFileError:
+        return {}
 
 
 def check_biases(params: SamplingParams, n_vocab: int) -> None:

@@ -144,11 +144,12 @@ def run(args: argparse.Namespace) -> None:
     """Load the model and talk."""
     if args.predict is not None and args.predict < 1:
         raise ConfigError(f"-n: {args.predict} is below 1")
-    sampling = sampling_params(args)
+    sampling_params(args)  # a bad value is told of before anything is loaded
     config = engine_config(args)
     meter = Meter(sys.stderr)
     with meter, Engine.load(config, meter.bytes) as engine:
         meter.clear()
+        sampling = sampling_params(args, engine.metadata)
         check_biases(sampling, engine.n_vocab)
 
         def progress(done: int, total: int) -> None:

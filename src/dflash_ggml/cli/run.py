@@ -122,18 +122,19 @@ def read_prompt(args: argparse.Namespace) -> str:
 def run(args: argparse.Namespace) -> int:
     """Load, prefill, decode, print; returns the exit code."""
     text = read_prompt(args)
-    params = sampling_params(args)
+    sampling_params(args)  # a bad value is told of before anything is loaded
     if args.predict == 0 or args.predict < -1:
         raise ConfigError(f"-n: {args.predict} is neither -1 nor a count")
     if args.system is not None and not args.chat:
         raise ConfigError("-sys goes with --chat")
     if args.versus_plain and args.mode == "plain":
         raise ConfigError("--versus-plain: there is nothing to compare with --mode plain")
-    if args.versus_plain and params.seed is None:
-        params = replace(params, seed=secrets.randbits(32))  # both take the same draws
     meter = Meter(sys.stderr)
     with meter, Engine.load(engine_config(args), meter.bytes) as engine:
         meter.clear()
+        params = sampling_params(args, engine.metadata)
+        if args.versus_plain and params.seed is None:
+            params = replace(params, seed=secrets.randbits(32))  # both take the same draws
         check_biases(params, engine.n_vocab)
         if args.versus_plain and not engine.has_draft:
             raise ConfigError("--versus-plain needs a draft (-md)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..decode.recommended import recommended, told
 from ..errors import ConfigError, ModelFileError
 from ..session.session import Session
 from .cache import BaseLlamaCache
@@ -49,6 +51,12 @@ class LlamaBase:
         self._n_ctx = n_ctx
         self._n_vocab = params.n_vocab
         self.metadata = text_metadata(raw_metadata)
+        self._recommended = recommended(raw_metadata)
+        if self._recommended and self.verbose:
+            print(
+                f"sampling as the model file has it, where not given: {told(self._recommended)}",
+                file=sys.stderr,
+            )
         for key, value in (options.kv_overrides or {}).items():
             self.metadata[key] = str(value)
         self.n_batch = min(n_ctx, options.n_batch)

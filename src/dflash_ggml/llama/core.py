@@ -16,6 +16,7 @@ from ..session.row_keeper import RowKeeper
 from ..text.grammar import LlamaGrammar
 from .base import LlamaBase
 from .cache import BaseLlamaCache
+from .left_out import MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
 from .requests import as_tuple, grammar_spec, sampling_params
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
@@ -71,12 +72,12 @@ class LlamaCore(LlamaBase):
 
     def sample(
         self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
+        top_k: int = TOP_K,
+        top_p: float = TOP_P,
+        min_p: float = MIN_P,
         typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
+        temp: float = TEMPERATURE,
+        repeat_penalty: float = REPEAT_PENALTY,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         tfs_z: float = 1.0,
@@ -133,18 +134,19 @@ class LlamaCore(LlamaBase):
         spec = grammar_spec(grammar)
         rules = [] if spec is None else [self.session.grammars.processor(spec, n_prompt)]
         first = [] if keeper is None else [keeper]
+        sampling = settled(sampling, self._recommended)
         params = sampling_params(seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, **sampling)
         return Sampler(params, self._n_vocab, [*first, *as_tuple(logits_processor), *rules])
 
     def generate(
         self,
         tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
+        top_k: int = TOP_K,
+        top_p: float = TOP_P,
+        min_p: float = MIN_P,
         typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
+        temp: float = TEMPERATURE,
+        repeat_penalty: float = REPEAT_PENALTY,
         reset: bool = True,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,

@@ -20,6 +20,7 @@ from .chat_completion import chat_body, chat_chunks
 from .chat_handlers import ChatHandler, TemplateHandler, get_chat_completion_handler
 from .completion import Heading, completion_body, completion_chunks
 from .core import LlamaCore
+from .left_out import CHAT_TEMPERATURE, MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
 from .requests import (
@@ -143,17 +144,17 @@ class Llama(LlamaCore):
         prompt: str | Sequence[int],
         suffix: str | None = None,
         max_tokens: int | None = 16,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
+        temperature: float = TEMPERATURE,
+        top_p: float = TOP_P,
+        min_p: float = MIN_P,
         typical_p: float = 1.0,
         logprobs: int | None = None,
         echo: bool = False,
         stop: str | list[str] | None = None,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        top_k: int = 40,
+        repeat_penalty: float = REPEAT_PENALTY,
+        top_k: int = TOP_K,
         stream: bool = False,
         seed: int | None = None,
         tfs_z: float = 1.0,
@@ -250,6 +251,7 @@ class Llama(LlamaCore):
     def _sampling(self, seed: int | None, **options: Any) -> Any:
         """Sampler options with the call's seed, or the next of the constructor seed's chain."""
         self.set_seed(seed if seed is not None else random.Random(self._seed).randint(0, 2**32))
+        options = settled(options, self._recommended)
         return sampling_params(seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, **options)
 
     # --- chat
@@ -261,10 +263,10 @@ class Llama(LlamaCore):
         function_call: str | Mapping[str, Any] | None = None,
         tools: list[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
-        temperature: float = 0.2,
-        top_p: float = 0.95,
-        top_k: int = 40,
-        min_p: float = 0.05,
+        temperature: float = CHAT_TEMPERATURE,
+        top_p: float = TOP_P,
+        top_k: int = TOP_K,
+        min_p: float = MIN_P,
         typical_p: float = 1.0,
         stream: bool = False,
         stop: str | list[str] | None = None,
@@ -273,7 +275,7 @@ class Llama(LlamaCore):
         max_tokens: int | None = None,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
+        repeat_penalty: float = REPEAT_PENALTY,
         tfs_z: float = 1.0,
         mirostat_mode: int = 0,
         mirostat_tau: float = 5.0,
@@ -315,7 +317,7 @@ class Llama(LlamaCore):
         seed: int | None = None,
         model: str | None = None,
         tfs_z: float = 1.0,
-        temperature: float = 0.2,
+        temperature: float = CHAT_TEMPERATURE,
         logits_processor: Any = None,
         on_step: Callable[[Step], None] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,

@@ -18,6 +18,7 @@ from ..cli.arguments import (
     add_sampling_options,
     check_biases,
     engine_config,
+    file_metadata,
     sampling_params,
 )
 from ..config import EngineConfig
@@ -180,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     settings = Settings(
         names=tuple(args.alias) or (config.model.stem,),
-        sampling=sampling_params(args),
+        sampling=sampling_params(args, file_metadata(config.model)),
         max_tokens=args.max_tokens,
         limits=Limits(body_bytes=args.max_body),
     )

@@ -1,0 +1,30 @@
+"""Defaults of sampling arguments that give way to what the model file recommends.
+
+llama-cpp-python's defaults are plain numbers, and callers look at them. These are the same numbers, equal and printed alike, but
+their class tells an argument that was left out from one that was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class LeftOutFloat(float):
+    """A float that nobody passed."""
+
+
+class LeftOutInt(int):
+    """An int that nobody passed."""
+
+
+def settled(options: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with those that were left out as the model file recommends them, else as plain numbers."""
+    return {
+        name: recommended.get(name, value.real) if isinstance(value, (LeftOutFloat, LeftOutInt)) else value
+        for name, value in options.items()
+    }
+
+
+TEMPERATURE, CHAT_TEMPERATURE, TOP_P, MIN_P = map(LeftOutFloat, (0.8, 0.2, 0.95, 0.05))
+REPEAT_PENALTY, TOP_K = LeftOutFloat(1.0), LeftOutInt(40)
