@@ -20,6 +20,9 @@ class EngineConfig:
     """What to load and how to decode.
 
     model, draft: a target GGUF, and a draft of any kind and dialect (None: plain decoding only).
+    draft_found: nobody named the draft: one that cannot be used makes a warning and plain decoding, not an error.
+    draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
+        `DraftFile.open`).
     n_ctx: context window in tokens (0: the length the target was trained for).
     n_batch: tokens per prefill pass.
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
@@ -49,6 +52,8 @@ class EngineConfig:
     calibrate: Calibrate = "cached"
     reproducible: bool = False
     reference: bool = False
+    draft_found: bool = False
+    draft_window: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (

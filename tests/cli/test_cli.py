@@ -166,6 +166,32 @@ def test_no_draft(run: Run, alone: Path, caplog: pytest.LogCaptureFixture) -> No
     assert "no draft beside" in caplog.text and "-md" in caplog.text
 
 
+def test_a_bad_draft_beside_the_target(
+    run: Run, tmp_path: Path, demo_target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was only found: a warning, and plain decoding. A damaged target is told of, not its missing draft."""
+    target = tmp_path / "target.gguf"
+    target.symlink_to(demo_target)
+    (tmp_path / "a-dflash.gguf").write_bytes(b"GGUF nonsense")
+    report = json.loads(run("-m", str(target), "-p", "x", "-n", "2", "--json").out)
+    assert report["mode"] == "plain" and "a-dflash.gguf: " in caplog.text
+    assert caplog.text.count("decoding plainly") == 1
+    done = run("-m", str(target), "-p", "x", "--mode", "tree")
+    assert done.code == 2 and "mode tree: no draft beside" in done.err and "a-dflash.gguf: " in done.err
+    caplog.clear()
+    target.unlink()
+    target.write_bytes(b"GGUF nonsense")
+    done = run("-m", str(target), "-p", "x")
+    assert done.code == 2 and "target.gguf: " in done.err and not caplog.text
+
+
+def test_the_list_of_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--list-pairs"])
+    assert end.value.code in (0, None)
+    assert "spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0" in capsys.readouterr().out
+
+
 def test_progress_on_a_terminal() -> None:
     """A bar that is gone at the end; nothing where nobody looks."""
     terminal, pipe = Terminal(), io.StringIO()

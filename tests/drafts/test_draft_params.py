@@ -245,7 +245,10 @@ def test_other_kinds_of_draft_are_refused(file: Path, extra: str, kind: str):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "architectures"),
+        ({"architectures": ["OtherModel"]}, "architectures"),
+        ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2 draft .*, by its architecture"),
+        ({"architectures": ["Qwen3DSparkModel"]}, "a DSpark draft .*, by its architecture"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE-3 draft, by its architecture"),
         ({"hidden_size": None}, "key 'hidden_size' is missing"),
         ({"hidden_size": "8"}, "key 'hidden_size' should be an integer but is a string"),
         ({"num_hidden_layers": 10**6}, "key 'num_hidden_layers': 1000000 is out of range"),

@@ -272,6 +272,48 @@ def test_draft_of_another_model_is_refused(toy_pair, demo_target):
         Engine.load(EngineConfig(demo_target, toy_pair[1]))
 
 
+def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
+    """One that does not fit, a damaged one, one that fails late: a warning, and plain decoding. A mode that needs it says so."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF nonsense")
+    for target, draft, said in (
+        (demo_target, toy_pair[1], "does not fit"),
+        (toy_pair[0], broken, "broken.gguf"),
+        (toy_pair[0], tmp_path / "nowhere.gguf", "no such file"),
+    ):
+        caplog.clear()
+        config = EngineConfig(target, draft, n_ctx=256, n_threads=1, draft_found=True)
+        with Engine.load(config) as e:
+            assert not e.has_draft
+        warnings = [r.message for r in caplog.records if "decoding plainly" in r.message]
+        assert len(warnings) == 1 and said in warnings[0]
+        with pytest.raises(
+            ConfigError, match="mode tree needs a draft, and the one that was found cannot be used"
+        ):
+            Engine.load(replace(config, mode="tree"))
+        with pytest.raises(ModelFileError):
+            Engine.load(replace(config, draft_found=False))
+    with Engine.load(EngineConfig(*toy_pair, n_ctx=256, n_threads=1, draft_found=True)) as e:
+        assert e.has_draft
+    with pytest.raises(ModelFileError, match="broken.gguf"):
+        Engine.load(EngineConfig(broken, toy_pair[1], draft_found=True))
+
+
+def test_a_found_draft_that_fails_on_the_device_stops_nothing(toy_pair, monkeypatch, caplog):
+    def start(*args, **options):
+        raise DeviceError("no memory for the draft")
+
+    monkeypatch.setattr("dflash_ggml.drafts.dflash.drafter.DFlashSource.start", start)
+    config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, draft_found=True)
+    with Engine.load(config) as e:
+        assert not e.has_draft
+        e.prefill([1, 2])
+        assert len(greedy_tokens(e, 10)) == 10
+    assert "decoding plainly: no memory for the draft" in caplog.text
+    with pytest.raises(DeviceError):
+        Engine.load(replace(config, draft_found=False))
+
+
 def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
     """Window layers, which the newer drafts have, change what is drafted and never what is written."""
     target, draft = toy_pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import threading
@@ -25,6 +26,21 @@ REPOS = {
         "mmproj-model-F16.gguf": b"GGUF eyes",
         "dflash-model-Q8_0.gguf": b"GGUF draft",
     },
+    "maker/parts": {
+        "m-Q8_0-00001-of-00002.gguf": b"GGUF one",
+        "m-Q8_0-00002-of-00002.gguf": b"GGUF two",
+        "dflash-m-00001-of-00002.gguf": b"GGUF half a draft",
+    },
+    "unsloth/Qwen3.6-27B-GGUF": {"Qwen3.6-27B-Q4_K_M.gguf": b"GGUF 27", "mmproj-F16.gguf": b"GGUF eyes"},
+    "spiritbuun/Qwen3.6-27B-DFlash-GGUF": {
+        "dflash-draft-3.6-q4_k_m.gguf": b"GGUF small",
+        "dflash-draft-3.6-q8_0.gguf": b"GGUF its draft",
+    },
+    "ggml-org/Qwen3.8-27B-GGUF": {
+        "Qwen3.8-27B-Q4_K_M.gguf": b"GGUF 38",
+        "dflash-Qwen3.8-27B-Q8_0.gguf": b"GGUF DFlash2",
+    },
+    "unsloth/Qwen3.5-9B-GGUF": {"Qwen3.5-9B-Q4_K_M.gguf": b"GGUF 9"},
     "datasets/maker/set": {"data/test.jsonl": b"{}"},
     "maker/draft": {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"about"},
 }
@@ -103,6 +119,81 @@ def test_named_quantisation_ignores_case(hub: Hub) -> None:
     assert hub.target(RepoSpec.parse("maker/model:q8_0"))[0].read_bytes() == b"GGUF eight"
 
 
+def test_the_known_draft_of_a_target(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """Fetched where the repository has none itself, and named."""
+    target, draft = hub.target(RepoSpec.parse("unsloth/Qwen3.6-27B-GGUF:Q4_K_M"))
+    assert target.read_bytes() == b"GGUF 27"
+    assert draft is not None and draft.read_bytes() == b"GGUF its draft"
+    said = "Qwen3.6-27B-Q4_K_M.gguf: its draft is fetched from spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0"
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("repo", "said"),
+    [
+        ("ggml-org/Qwen3.8-27B-GGUF", "no draft for Qwen3.8-27B: its drafts are of newer kinds"),
+        (
+            "unsloth/Qwen3.5-9B-GGUF",
+            "no draft for Qwen3.5-9B-Q4_K_M.gguf: z-lab/Qwen3.5-9B-DFlash is not on the hub",
+        ),
+        (
+            "maker/parts",
+            "no draft for m-Q8_0-00001-of-00002.gguf: maker/parts lacks dflash-m-00002-of-00002.gguf",
+        ),
+    ],
+)
+def test_a_draft_that_cannot_be_had_stops_nothing(
+    hub: Hub, repo: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, draft = hub.target(RepoSpec.parse(repo))
+    assert target.exists() and draft is None
+    assert said in caplog.text and caplog.text.count("decoding plainly") == 1
+
+
+def test_an_unknown_target_has_no_draft(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    assert (
+        hub.target(RepoSpec.parse("maker/parts"), "m-Q8_0-00001-of-00002.gguf", want_draft=False)[1] is None
+    )
+    assert not caplog.text
+    assert hub.draft_for("maker/model", "elsewhere/model.gguf", []) is None
+    assert "no draft is known for model.gguf, decoding plainly; name one with -md or -hfd" in caplog.text
+
+
+def test_all_parts_of_a_model(hub: Hub) -> None:
+    for name in (None, "m-Q8_0-00002-of-00002.gguf"):
+        target, _ = hub.target(RepoSpec.parse("maker/parts"), name, want_draft=False)
+        assert target.name == name or (name is None and target.name == "m-Q8_0-00001-of-00002.gguf")
+        assert sorted(f.read_bytes() for f in target.parent.glob("m-*.gguf")) == [b"GGUF one", b"GGUF two"]
+
+
+def test_plain_decoding_fetches_no_draft(
+    hub: Hub, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dflash_ggml.cli import arguments
+
+    fetched: list[str] = []
+    fetch = Hub.fetch
+    monkeypatch.setattr(arguments, "Hub", lambda **_: hub)
+    monkeypatch.setattr(
+        Hub, "fetch", lambda self, repo, file, *a: fetched.append(file) or fetch(self, repo, file, *a)
+    )
+    parser = argparse.ArgumentParser()
+    arguments.add_model_options(parser)
+    model = ["-hf", "maker/model", "--mode"]
+    drafts = ["-hfd", "spiritbuun/Qwen3.6-27B-DFlash-GGUF"]
+    for flags, files in (
+        ([*model, "plain"], ["model-Q4_K_M.gguf"]),
+        ([*model, "plain", *drafts], ["model-Q4_K_M.gguf"]),
+        ([*model, "auto", *drafts], ["model-Q4_K_M.gguf", "dflash-draft-3.6-q8_0.gguf"]),
+        ([*model, "auto"], ["model-Q4_K_M.gguf", "dflash-model-Q8_0.gguf"]),
+    ):
+        fetched.clear()
+        config = arguments.engine_config(parser.parse_args(flags))
+        assert fetched == files
+        assert config.draft_found == ("-hfd" not in flags)
+        assert (config.draft is None) == ("plain" in flags)
+
+
 def test_draft_as_safetensors_folder(hub: Hub) -> None:
     folder = hub.draft(RepoSpec.parse("maker/draft"))
     assert (folder / "config.json").read_bytes() == b"{}"
@@ -171,9 +262,21 @@ def test_choice_rules() -> None:
     assert pick_target(["x-UD-Q4_K_XL.gguf"], RepoSpec("a/b", "q4_k_xl")) == "x-UD-Q4_K_XL.gguf"
     with pytest.raises(HubError, match="no GGUF file"):
         pick_target(["mmproj-x.gguf", "dflash-x.gguf", "README.md"], spec)
-    with pytest.raises(HubError, match="one part of 3"):
-        pick_target(["x-Q4_K_M-00001-of-00003.gguf"], spec)
+    parts = ["x-Q4_K_M-00001-of-00002.gguf", "x-Q4_K_M-00002-of-00002.gguf"]
+    assert pick_target(parts, spec) == pick_target(parts, RepoSpec("a/b", "Q4_K_M")) == parts[0]
+    folders = ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf", "x-Q8_0.gguf"]
+    assert pick_target(folders, RepoSpec("a/b", "bf16")) == folders[0]
     assert pick_draft(["x-DFlash-Q8_0.gguf", "x-Q8_0.gguf"], spec) == "x-DFlash-Q8_0.gguf"
     assert pick_draft(["config.json", "model.safetensors"], spec) is None
     assert pick_sidecar(["q/dflash-x.gguf", "x.gguf"], "x.gguf") is None
     assert pick_sidecar(["q/dflash-x.gguf", "q/x.gguf"], "q/x.gguf") == "q/dflash-x.gguf"
+
+
+def test_the_order_of_drafts() -> None:
+    """Q8_0, BF16, F16, then the larger ones, in a repository of drafts and beside a target; an asked one is that one."""
+    quants = ["Q8_0", "BF16", "F16", "F32", "Q6_K", "Q5_K_M", "IQ4_XS", "Q4_K_M", "UD-Q3_K_XL", "Q2_K"]
+    for i in range(len(quants)):
+        drafts = [f"dflash-x-{quant}.gguf" for quant in reversed(quants[i:])]
+        assert pick_draft(drafts, RepoSpec("a/b")) == drafts[-1]
+        assert pick_sidecar([*drafts, "x-Q4_K_M.gguf"], "x-Q4_K_M.gguf") == drafts[-1]
+    assert pick_draft(drafts, RepoSpec("a/b", "Q2_K")) == "dflash-x-Q2_K.gguf"

@@ -1,30 +1,68 @@
-"""Which draft belongs to which target."""
+"""What a model's name says, and which published draft belongs to which target."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from dflash_ggml.errors import ConfigError
-from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET, draft_beside
+from dflash_ggml.files.hub import RepoSpec
+from dflash_ggml.files.pairs import (
+    EMBEDDED_DRAFT,
+    EMBEDDED_TARGET,
+    LIST_PAIRS,
+    PAIRS,
+    ModelName,
+    find_pair,
+    pairs_table,
+    replacement,
+)
 
 
-def test_the_embedded_target_has_the_embedded_draft() -> None:
+def test_the_embedded_pair_is_there() -> None:
     assert EMBEDDED_TARGET.is_file() and EMBEDDED_DRAFT.is_file()
-    assert draft_beside(EMBEDDED_TARGET) == EMBEDDED_DRAFT
 
 
-def test_one_sibling_that_says_dflash(tmp_path: Path) -> None:
-    target = tmp_path / "model-DFlash-distilled.gguf"  # the target itself is no candidate
-    for name in (target.name, "other.gguf", "dflash.txt"):
-        (tmp_path / name).touch()
-    assert draft_beside(target) is None
-    draft = tmp_path / "model-DFlash.gguf"
-    draft.touch()
-    assert draft_beside(target) == draft
-    (tmp_path / "dflash-2.gguf").touch()
-    with pytest.raises(
-        ConfigError, match=r"several drafts beside .*: dflash-2\.gguf, model-DFlash\.gguf; name one"
-    ):
-        draft_beside(target)
+@pytest.mark.parametrize(
+    ("texts", "family", "size"),
+    [
+        (["Qwen3.6-27B-UD-Q4_K_XL.gguf"], "Qwen3.6", "27B"),
+        (["Qwen_Qwen3.5-9B-Q8_0-00001-of-00002.gguf"], "Qwen3.5", "9B"),
+        (["dflash-Qwen3.8-27B-Q8_0.gguf"], "Qwen3.8", "27B"),
+        (["unsloth/Qwen3.5-35B-A3B-GGUF"], "Qwen3.5", "35B-A3B"),
+        (["sha256-5b27", "Qwen3.5 0.8B"], "Qwen3.5", "0.8B"),
+        (["qwen3_4b.gguf"], "Qwen3", "4B"),
+        (["dflash-draft-3.6-q8_0.gguf", "Qwen3.6 27B DFlash"], "Qwen3.6", "27B"),
+        (["model-27b.gguf", "Qwen3.5-9B"], "Qwen3.5", "27B"),  # what comes first says more
+        (["model-Q8_0.gguf"], None, None),
+    ],
+)
+def test_names(texts: list[str], family: str | None, size: str | None) -> None:
+    assert ModelName.of(*texts) == ModelName(family, size)
+
+
+def test_names_that_contradict() -> None:
+    name = ModelName("Qwen3.6", "27B")
+    assert name.contradicts(ModelName("Qwen3.5", "27B")) and name.contradicts(ModelName(None, "9B"))
+    assert not name.contradicts(ModelName()) and not name.contradicts(ModelName("Qwen3.6"))
+
+
+def test_the_table_of_pairs() -> None:
+    assert len({pair.name for pair in PAIRS}) == len(PAIRS)
+    for pair in PAIRS:
+        assert find_pair(f"someone/{pair.name}-GGUF") is pair
+        assert pair.note or (pair.loads and pair.draft)  # what cannot be used says why
+        for repo in (pair.draft, *pair.also):
+            if repo:
+                assert RepoSpec.parse(repo) and find_pair(repo) is pair
+    table = pairs_table().splitlines()
+    assert [line.split()[0] for line in table[1 : 1 + len(PAIRS)]] == [pair.name for pair in PAIRS]
+    drafts = "spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0, z-lab/Qwen3.6-27B-DFlash"
+    assert table[1].split(maxsplit=1) == ["Qwen3.6-27B", drafts]
+    to_come = [line for line in table if "later version" in line]
+    assert len(to_come) == 4 and all(" none " in line for line in to_come)
+
+
+def test_replacements() -> None:
+    use = "for Qwen3.6-27B use spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0 or z-lab/Qwen3.6-27B-DFlash"
+    assert replacement("x.gguf", "Qwen3.6 27B DFlash").startswith(use)
+    assert "no draft that can be used today" in replacement("dflash-Qwen3.8-27B-Q8_0.gguf")
+    assert replacement("x.gguf") == LIST_PAIRS

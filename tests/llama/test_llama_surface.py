@@ -99,6 +99,7 @@ def test_constructor() -> None:
         "chain_seed",
         "calibrate",
         "reproducible",
+        "draft_window",
         "prefix_cache_bytes",
     ]
     options = [written(p) for p in parameters(LlamaOptions)]

@@ -351,10 +351,10 @@ def write_target(folder: Path, name: str, **keys: Any) -> Path:
     return write(folder / f"{name}.gguf", target_keys(recipe) | keys, target_tensors(recipe))
 
 
-def write_draft(folder: Path, name: str, file: str | None = None) -> Path:
-    """The draft `name` of `DRAFTS` in `folder`, as `file`."""
+def write_draft(folder: Path, name: str, file: str | None = None, **keys: Any) -> Path:
+    """The draft `name` of `DRAFTS` in `folder`, as `file`, with further keys."""
     recipe = DRAFTS[name]
-    return write(folder / (file or f"{name}.gguf"), draft_keys(recipe), draft_tensors(recipe))
+    return write(folder / (file or f"{name}.gguf"), draft_keys(recipe) | keys, draft_tensors(recipe))
 
 
 def write_checkpoint(

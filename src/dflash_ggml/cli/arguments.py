@@ -16,7 +16,7 @@ from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
-from ..files.pairs import EMBEDDED_TARGET, draft_beside
+from ..files.pairs import EMBEDDED_TARGET, pairs_table
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,15 @@ class Version(argparse.Action):
         parser.exit()
 
 
+class ListPairs(argparse.Action):
+    """`--list-pairs`: the published targets and the drafts that belong to them."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
+        """Print them and leave."""
+        print(pairs_table())
+        parser.exit()
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one."""
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
@@ -57,9 +66,17 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="DFlash draft: GGUF, or a safetensors folder (default: found beside the target)",
     )
-    add("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="fetch the target from the Hugging Face hub")
+    add(
+        "-hf",
+        "--hf-repo",
+        metavar="USER/REPO[:QUANT]",
+        help="fetch the target from the Hugging Face hub, and its draft if one is published",
+    )
     add("-hff", "--hf-file", metavar="FILE", help="this file of the -hf repository")
     add("-hfd", "--hf-repo-draft", metavar="USER/REPO[:QUANT]", help="fetch the draft from the hub")
+    add(
+        "--list-pairs", action=ListPairs, nargs=0, help="print which draft belongs to which target, and leave"
+    )
     add("--offline", action="store_true", help="use only what the hub's cache already holds")
     add(
         "-c",
@@ -112,6 +129,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     decode.add_argument(
         "--chain-seed", action="store_true", help="put the most likely chain into the tree first"
+    )
+    decode.add_argument(
+        "--draft-window",
+        type=int,
+        metavar="N",
+        help="tokens that the draft's window layers see, for a draft whose file does not tell, 0: all (default: as the "
+        "file says)",
     )
     decode.add_argument(
         "--no-calibrate",
@@ -203,23 +227,33 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
     Raises HubError, ConfigError.
     """
-    model, draft = _target(args)
+    if args.hf_repo is None and args.hf_file is not None:
+        raise ConfigError("-hff names a file of a repository: give -hf too")
+    if args.hf_repo is not None and args.model is not None:
+        raise ConfigError("give one target only: -m or -hf")
     if args.model_draft is not None and args.hf_repo_draft is not None:
         raise ConfigError("give one draft only: -md or -hfd")
+    hub = Hub(offline=args.offline) if args.hf_repo is not None or args.hf_repo_draft is not None else None
+    named = args.model_draft is not None or args.hf_repo_draft is not None
+    wants_draft = args.mode != "plain"
+    model = Path(args.model) if args.model is not None else EMBEDDED_TARGET
+    draft = None
+    if hub is not None and args.hf_repo is not None:
+        spec = RepoSpec.parse(args.hf_repo)
+        model, draft = hub.target(spec, args.hf_file, want_draft=wants_draft and not named)
+    if not model.exists():
+        raise ConfigError(f"-m: {model} does not exist")
     if args.model_draft is not None:
         draft = Path(args.model_draft)
-    elif args.hf_repo_draft is not None:
-        draft = Hub(offline=args.offline).draft(RepoSpec.parse(args.hf_repo_draft))
-    for path, flag in ((model, "-m"), (draft, "-md")):
-        if path is not None and not path.exists():
-            raise ConfigError(f"{flag}: {path} does not exist")
-    if args.mode == "plain":
-        draft = None
-    elif draft is None and args.mode == "auto":
-        log.warning("no draft beside %s, decoding plainly; name one with -md or -hfd", model)
+        if not draft.exists():
+            raise ConfigError(f"-md: {draft} does not exist")
+    elif hub is not None and args.hf_repo_draft is not None and wants_draft:
+        draft = hub.draft(RepoSpec.parse(args.hf_repo_draft))
+    if wants_draft and not named and args.hf_repo is None:
+        draft = _beside(model, args.mode)
     return EngineConfig(
         model=model,
-        draft=draft,
+        draft=draft if wants_draft else None,
         n_ctx=args.ctx_size,
         n_batch=args.batch_size,
         n_threads=args.threads,
@@ -232,16 +266,21 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         kv_type=args.cache_type,
         calibrate="never" if args.no_calibrate else "cached",
         reproducible=args.reproducible,
+        draft_found=not named,
+        draft_window=args.draft_window,
     )
 
 
-def _target(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    if args.hf_repo is None:
-        if args.hf_file is not None:
-            raise ConfigError("-hff names a file of a repository: give -hf too")
-        model = Path(args.model) if args.model is not None else EMBEDDED_TARGET
-        named = args.model_draft is not None or args.hf_repo_draft is not None or args.mode == "plain"
-        return model, None if named else draft_beside(model)
-    if args.model is not None:
-        raise ConfigError("give one target only: -m or -hf")
-    return Hub(offline=args.offline).target(RepoSpec.parse(args.hf_repo), args.hf_file)
+def _beside(model: Path, mode: str) -> Path | None:
+    """The draft in the target's folder, or a warning that there is none. Of a bad target loading will tell."""
+    from ..drafts.beside import draft_beside  # what knows drafts needs the compiled binding
+
+    try:
+        found = draft_beside(model)
+    except ModelFileError:
+        return None
+    if found.path is None and mode == "auto":
+        log.warning("%s, decoding plainly; name one with -md or -hfd", found.why)
+    elif found.path is None and found.is_useless:
+        raise ConfigError(f"mode {mode}: {found.why}; name one with -md or -hfd")
+    return found.path

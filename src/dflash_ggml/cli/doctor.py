@@ -122,7 +122,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         yield Check("draft", "note", f"no draft, decoding is plain: {why}", "name one with -md or -hfd")
     else:
         try:
-            draft = open_draft(config.draft)
+            draft = open_draft(config.draft, config.draft_window)
             yield Check(
                 "draft", "ok", f"{config.draft}: {draft.depth} tokens ahead, taps {len(draft.taps)} layers"
             )

@@ -55,7 +55,7 @@ def _in_range(name: str, value: Any) -> int | float | None:
     if isinstance(getattr(SamplingParams(), name), int):
         if value != int(value):
             return None
-        settled: int | float = int(value)
+        settled: Any = int(value)
     else:
         settled = float(str(np.float32(value)))  # files hold float32: 0.95, not 0.949999988
     try:

@@ -50,6 +50,7 @@ class DraftSource(ABC):
     taps: tuple[
         int, ...
     ]  # layers of the target whose output it wants, from 0, ascending; none for a draft without a model
+    title: str = ""  # what it calls itself, where it does
 
     @property
     @abstractmethod

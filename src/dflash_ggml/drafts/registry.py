@@ -9,6 +9,8 @@ from .dflash.file import DraftFile
 from .drafter import DraftSource
 
 
-def open_draft(path: Path) -> DraftSource:
-    """The draft in a file or folder. Raises ModelFileError for one that is damaged or of no kind that is known."""
-    return DFlashSource(DraftFile.open(path))
+def open_draft(path: Path, window: int | None = None) -> DraftSource:
+    """The draft in a file or folder; `window` replaces its attention window (see `DraftFile.open`).
+
+    Raises ModelFileError for one that is damaged or of no kind that is known."""
+    return DFlashSource(DraftFile.open(path, window=window), window)

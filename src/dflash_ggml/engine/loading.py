@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..config import EngineConfig
 from ..decode.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft
-from ..errors import ConfigError, DeviceError
+from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
 from ..ggml.device import Device, list_devices
 from ..ggml.weights import Source, Weights
@@ -68,14 +68,31 @@ def load(
 ) -> Loaded:
     """Load what `config` names; `progress(stage, done, total)` in bytes; calibration_seconds: see `Engine.load`.
 
+    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading.
     Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
     """
+    try:
+        return _load(config, progress, calibration_seconds)
+    except (DflashError, OSError) as error:
+        if config.draft is None or not config.draft_found:
+            raise
+        reason = str(error)
+    if config.mode in ("chain", "tree"):
+        raise ConfigError(
+            f"mode {config.mode} needs a draft, and the one that was found cannot be used: {reason}"
+        )
+    loaded = _load(replace(config, draft=None), progress, calibration_seconds)
+    log.warning("the draft that was found is not used, decoding plainly: %s", reason)
+    return loaded
+
+
+def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: float | None) -> Loaded:
     file = GGUFFile(config.model)
     target = read_target(file)
     tokenizer = read_tokenizer(file, target)
     draft = None
     if config.draft is not None:
-        draft = open_draft(config.draft)
+        draft = open_draft(config.draft, config.draft_window)
         for warning in draft.check(target, str(config.model)):
             log.warning("%s", warning)
     elif config.mode in ("chain", "tree"):

@@ -5,6 +5,7 @@ HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured by that library; its progress 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,18 @@ from types import ModuleType
 from typing import Literal
 
 from ..errors import ConfigError, DflashError
+from .gguf import PART_NAME, part_names
+from .pairs import find_pair
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
+# of a draft, whose acceptance suffers from small types while its size hardly counts; then the larger ones first
+DRAFT_QUANTS = ("Q8_0", "BF16", "F16")
 _SIDE_FILE = re.compile(r"^(mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)|imatrix|mmproj", re.IGNORECASE)
 _DRAFT_FILE = re.compile(r"(^|[-_.])dflash([-_.]|$)", re.IGNORECASE)
-_SPLIT_FILE = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+_BITS = re.compile(r"(?:^|[-_.])(?:UD-)?(?:I?Q|TQ|F|MXFP|NVFP)(\d+)(?:_|[-.]|$)", re.IGNORECASE)
 _NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
+
+log = logging.getLogger("dflash_ggml")
 
 
 class HubError(DflashError):
@@ -50,7 +57,8 @@ def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
     models = sorted(
         f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name) and not is_draft(f)
     )
-    return _pick(models, spec, "a model")
+    first = (f for quant in DEFAULT_QUANTS for f in models if _has_quant(f, quant))
+    return _pick(models, spec, "a model", [*first, *models])
 
 
 def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
@@ -64,7 +72,7 @@ def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
         and any(f.endswith(".safetensors") and "/" not in f for f in files)
     ):
         return None
-    return _pick(drafts, spec, "a draft")
+    return _pick(drafts, spec, "a draft", sorted(drafts, key=draft_rank))
 
 
 def pick_sidecar(files: Iterable[str], target: str) -> str | None:
@@ -75,10 +83,16 @@ def pick_sidecar(files: Iterable[str], target: str) -> str | None:
         for f in _gguf(files)
         if PurePosixPath(f).parent == folder and PurePosixPath(f).name.lower().startswith("dflash-")
     )
-    return next(
-        (f for quant in ("Q8_0", "BF16", "F16") for f in beside if _has_quant(f, quant)),
-        next(iter(beside), None),
-    )
+    return min(beside, key=draft_rank, default=None)
+
+
+def draft_rank(file: str) -> tuple[int, int, str]:
+    """Sorts drafts: Q8_0, BF16, F16, then those with more bits per weight first, by their names."""
+    for rank, quant in enumerate(DRAFT_QUANTS):
+        if _has_quant(file, quant):
+            return rank, 0, file
+    bits = _BITS.search(PurePosixPath(file).stem)
+    return len(DRAFT_QUANTS), -int(bits[1]) if bits else 0, file
 
 
 def is_draft(file: str) -> bool:
@@ -87,28 +101,31 @@ def is_draft(file: str) -> bool:
 
 
 def _gguf(files: Iterable[str]) -> Iterator[str]:
-    return (f for f in files if f.lower().endswith(".gguf"))
+    """The GGUF files; of one in parts the first part."""
+    for f in files:
+        if f.lower().endswith(".gguf"):
+            part = PART_NAME.match(PurePosixPath(f).name)
+            if part is None or int(part["number"]) == 1:
+                yield f
 
 
 def _has_quant(file: str, quant: str) -> bool:
-    stem = PurePosixPath(file).stem
-    return re.search(rf"(^|[-_.]){re.escape(quant)}($|[-.])", stem, re.IGNORECASE) is not None
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", PurePosixPath(file).stem)
+    folders = "/".join(PurePosixPath(file).parent.parts)
+    return (
+        re.search(rf"(^|[-_./]){re.escape(quant)}($|[-./])", f"{folders}/{stem}", re.IGNORECASE) is not None
+    )
 
 
-def _pick(models: Sequence[str], spec: RepoSpec, what: str) -> str:
+def _pick(models: Sequence[str], spec: RepoSpec, what: str, ranked: Sequence[str]) -> str:
+    """The file of the wanted quantisation, else the first of `ranked`."""
     if not models:
         raise HubError(f"{spec.repo} holds no GGUF file of {what}")
-    if spec.quant is not None:
-        found = next((f for f in models if _has_quant(f, spec.quant)), None)
-        if found is None:
-            raise HubError(f"{spec.repo} holds no {spec.quant} file; it has: {', '.join(models)}")
-    else:
-        found = next((f for quant in DEFAULT_QUANTS for f in models if _has_quant(f, quant)), models[0])
-    split = _SPLIT_FILE.search(found)
-    if split and int(split.group(1)) > 1:
-        raise HubError(
-            f"{spec.repo}: {found} is one part of {int(split.group(1))}; only whole files can be read"
-        )
+    if spec.quant is None:
+        return ranked[0]
+    found = next((f for f in models if _has_quant(f, spec.quant)), None)
+    if found is None:
+        raise HubError(f"{spec.repo} holds no {spec.quant} file; it has: {', '.join(models)}")
     return found
 
 
@@ -133,24 +150,57 @@ class Hub:
         """Have the library tell of no retries; its last error says it all."""
         self._lib.utils.logging.set_verbosity_error()
 
-    def target(self, spec: RepoSpec, file: str | None = None) -> tuple[Path, Path | None]:
-        """Fetch the main model (`file` overrides the choice) and the draft beside it, if there is one."""
+    def target(
+        self, spec: RepoSpec, file: str | None = None, *, want_draft: bool = True
+    ) -> tuple[Path, Path | None]:
+        """Fetch the main model (`file` overrides the choice) and, if wanted, its draft: the one that `draft_for` finds."""
         files = self.files(spec.repo)
         name = file if file is not None else pick_target(files, spec)
-        side = pick_sidecar(files, name)
-        return self.fetch(spec.repo, name), self.fetch(spec.repo, side) if side else None
+        model = self.fetch_parts(spec.repo, name, files)
+        return model, self.draft_for(spec.repo, name, files) if want_draft else None
+
+    def draft_for(self, repo: str, name: str, files: Sequence[str]) -> Path | None:
+        """Fetch the draft that lies beside a repository's model, else the one that is published for it. None, with a warning,
+        when there is none or it cannot be had: nobody asked for it by name."""
+        title = PurePosixPath(name).name
+        pair = find_pair(title, repo)
+        if pair is not None and pair.draft is None:
+            log.warning("no draft for %s: %s; decoding plainly", pair.name, pair.note)
+            return None
+        try:
+            if side := pick_sidecar(files, name):
+                return self.fetch_parts(repo, side, files)
+            if pair is None or pair.draft is None or not pair.loads:
+                log.warning("no draft is known for %s, decoding plainly; name one with -md or -hfd", title)
+                return None
+            log.warning(
+                "%s: its draft is fetched from %s; -hfd names another, --mode plain none", title, pair.draft
+            )
+            return self.draft(RepoSpec.parse(pair.draft))
+        except HubError as error:
+            log.warning("no draft for %s: %s; decoding plainly", title, error)
+            return None
 
     def draft(self, spec: RepoSpec, file: str | None = None) -> Path:
         """Fetch a draft: a GGUF file, or the folder of a safetensors draft with its config.json."""
         files = self.files(spec.repo)
         name = file if file is not None else pick_draft(files, spec)
         if name is not None:
-            return self.fetch(spec.repo, name)
+            return self.fetch_parts(spec.repo, name, files)
         wanted = [
             f for f in files if f == "config.json" or f.endswith((".safetensors", ".safetensors.index.json"))
         ]
         fetched = [self.fetch(spec.repo, f) for f in wanted if "/" not in f]
         return fetched[0].parent
+
+    def fetch_parts(self, repo: str, name: str, files: Sequence[str]) -> Path:
+        """Fetch a file, and all parts of a model of which it is one. Raises HubError for a part that the repository lacks."""
+        folder = PurePosixPath(name).parent
+        parts = [str(folder / part) for part in part_names(PurePosixPath(name).name)]
+        missing = next((part for part in parts if len(parts) > 1 and part not in files), None)
+        if missing is not None:
+            raise HubError(f"{repo} lacks {missing}, one of the {len(parts)} parts of {name}")
+        return {part: self.fetch(repo, part) for part in parts}[str(PurePosixPath(name))]
 
     def files(self, repo: str) -> list[str]:
         """Names of a repository's files, sorted; offline, of those in the cache."""

@@ -1,26 +1,124 @@
-"""Targets and their drafts as files: the embedded pair, and the draft that lies beside a target."""
+"""Targets and their drafts: the embedded pair, the pairs that are published, and what a model's name says about it."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
-
-from ..errors import ConfigError
 
 _DATA = Path(__file__).parents[1] / "data"
 EMBEDDED_TARGET = _DATA / "demo-target-q8_0.gguf"
 EMBEDDED_DRAFT = _DATA / "demo-draft-q8_0.gguf"
 
+LIST_PAIRS = "dflash-run --list-pairs shows which draft belongs to which target"
 
-def draft_beside(model: Path) -> Path | None:
-    """The draft that lies in the target's folder: the one sibling GGUF with `dflash` in its name.
 
-    The embedded target has the embedded draft. None when there is none; ConfigError when there are several.
-    """
-    if model == EMBEDDED_TARGET:
-        return EMBEDDED_DRAFT
-    found = [f for f in model.parent.glob("*.gguf") if "dflash" in f.name.lower() and f.name != model.name]
-    if len(found) > 1:
-        raise ConfigError(
-            f"several drafts beside {model}: {', '.join(sorted(f.name for f in found))}; name one with -md"
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """What a name says: the family with its version, "Qwen3.6", and the size, "27B" or "35B-A3B"; None where it says nothing."""
+
+    family: str | None = None
+    size: str | None = None
+
+    @classmethod
+    def of(cls, *texts: str) -> ModelName:
+        """Read file names, repositories or titles, the more telling ones first: each field from the first that has it."""
+        family = next((m for m in map(_FAMILY.search, texts) if m), None)
+        size = next((m for m in map(_SIZE.search, texts) if m), None)
+        return cls(
+            f"{family[1].capitalize()}{family[2]}" if family else None,
+            re.sub(r"[-_ ]", "-", size[1]).upper() if size else None,
         )
-    return found[0] if found else None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.family is not None and self.size is not None
+
+    def contradicts(self, other: ModelName) -> bool:
+        """Whether the two cannot be the same model."""
+        return any(a and b and a != b for a, b in ((self.family, other.family), (self.size, other.size)))
+
+    def __str__(self) -> str:
+        return "-".join(part for part in (self.family, self.size) if part) or "a model without a telling name"
+
+
+_FAMILY = re.compile(r"(?<![a-z])(qwen|gemma|laguna)[-_ ]?(\d+(?:\.\d+)?)", re.IGNORECASE)
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A published target and its drafts.
+
+    draft: the one that is fetched for it, `user/repo[:quant]`; None where there is none that can be used, `note` then says why.
+    also: other repositories of it. window: tokens that all layers of the draft but the last see, where that is documented.
+    loads: whether targets of this architecture can be loaded today.
+    """
+
+    family: str
+    size: str
+    draft: str | None = None
+    also: tuple[str, ...] = ()
+    window: int | None = None
+    note: str = ""
+    loads: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.size}"
+
+
+_MOE = "mixture of experts: this target comes in a later version"
+PAIRS = (
+    Pair(
+        "Qwen3.6",
+        "27B",
+        "spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0",
+        ("z-lab/Qwen3.6-27B-DFlash",),
+        window=2048,
+    ),
+    Pair("Qwen3.5", "27B", "z-lab/Qwen3.5-27B-DFlash"),
+    Pair("Qwen3.5", "9B", "z-lab/Qwen3.5-9B-DFlash"),
+    Pair("Qwen3.5", "4B", "z-lab/Qwen3.5-4B-DFlash"),
+    Pair("Qwen3.5", "2B", note="no draft is published for it"),
+    Pair("Qwen3.5", "0.8B", note="no draft is published for it"),
+    Pair(
+        "Qwen3.8",
+        "27B",
+        note="its drafts are of newer kinds (DFlash2, DSpark), which come in a later version",
+    ),
+    Pair("Qwen3.5", "35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash", note=_MOE, loads=False),
+    Pair("Qwen3.6", "35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash", note=_MOE, loads=False),
+    Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash", note=_MOE, loads=False),
+)
+
+
+def find_pair(*texts: str) -> Pair | None:
+    """The published pair that these names of a target or draft speak of, the more telling ones first."""
+    name = ModelName.of(*texts)
+    return next((pair for pair in PAIRS if (pair.family, pair.size) == (name.family, name.size)), None)
+
+
+def replacement(*texts: str) -> str:
+    """What to use instead of a draft that cannot be: `texts` are its names, the more telling ones first."""
+    pair = find_pair(*texts)
+    if pair is None:
+        return LIST_PAIRS
+    if pair.draft is None:
+        return f"{pair.name} has no draft that can be used today, leave it out (--mode plain)"
+    other = "".join(f" or {repo}" for repo in pair.also)
+    return f"for {pair.name} use {pair.draft}{other} (-hfd)"
+
+
+def pairs_table() -> str:
+    """All published pairs for people, a line each."""
+    rows = [("target", "draft", "")]
+    for pair in PAIRS:
+        drafts = [pair.draft, *pair.also] if pair.draft and pair.loads else ["none"]
+        rows.append((pair.name, ", ".join(drafts), pair.note))
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    lines = [f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}".rstrip() for row in rows]
+    hint = (
+        "-hf with any repository of these targets fetches the first draft named here; -hfd names another one."
+    )
+    return "\n".join([*lines, "", hint])

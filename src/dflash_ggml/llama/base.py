@@ -113,16 +113,16 @@ class LlamaBase:
             )
             warnings.warn(f"{message}; decoding plainly", stacklevel=5)
             return None, False
-        from ..files.pairs import draft_beside
+        from ..drafts.beside import draft_beside
 
         beside = draft_beside(Path(self.model_path))
-        if beside is None:
+        if beside.path is None:
+            why = beside.why.replace("draft", "DFlash draft", 1)
             warnings.warn(
-                f"no DFlash draft beside {self.model_path} (one file with 'dflash' in its name): decoding plainly; "
-                "pass draft_model=PATH for speculation, draft_model=False to silence this",
+                f"{why}: decoding plainly; pass draft_model=PATH for speculation, draft_model=False to silence this",
                 stacklevel=5,
             )
-        return beside, True
+        return beside.path, True
 
     def _load_vocabulary(self) -> tuple[Any, Any, Any, int]:
         from ..files.gguf import GGUFFile

@@ -49,7 +49,7 @@ class Llama(LlamaCore):
     like. Refused: embedding, LoRA, other rope settings than the file's. Unknown keywords are swallowed.
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
-    mode, budget, candidates, chain_seed, calibrate, reproducible: how to speculate (see EngineConfig).
+    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window: how to speculate (see EngineConfig).
     prefix_cache_bytes: host memory for cached prefixes.
 
     Raises ValueError for a missing file, ModelFileError, ConfigError or DeviceError.
@@ -109,6 +109,7 @@ class Llama(LlamaCore):
         chain_seed: bool = False,
         calibrate: Calibrate = "cached",
         reproducible: bool = False,
+        draft_window: int | None = None,
         prefix_cache_bytes: int = CACHE_BYTES,
         **kwargs: Any,
     ) -> None:

@@ -73,6 +73,7 @@ class LlamaOptions:
     chain_seed: bool = False
     calibrate: Calibrate = "cached"
     reproducible: bool = False
+    draft_window: int | None = None
     prefix_cache_bytes: int = CACHE_BYTES
 
     def check(self) -> None:
@@ -131,6 +132,7 @@ class LlamaOptions:
             kv_type=self.kv_type(),
             calibrate=self.calibrate,
             reproducible=self.reproducible,
+            draft_window=self.draft_window,
         )
 
     def as_dict(self) -> dict[str, Any]:

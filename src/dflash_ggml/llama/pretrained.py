@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from ..errors import ConfigError
+from ..files.gguf import part_names
 from ..files.hub import Hub, pick_sidecar
 
 
@@ -27,15 +28,21 @@ def fetch_pretrained(
     files = hub.files(repo_id)
     target = _only_match(repo_id, files, filename or "*.gguf")
     others = [_only_match(repo_id, files, pattern) for pattern in additional_files]
+    folder = PurePosixPath(target).parent
+    parts = [str(folder / part) for part in part_names(PurePosixPath(target).name)]
     draft = pick_sidecar(files, target) if want_draft else None
-    paths = {
-        name: _fetch(hub, repo_id, name, local_dir) for name in [target, *others, *([draft] if draft else [])]
-    }
+    wanted = dict.fromkeys([*parts, *others, *([draft] if draft else [])])
+    paths = {name: _fetch(hub, repo_id, name, local_dir) for name in wanted}
+    if want_draft and draft is None and (known := hub.draft_for(repo_id, target, files)):
+        return paths[target], str(known)
     return paths[target], paths[draft] if draft else None
 
 
 def _only_match(repo_id: str, files: Sequence[str], pattern: str) -> str:
     found = [f for f in files if fnmatch.fnmatch(f, pattern)]
+    models = {str(PurePosixPath(f).with_name(part_names(PurePosixPath(f).name)[0])) for f in found}
+    if len(models) == 1:  # perhaps in parts
+        found = found[:1]
     if len(found) != 1:
         problem = "Multiple files" if found else "No file"
         listed = ", ".join(found or files)

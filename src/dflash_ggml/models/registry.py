@@ -8,11 +8,21 @@ from .target import Target
 
 TARGETS: dict[str, type[Target]] = {"qwen35": Qwen35}
 
+# parts of architectures that people name by mistake, and what to do
+_OTHERS = (
+    ("clip", "this is the vision part of a model (mmproj), name the model's own file"),
+    ("dflash", "this is a draft, name it with -md and its target with -m"),
+    ("eagle", "this is a draft, of a kind that is not supported"),
+    ("qwen", "of the Qwen models the dense ones from 3.5 on are supported"),
+    ("laguna", "this target comes in a later version"),
+)
+
 
 def read_target(file: GGUFFile) -> Target:
     """The target in an open file. Raises ModelFileError for an architecture that is none, or a file that does not fit its own."""
     target = TARGETS.get(file.arch)
     if target is None:
         known = ", ".join(repr(name) for name in TARGETS)
-        raise file.error(f"key 'general.architecture': {file.arch!r} is no target (expected {known})")
+        what = next((f"; {what}" for part, what in _OTHERS if part in file.arch), "")
+        raise file.error(f"key 'general.architecture': {file.arch!r} is no target (expected {known}){what}")
     return target.from_gguf(file)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ...files.gguf import GGUFFile, StringArray
 from ...files.keys import KeyedFile, describe
+from ...files.pairs import replacement
 from ...files.safetensors import SafetensorsFile
 from ...models.checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, in_range, positive
 
@@ -46,10 +47,19 @@ _LUCEBOX_GLOBAL = {
     "dflash.hidden_norm.weight": "enc.output_norm.weight",
     "dflash_hidden_norm.weight": "enc.output_norm.weight",
 }
-# Parts of tensor names that only the two later kinds of draft have, in any dialect.
-_LATER_KINDS = {
-    "DFlash2 draft (dynamic convolutions, candidate selector)": r"selector|(attn|ffn|attention|mlp)_conv",
-    "DSpark draft (Markov and confidence heads)": r"markov|confidence_head|conf_proj|\bd2t\b",
+# Parts of names that only other kinds of draft have, in any dialect: of tensors, of keys, and of architectures.
+_OTHER_KINDS = {
+    "a DFlash2 draft (dynamic convolutions, candidate selector)": (
+        r"selector|(attn|ffn|attention|mlp)_conv",
+        r"selector_|conv_(kernel|group)_size",
+        r"dflash2",
+    ),
+    "a DSpark draft (Markov and confidence heads)": (
+        r"markov|confidence_head|conf_proj|\bd2t\b",
+        r"markov|confidence|sample_from_anchor",
+        r"dspark",
+    ),
+    "an EAGLE-3 draft": (r"attn_norm_2|midlayer", r"norm_before_(residual|fc)", r"eagle"),
 }
 
 
@@ -68,7 +78,7 @@ class Dialect:
 
 def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
     """Recognise the dialect of an open file and read it. Raises `ModelFileError` naming the key at fault."""
-    _refuse_later_kinds(file)
+    _refuse_other_kinds(file)
     if isinstance(file, SafetensorsFile):
         return _zlab(file)
     if file.arch == "dflash":
@@ -76,30 +86,63 @@ def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
     if file.arch in LUCEBOX_ARCHS:
         return _lucebox(file)
     known = ", ".join(("dflash", *LUCEBOX_ARCHS))
-    raise file.error(f"key 'general.architecture': {file.arch!r} is no draft (expected one of {known})")
+    raise file.error(
+        f"key 'general.architecture': {file.arch!r} is no draft (expected one of {known}); a target is named with -m"
+    )
 
 
-def _refuse_later_kinds(file: GGUFFile | SafetensorsFile) -> None:
-    for kind, pattern in _LATER_KINDS.items():
-        found = next((name for name in file.tensors if re.search(pattern, name)), None)
-        if found:
-            raise file.error(f"a {kind}, by its tensor {found!r}; only plain DFlash drafts are supported")
+def _refuse_other_kinds(file: GGUFFile | SafetensorsFile) -> None:
+    archs = [file.metadata.get("general.architecture"), *(file.metadata.get("architectures") or ())]
+    for kind, patterns in _OTHER_KINDS.items():
+        for what, names, pattern in zip(
+            ("tensor", "key", "architecture"), (file.tensors, file.metadata, archs), patterns, strict=True
+        ):
+            found = next(
+                (n for n in names if isinstance(n, str) and re.search(pattern, n, re.IGNORECASE)), None
+            )
+            if found:
+                raise file.error(
+                    f"{kind}, by its {what} {found!r}; only plain DFlash drafts are supported: {instead(file)}"
+                )
+
+
+def title(file: KeyedFile) -> str:
+    """What a draft calls itself; empty if it does not."""
+    name = file.metadata.get("general.name")
+    return name if isinstance(name, str) else ""
+
+
+def instead(file: KeyedFile) -> str:
+    """What to use instead of a draft that cannot be used."""
+    return replacement(file.path.name, title(file), file.path.parent.name)
 
 
 def _upstream(file: GGUFFile) -> Dialect:
-    inputs = file.require_array("dflash.target_layers", int)
-    if not all(i >= 1 for i in inputs):
-        raise file.error(f"key 'dflash.target_layers': {list(inputs)} should be layer ids + 1, so 1 or more")
+    early = file.get_array("dflash.target_layer_ids", int)  # as written before llama.cpp settled its names
+    if early is not None and "dflash.target_layers" not in file.metadata:
+        taps = tuple(early)
+    else:
+        inputs = file.require_array("dflash.target_layers", int)
+        if not all(i >= 1 for i in inputs):
+            raise file.error(
+                f"key 'dflash.target_layers': {list(inputs)} should be layer ids + 1, so 1 or more"
+            )
+        taps = tuple(i - 1 for i in inputs)
     fields = _gguf_fields(file, "dflash") | {
         "block_size": _optional(file, "dflash.block_size", int, DEFAULT_BLOCK),
         "mask_id": file.require(file.first_of("tokenizer.ggml.mask_token_id", "dflash.mask_token_id"), int),
-        "taps": tuple(i - 1 for i in inputs),
+        "taps": taps,
     }
     return Dialect(fields, {name: name for name in file.tensors})
 
 
 def _lucebox(file: GGUFFile) -> Dialect:
     arch = file.arch
+    if f"{arch}.dflash.target_layer_ids" not in file.metadata:
+        raise file.error(
+            f"key '{arch}.dflash.target_layer_ids' is missing, as in files of Lucebox's early converters, which also "
+            f"wrote a wrong rope base: {instead(file)}"
+        )
     fields = _gguf_fields(file, arch) | {
         "block_size": _optional(file, f"{arch}.dflash.block_size", int, DEFAULT_BLOCK),
         "mask_id": file.require(f"{arch}.dflash.mask_token_id", int),

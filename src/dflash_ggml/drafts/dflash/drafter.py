@@ -23,14 +23,16 @@ from ...state.spec import KvLayer, StateSpec
 from ..drafter import Drafter, DraftSource, Host
 from .file import DraftFile
 from .graphs import append_context, context_graph, draft_graph
-from .params import DraftParams, check_pair
+from .params import DraftParams, check_pair, window_note
 
 
 class DFlashSource(DraftSource):
     """An open DFlash file, in any dialect."""
 
-    def __init__(self, file: DraftFile) -> None:
-        self.file, self.params = file, file.params
+    def __init__(self, file: DraftFile, window: int | None = None) -> None:
+        """`window`: the one that was asked for, see `DraftFile.open`."""
+        self.file, self.params, self.title = file, file.params, file.title
+        self._window = window
         self.depth, self.taps = file.params.block_size - 1, file.params.taps
         self._weights: Weights | None = None
 
@@ -39,7 +41,10 @@ class DFlashSource(DraftSource):
         return [(name, *self.file.kind(name)) for name in sorted(self.file.names)]
 
     def check(self, target: Target, target_name: str) -> list[str]:
-        return check_pair(target, self.params, target_name, str(self.file.path))
+        name = str(self.file.path)
+        notes = check_pair(target, self.params, target_name, name)
+        note = "" if self._window is not None else window_note(target_name, name, self.title, self.params)
+        return [*notes, note] if note else notes
 
     def prepare(self, device: Device) -> list[str]:
         """Declare the weights on a device; notes on what had to be converted. Raises ModelFileError."""

@@ -13,8 +13,8 @@ from ...errors import ConfigError
 from ...files.gguf import BF16, F16, F32, GGUFFile
 from ...files.safetensors import SafetensorsFile
 from ...models.checks import check_tensors
-from .dialects import read_dialect
-from .params import Causality, DraftParams, check_params
+from .dialects import instead, read_dialect, title
+from .params import MAX_WINDOW, Causality, DraftParams, check_params, with_window
 
 
 class DraftFile:
@@ -28,7 +28,7 @@ class DraftFile:
         interleaved: bool,
     ):
         """Made by `open`. `names`: normalised name -> name in `source`; `interleaved`: see `Dialect`."""
-        self.path, self.params = source.path, params
+        self.path, self.params, self.title = source.path, params, title(source)
         self._source, self._names, self._interleaved = source, names, interleaved
 
     @classmethod
@@ -37,13 +37,15 @@ class DraftFile:
         path: str | Path,
         *,
         rope_theta: float | None = None,
+        window: int | None = None,
         full_policy: Causality = "auto",
         window_policy: Causality = "auto",
     ) -> DraftFile:
         """Open a GGUF file, a .safetensors file or a folder with one, and check it.
 
-        `rope_theta` replaces the file's value (some converters wrote a wrong one); the policies choose
-        attention inside the block per kind of layer. Raises `ModelFileError` that names key or tensor,
+        `rope_theta` replaces the file's value (some converters wrote a wrong one). `window`, in tokens, replaces that of the
+        window layers, or, in a file that tells of none, makes all layers but the last such; 0: no windows. The policies
+        choose attention inside the block per kind of layer. Raises `ModelFileError` that names key or tensor,
         `ConfigError` for a bad option.
         """
         for policy in (full_policy, window_policy):
@@ -51,6 +53,8 @@ class DraftFile:
                 raise ConfigError(f"draft attention: {policy!r} is none of {', '.join(get_args(Causality))}")
         if rope_theta is not None and not 0 < rope_theta < float("inf"):
             raise ConfigError(f"draft rope base: {rope_theta} is not a positive number")
+        if window is not None and not 0 <= window <= MAX_WINDOW:
+            raise ConfigError(f"draft window: {window} is outside 0..{MAX_WINDOW}")
         path = Path(path)
         is_checkpoint = path.is_dir() or path.suffix == ".safetensors"
         source = SafetensorsFile(path) if is_checkpoint else GGUFFile(path)
@@ -58,9 +62,16 @@ class DraftFile:
         params = DraftParams(**dialect.fields, full_policy=full_policy, window_policy=window_policy)
         if rope_theta is not None:
             params = replace(params, rope_theta=rope_theta)
+        if window is not None:
+            params = with_window(params, window)
         check_params(source, params)
         found = {name: source.tensors[old] for name, old in dialect.names.items()}
-        check_tensors(source.error, found, params.tensor_shapes())
+        shapes = params.tensor_shapes()
+        check_tensors(source.error, found, shapes, ignored=lambda name: True)
+        if unknown := next((name for name in found if name not in shapes), None):
+            raise source.error(
+                f"tensor {unknown!r} is unknown: this variant of a draft is not supported; {instead(source)}"
+            )
         for name, info in found.items():
             if len(info.shape) == 1 and info.type not in (F32, F16, BF16):
                 raise source.error(f"tensor {name!r} is {info.type_name}, expected f32, f16 or bf16")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 from ...errors import ModelFileError
 from ...files.gguf import GGUFFile
+from ...files.pairs import ModelName, find_pair
 from ...files.safetensors import SafetensorsFile
 from ...models.checks import in_range
 from ...models.target import Target
 
 Causality = Literal["auto", "causal", "bidirectional"]
 
-MAX_BLOCK, MAX_TAPS = 256, 256
+MAX_BLOCK, MAX_TAPS, MAX_WINDOW = 256, 256, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,27 @@ class DraftParams:
         return shapes
 
 
+def with_window(p: DraftParams, window: int) -> DraftParams:
+    """`p` with windows of so many tokens where it has some, else on all layers but the last; 0: with none."""
+    if not window:
+        return replace(p, sliding_window=None, window_layers=(False,) * p.n_layers)
+    layers = p.window_layers if any(p.window_layers) else (*[True] * (p.n_layers - 1), False)
+    return replace(p, sliding_window=window, window_layers=layers)
+
+
+def window_note(target_name: str, draft_name: str, title: str, p: DraftParams) -> str:
+    """A warning for a draft of a model whose drafts have windows, in a file that tells of none; else empty."""
+    pair = find_pair(Path(target_name).name, Path(draft_name).name, title)
+    if pair is None or not pair.window or any(p.window_layers):
+        return ""
+    if ModelName.of(Path(draft_name).name, title).contradicts(ModelName(pair.family, pair.size)):
+        return ""
+    return (
+        f"{draft_name} tells of no attention window, but the draft of {pair.name} was trained with one of {pair.window}: "
+        f"long texts lose acceptance; --draft-window {pair.window} sets it (--draft-window 0 silences this)"
+    )
+
+
 def misfits(target: Target, draft: DraftParams) -> list[str]:
     """All reasons why a draft cannot serve a target; none for a pair that works."""
     found = []
@@ -117,7 +140,7 @@ def check_params(source: GGUFFile | SafetensorsFile, p: DraftParams) -> None:
     if p.n_heads % p.n_kv_heads or p.head_dim % 2:
         raise error(f"{p.n_heads} heads of {p.head_dim} do not divide over {p.n_kv_heads} key/value heads")
     if p.sliding_window is not None:
-        in_range(error, "sliding window", p.sliding_window, 1, 1 << 30)
+        in_range(error, "sliding window", p.sliding_window, 1, MAX_WINDOW)
     if len(p.window_layers) != p.n_layers:
         raise error(
             f"the pattern of sliding windows has {len(p.window_layers)} entries for {p.n_layers} layers"

@@ -1,0 +1,77 @@
+"""The draft that lies beside a target: found by name, chosen by what target and draft say of themselves."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ModelFileError
+from ..files.gguf import GGUFFile, part_names
+from ..files.hub import draft_rank
+from ..files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET, ModelName
+from ..models.registry import read_target
+from .registry import open_draft
+
+log = logging.getLogger("dflash_ggml")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The draft to use, or None and `why`: that there is nothing, or, `is_useless`, that what is there cannot be used."""
+
+    path: Path | None
+    why: str = ""
+    is_useless: bool = False
+
+
+def draft_beside(model: Path) -> Beside:
+    """The draft in the target's folder: a GGUF file, or a folder with a safetensors checkpoint, with `dflash` in its name.
+
+    It must fit the target in hidden size, taps and vocabulary, and its name must not speak of another model. Of several the one
+    whose name speaks of this one, then by quantisation (see `draft_rank`). Raises ModelFileError when the target is bad.
+    """
+    if model == EMBEDDED_TARGET:
+        return Beside(EMBEDDED_DRAFT)
+    with GGUFFile(model) as file:
+        title = str(file.metadata.get("general.name", ""))
+        target = read_target(file)
+    name = ModelName.of(model.name, title, str(model.parent.name))
+    fitting: list[tuple[bool, tuple[int, int, str], Path]] = []
+    reasons: list[str] = []
+    for path in _candidates(model):
+        own = ModelName.of(path.name)
+        if not own.contradicts(name):
+            try:
+                draft = open_draft(path)
+                draft.check(target, str(model))
+            except (ModelFileError, OSError) as error:
+                reasons.append(str(error))
+                continue
+            own = ModelName.of(path.name, draft.title)
+        if own.contradicts(name):
+            reasons.append(f"{path.name} is for {own} by its name")
+        else:
+            fitting.append((not (own.is_whole and own == name), draft_rank(path.name), path))
+    if fitting:
+        chosen = min(fitting)[2]
+        if len(fitting) > 1:
+            log.info("%d drafts fit %s: taking %s, -md names another", len(fitting), model.name, chosen.name)
+        return Beside(chosen)
+    if reasons:
+        return Beside(None, f"no draft beside {model} can be used ({'; '.join(reasons)})", is_useless=True)
+    return Beside(None, f"no draft beside {model}")
+
+
+def _candidates(model: Path) -> list[Path]:
+    found = []
+    for path in sorted(model.parent.iterdir()):
+        lower = path.name.lower()
+        if "dflash" not in lower or path.name in part_names(model.name):
+            continue
+        if "mmproj" in lower or "imatrix" in lower:
+            continue
+        is_first = part_names(path.name)[0] == path.name
+        if (lower.endswith(".gguf") and is_first) or (path / "config.json").is_file():
+            found.append(path)
+    return found
