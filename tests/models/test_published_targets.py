@@ -10,6 +10,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.loading import declare
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.ggml import weights
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.models.registry import read_target
 from reference import real_files
@@ -57,6 +58,18 @@ def test_tensor_counts() -> None:
     counts = {name: len(real_files.target_tensors(recipe)) for name, recipe in real_files.TARGETS.items()}
     assert counts["Qwen3.6-27B-BF16"] == 851 and counts["Qwen3.8-27B-MTP-UD-Q4_K_XL"] == 866
     assert counts["Qwen3.5-9B-Q4_K_M"] == 427 and counts["Qwen3.5-2B-Q4_K_M"] == 320
+
+
+def test_an_embedding_that_the_device_cannot_look_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = real_files.write_target(tmp_path, "Qwen3.5-0.8B-Q4_K_M")
+    device = Device.cpu(1, reference=True)
+    monkeypatch.setattr(weights, "_can_gather", lambda device, source: False)
+    with (
+        GGUFFile(path) as file,
+        pytest.raises(ModelFileError, match="token_embd.weight: CPU cannot look rows up in type q4_K"),
+    ):
+        declare(device, EngineConfig(path), file, read_target(file), None)
+    device.close()
 
 
 def test_a_vocabulary_of_another_size(tmp_path: Path) -> None:

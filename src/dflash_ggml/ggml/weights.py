@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DeviceError, ModelFileError
 from .bindings import ffi, lib
-from .device import BF16, F16, F32, Device
+from .device import BF16, F16, F32, I32, Device
 from .store import Store
 
 TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
@@ -69,6 +69,11 @@ class Weights(Mapping):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
                 raise ModelFileError(
                     f"tensor {name}: {device.info.name} has no matrix product for type {kind}"
+                )
+            if name in gathered and not _can_gather(device, s):
+                kind = ffi.string(lib.ggml_type_name(s.type)).decode()
+                raise ModelFileError(
+                    f"tensor {name}: {device.info.name} cannot look rows up in type {kind}; use another quantisation"
                 )
             groups.setdefault(chosen, []).append(name)
         for buffer_type, names in groups.items():
@@ -148,10 +153,25 @@ def _is_aligned(data) -> bool:
 
 def _can_multiply(device: Device, s: Source, buffer_type) -> bool:
     """Whether the device multiplies a matrix like `s` that lies in a buffer of this type."""
+
+    def op(ctx, w, probe: Store):
+        return lib.ggml_mul_mat(ctx, w, probe.tensor(F32, s.shape[0], 16))
+
+    return _supports(device, s, buffer_type, op)
+
+
+def _can_gather(device: Device, s: Source) -> bool:
+    """Whether the device takes single rows of a matrix like `s` out of ordinary memory."""
+    return _supports(
+        device, s, device.buffer_type, lambda ctx, w, probe: lib.ggml_get_rows(ctx, w, probe.tensor(I32, 16))
+    )
+
+
+def _supports(device: Device, s: Source, buffer_type, make: Callable[[Any, Any, Store], Any]) -> bool:
+    """Whether the device runs the operation that `make(context, weights, store)` gives on weights like `s`."""
     probe = Store(device, 4)
     w = probe.tensor(s.type, *s.shape)
-    x = probe.tensor(F32, s.shape[0], 16)
-    op = lib.ggml_mul_mat(probe.ctx, w, x)
+    op = make(probe.ctx, w, probe)
     buffer = lib.ggml_backend_buft_alloc_buffer(buffer_type, 0)
     w.buffer = buffer
     answer = lib.ggml_backend_dev_supports_op(device.info.handle, op)
