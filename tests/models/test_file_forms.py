@@ -1,0 +1,62 @@
+"""One model in the forms in which files come: in parts, and as Ollama writes it. All compute the same. 2 seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.files.gguf import GGUFFile, StringArray, part_names
+from reference import toys
+from reference.gguf_bytes import Tensor, build, f32_tensor
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toys.write_pair(tmp_path_factory.mktemp("forms"), seed=9)[0]
+
+
+def contents(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    """Keys and tensors of a file, to be written again."""
+    with GGUFFile(path) as file:
+        keys = {
+            key: value.tolist() if isinstance(value, np.ndarray) else list(value) if isinstance(value, StringArray) else value
+            for key, value in file.metadata.items()
+        }
+        tensors = [Tensor(t.name, t.type, t.shape, bytes(file.data(t.name))) for t in file.tensors.values()]
+    return keys, tensors
+
+
+def logits(path: Path) -> np.ndarray:
+    with Engine.load(EngineConfig(path, n_ctx=256, n_threads=1, kv_type="f32", reference=True)) as engine:
+        engine.prefill([*range(1, 30)])
+        return engine.logits.copy()
+
+
+def test_in_parts(target: Path, tmp_path: Path) -> None:
+    keys, tensors = contents(target)
+    names = part_names("toy-00001-of-00003.gguf")
+    for i, name in enumerate(names):
+        own = {"split.no": i, "split.count": 3, "split.tensors.count": len(tensors)}
+        (tmp_path / name).write_bytes(build(keys | own if i == 0 else own, tensors[i::3]).data)
+    for name in names:
+        np.testing.assert_array_equal(logits(tmp_path / name), logits(target))
+
+
+def test_as_ollama_writes_it(target: Path, tmp_path: Path) -> None:
+    """KV heads per block, three rotary sections, `ssm_dt` without .bias, the vision tower beside; the file has no ending."""
+    keys, tensors = contents(target)
+    flags = keys.pop("qwen35.attention.recurrent_layers")
+    heads = keys["qwen35.attention.head_count_kv"]
+    keys["qwen35.attention.head_count_kv"] = [0 if is_recurrent else heads for is_recurrent in flags]
+    keys["qwen35.rope.dimension_sections"] = keys["qwen35.rope.dimension_sections"][:3]
+    keys["qwen35.ssm.v_head_reordered"] = True
+    renamed = [t._replace(name=t.name.replace("ssm_dt.bias", "ssm_dt")) for t in tensors]
+    others = [f32_tensor("v.blk.0.attn_q.weight", (4, 4)), f32_tensor("mtp.fc.weight", (8, 4))]
+    path = tmp_path / "sha256-0123abcd"
+    path.write_bytes(build(keys, [*others, *renamed]).data)
+    np.testing.assert_array_equal(logits(path), logits(target))
