@@ -24,7 +24,11 @@ def contents(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     """Keys and tensors of a file, to be written again."""
     with GGUFFile(path) as file:
         keys = {
-            key: value.tolist() if isinstance(value, np.ndarray) else list(value) if isinstance(value, StringArray) else value
+            key: value.tolist()
+            if isinstance(value, np.ndarray)
+            else list(value)
+            if isinstance(value, StringArray)
+            else value
             for key, value in file.metadata.items()
         }
         tensors = [Tensor(t.name, t.type, t.shape, bytes(file.data(t.name))) for t in file.tensors.values()]
