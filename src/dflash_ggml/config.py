@@ -62,9 +62,10 @@ class EngineConfig:
             ("budget", 1, MAX_BUDGET),
             ("candidates", 1, 64),
             ("main_gpu", 0, 63),
+            ("draft_window", 0, 1 << 30),
         ):
             value = getattr(self, name)
-            if name == "candidates" and value is None:
+            if name in ("candidates", "draft_window") and value is None:
                 continue
             if not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{name}: {value!r} is outside {low}..{high}")

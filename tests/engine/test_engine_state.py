@@ -284,7 +284,7 @@ def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
         caplog.clear()
         config = EngineConfig(target, draft, n_ctx=256, n_threads=1, draft_found=True)
         with Engine.load(config) as e:
-            assert not e.has_draft
+            assert not e.has_draft and e.config.draft is None
         warnings = [r.message for r in caplog.records if "decoding plainly" in r.message]
         assert len(warnings) == 1 and said in warnings[0]
         with pytest.raises(
@@ -297,6 +297,8 @@ def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
         assert e.has_draft
     with pytest.raises(ModelFileError, match="broken.gguf"):
         Engine.load(EngineConfig(broken, toy_pair[1], draft_found=True))
+    with pytest.raises(ConfigError, match="draft_window: -1 is outside"):
+        EngineConfig(*toy_pair, draft_window=-1)
 
 
 def test_a_found_draft_that_fails_on_the_device_stops_nothing(toy_pair, monkeypatch, caplog):

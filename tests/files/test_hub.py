@@ -186,6 +186,10 @@ def test_plain_decoding_fetches_no_draft(
         ([*model, "plain", *drafts], ["model-Q4_K_M.gguf"]),
         ([*model, "auto", *drafts], ["model-Q4_K_M.gguf", "dflash-draft-3.6-q8_0.gguf"]),
         ([*model, "auto"], ["model-Q4_K_M.gguf", "dflash-model-Q8_0.gguf"]),
+        (
+            ["-hf", "unsloth/Qwen3.6-27B-GGUF:Q4_K_M"],
+            ["Qwen3.6-27B-Q4_K_M.gguf", "dflash-draft-3.6-q8_0.gguf"],
+        ),
     ):
         fetched.clear()
         config = arguments.engine_config(parser.parse_args(flags))

@@ -171,7 +171,8 @@ def run(args: argparse.Namespace) -> None:
         if args.load is not None:
             conversation.say(f"/load {args.load}")
         if sys.stdin.isatty():
-            drafting = f"draft {config.draft.name}" if config.draft else "no draft"
+            draft = engine.config.draft
+            drafting = f"draft {draft.name}" if draft else "no draft"
             conversation.note(
                 f"{config.model.name}, {drafting}, {engine.n_ctx} tokens of context; /help for help"
             )

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -58,7 +59,9 @@ class Engine:
         calibration_seconds: how long costs may be measured, if they are; None: 1.5 s on a GPU, 1 s on the CPU.
         Raises ModelFileError, ConfigError, or DeviceError when something does not fit.
         """
-        return cls(config, load(config, progress, calibration_seconds))
+        loaded = load(config, progress, calibration_seconds)
+        # one that was only found may have been left out
+        return cls(config if loaded.drafter else replace(config, draft=None), loaded)
 
     # ---- the committed prefix
 
