@@ -124,7 +124,7 @@ def test_the_known_draft_of_a_target(hub: Hub, caplog: pytest.LogCaptureFixture)
     target, draft = hub.target(RepoSpec.parse("unsloth/Qwen3.6-27B-GGUF:Q4_K_M"))
     assert target.read_bytes() == b"GGUF 27"
     assert draft is not None and draft.read_bytes() == b"GGUF its draft"
-    said = "Qwen3.6-27B-Q4_K_M.gguf: its draft is fetched from spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0"
+    said = "Qwen3.6-27B-Q4_K_M.gguf: its draft is spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0"
     assert said in caplog.text
 
 

@@ -173,9 +173,7 @@ class Hub:
             if pair is None or pair.draft is None or not pair.loads:
                 log.warning("no draft is known for %s, decoding plainly; name one with -md or -hfd", title)
                 return None
-            log.warning(
-                "%s: its draft is fetched from %s; -hfd names another, --mode plain none", title, pair.draft
-            )
+            log.warning("%s: its draft is %s; -hfd names another, --mode plain none", title, pair.draft)
             return self.draft(RepoSpec.parse(pair.draft))
         except HubError as error:
             log.warning("no draft for %s: %s; decoding plainly", title, error)

@@ -23,6 +23,8 @@ class ModelName:
     @classmethod
     def of(cls, *texts: str) -> ModelName:
         """Read file names, repositories or titles, the more telling ones first: each field from the first that has it."""
+        if laguna := next((m for m in map(_LAGUNA.search, texts) if m), None):
+            return cls("Laguna", laguna[1].upper())
         family = next((m for m in map(_FAMILY.search, texts) if m), None)
         size = next((m for m in map(_SIZE.search, texts) if m), None)
         return cls(
@@ -42,8 +44,9 @@ class ModelName:
         return "-".join(part for part in (self.family, self.size) if part) or "a model without a telling name"
 
 
-_FAMILY = re.compile(r"(?<![a-z])(qwen|gemma|laguna)[-_ ]?(\d+(?:\.\d+)?)", re.IGNORECASE)
+_FAMILY = re.compile(r"(?<![a-z])(qwen|gemma)[-_ ]?(\d+(?:\.\d+)?)", re.IGNORECASE)
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
+_LAGUNA = re.compile(r"laguna[-_ ](XS\.2|(?:XS|S)-2\.1)(?![0-9])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Pair:
         return f"{self.family}-{self.size}"
 
 
-_MOE = "mixture of experts: this target comes in a later version"
+_MOE = "comes in a later version: mixture of experts"
+_LAGUNA_NOTE = "comes in a later version: an architecture and a kind of draft of its own"
 PAIRS = (
     Pair(
         "Qwen3.6",
@@ -90,6 +94,9 @@ PAIRS = (
     Pair("Qwen3.5", "35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash", note=_MOE, loads=False),
     Pair("Qwen3.6", "35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash", note=_MOE, loads=False),
     Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash", note=_MOE, loads=False),
+    Pair("Laguna", "XS.2", "poolside/Laguna-XS.2-speculator.dflash", note=_LAGUNA_NOTE, loads=False),
+    Pair("Laguna", "XS-2.1", "poolside/Laguna-XS-2.1-DFlash", note=_LAGUNA_NOTE, loads=False),
+    Pair("Laguna", "S-2.1", "poolside/Laguna-S-2.1-DFlash", note=_LAGUNA_NOTE, loads=False),
 )
 
 
@@ -104,7 +111,7 @@ def replacement(*texts: str) -> str:
     pair = find_pair(*texts)
     if pair is None:
         return LIST_PAIRS
-    if pair.draft is None:
+    if pair.draft is None or not pair.loads:
         return f"{pair.name} has no draft that can be used today, leave it out (--mode plain)"
     other = "".join(f" or {repo}" for repo in pair.also)
     return f"for {pair.name} use {pair.draft}{other} (-hfd)"
@@ -114,11 +121,9 @@ def pairs_table() -> str:
     """All published pairs for people, a line each."""
     rows = [("target", "draft", "")]
     for pair in PAIRS:
-        drafts = [pair.draft, *pair.also] if pair.draft and pair.loads else ["none"]
+        drafts = [pair.draft, *pair.also] if pair.draft else ["none"]
         rows.append((pair.name, ", ".join(drafts), pair.note))
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     lines = [f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}".rstrip() for row in rows]
-    hint = (
-        "-hf with any repository of these targets fetches the first draft named here; -hfd names another one."
-    )
+    hint = "-hf with any repository of a target fetches the first draft of its line; -hfd names another one."
     return "\n".join([*lines, "", hint])
