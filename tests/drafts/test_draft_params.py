@@ -298,6 +298,8 @@ def test_bad_gguf_draft(file: Path, changes: dict[str, Any], message: str):
 def test_drafts_of_no_dialect(file: Path, tmp_path: Path):
     with pytest.raises(ModelFileError, match="'qwen35' is no draft"):
         draft(file, tiny.target_keys())
+    with pytest.raises(ModelFileError, match="'clip' is no draft .*vision part of a model .mmproj"):
+        draft(file, {"general.architecture": "clip"})
     keys = tiny.lucebox_draft_keys() | {"qwen35-dflash-draft.dflash.target_layer_ids": None}
     with pytest.raises(ModelFileError, match="target_layer_ids' is missing"):
         draft(file, keys, lucebox_name)

@@ -274,6 +274,9 @@ def test_choice_rules() -> None:
     assert pick_draft(["config.json", "model.safetensors"], spec) is None
     assert pick_sidecar(["q/dflash-x.gguf", "x.gguf"], "x.gguf") is None
     assert pick_sidecar(["q/dflash-x.gguf", "q/x.gguf"], "q/x.gguf") == "q/dflash-x.gguf"
+    several = ["Qwen3.6-27B-DFlash-F16.gguf", "Qwen3.5-9B-DFlash-Q8_0.gguf", "mmproj-dflash-Q8_0.gguf"]
+    assert pick_sidecar(several, "Qwen3.6-27B-Q4_K_M.gguf") == several[0]
+    assert pick_sidecar(several, "Qwen3.5-4B-Q4_K_M.gguf") is None
 
 
 def test_the_order_of_drafts() -> None:

@@ -204,6 +204,22 @@ def test_target_tensor_types(file: Path):
         target(file, tensors=retyped("blk.0.ffn_up.weight", 26, 4))
 
 
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [
+        ("clip", "vision part of a model .mmproj., name the model's own file"),
+        ("dflash", "this is a draft, name it with -md"),
+        ("qwen35-dflash-draft", "this is a draft, name it with -md"),
+        ("qwen35moe", "the dense ones from 3.5 on are supported"),
+        ("laguna", "comes in a later version"),
+        ("llama", "'llama' is no target .expected 'qwen35'.$"),
+    ],
+)
+def test_files_that_are_no_target(file: Path, arch: str, said: str):
+    with pytest.raises(ModelFileError, match=said):
+        target(file, {"general.architecture": arch})
+
+
 def test_unknown_target_tensor(file: Path):
     for name in (
         "blk.0.ffn_up.bias",

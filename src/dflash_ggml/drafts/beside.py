@@ -36,7 +36,7 @@ def draft_beside(model: Path) -> Beside:
     with GGUFFile(model) as file:
         title = str(file.metadata.get("general.name", ""))
         target = read_target(file)
-    name = ModelName.of(model.name, title, str(model.parent.name))
+    name = ModelName.of(model.name, title)
     fitting: list[tuple[bool, tuple[int, int, str], Path]] = []
     reasons: list[str] = []
     for path in _candidates(model):

@@ -16,12 +16,13 @@ from typing import Literal
 
 from ..errors import ConfigError, DflashError
 from .gguf import PART_NAME, part_names
-from .pairs import find_pair
+from .pairs import ModelName, find_pair
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 # of a draft, whose acceptance suffers from small types while its size hardly counts; then the larger ones first
 DRAFT_QUANTS = ("Q8_0", "BF16", "F16")
 _SIDE_FILE = re.compile(r"^(mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)|imatrix|mmproj", re.IGNORECASE)
+_NO_MODEL = re.compile("mmproj|imatrix", re.IGNORECASE)
 _DRAFT_FILE = re.compile(r"(^|[-_.])dflash([-_.]|$)", re.IGNORECASE)
 _BITS = re.compile(r"(?:^|[-_.])(?:UD-)?(?:I?Q|TQ|F|MXFP|NVFP)(\d+)(?:_|[-.]|$)", re.IGNORECASE)
 _NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
@@ -76,14 +77,15 @@ def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
 
 
 def pick_sidecar(files: Iterable[str], target: str) -> str | None:
-    """A draft that lies beside `target` in its repository (`dflash-*.gguf` in the same folder), if any."""
-    folder = PurePosixPath(target).parent
-    beside = sorted(
+    """A draft that lies beside `target` in its repository, in the same folder, and is not another model's by its name."""
+    folder, own = PurePosixPath(target).parent, ModelName.of(PurePosixPath(target).name)
+    beside = [
         f
         for f in _gguf(files)
-        if PurePosixPath(f).parent == folder and PurePosixPath(f).name.lower().startswith("dflash-")
-    )
-    return min(beside, key=draft_rank, default=None)
+        if PurePosixPath(f).parent == folder and is_draft(f) and f != target and not _NO_MODEL.search(f)
+    ]
+    fitting = [f for f in beside if not ModelName.of(PurePosixPath(f).name).contradicts(own)]
+    return min(fitting, key=draft_rank, default=None)
 
 
 def draft_rank(file: str) -> tuple[int, int, str]:

@@ -86,8 +86,11 @@ def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
     if file.arch in LUCEBOX_ARCHS:
         return _lucebox(file)
     known = ", ".join(("dflash", *LUCEBOX_ARCHS))
+    what = (
+        "this is the vision part of a model (mmproj)" if file.arch == "clip" else "a target is named with -m"
+    )
     raise file.error(
-        f"key 'general.architecture': {file.arch!r} is no draft (expected one of {known}); a target is named with -m"
+        f"key 'general.architecture': {file.arch!r} is no draft (expected one of {known}); {what}"
     )
 
 
