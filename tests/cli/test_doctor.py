@@ -297,6 +297,15 @@ def test_a_cut_file(doctor: Doctor, tmp_path: Path, demo_target: Path) -> None:
     assert not of(found, "memory") and not of(found, "decoding")
 
 
+def test_a_draft_beside_that_is_no_use(doctor: Doctor, tmp_path: Path, demo_target: Path) -> None:
+    needs_binding()
+    (tmp_path / "target.gguf").symlink_to(demo_target)
+    (tmp_path / "a-dflash.gguf").write_bytes(b"GGUF nonsense")
+    code, found = doctor("-m", str(tmp_path / "target.gguf"))
+    (draft,) = of(found, "draft")
+    assert code == 0 and draft["verdict"] == "note" and "can be used (a-dflash.gguf: " in draft["text"]
+
+
 def test_a_draft_as_target_and_a_target_as_draft(
     doctor: Doctor, tmp_path: Path, demo_target: Path, demo_draft: Path
 ) -> None:

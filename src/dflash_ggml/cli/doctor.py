@@ -97,6 +97,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
 
 def examine_files(config: EngineConfig) -> Iterator[Check]:
     """Both files, whether they belong together, and the memory that they will take."""
+    from ..drafts.beside import draft_beside
     from ..drafts.registry import open_draft
     from ..engine.loading import read_tokenizer
     from ..files.gguf import GGUFFile
@@ -118,7 +119,11 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         target = None
         yield failed("target", error, advice)
     if config.draft is None:
-        why = "mode plain" if config.mode == "plain" else f"none beside {config.model}"
+        why = f"none beside {config.model}"
+        if config.mode == "plain":
+            why = "mode plain"
+        elif target is not None:
+            why = draft_beside(config.model).why
         yield Check("draft", "note", f"no draft, decoding is plain: {why}", "name one with -md or -hfd")
     else:
         try:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ModelFileError
+from ..errors import DflashError
 from ..files.gguf import GGUFFile, part_names
 from ..files.hub import draft_rank
 from ..files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET, ModelName
@@ -45,8 +45,8 @@ def draft_beside(model: Path) -> Beside:
             try:
                 draft = open_draft(path)
                 draft.check(target, str(model))
-            except (ModelFileError, OSError) as error:
-                reasons.append(str(error))
+            except (DflashError, OSError) as error:
+                reasons.append(str(error).replace(f"{model.parent}/", ""))
                 continue
             own = ModelName.of(path.name, draft.title)
         if own.contradicts(name):
