@@ -29,6 +29,9 @@ def test_nothing_there(target: Path) -> None:
     real_files.write_draft(target.parent, "up-3.6-q8", "mmproj-dflash.gguf")  # by its name no draft
     found = draft_beside(target)
     assert found.path is None and found.why == f"no draft beside {target}" and not found.is_useless
+    assert found.advice == "-hfd spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0 fetches the one of Qwen3.6-27B"
+    small = real_files.write_target(target.parent, "Qwen3.5-2B-Q4_K_M")
+    assert draft_beside(small).advice == "Qwen3.5-2B has none that can be used: no draft is published for it"
 
 
 def test_of_several_that_fit(target: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,6 +59,7 @@ def test_a_draft_of_another_model_is_not_taken(target: Path) -> None:
     found = draft_beside(nine)
     assert found.path is None and found.is_useless
     assert "hidden size is 5120, the target's 4096" in found.why and draft.name in found.why
+    assert found.advice == "-hfd z-lab/Qwen3.5-9B-DFlash fetches the one of Qwen3.5-9B"
     assert draft_beside(target).path == draft
     # the same sizes, but by its name of another version
     older = real_files.write_target(target.parent, "Qwen3.5-27B-Q4_K_M")

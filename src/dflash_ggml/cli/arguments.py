@@ -280,7 +280,7 @@ def _beside(model: Path, mode: str) -> Path | None:
     except ModelFileError:
         return None
     if found.path is None and mode == "auto":
-        log.warning("%s, decoding plainly; name one with -md or -hfd", found.why)
+        log.warning("%s, decoding plainly; %s", found.why, found.advice)
     elif found.path is None and found.is_useless:
-        raise ConfigError(f"mode {mode}: {found.why}; name one with -md or -hfd")
+        raise ConfigError(f"mode {mode}: {found.why}; {found.advice}")
     return found.path

@@ -119,12 +119,13 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         target = None
         yield failed("target", error, advice)
     if config.draft is None:
-        why = f"none beside {config.model}"
+        why, how = f"none beside {config.model}", "name one with -md or -hfd"
         if config.mode == "plain":
             why = "mode plain"
         elif target is not None:
-            why = draft_beside(config.model).why
-        yield Check("draft", "note", f"no draft, decoding is plain: {why}", "name one with -md or -hfd")
+            beside = draft_beside(config.model)
+            why, how = beside.why, beside.advice
+        yield Check("draft", "note", f"no draft, decoding is plain: {why}", how)
     else:
         try:
             draft = open_draft(config.draft, config.draft_window)

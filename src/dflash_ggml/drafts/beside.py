@@ -9,19 +9,26 @@ from pathlib import Path
 from ..errors import DflashError
 from ..files.gguf import GGUFFile, part_names
 from ..files.hub import draft_rank
-from ..files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET, ModelName
+from ..files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET, ModelName, find_pair
 from ..models.registry import read_target
 from .registry import open_draft
 
 log = logging.getLogger("dflash_ggml")
 
 
+NAME_ONE = "name one with -md or -hfd"
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The draft to use, or None and `why`: that there is nothing, or, `is_useless`, that what is there cannot be used."""
+    """The draft to use, or None and `why`: that there is nothing, or, `is_useless`, that what is there cannot be used.
+
+    advice: how to come to one.
+    """
 
     path: Path | None
     why: str = ""
+    advice: str = NAME_ONE
     is_useless: bool = False
 
 
@@ -58,9 +65,14 @@ def draft_beside(model: Path) -> Beside:
         if len(fitting) > 1:
             log.info("%d drafts fit %s: taking %s, -md names another", len(fitting), model.name, chosen.name)
         return Beside(chosen)
+    why, pair, advice = f"no draft beside {model}", find_pair(model.name, title), NAME_ONE
     if reasons:
-        return Beside(None, f"no draft beside {model} can be used ({'; '.join(reasons)})", is_useless=True)
-    return Beside(None, f"no draft beside {model}")
+        why += f" can be used ({'; '.join(reasons)})"
+    if pair is not None and pair.draft is None:
+        advice = f"{pair.name} has none that can be used: {pair.note}"
+    elif pair is not None and pair.draft not in why:
+        advice = f"-hfd {pair.draft} fetches the one of {pair.name}"
+    return Beside(None, why, advice, is_useless=bool(reasons))
 
 
 def _candidates(model: Path) -> list[Path]:
