@@ -243,6 +243,23 @@ def test_other_kinds_of_draft_are_refused(file: Path, extra: str, kind: str):
 
 
 @pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"dflash.selector_rank": 256}, "a DFlash2 draft .*, by its key 'dflash.selector_rank'"),
+        ({"dflash.conv_kernel_size": 2}, "a DFlash2 draft .*, by its key 'dflash.conv_kernel_size'"),
+        ({"dflash.has_confidence_head": True}, "a DSpark draft .*, by its key 'dflash.has_confidence_head'"),
+        ({"general.architecture": "eagle3"}, "an EAGLE-3 draft, by its architecture 'eagle3'"),
+        ({"eagle3.norm_before_residual": True}, "an EAGLE-3 draft, by its key 'eagle3.norm_before_residual'"),
+    ],
+)
+def test_other_kinds_are_told_by_keys_too(file: Path, keys: dict[str, Any], said: str):
+    with pytest.raises(
+        ModelFileError, match=f"{said}; only plain DFlash drafts are supported: .*--list-pairs"
+    ):
+        draft(file, tiny.upstream_draft_keys() | keys)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"architectures": ["OtherModel"]}, "architectures"),
@@ -293,6 +310,16 @@ def test_bad_config(tmp_path: Path, changes: dict[str, Any], message: str):
 def test_bad_gguf_draft(file: Path, changes: dict[str, Any], message: str):
     with pytest.raises(ModelFileError, match=message):
         upstream(file, **changes)
+
+
+def test_taps_under_their_early_name(file: Path):
+    """As llama.cpp's fork wrote them before the key had its name: the layers themselves, not those plus one."""
+    keys = tiny.upstream_draft_keys() | {
+        "dflash.target_layers": None,
+        "dflash.target_layer_ids": list(EXPECTED.taps),
+    }
+    assert draft(file, keys).params == EXPECTED
+    assert upstream(file, target_layer_ids=[0, 1]).params == EXPECTED  # the settled name wins
 
 
 def test_drafts_of_no_dialect(file: Path, tmp_path: Path):

@@ -70,7 +70,7 @@ def draft_beside(model: Path) -> Beside:
         why += f" can be used ({'; '.join(reasons)})"
     if pair is not None and pair.draft is None:
         advice = f"{pair.name} has none that can be used: {pair.note}"
-    elif pair is not None and pair.draft not in why:
+    elif pair is not None and pair.draft and pair.draft not in why:
         advice = f"-hfd {pair.draft} fetches the one of {pair.name}"
     return Beside(None, why, advice, is_useless=bool(reasons))
 
