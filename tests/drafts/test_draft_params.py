@@ -229,7 +229,7 @@ def test_interleaved_rotary_pairs_are_reordered(tmp_path: Path):
         ("blk.0.attn_conv_base", "DFlash2"),
         ("markov_w1.weight", "DSpark"),
         ("d2t", "DSpark"),
-        ("token_embd.weight", "'token_embd.weight' is unknown"),
+        ("rope_freqs.weight", "'rope_freqs.weight' is unknown"),
         ("blk.0.attn_q.bias", "'blk.0.attn_q.bias' is unknown"),
     ],
 )
@@ -310,6 +310,32 @@ def test_bad_config(tmp_path: Path, changes: dict[str, Any], message: str):
 def test_bad_gguf_draft(file: Path, changes: dict[str, Any], message: str):
     with pytest.raises(ModelFileError, match=message):
         upstream(file, **changes)
+
+
+def test_tables_of_its_own(file: Path):
+    """An embedding or a head that the draft brings is known by its shape, and counts as the vocabulary where no key tells."""
+    own = {"token_embd.weight": (8, 30), "output.weight": (8, 30)}
+    keys = {
+        key: value
+        for key, value in tiny.upstream_draft_keys().items()
+        if not key.startswith("tokenizer.ggml.t")
+    }
+
+    def opened(**shapes: tuple[int, ...]) -> DraftParams:
+        values = tiny.draft_values() | {
+            name: np.zeros(shape[::-1], np.float32) for name, shape in shapes.items()
+        }
+        tensors = [Tensor(name, F32, x.shape[::-1], x.tobytes()) for name, x in values.items()]
+        file.write_bytes(build(keys, tensors).data)
+        return DraftFile.open(file).params
+
+    p = opened(**own)
+    assert p.own == tuple(own) and p.n_vocab == 30
+    assert opened(**{"output.weight": (8, 31)}).own == ("output.weight",)
+    with pytest.raises(ModelFileError, match=r"'output.weight' has shape .8, 31., expected .8, 30"):
+        opened(**own | {"output.weight": (8, 31)})
+    with pytest.raises(ModelFileError, match=r"'token_embd.weight' has shape .9, 30., expected .8, 30"):
+        opened(**{"token_embd.weight": (9, 30)})
 
 
 def test_taps_under_their_early_name(file: Path):

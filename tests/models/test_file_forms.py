@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler
+from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.gguf import GGUFFile, StringArray, part_names
 from reference import toys
@@ -16,8 +18,13 @@ from reference.gguf_bytes import Tensor, build, f32_tensor
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toys.write_pair(tmp_path_factory.mktemp("forms"), seed=9)[0]
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return toys.write_pair(tmp_path_factory.mktemp("forms"), seed=9)
+
+
+@pytest.fixture(scope="module")
+def target(pair: tuple[Path, Path]) -> Path:
+    return pair[0]
 
 
 def contents(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
@@ -64,3 +71,29 @@ def test_as_ollama_writes_it(target: Path, tmp_path: Path) -> None:
     path = tmp_path / "sha256-0123abcd"
     path.write_bytes(build(keys, [*others, *renamed]).data)
     np.testing.assert_array_equal(logits(path), logits(target))
+
+
+def test_a_draft_with_tables_of_its_own(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Copies of the target's give the same trees; others do not, and never another text."""
+    keys, tensors = contents(pair[1])
+    tables = [t for t in contents(pair[0])[1] if t.name in ("token_embd.weight", "output.weight")]
+
+    def drafted(*own: Tensor) -> tuple[list[int], list[list[int]]]:
+        path = tmp_path / "draft.gguf"
+        path.write_bytes(build(keys, [*tensors, *own]).data)
+        config = EngineConfig(
+            pair[0], path, n_ctx=256, n_threads=1, kv_type="f32", reference=True, mode="tree", budget=7
+        )
+        with Engine.load(config) as engine:
+            engine.prefill([*range(1, 30)])
+            sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+            steps = list(engine.generate(sampler, max_tokens=24, stop=lambda token: False))
+        trees = [step.tree.tokens.tolist() for step in steps if step.tree is not None]
+        return [token for step in steps for token in step.tokens], trees
+
+    expected = drafted()
+    assert drafted(*tables) == expected
+    for table in tables:
+        changed = np.frombuffer(table.data, np.float32).reshape(table.shape[::-1])[::-1].tobytes()
+        text, trees = drafted(table._replace(data=changed))
+        assert text == expected[0] and trees != expected[1], table.name

@@ -27,6 +27,8 @@ _ZLAB_GLOBAL = {
     "fc.weight": "fc.weight",
     "hidden_norm.weight": "enc.output_norm.weight",
     "norm.weight": "output_norm.weight",
+    "embed_tokens.weight": "token_embd.weight",
+    "lm_head.weight": "output.weight",
 }
 _ZLAB_LAYER = {
     "input_layernorm": "attn_norm",

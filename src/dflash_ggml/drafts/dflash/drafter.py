@@ -23,7 +23,7 @@ from ...state.spec import KvLayer, StateSpec
 from ..drafter import Drafter, DraftSource, Host
 from .file import DraftFile
 from .graphs import append_context, context_graph, draft_graph
-from .params import DraftParams, check_pair, window_note
+from .params import EMBEDDING, HEAD, DraftParams, check_pair, window_note
 
 
 class DFlashSource(DraftSource):
@@ -55,7 +55,7 @@ class DFlashSource(DraftSource):
                 f"{device.info.name} has no BF16 tensor cores: the draft's BF16 weights become float16"
             )
             sources = {name: bf16_as_f16(name, part) for name, part in sources.items()}
-        self._weights = Weights(device, sources, gathered=())
+        self._weights = Weights(device, sources, gathered=(EMBEDDING,))
         return notes
 
     def parts(self, device: Device, kv_type: int) -> list[Part]:
@@ -190,15 +190,16 @@ class DFlashDrafter(Drafter):
     def _build(self, n_kv: int, block: int) -> Graph:
         """The graph of a draft of `block` columns."""
         target, weights, features = self.host.target, self.host.weights, self.host.state.features
+        own, head = self.weights, target.head_name
         return draft_graph(
             self.device,
             self.weights,
             self.params,
             self.kv,
             features.tensor,
-            weights[target.embedding_name],
-            weights[target.head_name],
-            weights.get(target.head_name.replace(".weight", ".scale")),
+            own[EMBEDDING] if EMBEDDING in own else weights[target.embedding_name],
+            own[HEAD] if HEAD in own else weights[head],
+            None if HEAD in own else weights.get(head.replace(".weight", ".scale")),
             self.masks,
             n_kv,
             block,

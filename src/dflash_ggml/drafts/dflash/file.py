@@ -14,7 +14,7 @@ from ...files.gguf import BF16, F16, F32, GGUFFile
 from ...files.safetensors import SafetensorsFile
 from ...models.checks import check_tensors
 from .dialects import instead, read_dialect, title
-from .params import MAX_WINDOW, Causality, DraftParams, check_params, with_window
+from .params import MAX_WINDOW, OWN_TABLES, Causality, DraftParams, check_params, with_window
 
 
 class DraftFile:
@@ -66,6 +66,8 @@ class DraftFile:
             params = with_window(params, window)
         check_params(source, params)
         found = {name: source.tensors[old] for name, old in dialect.names.items()}
+        if own := tuple(name for name in OWN_TABLES if name in found):
+            params = replace(params, own=own, n_vocab=params.n_vocab or found[own[0]].shape[-1])
         shapes = params.tensor_shapes()
         check_tensors(source.error, found, shapes, ignored=lambda name: True)
         if unknown := next((name for name in found if name not in shapes), None):

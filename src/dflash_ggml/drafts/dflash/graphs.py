@@ -68,8 +68,8 @@ def draft_graph(
 ) -> Graph:
     """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
 
-    `embedding` and `head` are the target's matrices [D, n_vocab], `head_scale` its head's [1] or None, `features` its tensor
-    [n_tap*D, columns].
+    `embedding` and `head` are the target's matrices [D, n_vocab] or the draft's own, `head_scale` the target's head's [1] or
+    None, `features` the target's tensor [n_tap*D, columns].
     Inputs: ints = columns of the features | their positions | their cache rows | block ids | block positions | block
     rows, each B (unused columns go to spare rows); those of `masks`: full layers, window layers.
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; hidden

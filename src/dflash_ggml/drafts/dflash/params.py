@@ -17,6 +17,7 @@ from ...models.target import Target
 
 Causality = Literal["auto", "causal", "bidirectional"]
 
+OWN_TABLES = EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MAX_BLOCK, MAX_TAPS, MAX_WINDOW = 256, 256, 1 << 30
 
 
@@ -41,6 +42,7 @@ class DraftParams:
     declared_causal: bool | None  # what the file says about attention inside the block, if anything
     full_policy: Causality = "auto"  # overrides it on full-attention layers
     window_policy: Causality = "auto"  # overrides it on sliding-window layers
+    own: tuple[str, ...] = ()  # those of OWN_TABLES that it brings instead of borrowing the target's
 
     @property
     def causal_full(self) -> bool:
@@ -77,7 +79,7 @@ class DraftParams:
         }
         for i in range(self.n_layers):
             shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
-        return shapes
+        return shapes | dict.fromkeys(self.own, (d, self.n_vocab or 0))
 
 
 def with_window(p: DraftParams, window: int) -> DraftParams:
