@@ -263,6 +263,7 @@ def test_other_kinds_are_told_by_keys_too(file: Path, keys: dict[str, Any], said
     ("changes", "message"),
     [
         ({"architectures": ["OtherModel"]}, "architectures"),
+        ({"architectures": 3}, "key 'architectures' should be an array"),
         ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2 draft .*, by its architecture"),
         ({"architectures": ["Qwen3DSparkModel"]}, "a DSpark draft .*, by its architecture"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE-3 draft, by its architecture"),

@@ -40,6 +40,7 @@ REPOS = {
         "Qwen3.8-27B-Q4_K_M.gguf": b"GGUF 38",
         "dflash-Qwen3.8-27B-Q8_0.gguf": b"GGUF DFlash2",
     },
+    "unsloth/Qwen3.6-35B-A3B-GGUF": {"Qwen3.6-35B-A3B-Q4_K_M.gguf": b"GGUF experts"},
     "unsloth/Qwen3.5-9B-GGUF": {"Qwen3.5-9B-Q4_K_M.gguf": b"GGUF 9"},
     "datasets/maker/set": {"data/test.jsonl": b"{}"},
     "maker/draft": {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"about"},
@@ -157,6 +158,12 @@ def test_an_unknown_target_has_no_draft(hub: Hub, caplog: pytest.LogCaptureFixtu
     assert not caplog.text
     assert hub.draft_for("maker/model", "elsewhere/model.gguf", []) is None
     assert "no draft is known for model.gguf, decoding plainly; name one with -md or -hfd" in caplog.text
+
+
+def test_a_model_that_comes_later_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="Qwen3.6-35B-A3B comes in a later version: mixture of experts"):
+        hub.target(RepoSpec.parse("unsloth/Qwen3.6-35B-A3B-GGUF"))
+    assert not list(tmp_path.rglob("*.gguf"))
 
 
 def test_all_parts_of_a_model(hub: Hub) -> None:

@@ -32,6 +32,7 @@ def test_the_embedded_pair_is_there() -> None:
         (["qwen3_4b.gguf"], "Qwen3", "4B"),
         (["dflash-draft-3.6-q8_0.gguf", "Qwen3.6 27B DFlash"], "Qwen3.6", "27B"),
         (["model-27b.gguf", "Qwen3.5-9B"], "Qwen3.5", "27B"),  # what comes first says more
+        (["Distill-Qwen-7B-Q4_K_M.gguf"], None, "7B"),
         (["Laguna-XS.2-Q4_K_M.gguf"], "Laguna", "XS.2"),
         (["poolside/laguna-xs-2.1-GGUF"], "Laguna", "XS-2.1"),
         (["model-Q8_0.gguf"], None, None),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.decode.sampling import SamplingParams
-from dflash_ggml.errors import ConfigError, DflashError, ModelFileError
+from dflash_ggml.errors import ConfigError, DeviceError, DflashError, ModelFileError
 from dflash_ggml.llama.cache import LlamaRAMCache
 from dflash_ggml.llama.llama import Llama
 from dflash_ggml.llama.tokenizer import LlamaTokenizer
@@ -240,6 +240,27 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     with pytest.warns(UserWarning, match="a function cannot draft here") as said:
         Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
     assert said[0].filename == __file__
+
+
+def test_a_found_draft_that_fails_on_the_device(
+    demo_target: Path, demo_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning, and plain decoding; a target's own fault is told once, with no word of a draft."""
+
+    def start(*args: object, **options: object) -> None:
+        raise DeviceError("no memory for the draft")
+
+    monkeypatch.setattr("dflash_ggml.drafts.dflash.drafter.DFlashSource.start", start)
+    target = tmp_path / "model.gguf"
+    target.symlink_to(demo_target)
+    (tmp_path / "dflash.gguf").symlink_to(demo_draft)
+    with (
+        pytest.warns(UserWarning, match="decoding plainly: no memory for the draft"),
+        Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
+    ):
+        assert not llm.engine.has_draft
+    with pytest.raises(DeviceError):
+        Llama(str(target), draft_model=str(demo_draft), n_ctx=256, n_threads=1, verbose=False)
 
 
 def test_vocabulary_only(demo_target: Path) -> None:

@@ -155,9 +155,14 @@ class Hub:
     def target(
         self, spec: RepoSpec, file: str | None = None, *, want_draft: bool = True
     ) -> tuple[Path, Path | None]:
-        """Fetch the main model (`file` overrides the choice) and, if wanted, its draft: the one that `draft_for` finds."""
+        """Fetch the main model (`file` overrides the choice) and, if wanted, its draft: the one that `draft_for` finds.
+
+        Raises HubError, before anything is fetched, for a published model that cannot be loaded yet."""
         files = self.files(spec.repo)
         name = file if file is not None else pick_target(files, spec)
+        pair = find_pair(PurePosixPath(name).name, spec.repo)
+        if pair is not None and not pair.loads:
+            raise HubError(f"{spec.repo}: {pair.name} {pair.note}")
         model = self.fetch_parts(spec.repo, name, files)
         return model, self.draft_for(spec.repo, name, files) if want_draft else None
 
@@ -172,7 +177,7 @@ class Hub:
         try:
             if side := pick_sidecar(files, name):
                 return self.fetch_parts(repo, side, files)
-            if pair is None or pair.draft is None or not pair.loads:
+            if pair is None or pair.draft is None:
                 log.warning("no draft is known for %s, decoding plainly; name one with -md or -hfd", title)
                 return None
             log.warning("%s: its draft is %s; -hfd names another, --mode plain none", title, pair.draft)

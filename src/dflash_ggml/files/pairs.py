@@ -44,7 +44,7 @@ class ModelName:
         return "-".join(part for part in (self.family, self.size) if part) or "a model without a telling name"
 
 
-_FAMILY = re.compile(r"(?<![a-z])(qwen|gemma)[-_ ]?(\d+(?:\.\d+)?)", re.IGNORECASE)
+_FAMILY = re.compile(r"(?<![a-z])(qwen|gemma)[-_ ]?(\d+(?:\.\d+)?)(?![\d.]*b(?![a-z]))", re.IGNORECASE)
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
 _LAGUNA = re.compile(r"laguna[-_ ](XS\.2|(?:XS|S)-2\.1)(?![0-9])", re.IGNORECASE)
 

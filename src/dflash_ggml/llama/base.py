@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..decode.recommended import recommended, told
-from ..errors import ConfigError, ModelFileError
+from ..errors import ConfigError, DflashError
 from ..session.session import Session
 from .cache import BaseLlamaCache
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
@@ -91,8 +91,8 @@ class LlamaBase:
         draft, found = self._choose_draft()
         try:
             return Engine.load(options.engine_config(draft))
-        except ModelFileError as error:
-            if not found:
+        except DflashError as error:
+            if draft is None or not found:
                 raise
             warnings.warn(f"the draft beside the model is not used, decoding plainly: {error}", stacklevel=4)
             return Engine.load(options.engine_config(None))

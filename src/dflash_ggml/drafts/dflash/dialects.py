@@ -97,7 +97,8 @@ def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
 
 
 def _refuse_other_kinds(file: GGUFFile | SafetensorsFile) -> None:
-    archs = [file.metadata.get("general.architecture"), *(file.metadata.get("architectures") or ())]
+    listed = file.metadata.get("architectures")
+    archs = [file.metadata.get("general.architecture"), *(listed if isinstance(listed, list) else ())]
     for kind, patterns in _OTHER_KINDS.items():
         for what, names, pattern in zip(
             ("tensor", "key", "architecture"), (file.tensors, file.metadata, archs), patterns, strict=True
