@@ -278,6 +278,7 @@ def test_choice_rules() -> None:
     folders = ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf", "x-Q8_0.gguf"]
     assert pick_target(folders, RepoSpec("a/b", "bf16")) == folders[0]
     assert pick_draft(["x-DFlash-Q8_0.gguf", "x-Q8_0.gguf"], spec) == "x-DFlash-Q8_0.gguf"
+    assert pick_draft(["mmproj-DFlash-Q8_0.gguf", "x-DFlash-Q4_K_M.gguf"], spec) == "x-DFlash-Q4_K_M.gguf"
     assert pick_draft(["config.json", "model.safetensors"], spec) is None
     assert pick_sidecar(["q/dflash-x.gguf", "x.gguf"], "x.gguf") is None
     assert pick_sidecar(["q/dflash-x.gguf", "q/x.gguf"], "q/x.gguf") == "q/dflash-x.gguf"

@@ -64,7 +64,7 @@ def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
 
 def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
     """The draft's GGUF in a repository of drafts; None when it is there as safetensors instead."""
-    drafts = sorted(f for f in _gguf(files) if is_draft(f))
+    drafts = sorted(f for f in _gguf(files) if is_draft(f) and not _NO_MODEL.search(f))
     if not drafts:  # a repository that is all draft need not say so in its file names
         drafts = sorted(f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name))
     if (

@@ -40,6 +40,7 @@ log = logging.getLogger("dflash_ggml.server")
 
 EXAMPLES = """examples:
   dflash-serve -m Qwen3.5-27B-Q4_K_M.gguf -md Qwen3.5-27B-DFlash.gguf -c 32768
+  dflash-serve -hf unsloth/Qwen3.6-27B-GGUF:Q4_K_M       # fetches its draft, too: --list-pairs
   dflash-serve -hf unsloth/Qwen3.5-27B-GGUF:Q4_K_M -hfd z-lab/Qwen3.5-27B-DFlash
   dflash-serve --host 0.0.0.0 --api-key-file keys.txt
 
