@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,9 +200,9 @@ def test_theme(open_page: Callable[..., Page]) -> None:
 
 
 def test_the_files_are_self_contained() -> None:
-    import dflash_ggml.server.app as app
+    from dflash_ggml.server.page import STATIC
 
-    for file in Path(app.STATIC).iterdir():
+    for file in STATIC.iterdir():
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text and "https://" not in text, file.name
         assert "innerHTML" not in text, file.name

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -19,9 +18,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from ..errors import DflashError
 from . import anthropic, openai_chat, openai_completions, openai_responses
@@ -31,6 +29,7 @@ from .errors import ApiError, anthropic_body, from_exception, is_anthropic, open
 from .exchange import respond
 from .limits import parse_json, read_body
 from .metrics import CONTENT_TYPE, Metrics
+from .page import page_routes
 from .response_store import ResponseStore
 from .runner import Runner, work
 from .schema import Body, parse
@@ -38,11 +37,6 @@ from .worker import Worker
 
 log = logging.getLogger(__name__)
 
-STATIC = Path(__file__).parent / "static"
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 LARGE_BODY = 64 << 10  # bytes from which parsing happens beside the event loop
 
 ReadCall = Callable[[dict[str, Any], Settings], ApiCall]
@@ -129,8 +123,7 @@ def create_app(
     ]
     routes += [
         Route("/health", partial(_health, service)),
-        Route("/", _page),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        *page_routes(),
     ]
     handlers = {HTTPException: partial(_http_error, service), Exception: partial(_crash, service)}
     return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
@@ -307,15 +300,6 @@ async def _health(service: Service, request: Request) -> Response:
     return JSONResponse(
         {"status": status, "stage": stage, "done": done, "total": total}, 503, {"retry-after": "2"}
     )
-
-
-async def _page(request: Request) -> Response:
-    headers = {
-        "content-security-policy": PAGE_POLICY,
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-    }
-    return FileResponse(STATIC / "index.html", headers=headers)
 
 
 def make_service(
