@@ -27,7 +27,11 @@ IN_WHEEL = [
     "dflash_ggml/data/demo-draft-q8_0.gguf",
     "dflash_ggml/data/prompts/python.jsonl",
     "/licenses/LICENSE",
+    "dflash_ggml/server/static/vendor/marked.esm.js",
     "/licenses/licenses/ggml.txt",
+    "/licenses/licenses/highlight.js.txt",
+    "/licenses/licenses/marked.txt",
+    "/licenses/licenses/temml.txt",
 ]
 NOT_IN_WHEEL = (".c", ".h", ".a", ".cmake", "build_ffi.py")
 

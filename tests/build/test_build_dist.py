@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 IN_SDIST = [
     "LICENSE",
     "licenses/ggml.txt",
+    "licenses/highlight.js.txt",
+    "licenses/marked.txt",
+    "licenses/temml.txt",
     "README.md",
     "CMakeLists.txt",
     "Makefile",
@@ -22,6 +25,8 @@ IN_SDIST = [
     "cmake/vendor.py",
     "src/dflash_ggml/ggml/bindings/shims.c",
     "src/dflash_ggml/py.typed",
+    "src/dflash_ggml/server/static/index.html",
+    "src/dflash_ggml/server/static/vendor/manifest.json",
     "src/dflash_ggml/data/README.md",
     "src/dflash_ggml/data/demo-target-q8_0.gguf",
     "src/dflash_ggml/data/demo-draft-q8_0.gguf",

@@ -1,288 +1,267 @@
-import { get, ServerError, stream } from "./stream.js";
-import { render } from "./text.js";
-import { draw } from "./tree.js";
+// The page: the open conversation, the answers on their way, and everything that its parts ask for.
 
-const $ = (id) => document.getElementById(id);
-const history = []; // chat messages so far
-let steps = []; // of the latest answer
-let follow = true; // the tree shows the newest step until the user picks one
-let running = null; // AbortController of the answer in progress
+import { Answer } from "./answer.js";
+import { Composer } from "./composer.js";
+import { addMessage, choose, newConversation, path, removeMessage } from "./conversation.js";
+import { $, dressButtons, say, toast } from "./dom.js";
+import { Layout } from "./layout.js";
+import { Library } from "./library.js";
+import { MessageView } from "./messages.js";
+import { TreePanel } from "./panel.js";
+import { SettingsDialog } from "./settings.js";
+import { recall, remember } from "./store.js";
+import { get } from "./stream.js";
+
+const PAINT_SHARE = 6; // painting waits this many times as long as the last one took
+const SAVE_EVERY = 2000; // ms, of an answer on its way
+const STEPS_KEPT = 30; // answers whose trees can still be looked at
+
+let conversation = newConversation();
 let model = null;
+let contextSize = 0;
+const running = new Map(); // conversation id -> Answer
+const stepsOf = new Map(); // message -> its steps
+const view = new MessageView($("messages"), $("to-end"), act, (node) => stepsOf.get(node)?.length > 0);
+const panel = new TreePanel();
+const settings = new SettingsDialog(() => connect());
+const composer = new Composer(ask, () => running.get(conversation.id)?.stop());
+const library = new Library({ open, current: () => conversation, answers: running, blank: () => open(null) });
+dressButtons();
+const layout = new Layout((side) => {
+  if (side === "panel") panel.resized();
+});
 
-// ---- the tree panel
+// ---- what is shown
 
-function showStep(index) {
-  const step = steps[index];
-  $("step").max = Math.max(0, steps.length - 1);
-  $("step").value = index;
-  $("step").disabled = steps.length < 2;
-  $("before").disabled = index <= 0;
-  $("after").disabled = index >= steps.length - 1;
-  if (!step) {
-    $("about").textContent = "No step yet.";
-    $("tree").replaceChildren();
-    $("bars").replaceChildren();
+function show() {
+  const answer = running.get(conversation.id);
+  const nodes = path(conversation);
+  view.show(conversation, nodes, answer?.node, settings.kind === "text");
+  composer.running(Boolean(answer));
+  showProgress(answer);
+  document.title = conversation.title || model || "dflash-ggml";
+}
+
+function showProgress(answer) {
+  const waiting = answer?.waiting;
+  $("prefill").hidden = !waiting;
+  if (waiting) $("prefill").value = answer.progress.processed / answer.progress.total;
+  $("speed").textContent = answer?.status() ?? "";
+  const used = answer?.used || path(conversation).findLast((node) => node.used)?.used || 0;
+  $("context").hidden = !used || !contextSize;
+  $("context-bar").value = contextSize ? used / contextSize : 0;
+  $("context-text").textContent = `${used.toLocaleString("en")} / ${contextSize.toLocaleString("en")}`;
+  $("context").title = `${used} of the ${contextSize} tokens of the context are used`;
+}
+
+/** Opens a conversation of the library, or an empty one for null. */
+function open(other) {
+  conversation = other ?? newConversation();
+  const address = other ? `#${other.id}` : location.pathname;
+  if (location.hash !== (other ? address : "")) history.pushState(null, "", address);
+  const last = path(conversation).findLast((node) => stepsOf.has(node));
+  panel.watch(stepsOf.get(last) ?? []);
+  show();
+  view.scrollToEnd();
+  layout.closeOverlays();
+  library.refresh();
+  focusPrompt();
+}
+
+// ---- asking
+
+function ask(text, files) {
+  if (running.has(conversation.id)) return false;
+  const kind = settings.kind;
+  const question = { role: "user", content: kind === "text" ? text : text.trim(), kind };
+  if (files.length) question.files = files;
+  addMessage(conversation, conversation.head, question);
+  view.scrollToEnd();
+  answer(conversation, conversation.head);
+  return true;
+}
+
+/** Answers the message `parent`, in a new message; or goes on in `node`. */
+async function answer(where, parent, node = null) {
+  const further = node !== null;
+  if (!further) {
+    const kind = where.nodes[parent].kind ?? settings.kind;
+    node = addMessage(where, parent, { role: "assistant", kind, model });
+  }
+  const steps = (further && stepsOf.get(node)) || [];
+  const mine = new Answer(where, node, steps, changed);
+  running.set(where.id, mine);
+  where.updated = Date.now();
+  stepsOf.set(node, steps);
+  if (stepsOf.size > STEPS_KEPT) stepsOf.delete(stepsOf.keys().next().value);
+  if (where === conversation) {
+    if (location.hash !== `#${where.id}`) history.replaceState(null, "", `#${where.id}`);
+    panel.watch(steps);
+    show();
+    say("Answering");
+  }
+  library.save(where);
+  setTimeout(() => changed(mine), 1200);
+  await mine.run(settings, model, contextSize, further);
+  running.delete(where.id);
+  where.updated = Date.now();
+  library.save(where);
+  if (where === conversation) {
+    show();
+    panel.refresh();
+    say(node.error ? "The answer failed" : "Answer complete");
+  }
+  if (node.error?.status === 401) settings.open("key");
+  if ([0, 404, 503].includes(node.error?.status)) connect(); // gone, or another one by now
+}
+
+let painting = false, nextPaint = 0;
+
+/** Paints what came, once per frame at most, and less often where a frame takes long. */
+function changed(mine) {
+  if (mine.ended) return;
+  if (performance.now() - (mine.saved ?? mine.begun) > SAVE_EVERY) {
+    mine.saved = performance.now();
+    library.save(mine.conversation);
+  }
+  if (painting || mine.conversation !== conversation) return;
+  painting = true;
+  setTimeout(() => requestAnimationFrame(() => {
+    painting = false;
+    const shown = running.get(conversation.id);
+    if (!shown) return;
+    const begun = performance.now();
+    view.paint(shown.node, true);
+    showProgress(shown);
+    panel.refresh();
+    nextPaint = begun + (1 + PAINT_SHARE) * (performance.now() - begun);
+  }), Math.max(0, nextPaint - performance.now()));
+}
+
+// ---- what the buttons of a message ask for
+
+function act(name, node, text) {
+  const where = conversation;
+  if (running.has(where.id)) {
+    if (name !== "tree" && name !== "choose") toast("Stop the answer first, or wait for its end");
+    if (name !== "tree") return;
+  }
+  const actions = {
+    again: () => answer(where, node.parent),
+    further: () => answer(where, node.parent, node),
+    retry: () => {
+      if (node.content) return answer(where, node.parent, node);
+      removeMessage(where, node);
+      return answer(where, node.parent);
+    },
+    edit: () => edit(where, node, text),
+    choose: () => choose(where, node),
+    remove: () => remove(where, node),
+    tree: () => {
+      layout.set("panel", true, true);
+      panel.watch(stepsOf.get(node) ?? []);
+    },
+  };
+  actions[name]();
+  if (name === "tree") return;
+  show();
+  library.save(where);
+  if (name === "choose") view.focusVersions(node);
+  else focusPrompt(); // the button that was pressed is gone
+}
+
+function focusPrompt() {
+  if (matchMedia("(hover: hover)").matches) $("prompt").focus(); // elsewhere it would call up the keyboard
+}
+
+function edit(where, node, text) {
+  if (node.role === "assistant") {
+    node.content = text;
+    delete node.error;
     return;
   }
-  const spent = Object.entries(step.times).map(([name, ms]) => `${name} ${ms.toFixed(1)}`).join(", ");
-  const size = Math.max(0, step.tokens.length - 1);
-  const gain = `${step.emitted.length} token${step.emitted.length === 1 ? "" : "s"}`;
-  $("about").textContent = `Step ${index + 1} of ${steps.length} (${step.mode}): ${size} candidates, ${step.accepted} accepted, ${gain}. ms: ${spent}`;
-  draw($("tree"), step);
-  const first = Math.max(0, Math.min(index - 60, steps.length - 120));
-  const shown = steps.slice(first, first + 120);
-  const most = Math.max(...shown.map((s) => s.emitted.length));
-  $("bars").replaceChildren(...shown.map((s, i) => {
-    const bar = document.createElement("i");
-    bar.style.height = `${(100 * s.emitted.length) / most}%`;
-    if (first + i === index) bar.className = "now";
-    return bar;
-  }));
+  const { role, kind, files, parent } = node;
+  const fresh = addMessage(where, parent, { role, kind, content: text, ...(files && { files }) });
+  answer(where, fresh.id);
 }
 
-function pick(index) {
-  follow = index >= steps.length - 1;
-  showStep(Math.max(0, Math.min(steps.length - 1, index)));
+function remove(where, node) {
+  const before = structuredClone(where);
+  removeMessage(where, node);
+  toast("Message deleted", "Undo", () => {
+    if (running.has(where.id)) return;
+    Object.assign(where, before);
+    if (where === conversation) show();
+    library.save(where);
+  });
 }
 
-$("step").addEventListener("input", () => pick(Number($("step").value)));
-$("before").addEventListener("click", () => pick(Number($("step").value) - 1));
-$("after").addEventListener("click", () => pick(Number($("step").value) + 1));
+// ---- controls of the page
 
-// ---- one answer
-
-function bubble(kind) {
-  $("hint")?.remove();
-  const box = document.createElement("div");
-  box.className = `message ${kind}`;
-  $("messages").append(box);
-  return box;
+function newChat() {
+  running.get(conversation.id)?.stop(); // what it said stays with its own conversation
+  open(null);
 }
 
-function part(box, name, className) {
-  const node = document.createElement(name);
-  node.className = className;
-  box.append(node);
-  return node;
-}
+$("fresh").addEventListener("click", newChat);
 
-/** Collects what arrives and paints it at most once per frame. */
-class Answer {
-  constructor(plain) {
-    this.box = bubble(plain ? "assistant continued" : "assistant");
-    this.plain = plain;
-    this.text = "";
-    this.reasoning = "";
-    this.tokens = 0;
-    this.drafted = 0;
-    this.accepted = 0;
-    this.decoding = 0; // steps that ran the model
-    this.first = null;
-    this.begun = performance.now();
-    this.painting = false;
+document.addEventListener("keydown", (event) => {
+  const shortcut = event.ctrlKey || event.metaKey;
+  if (shortcut && event.shiftKey && event.key.toLowerCase() === "o") {
+    event.preventDefault();
+    newChat();
+  } else if (shortcut && !event.shiftKey && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    layout.set("list", true, true);
+    $("search").focus();
   }
-
-  take(event) {
-    const choice = event.choices?.[0];
-    const delta = choice?.delta ?? { content: choice?.text };
-    if (event.prompt_progress) this.progress = event.prompt_progress;
-    if (event.dflash?.step) this.step(event.dflash.step);
-    if (delta.reasoning_content) this.reasoning += delta.reasoning_content;
-    if (delta.content) {
-      this.thoughtFor ??= this.reasoning ? (performance.now() - this.begun) / 1000 : null;
-      this.text += delta.content;
-    }
-    if (event.timings) this.timings = event.timings;
-    if (choice?.finish_reason) this.reason = choice.finish_reason;
-    if (this.painting) return;
-    this.painting = true;
-    requestAnimationFrame(() => {
-      this.painting = false;
-      this.paint();
-    });
-  }
-
-  step(step) {
-    if (step.mode !== "prefill") steps.push(step); // the prompt's own pass gives one token without a tree
-    this.first ??= performance.now();
-    this.tokens += step.emitted.length;
-    if (step.mode !== "prefill") this.decoding += 1;
-    this.drafted += Math.max(0, step.tokens.length - 1);
-    this.accepted += step.accepted;
-  }
-
-  paint() {
-    if (this.ended) return;
-    const pane = $("messages");
-    const atEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 60;
-    if (this.reasoning) {
-      if (!this.fold) {
-        this.fold = document.createElement("details");
-        this.fold.className = "reasoning";
-        this.fold.append(document.createElement("summary"), document.createElement("div"));
-        this.box.prepend(this.fold);
-      }
-      this.fold.firstChild.textContent = this.thoughtFor ? `Thought for ${this.thoughtFor.toFixed(1)} s` : "Thinking…";
-      this.fold.lastChild.textContent = this.reasoning;
-    }
-    this.body ??= part(this.box, "div", "text");
-    if (this.plain) this.body.textContent = this.text;
-    else render(this.body, this.text);
-    if (atEnd) pane.scrollTop = pane.scrollHeight;
-    const waiting = this.progress && this.progress.processed < this.progress.total;
-    $("prefill").hidden = !waiting;
-    if (waiting) $("prefill").value = this.progress.processed / this.progress.total;
-    $("speed").textContent = waiting ? `reading the prompt, ${this.progress.processed} of ${this.progress.total} tokens` : this.speed();
-    if (follow && steps.length) showStep(steps.length - 1);
-  }
-
-  speed() {
-    const seconds = this.first === null ? 0 : (performance.now() - this.first) / 1000;
-    if (!seconds || this.tokens < 2) return "";
-    return this.line(this.tokens, (this.tokens - 1) / seconds, this.decoding ? (this.tokens - 1) / this.decoding : 0, this.accepted, this.drafted);
-  }
-
-  line(tokens, rate, perStep, accepted, drafted) {
-    const share = drafted ? `, ${accepted} of ${drafted} candidates accepted` : "";
-    return `${tokens} tokens, ${rate.toFixed(1)} tokens/s, ${perStep.toFixed(2)} tokens per step${share}`;
-  }
-
-  finish(note) {
-    this.paint();
-    this.ended = true;
-    $("prefill").hidden = true;
-    $("speed").textContent = "";
-    const facts = part(this.box, "div", "facts");
-    const t = this.timings;
-    const numbers = t ? this.line(t.predicted_n, t.predicted_per_second, t.tokens_per_step, t.draft_n_accepted, t.draft_n) : this.speed();
-    const why = note || (this.reason === "length" ? "cut at the longest answer" : "");
-    facts.textContent = [numbers, why].filter(Boolean).join("; ");
-  }
-}
-
-function options() {
-  const body = { model, stream: true, return_progress: true, dflash: { return_steps: true } };
-  if ($("temperature").value !== "") body.temperature = Number($("temperature").value);
-  if ($("limit").value !== "") body.max_tokens = Number($("limit").value);
-  if ($("mode").value) body.dflash.mode = $("mode").value;
-  if ($("budget").value !== "") body.dflash.budget = Number($("budget").value);
-  return body;
-}
-
-function request(text) {
-  const body = options();
-  if ($("kind").value === "text") return ["/v1/completions", { ...body, prompt: text }];
-  history.push({ role: "user", content: text });
-  const system = $("system").value.trim();
-  const messages = system ? [{ role: "system", content: system }, ...history] : [...history];
-  if ($("thinking").value) body.chat_template_kwargs = { enable_thinking: $("thinking").value === "on" };
-  return ["/v1/chat/completions", { ...body, messages }];
-}
-
-async function ask(text) {
-  const plain = $("kind").value === "text";
-  bubble("user").textContent = text;
-  const [path, body] = request(text);
-  steps = [];
-  follow = true;
-  showStep(0);
-  running = new AbortController();
-  $("send").hidden = true;
-  $("stop").hidden = false;
-  const answer = new Answer(plain);
-  let note = "";
-  try {
-    for await (const event of stream(path, body, $("key").value, running.signal)) answer.take(event);
-  } catch (error) {
-    if (error.name === "AbortError") note = "stopped";
-    else {
-      note = "failed";
-      bubble("error").textContent = error.message;
-      if (error instanceof ServerError && error.status === 401) $("settings").open = true;
-    }
-  }
-  answer.finish(note);
-  if (!plain) {
-    // what a failed request asked is taken back, so that the next one does not send it again
-    if (note === "failed" && !answer.text) history.pop();
-    else history.push({ role: "assistant", content: answer.text });
-  }
-  running = null;
-  $("send").hidden = false;
-  $("stop").hidden = true;
-  $("prompt").focus();
-}
-
-// ---- controls
-
-$("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const text = $("prompt").value;
-  if (running || !text.trim()) return;
-  $("prompt").value = "";
-  grow();
-  ask($("kind").value === "text" ? text : text.trim());
-});
-$("stop").addEventListener("click", () => running?.abort());
-
-function grow() {
-  $("prompt").style.height = "auto";
-  $("prompt").style.height = `${$("prompt").scrollHeight + 2}px`;
-}
-$("prompt").addEventListener("input", grow);
-$("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  $("composer").requestSubmit();
-});
-
-$("fresh").addEventListener("click", () => {
-  running?.abort();
-  history.length = 0;
-  steps = [];
-  $("messages").replaceChildren();
-  showStep(0);
-  $("prompt").focus();
+  if (event.key !== "Escape" || event.defaultPrevented || $("settings").open) return;
+  if (!layout.closeOverlays()) running.get(conversation.id)?.stop();
 });
 
 $("theme").addEventListener("click", () => {
-  const dark = document.documentElement.dataset.theme
-    ? document.documentElement.dataset.theme === "dark"
-    : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "light" : "dark";
-  localStorage.setItem("theme", document.documentElement.dataset.theme);
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  remember("theme", root.dataset.theme);
 });
-if (localStorage.getItem("theme")) document.documentElement.dataset.theme = localStorage.getItem("theme");
 
-$("key").value = sessionStorage.getItem("key") ?? "";
-$("key").addEventListener("change", () => {
-  sessionStorage.setItem("key", $("key").value);
-  connect();
+window.addEventListener("pagehide", () => {
+  for (const mine of running.values()) library.save(mine.conversation);
 });
+window.addEventListener("popstate", () => library.openAddress());
 
 function state(text, kind) {
   $("status").textContent = text;
   $("status").className = `badge ${kind}`;
 }
 
+let retry = 0;
+
 async function connect() {
-  const health = await fetch("/health").then((r) => r.json()).catch(() => null);
+  clearTimeout(retry);
+  const health = await fetch("health").then((r) => r.json()).catch(() => null);
   if (!health || health.status !== "ok") {
     const share = health?.total ? ` ${Math.floor((100 * health.done) / health.total)}%` : "";
     state(health ? health.status + share : "not reachable", health ? "" : "bad");
-    setTimeout(connect, 1000);
+    retry = setTimeout(connect, 1000);
     return;
   }
   try {
-    const props = await get("/props", $("key").value);
+    const props = await get("props", settings.key);
     model = props.model_alias;
+    contextSize = props.default_generation_settings?.n_ctx ?? props.n_ctx ?? 0;
     $("model").textContent = model;
-    document.title = model;
-    if (!props.chat_template) $("kind").value = "text";
+    settings.serverValues(props);
     state(props.has_draft ? `${props.mode} ${props.budget}` : "no draft", "good");
+    if (!props.has_draft && !recall("panel")) layout.set("panel", false); // there will be no trees
+    show();
   } catch (error) {
     state(error.status === 401 ? "needs a key" : error.message, "bad");
-    if (error.status === 401) $("settings").open = true;
+    if (error.status === 401) settings.open("key");
   }
 }
+
+show();
 connect();
+library.begin();

@@ -1,9 +1,10 @@
-// Requests to the server, and its server-sent events as an async iterator.
+// Requests to the server, and its server-sent events as an async iterator. Paths are relative to the page's own.
 
 export class ServerError extends Error {
-  constructor(message, status) {
+  constructor(message, status, retryAfter = 0) {
     super(message);
     this.status = status;
+    this.retryAfter = retryAfter;
   }
 }
 
@@ -18,23 +19,34 @@ async function failure(response) {
   try {
     message = (await response.json()).error.message;
   } catch { /* not JSON: the status has to do */ }
-  return new ServerError(message, response.status);
+  return new ServerError(message, response.status, Number(response.headers.get("retry-after")) || 0);
+}
+
+async function send(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("the server cannot be reached", 0);
+  }
 }
 
 export async function get(path, key) {
-  const response = await fetch(path, { headers: headers(key) });
+  const response = await send(path, { headers: headers(key) });
   if (!response.ok) throw await failure(response);
   return response.json();
 }
 
 /** Yields the parsed data of each event until [DONE]; throws ServerError, or AbortError when `signal` aborts. */
 export async function* stream(path, body, key, signal) {
-  const response = await fetch(path, { method: "POST", headers: headers(key), body: JSON.stringify(body), signal });
+  const response = await send(path, { method: "POST", headers: headers(key), body: JSON.stringify(body), signal });
   if (!response.ok) throw await failure(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new ServerError("the connection was lost before the answer ended", 0);
+    });
     if (done) throw new ServerError("the connection ended before the answer did", 0);
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();

@@ -1,7 +1,9 @@
-// Draws one decoding step: the candidate tree, left to right by depth, the accepted path on the top row.
+// Draws one decoding step: the candidate tree, left to right by depth, the accepted path in one row.
 
 const SVG = "http://www.w3.org/2000/svg";
-const ROW = 24, HEIGHT = 19, GAP = 16, CHAR = 6.7, LONGEST = 14;
+const ROW = 22, HEIGHT = 18, GAP = 14, CHAR = 6.6, LONGEST = 12;
+const PADDING = 10; // of the box, pixels
+const SMALLEST = 0.85; // a tree wider than its box is drawn this much smaller at most, then it scrolls
 
 function element(name, attributes, parent) {
   const node = document.createElementNS(SVG, name);
@@ -16,22 +18,26 @@ export function visible(text) {
   return shown.length > LONGEST ? `${shown.slice(0, LONGEST - 1)}…` : shown;
 }
 
-/** The step with the model's own token as one more node, the child of the last accepted one. */
+/** The step with the model's own token, if it gave one, as one more node: the child of the last accepted one. */
 function withBonus(step) {
-  const bonus = step.emitted.at(-1);
-  if (bonus === undefined) return { ...step, bonus: -1 };
+  if (step.emitted.length < Math.max(1, step.path.length)) return { ...step, bonus: -1 }; // cut inside the path
   return {
     ...step,
     bonus: step.tokens.length,
     tokens: [...step.tokens, -1],
-    parents: [...step.parents, step.path.at(-1) ?? 0],
-    texts: [...step.texts, bonus],
+    parents: [...step.parents, step.path.at(-1) ?? -1], // a step without a draft has no other node
+    texts: [...step.texts, step.emitted.at(-1)],
     log_probs: [...step.log_probs, 0],
     path: [...step.path, step.tokens.length],
   };
 }
 
-/** Depth and row of every node; children in order of probability, an accepted child first and on its parent's row. */
+/** Depth and row of every node; `spine` is the row of the accepted path.
+ *
+ * A node's first child (the accepted one, else the most probable) goes on in its row. The others go above or below,
+ * as near as what is already there in the columns that they need allows: short branches lie close to their parent,
+ * beside longer ones, and no two edges cross.
+ */
 export function layout(step) {
   const kept = new Set(step.path);
   const children = step.tokens.map(() => []);
@@ -42,28 +48,43 @@ export function layout(step) {
     depth[node] = depth[parent] + 1;
   });
   const order = (a, b) => kept.has(b) - kept.has(a) || step.log_probs[b] - step.log_probs[a];
-  children.forEach((list) => list.sort(order));
-  const row = step.tokens.map(() => 0);
-  let next = 0;
-  const place = [[0, 0]];
-  while (place.length) {
-    const [node, inherit] = place.pop();
-    row[node] = inherit < 0 ? next : inherit;
-    next = Math.max(next, row[node] + 1);
-    // the first child stays on its parent's row, the others open rows below all that was placed before them
-    children[node].forEach((_, i, list) => {
-      const child = list[list.length - 1 - i];
-      place.push([child, child === list[0] ? row[node] : -1]);
-    });
+  const low = [], high = [], shift = step.tokens.map(() => 0); // low, high: of a node's subtree, by depth below the node
+  for (let node = step.tokens.length - 1; node >= 0; node -= 1) { // parents come before their children
+    const [first, ...others] = children[node].sort(order);
+    low[node] = [0, ...(first === undefined ? [] : low[first])];
+    high[node] = [0, ...(first === undefined ? [] : high[first])];
+    others.sort((a, b) => low[a].length - low[b].length);
+    for (const child of others) place(low[node], high[node], low[child], high[child], (by) => { shift[child] = by; });
   }
-  return { depth, row };
+  const row = step.tokens.map(() => 0);
+  step.parents.forEach((parent, node) => {
+    if (parent >= 0) row[node] = row[parent] + shift[node];
+  });
+  const top = Math.min(...row);
+  return { depth, row: row.map((r) => r - top), spine: -top };
+}
+
+/** Puts a child's subtree above or below the others of its parent and widens their outline by it. */
+function place(low, high, childLow, childHigh, shifted) {
+  let below = 0, above = 0;
+  childLow.forEach((_, i) => {
+    if (low[i + 1] === undefined) return;
+    below = Math.max(below, high[i + 1] - childLow[i] + 1);
+    above = Math.min(above, low[i + 1] - childHigh[i] - 1);
+  });
+  const by = below <= -above ? below : above;
+  childLow.forEach((_, i) => {
+    low[i + 1] = Math.min(low[i + 1] ?? Infinity, childLow[i] + by);
+    high[i + 1] = Math.max(high[i + 1] ?? -Infinity, childHigh[i] + by);
+  });
+  shifted(by);
 }
 
 function label(parent, x, y, width, text, kind, title, opacity) {
   const group = element("g", { class: `node ${kind}`, opacity }, parent);
   element("title", {}, group).textContent = title;
   element("rect", { x, y, width, height: HEIGHT, rx: 4 }, group);
-  element("text", { x: x + width / 2, y: y + 13.5, "text-anchor": "middle" }, group).textContent = text;
+  element("text", { x: x + width / 2, y: y + 12.8, "text-anchor": "middle" }, group).textContent = text;
 }
 
 function edge(parent, x1, y1, x2, y2, kind) {
@@ -73,7 +94,7 @@ function edge(parent, x1, y1, x2, y2, kind) {
 }
 
 function describe(step, node) {
-  if (node === step.bonus) return `${JSON.stringify(step.texts[node])}: chosen by the model after the path`;
+  if (node === step.bonus) return `${JSON.stringify(step.texts[node])}: chosen by the model itself`;
   if (node === 0) return "root: the last token of the step before";
   return `${JSON.stringify(step.texts[node])}: path probability ${(100 * Math.exp(step.log_probs[node])).toFixed(1)}%`;
 }
@@ -81,21 +102,23 @@ function describe(step, node) {
 /** Replace the content of `box` by the drawing of `taken`. */
 export function draw(box, taken) {
   box.replaceChildren();
-  if (!taken.tokens.length) return;
   const step = withBonus(taken);
-  const { depth, row } = layout(step);
+  if (!step.tokens.length) return;
+  const { depth, row, spine } = layout(step);
   const kept = new Set(step.path);
   const texts = step.texts.map(visible);
   const kinds = texts.map((_, node) => (node === step.bonus ? "bonus" : kept.has(node) ? "kept" : "rejected"));
   const widths = [];
   texts.forEach((text, node) => {
-    widths[depth[node]] = Math.max(widths[depth[node]] ?? 0, text.length * CHAR + 12);
+    widths[depth[node]] = Math.max(widths[depth[node]] ?? 0, text.length * CHAR + 10);
   });
   const left = [0];
   widths.forEach((width, i) => left.push(left[i] + width + GAP));
+  const width = left.at(-1) - GAP + 2, height = (Math.max(...row) + 1) * ROW;
+  const scale = Math.max(SMALLEST, Math.min(1, (box.clientWidth - 2 * PADDING) / width));
   const svg = element("svg", {
-    width: left.at(-1), height: (Math.max(...row) + 1) * ROW, role: "img",
-    "aria-label": `${taken.tokens.length - 1} candidates, ${step.accepted} accepted`,
+    width: width * scale, height: height * scale, viewBox: `-1 -1 ${width} ${height}`, role: "img",
+    "aria-label": `${Math.max(0, taken.tokens.length - 1)} candidates, ${step.accepted} accepted`,
   }, box);
   const middle = (node) => row[node] * ROW + HEIGHT / 2;
   step.parents.forEach((parent, node) => {
@@ -104,8 +127,13 @@ export function draw(box, taken) {
     edge(svg, from, middle(parent), left[depth[node]], middle(node), kinds[node]);
   });
   texts.forEach((text, node) => {
-    const opacity = kinds[node] === "rejected" ? Math.max(0.7, Math.exp(step.log_probs[node] / 3)) : 1;
+    const opacity = kinds[node] === "rejected" ? Math.max(0.8, Math.exp(step.log_probs[node] / 3)) : 1;
     const at = [left[depth[node]], row[node] * ROW, widths[depth[node]]];
     label(svg, ...at, text, kinds[node], describe(step, node), opacity);
   });
+  // the accepted path stays in the middle from step to step, as far as there is room
+  const room = box.clientHeight - 2 * PADDING;
+  const at = room / 2 - (spine + 0.5) * ROW * scale;
+  svg.style.marginTop = `${Math.max(0, Math.min(at, room - height * scale))}px`;
+  box.scrollTop = -at;
 }
