@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -394,6 +395,23 @@ def test_theme(open_page: Callable[..., Page]) -> None:
     assert ground() == dark
     page.browser.refresh()
     assert ground() == dark
+
+
+@pytest.mark.parametrize("told", [{"chat_template": None}, {"model_path": "demo-target-q8_0.gguf"}])
+def test_models_without_conversation_continue_the_text(
+    open_page: Callable[..., Page], runner: ScriptedRunner, told: dict[str, Any]
+) -> None:
+    known = runner.info()
+    runner.info = lambda: {**known, **told}  # type: ignore[method-assign]
+    runner.script = lambda request: plain("  return *x*")
+    page = open_page()
+    page.answered("def f(x):")
+    assert runner.requests[0].prompt == "def f(x):" and runner.requests[0].max_tokens == 256
+    assert page.texts(".message.continued .text") == ["def f(x):", "  return *x*"]
+    page.press("Continue")
+    page.until(lambda: len(runner.requests) == 2 and page.idle())
+    assert runner.requests[1].prompt == "def f(x):  return *x*"
+    assert page.texts(".message.assistant .text") == ["  return *x*  return *x*"]
 
 
 def test_no_tree_panel_without_a_draft(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:

@@ -60,7 +60,8 @@ export class SettingsDialog {
   serverValues(props) {
     const params = props.default_generation_settings?.params ?? {};
     // the embedded model knows Python source and no conversation
-    this.chats = Boolean(props.chat_template) && !/^demo-target/.test(props.model_alias);
+    const embedded = /\bdemo-target-/.test(`${props.model_alias} ${props.model_path ?? ""}`);
+    this.chats = Boolean(props.chat_template) && !embedded;
     for (const id of ["temperature", "top_p", "top_k", "min_p"]) $(id).placeholder = params[id] ?? "";
     $("seed").placeholder = params.seed ?? "random";
     $("limit").placeholder = params.max_tokens ?? (this.kind === "text" ? TEXT_LIMIT : "to its end");
