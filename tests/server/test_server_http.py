@@ -143,7 +143,7 @@ def test_slow_reader_is_cut_off(runner: ScriptedRunner) -> None:
 
 
 def test_queue_full_and_order(runner: ScriptedRunner) -> None:
-    made = service(runner, queue_limit=2)
+    made = service(runner, queue_limit=1)
     with serving(create_app(made)) as port, contextlib.ExitStack() as stack:
         connections = []
         for expected in (0, 1):
@@ -160,6 +160,7 @@ def test_queue_full_and_order(runner: ScriptedRunner) -> None:
                 assert response.status == 503 and int(response.headers["retry-after"]) >= 1
                 assert response.headers["x-should-retry"] == "true"
                 assert error.get("code") == "queue_full" or error["type"] == "overloaded_error"
+                assert "1 requests are waiting, the limit for all" in error["message"]
 
 
 @pytest.fixture

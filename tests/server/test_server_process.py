@@ -73,6 +73,7 @@ def test_sigterm_cancels_a_long_answer() -> None:
         (["-m", __file__, "--mode", "plain"], 1, Path(__file__).name),
         (["-l", "99999+1"], 2, "-l/--logit-bias: 99999 is no token of this model"),
         (["--queue", "0"], 2, "--queue"),
+        (["--queue", "4", "--queue-per-client", "5"], 2, "--queue-per-client: 5 is outside 1..4"),
         (["--port", "99999"], 2, "--port: 99999 is outside 0..65535"),
         (["--temp", "nan"], 2, "--temp"),
         (["-hf", "no-slash"], 2, "user/repo"),

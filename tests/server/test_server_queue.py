@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.server.fairqueue import FairQueue, QueueClosed, QueueFull
+from dflash_ggml.server.fairqueue import ClientFull, FairQueue, QueueClosed, QueueFull
 
 
 def test_clients_take_turns() -> None:
@@ -18,17 +18,38 @@ def test_clients_take_turns() -> None:
     assert [queue.get() for _ in range(6)] == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_one_client_holds_half_at_most() -> None:
+def test_who_comes_during_a_turn_is_before_the_client_of_that_turn() -> None:
+    queue: FairQueue[str] = FairQueue(10)
+    queue.put("a", "a1")
+    queue.put("a", "a2")
+    assert queue.get() == "a1"
+    queue.put("b", "b1")
+    queue.put("a", "a3")
+    queue.put("b", "b2")
+    assert [queue.get() for _ in range(2)] == ["b1", "a2"]
+    queue.put("c", "c1")
+    assert [queue.get() for _ in range(3)] == ["b2", "c1", "a3"]
+
+
+def test_limits_count_what_they_say() -> None:
+    """One client may fill the queue where no limit of its own is set, and exactly that limit where one is."""
     queue: FairQueue[int] = FairQueue(4)
-    queue.put("a", 1)
-    queue.put("a", 2)
-    with pytest.raises(QueueFull):
+    for number in range(4):
+        queue.put("a", number)
+    with pytest.raises(QueueFull) as full:
+        queue.put("b", 4)
+    assert type(full.value) is QueueFull
+    queue = FairQueue(4, 3)
+    for number in range(3):
+        queue.put("a", number)
+    with pytest.raises(ClientFull):
         queue.put("a", 3)
     queue.put("b", 4)
-    queue.put("c", 5)
-    with pytest.raises(QueueFull):
-        queue.put("d", 6)
-    assert len(queue) == 4
+    with pytest.raises(QueueFull) as full:
+        queue.put("c", 5)
+    assert type(full.value) is QueueFull and len(queue) == 4
+    with pytest.raises(ValueError, match="at least 1"):
+        FairQueue(4, 0)
 
 
 def test_remove_and_close() -> None:
@@ -54,7 +75,7 @@ def test_close_wakes_a_waiting_reader() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_nothing_is_lost_and_lanes_keep_order(actions: list[tuple[int, bool]]) -> None:
-    queue: FairQueue[tuple[int, int]] = FairQueue(8)
+    queue: FairQueue[tuple[int, int]] = FairQueue(8, 4)
     accepted: list[tuple[int, int]] = []
     taken: list[tuple[int, int]] = []
     for number, (client, take) in enumerate(actions):

@@ -22,12 +22,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from ..errors import DflashError
+from ..text.tokenizer import TooManyTokens
 from . import anthropic, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
 from .dialect import ApiCall, Settings, new_id
-from .errors import ApiError, anthropic_body, from_exception, is_anthropic, openai_body
+from .errors import ApiError, anthropic_body, bad_request, from_exception, is_anthropic, openai_body
 from .exchange import respond
-from .limits import parse_json, read_body
+from .intake import Intake
+from .limits import parse_json
 from .metrics import CONTENT_TYPE, Metrics
 from .page import page_routes
 from .response_store import ResponseStore
@@ -37,7 +39,6 @@ from .worker import Worker
 
 log = logging.getLogger(__name__)
 
-LARGE_BODY = 64 << 10  # bytes from which parsing happens beside the event loop
 
 ReadCall = Callable[[dict[str, Any], Settings], ApiCall]
 Handler = Callable[[Request], Awaitable[Response]]
@@ -53,6 +54,10 @@ class Service:
     metrics: Metrics
     drain_seconds: float = 10.0
     store: ResponseStore = field(default_factory=ResponseStore)
+    intake: Intake = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.intake = Intake(self.settings.limits)
 
 
 class TokenizeBody(Body):
@@ -94,6 +99,7 @@ def create_app(
         service.worker.start()
         yield
         stopped = await asyncio.to_thread(service.worker.stop)
+        service.intake.close()
         if not stopped:
             log.error("the inference thread did not end in time")
 
@@ -142,6 +148,8 @@ def _guarded(service: Service, handler: Handler) -> Handler:
             response = await handler(request)
         except (ApiError, DflashError) as error:
             response = _error(service, request, from_exception(error))
+        finally:
+            service.intake.release(request)
         response.headers["x-request-id"] = response.headers["request-id"] = request.state.id
         return response
 
@@ -183,18 +191,15 @@ async def _json(service: Service, request: Request, read: Callable[[dict[str, An
     if kind != "application/json":
         # A web page of any origin may send other types without asking first.
         raise ApiError(415, "send the body as content-type: application/json", code="unsupported_media_type")
-    body = await read_body(request, service.settings.limits)
-
-    def parsed() -> Any:
-        return read(parse_json(body, service.settings.limits))
-
-    return await asyncio.to_thread(parsed) if len(body) > LARGE_BODY else parsed()
+    body = await service.intake.read(request)
+    return await service.intake.run(lambda: read(parse_json(body, service.settings.limits)))
 
 
 async def _generate(service: Service, read_call: ReadCall, request: Request) -> Response:
     call: ApiCall = await _json(service, request, lambda data: read_call(data, service.settings))
     # a prompt that cannot be is refused before it waits, while there is a status
-    prepared = await asyncio.to_thread(service.worker.require_ready().prepare, call.request)
+    prepare = service.worker.require_ready().prepare
+    prepared = await service.intake.run(lambda: prepare(call.request))
     job = service.worker.submit(request.state.client, work(prepared, service.metrics))
     return await respond(
         request,
@@ -208,7 +213,8 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
 
 async def _count_tokens(service: Service, request: Request) -> Response:
     asked = await _json(service, request, lambda data: anthropic.read_count(data, service.settings))
-    n = await asyncio.to_thread(service.worker.require_ready().count, asked)
+    count = service.worker.require_ready().count
+    n = await service.intake.run(lambda: count(asked))
     return JSONResponse({"input_tokens": n})
 
 
@@ -243,14 +249,21 @@ async def _model(service: Service, request: Request) -> Response:
 async def _tokenize(service: Service, request: Request) -> Response:
     body: TokenizeBody = await _json(service, request, partial(parse, TokenizeBody))
     tokenizer = service.worker.require_ready().tokenizer
-    tokens = await asyncio.to_thread(tokenizer.encode, body.content, special=body.parse_special)
-    if body.add_special:
-        tokens = tokenizer.bos_ids + tokens
-    if body.with_pieces:
-        return JSONResponse(
-            {"tokens": [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]}
-        )
-    return JSONResponse({"tokens": tokens})
+    most = max(service.worker.require_ready().n_ctx, service.settings.limits.tokens)
+
+    def answer() -> Response:
+        try:
+            tokens = tokenizer.encode(body.content, special=body.parse_special, most=most)
+        except TooManyTokens:
+            raise bad_request(f"content: more than {most} tokens; send it in parts", "content") from None
+        if body.add_special:
+            tokens = tokenizer.bos_ids + tokens
+        if body.with_pieces:
+            pieces = [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]
+            return JSONResponse({"tokens": pieces})
+        return JSONResponse({"tokens": tokens})
+
+    return await service.intake.run(answer)
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -263,12 +276,15 @@ def _piece(data: bytes) -> str | list[int]:
 async def _detokenize(service: Service, request: Request) -> Response:
     body: DetokenizeBody = await _json(service, request, partial(parse, DetokenizeBody))
     tokenizer = service.worker.require_ready().tokenizer
-    for i, token in enumerate(body.tokens):
-        if token >= tokenizer.n_vocab:
-            raise ApiError(400, f"{token} is not a token of this model", f"tokens[{i}]", "invalid_value")
-    return JSONResponse(
-        {"content": tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")}
-    )
+
+    def answer() -> Response:
+        for i, token in enumerate(body.tokens):
+            if token >= tokenizer.n_vocab:
+                raise ApiError(400, f"{token} is not a token of this model", f"tokens[{i}]", "invalid_value")
+        text = tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")
+        return JSONResponse({"content": text})
+
+    return await service.intake.run(answer)
 
 
 async def _props(service: Service, request: Request) -> Response:
@@ -307,11 +323,12 @@ def make_service(
     settings: Settings,
     *,
     keys: Sequence[str] = (),
-    queue_limit: int = 32,
+    queue_limit: int = 64,
+    client_limit: int | None = None,
     drain_seconds: float = 10.0,
 ) -> Service:
     """A service whose worker will open its runner in its own thread."""
-    worker: Worker[Runner] = Worker(open_runner, queue_limit=queue_limit)
+    worker: Worker[Runner] = Worker(open_runner, queue_limit=queue_limit, client_limit=client_limit)
     metrics = Metrics(lambda: worker.running, lambda: worker.waiting)
     worker.on_finished = metrics.seconds
     return Service(worker, settings, KeyRing(keys), metrics, drain_seconds)

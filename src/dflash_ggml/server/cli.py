@@ -38,6 +38,8 @@ except ImportError as error:  # the server extra is optional
 
 log = logging.getLogger("dflash_ggml.server")
 
+SWITCH_SECONDS = 0.001
+
 EXAMPLES = """examples:
   dflash-serve -m Qwen3.5-27B-Q4_K_M.gguf -md Qwen3.5-27B-DFlash.gguf -c 32768
   dflash-serve -hf unsloth/Qwen3.6-27B-GGUF:Q4_K_M       # fetches its draft, too: --list-pairs
@@ -69,7 +71,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="model name to answer to; may be repeated",
     )
-    add("--queue", type=int, default=32, metavar="N", help="requests that may wait (default 32)")
+    add("--queue", type=int, default=64, metavar="N", help="requests that may wait (default 64)")
+    add(
+        "--queue-per-client",
+        type=int,
+        metavar="N",
+        help="of these, requests of one client: a key and an address (default half)",
+    )
     add(
         "--max-tokens",
         type=int,
@@ -177,6 +185,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--port: {args.port} is outside 0..65535")
     if args.queue < 1:
         raise ConfigError(f"--queue: {args.queue} is below 1")
+    per_client = (args.queue + 1) // 2 if args.queue_per_client is None else args.queue_per_client
+    if not 1 <= per_client <= args.queue:
+        raise ConfigError(f"--queue-per-client: {per_client} is outside 1..{args.queue}")
     if args.max_tokens is not None and args.max_tokens < 1:
         raise ConfigError(f"--max-tokens: {args.max_tokens} is below 1")
     config = engine_config(args)
@@ -191,6 +202,7 @@ def run(args: argparse.Namespace) -> int:
         settings,
         keys=keys,
         queue_limit=args.queue,
+        client_limit=per_client,
         drain_seconds=args.drain,
     )
     app = create_app(
@@ -219,6 +231,8 @@ def run(args: argparse.Namespace) -> int:
 
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, on_signal)
+    # other threads' Python gives way to the event loop this soon
+    sys.setswitchinterval(SWITCH_SECONDS)
     threading.Thread(target=_announce, args=(server, service), daemon=True).start()
     server.run()
     failure = service.worker.failure

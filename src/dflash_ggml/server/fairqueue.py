@@ -14,6 +14,10 @@ class QueueFull(Exception):
     """No room for one more entry."""
 
 
+class ClientFull(QueueFull):
+    """No room for one more entry of this client."""
+
+
 class QueueClosed(Exception):
     """The queue takes no more entries."""
 
@@ -21,16 +25,16 @@ class QueueClosed(Exception):
 class FairQueue(Generic[T]):
     """First in, first out within a client; round robin between clients. Any thread may call any method.
 
-    `limit` bounds all waiting entries; one client may hold at most half of them (rounded up), so that a client
-    that floods the queue cannot make it look full to everybody else.
+    limit: entries that may wait in all; client_limit: of one client (None: as many).
     """
 
-    def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit}")
-        self._limit = limit
-        self._share = (limit + 1) // 2
+    def __init__(self, limit: int, client_limit: int | None = None) -> None:
+        if limit < 1 or (client_limit is not None and client_limit < 1):
+            raise ValueError(f"limits must be at least 1, not {limit} and {client_limit}")
+        self.limit = limit
+        self.client_limit = limit if client_limit is None else client_limit
         self._lanes: OrderedDict[Hashable, deque[T]] = OrderedDict()
+        self._served: Hashable = None  # whose entry was taken last
         self._size = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -40,13 +44,15 @@ class FairQueue(Generic[T]):
             return self._size
 
     def put(self, client: Hashable, item: T) -> None:
-        """Append `item` to its client's lane; raises QueueFull or QueueClosed."""
+        """Append `item` to its client's lane; raises ClientFull, QueueFull or QueueClosed."""
         with self._changed:
             if self._closed:
                 raise QueueClosed
             lane = self._lanes.get(client)
-            if self._size >= self._limit or (lane is not None and len(lane) >= self._share):
+            if self._size >= self.limit:
                 raise QueueFull
+            if lane is not None and len(lane) >= self.client_limit:
+                raise ClientFull
             if lane is None:
                 lane = self._lanes[client] = deque()
             lane.append(item)
@@ -60,11 +66,14 @@ class FairQueue(Generic[T]):
                 if self._closed:
                     return None
                 self._changed.wait()
+            # only now, so that whoever came while the last entry was worked on is before its client
+            if self._served in self._lanes:
+                self._lanes.move_to_end(self._served)
             client, lane = next(iter(self._lanes.items()))
             item = lane.popleft()
-            del self._lanes[client]
-            if lane:
-                self._lanes[client] = lane  # back of the round
+            if not lane:
+                del self._lanes[client]
+            self._served = client
             self._size -= 1
             return item
 

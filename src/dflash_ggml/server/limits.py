@@ -1,25 +1,34 @@
-"""What a request may cost before it reaches the engine: bytes, seconds, nesting, list lengths."""
+"""What a request may cost before it reaches the engine: bytes, seconds, nesting, numbers of values."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect, Request
 
-from .errors import ApiError, bad_request
+from .errors import bad_request
+
+ID_LISTS = ("prompt", "input", "tokens")  # fields that may be lists of token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one server; every one of them answers with a clear error, none cuts in silence."""
+    """Bounds of one server; every one of them answers with a clear error, none cuts in silence.
+
+    held_bytes: of all bodies whose requests are not yet answered. values: of JSON in a body; entries: in a list (of
+    token ids as many as values), fields: in an object. tokens: that /tokenize returns where the context is smaller.
+    """
 
     body_bytes: int = 8 << 20
     body_seconds: float = 30.0
+    held_bytes: int = 256 << 20
     nesting: int = 64
+    values: int = 300_000
+    entries: int = 8192
+    fields: int = 65_536
+    tokens: int = 65_536
     messages: int = 4096
     tools: int = 256
     stops: int = 16
@@ -27,42 +36,12 @@ class Limits:
     send_seconds: float = 60.0
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """Read a request's body under the byte and time limits.
-
-    Raises ApiError 413 (too large, also when only announced), 408 (not sent in time), and 400 when the client
-    went away half way.
-    """
-    too_large = ApiError(413, f"the body is larger than {limits.body_bytes} bytes", code="request_too_large")
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > limits.body_bytes:
-        raise too_large
-    chunks: list[bytes] = []
-    size = 0
-
-    async def drain() -> None:
-        nonlocal size
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limits.body_bytes:
-                raise too_large
-            chunks.append(chunk)
-
-    try:
-        await asyncio.wait_for(drain(), limits.body_seconds)
-    except (asyncio.TimeoutError, TimeoutError):
-        raise ApiError(
-            408, f"the body did not arrive within {limits.body_seconds:g} s", code="body_timeout"
-        ) from None
-    except ClientDisconnect:
-        raise bad_request("the connection ended before the whole body was sent") from None
-    return b"".join(chunks)
-
-
 def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
-    """Parse a body into a JSON object; ApiError 400 for all else, NaN, lone surrogates and deep nesting."""
+    """Parse a body into a JSON object; ApiError 400 for all else, NaN, lone surrogates, and more than the limits."""
     if not body:
         raise bad_request("the body is empty; a JSON object is expected")
+    if exceeds_values(body, limits.values):
+        raise bad_request(f"the body holds more than {limits.values} JSON values", code="too_many_entries")
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -71,7 +50,63 @@ def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
         raise bad_request("the body must be a JSON object", code="invalid_json")
     if exceeds_depth(value, limits.nesting):
         raise bad_request(f"the body is nested deeper than {limits.nesting} levels", code="nesting_too_deep")
+    check_sizes(value, limits)
     return value
+
+
+def exceeds_values(body: bytes, limit: int) -> bool:
+    """True when JSON text has more than `limit` values, told without parsing it: a parser lets no other thread run.
+
+    Counts what begins or divides a list or an object outside of strings.
+    """
+    if _marks(body, 0, len(body)) <= limit:
+        return False  # most bodies, and in a few milliseconds
+    found = begin = 0
+    while True:
+        quote = body.find(b'"', begin)
+        found += _marks(body, begin, len(body) if quote < 0 else quote)
+        if found > limit:
+            return True
+        begin = _string_end(body, quote + 1) if quote >= 0 else 0
+        if begin == 0:
+            return False
+
+
+def _marks(body: bytes, begin: int, end: int) -> int:
+    return sum(body.count(mark, begin, end) for mark in (b",", b"[", b"{"))
+
+
+def _string_end(body: bytes, at: int) -> int:
+    """Index behind the string whose text begins at `at`; 0 when it does not end."""
+    while (quote := body.find(b'"', at)) >= 0:
+        text = quote
+        while text > at and body[text - 1] == 0x5C:
+            text -= 1
+        if (quote - text) % 2 == 0:
+            return quote + 1
+        at = quote + 1
+    return 0
+
+
+def check_sizes(value: dict[str, Any], limits: Limits) -> None:
+    """Raise ApiError 400 for a list or an object with too many entries; lists of token ids may be long."""
+    level: list[tuple[str, Any]] = [("", value)]
+    while level:
+        below: list[tuple[str, Any]] = []
+        for path, item in level:
+            if isinstance(item, dict):
+                if len(item) > limits.fields:
+                    raise bad_request(
+                        f"{len(item)} fields, at most {limits.fields} are allowed", path, "too_many_entries"
+                    )
+                children = [(f"{path}.{key}" if path else key, child) for key, child in item.items()]
+            elif path.partition("[")[0] in ID_LISTS and all(type(i) is int for i in item):
+                continue
+            else:
+                check_count(item, limits.entries, path)
+                children = [(f"{path}[{i}]", child) for i, child in enumerate(item)]
+            below += [(name, child) for name, child in children if isinstance(child, (dict, list))]
+        level = below
 
 
 def exceeds_depth(value: Any, limit: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 from .errors import ApiError, from_exception
-from .fairqueue import FairQueue, QueueClosed, QueueFull
+from .fairqueue import ClientFull, FairQueue, QueueClosed, QueueFull
 
 log = logging.getLogger(__name__)
 B = TypeVar("B")
@@ -75,10 +75,11 @@ class Worker(Generic[B]):
         self,
         open_runner: Callable[[Callable[[str, int, int], None]], B],
         *,
-        queue_limit: int = 32,
+        queue_limit: int = 64,
+        client_limit: int | None = None,
     ) -> None:
         self._open = open_runner
-        self._queue: FairQueue[Job[B]] = FairQueue(queue_limit)
+        self._queue: FairQueue[Job[B]] = FairQueue(queue_limit, client_limit)
         self.on_finished: Callable[[float], None] | None = None
         self._thread = threading.Thread(target=self._main, name="dflash-inference", daemon=True)
         self._ready = threading.Event()
@@ -133,13 +134,20 @@ class Worker(Generic[B]):
         return self.runner
 
     def submit(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> Job[B]:
-        """Queue a job; raises ApiError 503 with Retry-After when full, loading or shutting down."""
+        """Queue a job; raises ApiError 503 with Retry-After when full, loading or shutting down, 429 for the client's limit."""
         self.require_ready()
         job = Job(client, work)
         try:
             self._queue.put(client, job)
+        except ClientFull:
+            message = (
+                f"{self._queue.client_limit} requests of this client are waiting, its limit; try again later"
+            )
+            raise ApiError(
+                429, message, code="client_queue_full", retry_after=self.retry_after(), retry=True
+            ) from None
         except QueueFull:
-            message = f"the queue is full ({self.waiting} requests are waiting); try again later"
+            message = f"the queue is full ({self._queue.limit} requests are waiting, the limit for all); try again later"
             raise ApiError(
                 503, message, code="queue_full", retry_after=self.retry_after(), retry=True
             ) from None

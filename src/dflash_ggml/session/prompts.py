@@ -36,11 +36,16 @@ class Prompts:
         self._tokenizer = tokenizer
         self._templates = templates
 
-    def make(self, request: ChatRequest | CompletionRequest) -> Prepared:
-        """The prompt of a request. Raises ConfigError for one that cannot be rendered."""
-        return self._chat(request) if isinstance(request, ChatRequest) else self._completion(request)
+    def make(self, request: ChatRequest | CompletionRequest, most: int | None = None) -> Prepared:
+        """The prompt of a request. Raises ConfigError for one that cannot be rendered.
 
-    def _chat(self, request: ChatRequest) -> Prepared:
+        Raises TooManyTokens as soon as it is certain that a text has more than `most`.
+        """
+        if isinstance(request, ChatRequest):
+            return self._chat(request, most)
+        return self._completion(request, most)
+
+    def _chat(self, request: ChatRequest, most: int | None) -> Prepared:
         template, opener = self._templates.of(request.template)
         schemas, choice = check_tools(request.tools), request.tool_choice
         if isinstance(choice, NamedTool) and choice.name not in schemas:
@@ -57,11 +62,11 @@ class Prompts:
         text = template.render(
             messages, tools=tools, continue_final_message=request.continue_final_message, **extra
         )
-        ids = tuple(self._tokenizer.encode(text))
+        ids = tuple(self._tokenizer.encode(text, most=most))
         boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
         return Prepared(request, text, ids, boundaries, reasoning_at_start(text) == "open")
 
-    def _completion(self, request: CompletionRequest) -> Prepared:
+    def _completion(self, request: CompletionRequest, most: int | None) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt
         bos = tokenizer.bos_ids
         if not isinstance(prompt, str):
@@ -69,15 +74,16 @@ class Prompts:
             known = (i for i in ids if 0 <= i < tokenizer.n_vocab)
             text = tokenizer.decode_bytes(known).decode("utf-8", "ignore")
         elif request.suffix is None:
-            ids, text = bos + tokenizer.encode(prompt), prompt
+            ids, text = bos + tokenizer.encode(prompt, most=most), prompt
         else:
-            ids, text = tokenizer.encode(prompt, special=False), prompt
+            ids, text = tokenizer.encode(prompt, special=False, most=most), prompt
         if request.suffix is not None:
             found = [tokenizer.id_of(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle")]
             marks = [i for i in found if i is not None]
             if len(marks) < 3:
                 raise ConfigError("suffix: this model has no fill-in-the-middle tokens")
-            before, after = [marks[0], *ids], [marks[1], *tokenizer.encode(request.suffix, special=False)]
+            behind = tokenizer.encode(request.suffix, special=False, most=most)
+            before, after = [marks[0], *ids], [marks[1], *behind]
             ids = bos + (after + before if request.suffix_first else before + after) + [marks[2]]
         if not ids:
             raise ConfigError("prompt: it is empty, there is nothing to continue")

@@ -10,6 +10,7 @@ from ..text.chat_parser import ChatParser, ReasoningMode
 from ..text.constraints import chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
 from ..text.stopping import StopStrings
+from ..text.tokenizer import TooManyTokens
 from ..text.tools import NamedTool, check_tools
 from .events import Event
 from .generation import Generation
@@ -63,8 +64,13 @@ class Session:
 
         Raises ConfigError for a prompt that cannot be, ContextOverflowError for one that leaves no room for an answer.
         """
-        prepared = self.prompts.make(request)
         engine = self.engine
+        try:
+            prepared = self.prompts.make(request, most=engine.n_ctx - 1)
+        except TooManyTokens as error:
+            raise ContextOverflowError(
+                f"Requested tokens (at least {error.found}) exceed context window of {engine.n_ctx}"
+            ) from None
         if len(prepared.ids) >= engine.n_ctx:
             raise ContextOverflowError(
                 f"Requested tokens ({len(prepared.ids)}) exceed context window of {engine.n_ctx}"

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
+from .pieces import pieces, uncuttable
 
 # How the models' own tokenizer.json splits text before BPE: qwen35 counts combining marks as part of a word.
 _SPLIT = (
@@ -54,6 +55,14 @@ def _byte_alphabet() -> dict[int, int]:
 _BYTES = _byte_alphabet()
 
 
+class TooManyTokens(Exception):
+    """A text has more tokens than were asked for: at least `found`."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(found)
+        self.found = found
+
+
 class Tokenizer:
     """The vocabulary of a model.
 
@@ -86,6 +95,11 @@ class Tokenizer:
         self.add_bos, self.chat_template = add_bos, chat_template
         self._ids = {text: i for i, text in enumerate(self.tokens)}
         self._pieces: list[bytes | None] = [None] * self.n_vocab
+        # no token stands for more bytes of a text; 0 where bytes can get lost, and nothing follows from their number
+        lossless = not nfc and all(chr(code) in self._ids for code in _BYTES)
+        self._longest = max(len(text.encode()) for text in self.tokens) if lossless else 0
+        marked = (text for text, kind in zip(self.tokens, self._types) if kind in (CONTROL, USER_DEFINED))
+        self._whole = nfc or uncuttable(marked)
         for name, i in self.special_ids.items():
             if not 0 <= i < self.n_vocab:
                 raise ConfigError(f"{name} token id {i} is outside the vocabulary of {self.n_vocab}")
@@ -151,18 +165,27 @@ class Tokenizer:
         """True for tokens that carry structure, not text; they are decoded only on request."""
         return self._types[token] in (CONTROL, UNKNOWN)
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
+    def encode(self, text: str, special: bool = True, most: int | None = None) -> list[int]:
         """Token ids of `text`, without BOS. Raises `ConfigError` for a text with lone surrogates.
 
         Control tokens spelt out in the text become their ids if `special`, else they are plain text;
-        user-defined tokens always become their ids.
+        user-defined tokens always become their ids. With `most`, raises TooManyTokens as soon as it is
+        certain that there are more, before the work of it is done.
         """
         try:
-            text.encode()
+            size = len(text.encode())
         except UnicodeEncodeError as reason:
             raise ConfigError(f"the text has half a surrogate pair at character {reason.start}") from None
+        if most is not None and size > most * self._longest > 0:
+            raise TooManyTokens(-(-size // self._longest))
         engine = self._with_special if special else self._plain
-        return engine.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for piece in [text] if self._whole else pieces(text):
+            # encode() holds the interpreter's lock all the way, the batch call does not
+            ids += engine.encode_batch_fast([piece], add_special_tokens=False)[0].ids
+            if most is not None and len(ids) > most:
+                raise TooManyTokens(len(ids))
+        return ids
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; a control token gives its name, an unused entry nothing."""

@@ -1,0 +1,102 @@
+"""Where requests are read and understood: beside the event loop, a few at a time, in a bounded number of bytes.
+
+Threads, not a process: tokenising in pieces and compiling a grammar let go of the interpreter's lock, a template is
+Python that gives it up every switch interval, and what remains (parsing and checking one body) is kept short by
+`limits`. A process would have to be sent every conversation and send back its tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import ApiError, bad_request
+from .limits import Limits
+
+T = TypeVar("T")
+
+THREADS = 2  # each may keep the event loop waiting for one switch interval
+LARGE = 1 << 20  # bytes of a body after which the memory is given back to the system
+
+
+class Intake:
+    """The threads and the bytes of one server. `read` and `release` belong to the event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._pool = ThreadPoolExecutor(THREADS, "dflash-intake")
+        self.held = 0  # bytes of bodies whose requests are not answered
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The result of `call`, made in one of the threads, in the order of asking."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    async def read(self, request: Request) -> bytes:
+        """Read a request's body; it counts as held until `release(request)`.
+
+        Raises ApiError 413 (too large, also when only announced), 503 (too much is held), 408 (not sent in time), and
+        400 when the client went away half way.
+        """
+        limits, chunks = self._limits, []
+        size = 0
+        too_large = ApiError(
+            413, f"the body is larger than {limits.body_bytes} bytes", code="request_too_large"
+        )
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > limits.body_bytes:
+            raise too_large
+
+        async def drain() -> None:
+            nonlocal size
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limits.body_bytes:
+                    raise too_large
+                self._hold(request, len(chunk))
+                chunks.append(chunk)
+
+        try:
+            await asyncio.wait_for(drain(), limits.body_seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise ApiError(
+                408, f"the body did not arrive within {limits.body_seconds:g} s", code="body_timeout"
+            ) from None
+        except ClientDisconnect:
+            raise bad_request("the connection ended before the whole body was sent") from None
+        return b"".join(chunks)
+
+    def release(self, request: Request) -> None:
+        """The request has been answered, or has failed."""
+        n = getattr(request.state, "held", 0)
+        request.state.held = 0
+        self.held -= n
+        if n >= LARGE and self.held < LARGE:
+            self._pool.submit(_trim)
+
+    def close(self) -> None:
+        """End the threads; calls that wait are dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _hold(self, request: Request, n: int) -> None:
+        if self.held + n > self._limits.held_bytes:
+            raise ApiError(
+                503,
+                f"the requests at hand hold {self._limits.held_bytes} bytes already; try again later",
+                code="too_many_bytes",
+                retry_after=1,
+                retry=True,
+            )
+        self.held += n
+        request.state.held = getattr(request.state, "held", 0) + n
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, where the C library keeps it unless told so (glibc)."""
+    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
