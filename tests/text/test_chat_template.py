@@ -87,7 +87,7 @@ def test_dialects_become_one() -> None:
         ([], "non-empty list"),
         ("hi", "non-empty list"),
         (["hi"], r"messages\[0\]: expected an object"),
-        ([{"role": "robot", "content": "x"}], r"messages\[0\].role: 'robot'"),
+        ([{"role": "a robot", "content": "x"}], r"messages\[0\].role: 'a robot'"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "text only"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content"),
         ([{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}], "only an assistant"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..text.chat_parser import reasoning_at_start
+from ..text.roles import fit
 from ..text.template import normalise_messages
 from ..text.tokenizer import Tokenizer
 from ..text.tools import NamedTool, check_tools, with_generic_tool_prompt
@@ -56,6 +57,7 @@ class Prompts:
         tools = request.tools if choice != "none" else ()
         if not template.supports_tools:
             messages, tools = with_generic_tool_prompt(messages, tools), ()
+        messages = fit(messages, template.renders)
         extra: dict[str, Any] = dict(request.chat_template_kwargs)
         if request.enable_thinking is not None:
             extra["enable_thinking"] = request.enable_thinking

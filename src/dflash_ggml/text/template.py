@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal, NoReturn
 
 import jinja2
@@ -14,9 +16,10 @@ import jinja2.parser
 import jinja2.sandbox
 
 from ..errors import ConfigError
+from .roles import Renders, probe
 
 ToolFormat = Literal["xml", "json"]
-ROLES = ("system", "user", "assistant", "tool")
+_ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}")  # templates write it into the prompt, so no marks can be in it
 CHATML = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
@@ -91,6 +94,11 @@ class ChatTemplate:
         """Whether the template reacts to enable_thinking."""
         return "enable_thinking" in self.source
 
+    @cached_property
+    def renders(self) -> Renders:
+        """What it makes of roles."""
+        return probe(self.render)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -138,7 +146,7 @@ class ChatTemplate:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One dialect from several: plain-text content, roles of `ROLES`, tool-call arguments as mappings.
+    """One dialect from several: plain-text content, tool-call arguments as mappings, roles that nobody knows kept.
 
     "developer" becomes "system", "function" becomes "tool", text parts are joined, a legacy function_call becomes a
     tool call. Raises ConfigError naming the message and field.
@@ -153,8 +161,8 @@ def _normalise_message(message: Mapping[str, Any], where: str) -> dict[str, Any]
         raise ConfigError(f"{where}: expected an object with role and content")
     said = message.get("role")
     role = {"developer": "system", "function": "tool"}.get(str(said), said)
-    if role not in ROLES:
-        raise ConfigError(f"{where}.role: {said!r} is none of {', '.join(ROLES)}")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise ConfigError(f"{where}.role: {said!r} is not the name of a role, such as 'user'")
     out: dict[str, Any] = {"role": role, "content": content_text(message.get("content"), f"{where}.content")}
     calls = message.get("tool_calls") or []
     if message.get("function_call"):
