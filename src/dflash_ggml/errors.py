@@ -12,7 +12,12 @@ class ModelFileError(DflashError, ValueError):
 
 
 class ContextOverflowError(DflashError, ValueError):
-    """The tokens asked for do not fit the context window."""
+    """The tokens asked for do not fit the context window. n_prompt, n_ctx: how many, and how many fit, where known."""
+
+    def __init__(self, message: str, n_prompt: int | None = None, n_ctx: int | None = None) -> None:
+        super().__init__(message)
+        self.n_prompt = n_prompt
+        self.n_ctx = n_ctx
 
 
 class ConfigError(DflashError, ValueError):

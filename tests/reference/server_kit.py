@@ -142,7 +142,9 @@ class ScriptedRunner:
     def prepare(self, request: Any) -> Prepared:
         n = self.count(request)
         if n >= self.n_ctx:
-            raise ContextOverflowError(f"Requested tokens ({n}) exceed context window of {self.n_ctx}")
+            raise ContextOverflowError(
+                f"Requested tokens ({n}) exceed context window of {self.n_ctx}", n, self.n_ctx
+            )
         return Prepared(request, "", (0,) * n)
 
     def info(self) -> dict[str, Any]:
@@ -160,9 +162,10 @@ class ScriptedRunner:
 
 
 def service(runner: ScriptedRunner, **options: Any) -> Service:
-    """A service around a scripted runner; `limits` and make_service's options may be given."""
+    """A service around a scripted runner; `limits`, `strict`, `strict_model` and make_service's options may be given."""
     limits = options.pop("limits", Limits())
-    settings = Settings(names=("toy", "toy-alias"), limits=limits)
+    rules = {name: options.pop(name, False) for name in ("strict", "strict_model")}
+    settings = Settings(names=("toy", "toy-alias"), limits=limits, **rules)
     return make_service(lambda progress: runner, settings, **options)  # type: ignore[arg-type,return-value]
 
 

@@ -33,11 +33,16 @@ def runner() -> ScriptedRunner:
 
 
 @pytest.fixture
-def client(runner: ScriptedRunner) -> Iterator[Any]:
+def http(runner: ScriptedRunner) -> Iterator[TestClient]:
     with TestClient(application(runner, keys=["sesame"])) as http:
-        yield anthropic.Anthropic(
-            base_url="http://testserver", api_key="sesame", http_client=http, max_retries=0
-        )
+        yield http
+
+
+@pytest.fixture
+def client(http: TestClient) -> Any:
+    return anthropic.Anthropic(
+        base_url="http://testserver", api_key="sesame", http_client=http, max_retries=0
+    )
 
 
 def test_plain(client: Any, runner: ScriptedRunner) -> None:
@@ -215,19 +220,18 @@ def test_any_tool_is_a_call_of_one_of_them(client: Any, runner: ScriptedRunner) 
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            r"messages\[0\].content",
-        ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\]"),
+        ({"tools": [{"name": "f"}]}, r"tools\[0\].input_schema"),
         ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [TOOL]}, "tool_choice.name"),
         ({"stop_sequences": [""]}, r"stop_sequences\[0\]"),
-        ({"container": "c"}, "container"),
         ({"top_p": 2}, "top_p"),
     ],
 )
 def test_bad_requests(client: Any, change: dict[str, Any], words: str) -> None:
+    refused(client, change, words)
+
+
+def refused(client: Any, change: dict[str, Any], words: str) -> None:
+    """The request with this change is a 400 with these words."""
     body = {"model": "toy", "messages": ASK, "max_tokens": 5, **change}
     body = {k: v for k, v in body.items() if v is not None}
     with pytest.raises(anthropic.BadRequestError, match=words) as caught:
@@ -237,9 +241,46 @@ def test_bad_requests(client: Any, change: dict[str, Any], words: str) -> None:
     assert error["request_id"] == caught.value.response.headers["request-id"]
 
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "note"),
+    [
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "'robot'"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, r"messages\[0\].content", "left out: image"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            r"tools\[0\]",
+            "web_search_20250305",
+        ),
+        ({"container": "c"}, "container", "ignored: container"),
+        (
+            {"mcp_servers": [{"type": "url", "name": "m", "url": "http://127.0.0.1"}]},
+            "mcp_servers",
+            "mcp_servers",
+        ),
+    ],
+)
+def test_what_is_not_met_is_noted_and_refused_only_by_a_strict_server(
+    http: TestClient, change: dict[str, Any], words: str, note: str
+) -> None:
+    body = {"model": "toy", "messages": ASK, "max_tokens": 5, **change}
+    response = http.post("/v1/messages", json=body, headers={"x-api-key": "sesame"})
+    assert response.status_code == 200 and note in response.headers["x-dflash-notes"]
+    with TestClient(application(ScriptedRunner(), strict=True)) as other:
+        strict = anthropic.Anthropic(
+            base_url="http://testserver", api_key="-", http_client=other, max_retries=0
+        )
+        refused(strict, change, words)
+
+
 def test_other_failures(client: Any, runner: ScriptedRunner) -> None:
-    with pytest.raises(anthropic.NotFoundError) as caught:
-        client.messages.create(model="other", messages=ASK, max_tokens=5)
+    assert client.messages.create(model="other", messages=ASK, max_tokens=5).model == "toy"
+    with TestClient(application(ScriptedRunner(), strict_model=True)) as http:
+        strict = client.with_options(http_client=http)
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            strict.messages.create(model="other", messages=ASK, max_tokens=5)
     assert caught.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.AuthenticationError) as caught:
         client.with_options(api_key="wrong").messages.create(model="toy", messages=ASK, max_tokens=5)
@@ -249,6 +290,9 @@ def test_other_failures(client: Any, runner: ScriptedRunner) -> None:
     )
     with pytest.raises(anthropic.BadRequestError, match="exceed context window"):
         client.messages.create(model="toy", messages=ASK, max_tokens=5)
+    long = [{"role": "user", "content": "x" * 300}]
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 300 tokens > 256 maximum"):
+        client.messages.create(model="toy", messages=long, max_tokens=5)
     runner.script = lambda request: [*plain()[:2], RuntimeError("secret")]
     stream = client.messages.stream(model="toy", messages=ASK, max_tokens=5)
     with pytest.raises(anthropic.APIStatusError, match="internal error"), stream as answer:

@@ -42,8 +42,19 @@ def runner() -> ScriptedRunner:
 
 
 @pytest.fixture
-def client(runner: ScriptedRunner) -> Iterator[Any]:
+def http(runner: ScriptedRunner) -> Iterator[TestClient]:
     with TestClient(application(runner)) as http:
+        yield http
+
+
+@pytest.fixture
+def client(http: TestClient) -> Any:
+    return openai.OpenAI(base_url="http://testserver/v1", api_key="-", http_client=http, max_retries=0)
+
+
+@pytest.fixture
+def strict(runner: ScriptedRunner) -> Iterator[Any]:
+    with TestClient(application(runner, strict=True, strict_model=True)) as http:
         yield openai.OpenAI(
             base_url="http://testserver/v1", api_key="unused", http_client=http, max_retries=0
         )
@@ -255,24 +266,22 @@ def test_models(client: Any) -> None:
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a" * 300]}, "stop[0]"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": [[5, "much"]]}, "logit_bias"),
         ({"messages": []}, None),
-        ({"messages": [{"role": "user"}, {"role": "owner", "content": "x"}]}, "messages[1].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
             "messages[0].content[0].text",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"description": "d"}}]}, "tools[0].function.name"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"audio": {"voice": "x"}}, "audio"),
-        ({"store": True}, "store"),
-        ({"nonsense": 1}, "nonsense"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"dflash": {"mode": "forest"}}, "dflash.mode"),
         ({"dflash": {"budget": 0}}, "dflash.budget"),
         ({"grammar": "root ::= x", "response_format": {"type": "json_object"}}, "grammar"),
+        ({"guided_regex": "x", "json_schema": {}}, "guided_regex"),
     ],
 )
 def test_bad_requests_name_the_field(
@@ -280,6 +289,11 @@ def test_bad_requests_name_the_field(
 ) -> None:
     if change == {"messages": []}:
         runner.script = lambda request: ConfigError("messages: expected a non-empty list of messages")
+    refused(client, change, param)
+
+
+def refused(client: Any, change: Any, param: str | None) -> None:
+    """The request with this change is a 400 that names the field."""
     body = {"model": "toy", "messages": ASK, **change}
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/chat/completions", body=body, cast_to=object)
@@ -290,17 +304,69 @@ def test_bad_requests_name_the_field(
     assert error.response.headers["x-should-retry"] == "false"
 
 
-def test_unknown_model_and_overflow(client: Any, runner: ScriptedRunner) -> None:
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs"),
+        ({"messages": [{"role": "user"}, {"role": "owner", "content": "x"}]}, "messages[1].role", "'owner'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0]",
+            "left out: image",
+        ),
+        ({"store": True}, "store", "ignored: store"),
+        ({"nonsense": 1}, "nonsense", "ignored: nonsense"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "not streamed"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier", "ignored: dry_multiplier"),
+        ({"verbosity": "low"}, "verbosity", "ignored: verbosity"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "max_completion_tokens differs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "tool web_search"),
+        ({"stream_options": {"odd": 1}}, "stream_options.odd", "stream_options.odd"),
+    ],
+)
+def test_what_is_not_met_is_noted_and_refused_only_by_a_strict_server(
+    http: TestClient, strict: Any, change: Any, param: str, words: str
+) -> None:
+    response = http.post("/v1/chat/completions", json={"model": "toy", "messages": ASK, **change})
+    assert words in response.headers["x-dflash-notes"]
+    assert response.json()["choices"][0]["message"]["content"] == "Hello there"
+    refused(strict, change, param)
+
+
+def test_notes_are_one_short_line_of_ascii(http: TestClient) -> None:
+    body = {"model": "toy", "messages": ASK, "naïve\r\nx-evil: 1": 1} | {f"field_{i}": 1 for i in range(200)}
+    response = http.post("/v1/chat/completions", json=body)
+    notes = response.headers["x-dflash-notes"]
+    assert len(notes) <= 512 and notes.isascii() and notes.endswith(" ...")
+    assert "x-evil" not in response.headers
+    assert notes.startswith("ignored: na?ve??x-evil: 1, field_0, ")
+
+
+def test_any_model_name_is_answered_and_the_served_one_reported(
+    client: Any, strict: Any, runner: ScriptedRunner
+) -> None:
+    names = {"gpt-9": "toy", "": "toy", "toy-alias": "toy-alias", "toy": "toy"}
+    for asked, reported in names.items():
+        assert client.chat.completions.create(model=asked, messages=ASK).model == reported
     with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(model="gpt-9", messages=ASK)
+        strict.chat.completions.create(model="gpt-9", messages=ASK)
     assert caught.value.code == "model_not_found" and "toy" in str(caught.value)
-    runner.script = lambda request: ContextOverflowError(
-        "Requested tokens (300) exceed context window of 256"
-    )
+
+
+def test_a_prompt_that_does_not_fit_says_by_how_much(client: Any, runner: ScriptedRunner) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(model="toy", messages=ASK, stream=stream)
-        assert caught.value.code == "context_length_exceeded"
+            client.chat.completions.create(
+                model="toy", messages=[{"role": "user", "content": "x" * 300}], stream=stream
+            )
+        error = caught.value.body
+        assert (error["type"], error["code"]) == ("exceed_context_size_error", "context_length_exceeded")
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (300, 256)
+        assert "maximum context length is 256 tokens" in error["message"]
+    runner.script = lambda request: ContextOverflowError("the window is full")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="toy", messages=ASK)
+    assert caught.value.code == "context_length_exceeded" and "n_ctx" not in caught.value.body
 
 
 def test_failure_before_and_in_a_stream(client: Any, runner: ScriptedRunner) -> None:

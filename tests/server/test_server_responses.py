@@ -32,17 +32,23 @@ TOOL = {
 }
 
 
+HI = [{"role": "user", "content": "Hi"}]
+
+
 @pytest.fixture
 def runner() -> ScriptedRunner:
     return ScriptedRunner()
 
 
 @pytest.fixture
-def client(runner: ScriptedRunner) -> Iterator[Any]:
+def http(runner: ScriptedRunner) -> Iterator[TestClient]:
     with TestClient(application(runner)) as http:
-        yield openai.OpenAI(
-            base_url="http://testserver/v1", api_key="unused", http_client=http, max_retries=0
-        )
+        yield http
+
+
+@pytest.fixture
+def client(http: TestClient) -> Any:
+    return openai.OpenAI(base_url="http://testserver/v1", api_key="-", http_client=http, max_retries=0)
 
 
 def test_plain(client: Any, runner: ScriptedRunner) -> None:
@@ -147,21 +153,47 @@ def test_incomplete_logprobs_and_format(client: Any, runner: ScriptedRunner) -> 
     ("change", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
-        ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"conversation": "c"}, "conversation"),
-        ({"tools": [{"type": "web_search"}]}, None),
+        ({"prompt": {"id": "p"}}, "prompt"),
         ({"temperature": "x"}, "temperature"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
-        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
     ],
 )
 def test_bad_requests(client: Any, change: dict[str, Any], param: str | None) -> None:
+    refused(client, change, param)
+
+
+def refused(client: Any, change: dict[str, Any], param: str | None) -> None:
+    """The request with this change is a 400 that names the field."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/responses", body={"model": "toy", "input": "Hi", **change}, cast_to=object)
     if param is not None:
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None, "left out: image"),
+        ({"background": True}, "background", "ignored: background"),
+        ({"truncation": "auto"}, "truncation", "ignored: truncation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "tool web_search"),
+        ({"top_logprobs": 3}, "top_logprobs", "top_logprobs"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity"),
+        ({"input": [*HI, {"type": "item_reference", "id": "msg_x"}]}, "input[1]", "'msg_x'"),
+        ({"input": [*HI, {"type": "web_search_call", "id": "ws_1"}]}, "input[1]", "web_search_call"),
+    ],
+)
+def test_what_is_not_met_is_noted_and_refused_only_by_a_strict_server(
+    http: TestClient, change: dict[str, Any], param: str | None, words: str
+) -> None:
+    response = http.post("/v1/responses", json={"model": "toy", "input": "Hi", **change})
+    assert words in response.headers["x-dflash-notes"] and response.json()["status"] == "completed"
+    with TestClient(application(ScriptedRunner(), strict=True)) as other:
+        strict = openai.OpenAI(base_url="http://testserver/v1", api_key="-", http_client=other, max_retries=0)
+        refused(strict, change, param)
 
 
 def test_failure_in_a_stream(client: Any, runner: ScriptedRunner) -> None:

@@ -20,24 +20,26 @@ from ..session.events import (
     Usage,
 )
 from ..session.openai_parts import timings_dict
-from ..session.requests import ChatRequest, ToolChoice
-from .anthropic_schema import CountBody, MessagesBody, chat_messages, chat_tools
-from .dialect import ApiCall, Settings, data_event, new_id, speculation, tool_choice
+from ..session.requests import ChatRequest, NamedTool, ToolChoice
+from .anthropic_schema import CountBody, MessagesBody, chat_messages
+from .dialect import ApiCall, Settings, data_event, new_id, speculation
 from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
+from .notes import Notes
+from .offered import Offer, offer_anthropic, pick
 from .schema import parse, sampling_params
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    body = parse(MessagesBody, data)
+    notes = Notes(settings.strict)
+    body = parse(MessagesBody, data, notes)
     model = settings.model(body.model)
     sampling = sampling_params(
         settings.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
     )
-    prompt, notes = _prompt(body, settings)
     request = ChatRequest(
-        **prompt,
+        **_prompt(body, settings, notes),
         sampling=sampling,
         max_tokens=body.max_tokens,
         stop=check_stops(body.stop_sequences or (), settings.limits, "stop_sequences"),
@@ -45,50 +47,52 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     )
     show = body.thinking is None or body.thinking.display != "omitted"
     encoder = MessageEncoder(model, body.max_tokens, show_thinking=show)
-    return ApiCall(request, encoder, bool(body.stream), notes=notes)
+    return ApiCall(request, encoder, bool(body.stream), notes)
 
 
 def read_count(data: dict[str, Any], settings: Settings) -> ChatRequest:
     """Validate a count_tokens body, which may be a whole request; raises ApiError naming the field."""
+    notes = Notes(settings.strict)
     extra = set(MessagesBody.model_fields) - set(CountBody.model_fields)
-    body = parse(CountBody, {k: v for k, v in data.items() if k not in extra})
+    body = parse(CountBody, {k: v for k, v in data.items() if k not in extra}, notes)
     settings.model(body.model)
-    return ChatRequest(**_prompt(body, settings)[0])
+    return ChatRequest(**_prompt(body, settings, notes))
 
 
-def _prompt(body: CountBody, settings: Settings) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The arguments of a ChatRequest that shape the prompt, and notes."""
+def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]:
+    """The arguments of a ChatRequest that shape the prompt."""
     check_count(body.messages, settings.limits.messages, "messages")
     check_count(body.tools or (), settings.limits.tools, "tools")
-    notes: list[str] = []
     effort = body.output_config.effort if body.output_config else None
     if effort is not None:
-        notes.append(f"output_config.effort={effort} has no effect; the model has no levels of thinking")
+        notes.say(f"output_config.effort={effort:.20} has no effect; the model has no levels of thinking")
     # Without the field the real API does not think either.
     enabled = body.thinking is not None and body.thinking.type != "disabled"
     if body.thinking is not None and body.thinking.budget_tokens is not None:
-        notes.append("thinking.budget_tokens is not enforced; max_tokens bounds thinking and text together")
-    choice = body.tool_choice
+        notes.say("thinking.budget_tokens is not enforced; max_tokens bounds thinking and text together")
+    offer, choice = _choice(body, notes)
     arguments: dict[str, Any] = {
-        "messages": chat_messages(body),
-        "tools": chat_tools(body.tools),
-        "tool_choice": _tool_choice(body),
-        "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        "messages": chat_messages(body, notes),
+        "tools": offer.definitions,
+        "tool_choice": choice,
+        "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         "enable_thinking": enabled,
         "continue_final_message": body.messages[-1].role == "assistant",
     }
-    if body.output_config is not None and body.output_config.format is not None:
-        schema = {"name": "response", "schema": body.output_config.format.schema_}
+    form = (body.output_config.format if body.output_config else None) or body.output_format
+    if form is not None and choice != "required" and not isinstance(choice, NamedTool):
+        # a forced call has no text that the format could bind
+        schema = {"name": "response", "schema": form.schema_}
         arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return arguments, tuple(notes)
+    return arguments
 
 
-def _tool_choice(body: CountBody) -> ToolChoice:
-    choice = body.tool_choice
+def _choice(body: CountBody, notes: Notes) -> tuple[Offer, ToolChoice]:
+    choice, offer = body.tool_choice, offer_anthropic(body.tools, notes)
     if choice is None:
-        return "auto"
+        return offer, "auto"
     named = (choice.name or "") if choice.type == "tool" else None
-    return tool_choice(choice.type, named, [t.name for t in body.tools or ()], "tool_choice.name")
+    return pick(choice.type, named, offer, notes, "tool_choice.name")
 
 
 class MessageEncoder:

@@ -6,75 +6,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .dialect import chat_tool, dumps, merge_system
-from .errors import bad_request
-from .schema import Body, Positive, Probability, Speculation, Temperature
+from .dialect import dumps
+from .harmless import IDLE_MESSAGES, QUIET_MESSAGES
+from .media import content_text, part_text, thoughts
+from .notes import Notes
+from .schema import Body, Positive, Probability, Speculation, Temperature, parse
 
-
-class CacheControl(Body):
-    """A hint where to cut for the prefix cache, which here finds the common prefix by itself."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class TextBlock(Body):
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    citations: Annotated[list[Any] | None, Field(max_length=0)] = None
-
-
-class ThinkingBlock(Body):
-    type: Literal["thinking"]
-    thinking: str
-    signature: str = ""
+BILLING = "x-anthropic-billing-header:"  # Claude Code's label in the system prompt, other with every request
 
 
 class ToolUseBlock(Body):
-    type: Literal["tool_use"]
+    echoed = True
     id: str
     name: str
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: dict[str, Any] | None = None  # says who called the tool; only "direct" comes from here
 
 
 class ToolResultBlock(Body):
-    type: Literal["tool_result"]
+    echoed = True
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[Any] | dict[str, Any] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
-
-
-class UserMessage(Body):
-    role: Literal["user"]
-    content: str | list[UserBlock]
-
-
-class AssistantMessage(Body):
-    role: Literal["assistant"]
-    content: str | list[AssistantBlock]
-
-
-class SystemMessage(Body):
-    role: Literal["system"]
-    content: str | list[TextBlock]
-
-
-class Tool(Body):
-    type: Literal["custom"] | None = None
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    description: str | None = None
-    input_schema: dict[str, Any]
-    cache_control: CacheControl | None = None
-    strict: bool | None = None
-    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
+class Message(Body):
+    echoed = True
+    role: str
+    content: str | list[dict[str, Any]]
 
 
 class AnthropicChoice(Body):
@@ -86,7 +44,7 @@ class AnthropicChoice(Body):
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Positive | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = None
 
 
 class OutputFormat(Body):
@@ -95,40 +53,23 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
     format: OutputFormat | None = None
-
-
-class Metadata(Body):
-    user_id: str | None = None
-
-
-class KeepThinking(Body):
-    """The one context edit that changes nothing: keeping all earlier thinking."""
-
-    type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"]
-
-
-class ContextManagement(Body):
-    edits: list[KeepThinking] = []
 
 
 class CountBody(Body):
     """What /v1/messages/count_tokens takes: the part of a request that makes the prompt."""
 
+    quiet = QUIET_MESSAGES
+    idle = IDLE_MESSAGES
     model: str
-    messages: Annotated[
-        list[Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]],
-        Field(min_length=1),
-    ]
-    system: str | list[TextBlock] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: str | list[Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
-    context_management: ContextManagement | None = None
+    output_format: OutputFormat | None = None
 
 
 class MessagesBody(CountBody):
@@ -140,69 +81,70 @@ class MessagesBody(CountBody):
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: int | None = None
-    metadata: Metadata | None = None  # a label of the caller's own
-    service_tier: Literal["auto", "standard_only"] | None = None
     dflash: Speculation | None = None
 
 
-def chat_messages(body: CountBody) -> list[dict[str, Any]]:
+def chat_messages(body: CountBody, notes: Notes) -> list[dict[str, Any]]:
     """The conversation as chat messages: tool results become tool messages, thinking becomes reasoning."""
     messages: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": _text(body.system)})
+        system = body.system
+        if isinstance(system, list):
+            system = [
+                b for b in system if not (isinstance(b, dict) and str(b.get("text")).startswith(BILLING))
+            ]
+        messages.append({"role": "system", "content": content_text(system, "system", notes, "\n\n")})
     for i, message in enumerate(body.messages):
-        if isinstance(message, SystemMessage):
-            messages.append({"role": "system", "content": _text(message.content)})
-        elif isinstance(message.content, str):
+        where = f"messages[{i}]"
+        if message.role not in ("user", "assistant", "system"):
+            notes.weaken(
+                f"{where}.role",
+                f"{message.role[:40]!r} is shown as the chat template shows it, or as the user's words",
+            )
+        if isinstance(message.content, str):
             messages.append({"role": message.role, "content": message.content})
-        elif isinstance(message, UserMessage):
-            messages.extend(_user(message.content, f"messages[{i}]"))
+        elif message.role == "assistant":
+            messages.append(_assistant(message.content, where, notes))
         else:
-            messages.append(_assistant(message.content))
-    return merge_system(messages)
+            messages.extend(_said(message.role, message.content, where, notes))
+    return messages
 
 
-def _text(content: str | list[TextBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n\n".join(block.text for block in content)
-
-
-def _user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
+def _said(role: str, blocks: list[dict[str, Any]], where: str, notes: Notes) -> list[dict[str, Any]]:
+    """Results of tools first: they answer the message before, whatever the user says beside them."""
     results: list[dict[str, Any]] = []
-    texts: list[TextBlock] = []
+    rest: list[str] = []
     for j, block in enumerate(blocks):
-        if isinstance(block, TextBlock):
-            texts.append(block)
+        place = f"{where}.content[{j}]"
+        if block.get("type") != "tool_result":
+            rest.append(part_text(block, place, notes) or "")
             continue
-        if texts:
-            raise bad_request("tool results must come before text", f"{where}.content[{j}]")
-        content = _text(block.content)
+        result = parse(ToolResultBlock, block, notes, place)
+        content = content_text(result.content, f"{place}.content", notes, "\n\n")
         # chat messages have no error flag, so the model is told in words
-        content = f"Error: {content}" if block.is_error else content
-        results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        content = f"Error: {content}" if result.is_error else content
+        results.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
+    texts = [text for text in rest if text]
     if texts or not results:
-        results.append({"role": "user", "content": _text(texts)})
+        results.append({"role": role, "content": "\n\n".join(texts)})
     return results
 
 
-def _assistant(blocks: list[Any]) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": _text([b for b in blocks if isinstance(b, TextBlock)]),
-    }
-    thoughts = [b.thinking for b in blocks if isinstance(b, ThinkingBlock)]
-    if thoughts:
-        message["reasoning_content"] = "\n\n".join(thoughts)
-    calls = [b for b in blocks if isinstance(b, ToolUseBlock)]
+def _assistant(blocks: list[dict[str, Any]], where: str, notes: Notes) -> dict[str, Any]:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for j, block in enumerate(blocks):
+        place = f"{where}.content[{j}]"
+        if block.get("type") == "tool_use":
+            use = parse(ToolUseBlock, block, notes, place)
+            function = {"name": use.name, "arguments": dumps(use.input)}
+            calls.append({"id": use.id, "type": "function", "function": function})
+        else:
+            texts.append(part_text(block, place, notes) or "")
+    message: dict[str, Any] = {"role": "assistant", "content": "\n\n".join(t for t in texts if t)}
+    thought = thoughts(blocks)
+    if thought:
+        message["reasoning_content"] = thought
     if calls:
-        message["tool_calls"] = [
-            {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": dumps(b.input)}}
-            for b in calls
-        ]
+        message["tool_calls"] = calls
     return message
-
-
-def chat_tools(tools: list[Tool] | None) -> tuple[dict[str, Any], ...]:
-    """Tool definitions in the shape of chat completions."""
-    return tuple(chat_tool(t.name, t.description, t.input_schema, t.strict) for t in tools or ())

@@ -243,7 +243,7 @@ async def _models(service: Service, request: Request) -> Response:
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return JSONResponse(_model_object(service, service.settings.model(request.path_params["name"])))
+    return JSONResponse(_model_object(service, service.settings.known(request.path_params["name"])))
 
 
 async def _tokenize(service: Service, request: Request) -> Response:

@@ -69,7 +69,17 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="model name to answer to; may be repeated",
+        help="name of the model, instead of the file's; may be repeated",
+    )
+    add(
+        "--strict",
+        action="store_true",
+        help="refuse fields that are not honoured, instead of naming them in the header x-dflash-notes",
+    )
+    add(
+        "--strict-model",
+        action="store_true",
+        help="answer to the model's own names only, instead of to any",
     )
     add("--queue", type=int, default=64, metavar="N", help="requests that may wait (default 64)")
     add(
@@ -196,6 +206,8 @@ def run(args: argparse.Namespace) -> int:
         sampling=sampling_params(args, file_metadata(config.model)),
         max_tokens=args.max_tokens,
         limits=Limits(body_bytes=args.max_body),
+        strict=args.strict,
+        strict_model=args.strict_model,
     )
     service = make_service(
         opener(config, args.cache_mb << 20, settings.sampling),

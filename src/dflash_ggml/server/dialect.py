@@ -5,40 +5,56 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from sse_starlette import ServerSentEvent
 
 from ..decode.sampling import SamplingParams
 from ..session.answer import Answer
-from ..session.requests import ChatRequest, CompletionRequest, NamedTool, ToolChoice
-from .errors import ApiError, bad_request
+from ..session.requests import ChatRequest, CompletionRequest
+from .errors import ApiError
 from .limits import Limits
+from .notes import Notes
 from .schema import Speculation
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max", "default", "auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One server's settings. `names` are the model names it answers to, the first one is reported."""
+    """One server's settings. `names` are the model's names, the first one is reported.
+
+    strict: refuse every field that is not honoured, instead of naming it in a header. strict_model: answer to no names
+    but these.
+    """
 
     names: tuple[str, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     limits: Limits = field(default_factory=Limits)
     created: int = field(default_factory=lambda: int(time.time()))
+    strict: bool = False
+    strict_model: bool = False
 
     def model(self, asked: str | None) -> str:
-        """The name to report; raises ApiError 404 when `asked` is none of ours."""
+        """The name to report: one of ours that was asked for, else the first. ApiError 404 under strict_model."""
+        if asked in self.names or self.strict_model:
+            return self.known(asked)
+        return self.names[0]
+
+    def known(self, asked: str | None) -> str:
+        """As `model`, with ApiError 404 when `asked` is none of ours."""
         if asked is None:
             return self.names[0]
         if asked not in self.names:
             known = ", ".join(repr(n) for n in self.names)
             raise ApiError(
-                404, f"there is no model {asked!r} here; available: {known}", "model", "model_not_found"
+                404, f"there is no model {asked!r:.200} here; available: {known}", "model", "model_not_found"
             )
         return asked
 
@@ -68,7 +84,9 @@ class ApiCall:
     request: ChatRequest | CompletionRequest
     encoder: Encoder
     stream: bool
-    notes: tuple[str, ...] = ()  # what was understood in a weaker sense than asked; sent as a header
+    notes: Notes = field(
+        default_factory=Notes
+    )  # what is not met, or in a weaker sense than asked; sent as a header
 
 
 def dumps(value: Any) -> str:
@@ -79,6 +97,12 @@ def dumps(value: Any) -> str:
 def new_id(prefix: str) -> str:
     """A fresh object id such as "chatcmpl-3f…"."""
     return prefix + secrets.token_hex(12)
+
+
+@cache
+def fingerprint() -> str:
+    """What made the answer, for `system_fingerprint`: this package and its version."""
+    return f"dflash-ggml-{version('dflash-ggml')}"
 
 
 def data_event(value: Any, event: str | None = None) -> ServerSentEvent:
@@ -103,38 +127,11 @@ def chat_tool(
     return {"type": "function", "function": function}
 
 
-def tool_choice(word: str | None, named: str | None, names: Sequence[str], param: str) -> ToolChoice:
-    """A request's choice among its tools; word: the dialect's own, named: the one tool, which wins.
-
-    Raises ApiError naming `param` for a tool that is not there.
-    """
-    if named is not None:
-        if named not in names:
-            raise bad_request(f"{param}: {named!r} is not among the tools", param)
-        return NamedTool(named)
-    if word in ("required", "any"):
-        if not names:
-            raise bad_request(f"tool_choice: {word!r} without tools", "tool_choice")
-        return "required"
-    return "none" if word == "none" else "auto"
-
-
-def merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join the system messages that a conversation begins with: templates allow one, APIs send several."""
-    head: list[str] = []
-    for message in messages:
-        if message["role"] not in ("system", "developer"):
-            break
-        head.append(message["content"])
-    if len(head) < 2:
-        return messages
-    return [{"role": "system", "content": "\n\n".join(head)}, *messages[len(head) :]]
-
-
-def thinking(effort: str | None, param: str) -> tuple[bool | None, tuple[str, ...]]:
+def thinking(effort: str | None, param: str, notes: Notes) -> bool | None:
     """Reasoning effort as a switch, and a note when a level was asked for: models here know on and off only."""
-    if effort is None:
-        return None, ()
-    if effort == "none":
-        return False, ()
-    return True, (f"{param}={effort} turned thinking on; the model has no levels of it",)
+    if effort is None or effort == "none":
+        return None if effort is None else False
+    if effort not in EFFORTS:
+        notes.weaken(param, f"{effort:.20} is no known effort, thinking is on")
+    notes.say(f"{param}={effort:.20} turned thinking on; the model has no levels of it")
+    return True

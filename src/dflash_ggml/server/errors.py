@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, ContextOverflowError, DeviceError, DflashError
@@ -24,6 +24,7 @@ _ANTHROPIC_TYPES = {**_OPENAI_TYPES, 500: "api_error", 503: "overloaded_error"}
 class ApiError(Exception):
     """A failure with an HTTP status. `param`: the field at fault (JSON path); `code`: OpenAI's error code.
 
+    `extra`: further members of OpenAI's error object. `anthropic`: the message for Anthropic's clients, if it differs.
     `retry_after` in seconds becomes a Retry-After header. `retry` says whether repeating the same request can
     succeed; the official clients repeat 408/409/429/5xx on their own unless told not to.
     """
@@ -34,6 +35,8 @@ class ApiError(Exception):
     code: str | None = None
     retry_after: int | None = None
     retry: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+    anthropic: str | None = None
 
     def __str__(self) -> str:
         return self.message
@@ -51,13 +54,14 @@ class ApiError(Exception):
 def openai_body(error: ApiError) -> dict[str, Any]:
     """The OpenAI error object: {"error": {message, type, param, code}}."""
     kind = _OPENAI_TYPES.get(error.status, "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    body = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return {"error": body | error.extra}
 
 
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The Anthropic error object: {"type": "error", "error": {type, message}, "request_id"}."""
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-    message = f"{error.param}: {error.message}" if error.param else error.message
+    message = error.anthropic or (f"{error.param}: {error.message}" if error.param else error.message)
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
@@ -71,12 +75,31 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
+def context_overflow(message: str, n_prompt: int | None = None, n_ctx: int | None = None) -> ApiError:
+    """400 for a prompt that does not fit, in the words and fields by which clients know that they must shorten it.
+
+    llama.cpp's clients look at the type and the two numbers, OpenAI's at the code, Anthropic's at the message.
+    """
+    extra: dict[str, Any] = {"type": "exceed_context_size_error"}
+    known = n_prompt is not None and n_ctx is not None
+    if known:
+        extra |= {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
+        message = f"{message}: the maximum context length is {n_ctx} tokens"
+    return ApiError(
+        400,
+        message,
+        code="context_length_exceeded",
+        extra=extra,
+        anthropic=f"prompt is too long: {n_prompt} tokens > {n_ctx} maximum" if known else None,
+    )
+
+
 def from_exception(error: BaseException) -> ApiError:
     """An exception of the engine side as an ApiError; what was not raised on purpose becomes a plain 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflowError):
-        return ApiError(400, str(error), code="context_length_exceeded")
+        return context_overflow(str(error), error.n_prompt, error.n_ctx)
     if isinstance(error, ConfigError):
         # these messages begin with the field at fault, "messages[2].role: ..."
         field, colon, _ = str(error).partition(":")

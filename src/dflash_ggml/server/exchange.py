@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from ..errors import DflashError
 from .dialect import ApiCall
 from .errors import ApiError, from_exception
+from .notes import HEADER
 from .worker import Job, Worker
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ async def respond(
     send_seconds: float,
 ) -> Response:
     """The response to a queued job; raises ApiError when it failed before anything was sent."""
-    headers = {"x-dflash-notes": "; ".join(call.notes)} if call.notes else {}
+    notes = call.notes.header
+    headers = {HEADER: notes} if notes else {}
     events = job.events()
     if not call.stream:
         return await _whole(request, call, job, worker, events, headers)

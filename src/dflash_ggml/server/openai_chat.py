@@ -8,114 +8,159 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
+from ..session.answer import Block
 from ..session.events import (
     ReasoningDelta,
     TextDelta,
     ToolCallArgs,
     ToolCallBegin,
+    ToolCallEnd,
 )
 from ..session.logprobs import chat_logprobs
 from ..session.openai_parts import call_object
-from ..session.requests import ChatRequest, ToolChoice
-from .dialect import ApiCall, Settings, speculation, thinking, tool_choice
+from ..session.requests import ChatRequest, NamedTool
+from .constraint_fields import ConstraintFields
+from .dialect import ApiCall, Settings, speculation, thinking
 from .errors import bad_request
+from .harmless import IDLE_CHAT
 from .limits import check_count, check_stops
+from .media import content_text, thoughts
+from .notes import Notes
+from .offered import Offer, call_arguments, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
-from .schema import Body, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
+from .schema import Body, Count, Options, SamplingFields, parse, unsupported
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+Limit = Annotated[int, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
 
 
 class CallFunction(Body):
+    echoed = True
     name: str
-    arguments: str | dict[str, Any]
+    arguments: Any = None
+
+
+class CustomCall(Body):
+    echoed = True
+    name: str
+    input: str = ""
 
 
 class Call(Body):
+    """A call of an earlier answer. `index` and more: some clients send streamed deltas back as they came."""
+
+    echoed = True
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: CallFunction
-    index: int | None = None  # some clients send streamed deltas back as they came
+    function: CallFunction | None = None
+    custom: CustomCall | None = None
 
 
 class Message(Body):
-    """One message. Fields that only OpenAI's own answers carry may be sent back when they are empty."""
+    """One message. Clients send answers back with keys of their own, which say nothing to a model."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    echoed = True
+    role: str
+    content: str | list[Any] | dict[str, Any] | None = None
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
+    function_call: CallFunction | None = None
     reasoning_content: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any] | None, Field(max_length=0)] = None
+    reasoning: Any = None
+    thinking_blocks: Any = None
+    refusal: str | None = None
+
+    def plain(self, where: str, notes: Notes) -> dict[str, Any]:
+        """As the session takes it; raises ApiError naming the part that cannot be read."""
+        if self.role not in ROLES:
+            notes.weaken(
+                f"{where}.role",
+                f"{self.role[:40]!r} is shown as the chat template shows it, or as the user's words",
+            )
+        text = content_text(self.content, f"{where}.content", notes)
+        message: dict[str, Any] = {"role": self.role, "content": text or self.refusal or ""}
+        for key in ("name", "tool_call_id"):
+            if getattr(self, key) is not None:
+                message[key] = getattr(self, key)
+        thought = self._thought()
+        if thought:
+            message["reasoning_content"] = thought
+        calls = [
+            _plain_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(self.tool_calls or ())
+        ]
+        if self.function_call is not None:
+            calls.append(_plain_call(Call(function=self.function_call), f"{where}.function_call"))
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _thought(self) -> str:
+        """The thinking of an earlier answer under any of the names that clients keep it by."""
+        if self.reasoning_content is not None:
+            return self.reasoning_content
+        if isinstance(self.reasoning, str):
+            return self.reasoning
+        return thoughts(self.thinking_blocks) or thoughts(self.content)
 
 
-class Function(Body):
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+def _plain_call(call: Call, where: str) -> dict[str, Any]:
+    if call.custom is not None:
+        name, arguments = call.custom.name, call_arguments({"input": call.custom.input})
+    elif call.function is not None:
+        name, arguments = call.function.name, call_arguments(call.function.arguments)
+    else:
+        raise bad_request("a function with a name is needed", f"{where}.function")
+    head = {} if call.id is None else {"id": call.id}
+    return {**head, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-class Tool(Body):
-    type: Literal["function"]
-    function: Function
+class Reasoning(Body):
+    """OpenRouter's name for what reasoning_effort says."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
 
 
-class FunctionName(Body):
-    name: str
+class ThinkingSwitch(Body):
+    """Anthropic's and others' name for the same."""
 
-
-class NamedChoice(Body):
-    type: Literal["function"]
-    function: FunctionName
+    type: str
 
 
 class StreamOptions(Body):
+    quiet = frozenset(("include_obfuscation", "continuous_usage_stats", "chunk_include_usage"))
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
 
 
-class ChatBody(SamplingFields):
-    """The request. Fields typed None or with one literal are known to the API, and mean only that here."""
+class ChatBody(SamplingFields, ConstraintFields):
+    """The request."""
+
+    idle = IDLE_CHAT
 
     model: str | None = None
     messages: list[Message]
-    max_tokens: Positive | None = None
-    max_completion_tokens: Positive | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     n: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    n_probs: Annotated[Count, Field(le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    reasoning_effort: Effort | None = None
-    # labels of the caller's own, which have no bearing on the answer
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    # only the value that describes what happens anyway
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
-    modalities: list[Literal["text"]] | None = None
-    verbosity: Literal["medium"] | None = None
-    # of llama.cpp's and vLLM's servers, and our own
-    grammar: str | None = None
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    thinking: ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_progress: bool | None = None
     dflash: Options | None = None
@@ -124,9 +169,12 @@ class ChatBody(SamplingFields):
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
     for name in ("functions", "function_call"):
-        if data.get(name) is not None:
+        if data.get(name):
             raise unsupported(name, "deprecated by OpenAI and not supported here; use tools and tool_choice")
-    body = parse(ChatBody, data)
+    if data.get("audio"):
+        raise unsupported("audio", "this model answers in text only")
+    notes = Notes(settings.strict)
+    body = parse(ChatBody, data, notes)
     model = settings.model(body.model)
     limits = settings.limits
     if body.n not in (None, 1):
@@ -134,56 +182,86 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     check_count(body.messages, limits.messages, "messages")
     check_count(body.tools or (), limits.tools, "tools")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options: only allowed with stream", "stream_options")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs: needs logprobs: true", "top_logprobs")
-    if (
-        None not in (body.max_tokens, body.max_completion_tokens)
-        and body.max_tokens != body.max_completion_tokens
-    ):
-        raise bad_request("max_tokens: differs from max_completion_tokens", "max_tokens")
-    if body.grammar is not None and body.response_format is not None:
-        raise bad_request("grammar: cannot be combined with response_format", "grammar")
-    switch, notes = thinking(body.reasoning_effort, "reasoning_effort")
-    template = dict(body.chat_template_kwargs or {})
+    if body.stream_options is not None and not body.stream and body.stream_options.include_usage:
+        notes.ignore("stream_options", "the answer is not streamed")
+    offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
+    response_format, grammar = body.constraint()
+    if choice == "required" or isinstance(choice, NamedTool):
+        response_format = None  # binds the text of an answer, and a forced call has none
+    add_prompt = body.add_generation_prompt is not False
+    switch, template = _thinking(body, notes), dict(body.chat_template_kwargs or {})
     if "enable_thinking" in template:
         wanted = template.pop("enable_thinking")
         if not isinstance(wanted, bool):
             raise bad_request("must be true or false", "chat_template_kwargs.enable_thinking")
         switch = wanted
+    if body.reasoning_format == "deepseek-legacy":
+        notes.weaken("reasoning_format", "thinking is in reasoning_content only")
     request = ChatRequest(
-        messages=[m.model_dump(exclude_none=True) for m in body.messages],
-        tools=tuple(t.model_dump(exclude_none=True) for t in body.tools or ()),
-        tool_choice=_tool_choice(body),
+        messages=[m.plain(f"messages[{i}]", notes) for i, m in enumerate(body.messages)],
+        tools=offer.definitions,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=body.response_format.plain("response_format") if body.response_format else None,
-        grammar=gbnf(body.grammar),
+        response_format=response_format,
+        grammar=grammar,
         chat_template_kwargs=template,
         enable_thinking=switch,
+        split_reasoning=body.reasoning_format != "none" and body.separate_reasoning is not False,
+        add_generation_prompt=add_prompt,
         continue_final_message=bool(body.continue_final_message),
         sampling=body.sampling(settings.sampling),
-        max_tokens=body.max_completion_tokens or body.max_tokens or settings.max_tokens,
+        max_tokens=_limit(body, notes) or settings.max_tokens,
         stop=check_stops(stops, limits),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=_logprobs(body, notes),
         return_steps=bool(body.dflash and body.dflash.return_steps),
+        **body.endings(),
         **speculation(body.dflash),
     )
     options = body.stream_options
+    hidden = body.include_reasoning is False or bool(body.reasoning and body.reasoning.exclude)
     encoder = ChatEncoder(
         model,
+        offer=offer,
+        show_reasoning=not hidden,
         include_usage=bool(options and options.include_usage),
         progress=bool(body.return_progress),
-        logprobs=bool(body.logprobs),
+        logprobs=request.logprobs is not None,
     )
     return ApiCall(request, encoder, bool(body.stream), notes)
 
 
-def _tool_choice(body: ChatBody) -> ToolChoice:
-    choice, names = body.tool_choice, [t.function.name for t in body.tools or ()]
-    if isinstance(choice, NamedChoice):
-        return tool_choice(None, choice.function.name, names, "tool_choice")
-    return tool_choice(choice, None, names, "tool_choice")
+def _limit(body: ChatBody, notes: Notes) -> int | None:
+    """The tokens allowed, None for as many as fit."""
+    new, old = body.max_completion_tokens, body.max_tokens
+    for name, value in (("max_completion_tokens", new), ("max_tokens", old)):
+        if value == 0:
+            raise bad_request(f"{name}: expected 1 or more", name)
+    if None not in (new, old) and new != old:
+        notes.weaken("max_tokens", "max_completion_tokens differs and counts")
+    limit = old if new is None else new
+    return None if limit == -1 else limit
+
+
+def _logprobs(body: ChatBody, notes: Notes) -> int | None:
+    if body.n_probs:
+        return max(body.n_probs, body.top_logprobs or 0)
+    if body.top_logprobs and not body.logprobs:
+        notes.ignore("top_logprobs", "needs logprobs: true")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _thinking(body: ChatBody, notes: Notes) -> bool | None:
+    """Whether to think, by whichever of its names the request uses."""
+    switch = body.enable_thinking
+    if switch is None and body.thinking is not None:
+        switch = body.thinking.type != "disabled"
+    if body.reasoning is not None:
+        switch = body.reasoning.enabled if switch is None else switch
+        if body.reasoning.effort is not None:
+            switch = thinking(body.reasoning.effort, "reasoning.effort", notes)
+    if body.reasoning_effort is not None:
+        switch = thinking(body.reasoning_effort, "reasoning_effort", notes)
+    return switch
 
 
 class ChatEncoder(OpenAIEncoder):
@@ -192,6 +270,11 @@ class ChatEncoder(OpenAIEncoder):
     id_prefix = "chatcmpl-"
     names = ("chat.completion.chunk", "chat.completion")
     _started = False
+
+    def __init__(self, model: str, *, offer: Offer, show_reasoning: bool = True, **options: bool) -> None:
+        super().__init__(model, **options)
+        self._offer = offer
+        self._show_reasoning = show_reasoning
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": 0, "delta": content or {}, "logprobs": logprobs, "finish_reason": reason}
@@ -204,22 +287,40 @@ class ChatEncoder(OpenAIEncoder):
         if isinstance(event, TextDelta):
             yield self._chunk({"content": event.text}, logprobs=chat_logprobs(event.logprobs or ()))
         elif isinstance(event, ReasoningDelta):
-            yield self._chunk({"reasoning_content": event.text})
+            if self._show_reasoning:
+                yield self._chunk({"reasoning_content": event.text})
         elif isinstance(event, ToolCallBegin):
-            function = {"name": event.name, "arguments": ""}
-            call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+            call = {"index": event.index, **self._call(Block("tool", id=event.id, name=event.name))}
             yield self._chunk({"tool_calls": [call]})
         elif isinstance(event, ToolCallArgs):
-            yield self._chunk({"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]})
+            if not self._is_custom(self.answer.blocks[-1]):
+                yield self._chunk(
+                    {"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]}
+                )
+        elif isinstance(event, ToolCallEnd):
+            if self._is_custom(block := self.answer.blocks[-1]):
+                text = {"input": free_text(block.text)}
+                yield self._chunk({"tool_calls": [{"index": event.index, "custom": text}]})
         else:
             yield from self._rest(event)
+
+    def _is_custom(self, block: Block) -> bool:
+        return self._offer.kind(block.name) == "custom"
+
+    def _call(self, block: Block) -> dict[str, Any]:
+        """A call under the client's own name of the tool."""
+        own, _ = self._offer.own(block.name)
+        if self._is_custom(block):
+            custom = {"name": own, "input": free_text(block.text) if block.text else ""}
+            return {"id": block.id, "type": "custom", "custom": custom}
+        return call_object(block, own)
 
     def body(self) -> dict[str, Any]:
         answer = self.answer
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.reasoning:
+        if answer.reasoning and self._show_reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.tools:
-            message["tool_calls"] = [call_object(b) for b in answer.tools]
+            message["tool_calls"] = [self._call(b) for b in answer.tools]
             message["content"] = answer.text or None
         return self._body(message=message, logprobs=chat_logprobs(answer.logprobs, asked=self._logprobs))

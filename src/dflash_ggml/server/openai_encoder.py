@@ -12,7 +12,7 @@ from sse_starlette import ServerSentEvent
 from ..session.answer import Answer
 from ..session.events import Finish, Progress, StepReport
 from ..session.openai_parts import timings_dict, usage_dict
-from .dialect import data_event, new_id
+from .dialect import data_event, fingerprint, new_id
 from .errors import ApiError, openai_body
 
 
@@ -28,7 +28,12 @@ class OpenAIEncoder:
     def __init__(self, model: str, *, include_usage: bool, progress: bool, logprobs: bool = False) -> None:
         self.answer = Answer()
         self._logprobs = logprobs
-        self._head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": model}
+        self._head = {
+            "id": new_id(self.id_prefix),
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint(),
+        }
         self._include_usage = include_usage
         self._progress = progress
         self._clock = time.monotonic()

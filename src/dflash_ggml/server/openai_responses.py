@@ -19,73 +19,62 @@ from ..session.events import (
 )
 from ..session.logprobs import chat_logprob
 from ..session.openai_parts import call_object, timings_dict
-from ..session.requests import ChatRequest, ToolChoice
-from .dialect import (
-    NO_PARAMETERS,
-    ApiCall,
-    Settings,
-    chat_tool,
-    data_event,
-    new_id,
-    speculation,
-    thinking,
-    tool_choice,
-)
+from ..session.requests import ChatRequest, NamedTool
+from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count
+from .notes import Notes
+from .offered import Offer, choose, free_text, offer_openai, shell_action
 from .response_store import ResponseStore
-from .responses_schema import FunctionChoice, ResponsesBody, chat_messages, with_instructions
+from .responses_schema import ResponsesBody, chat_messages, seal, with_instructions
 from .schema import parse, sampling_params, unsupported
+
+LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
+_PREFIXES = {"function": "fc_", "custom": "ctc_", "local_shell": "lsh_"}
 
 
 def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    for name in ("prompt", "conversation", "max_tool_calls", "context_management"):
+    for name in ("prompt", "conversation"):
         if data.get(name) is not None:
-            raise unsupported(name, "not supported by this server")
-    body = parse(ResponsesBody, data)
+            raise unsupported(name, "it is kept by OpenAI's service and not known here; send it as input")
+    notes = Notes(settings.strict)
+    body = parse(ResponsesBody, data, notes)
     model = settings.model(body.model)
     if not isinstance(body.input, str):
         check_count(body.input, settings.limits.messages, "input")
     check_count(body.tools or (), settings.limits.tools, "tools")
     include = body.include or []
-    logprobs = "message.output_text.logprobs" in include
-    if body.top_logprobs is not None and not logprobs:
-        raise bad_request("top_logprobs: needs include: ['message.output_text.logprobs']", "top_logprobs")
-    switch, notes = thinking(body.reasoning.effort if body.reasoning else None, "reasoning.effort")
+    logprobs = LOGPROBS in include or bool(body.top_logprobs)
+    if body.top_logprobs and LOGPROBS not in include:
+        notes.weaken("top_logprobs", f"taken as if include had {LOGPROBS}")
+    switch = thinking(body.reasoning.effort if body.reasoning else None, "reasoning.effort", notes)
     if body.reasoning is not None and body.reasoning.summary is not None:
-        notes += ("reasoning.summary: the whole reasoning is returned, not a summary",)
-    if "reasoning.encrypted_content" in include:
-        notes += ("include: reasoning is returned as plain text, not encrypted",)
-    new = chat_messages(body.input)
+        notes.say("reasoning.summary: the whole reasoning is returned, not a summary")
+    if SEALED in include:
+        notes.say("include: reasoning is encoded, not encrypted")
+    new = chat_messages(body.input, notes, store)
     if not new:
         raise bad_request("input: must not be empty", "input")
     history = store.history(body.previous_response_id) if body.previous_response_id is not None else []
-    text_format = body.text.format if body.text else None
+    offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
+    response_format = body.text.format.plain() if body.text and body.text.format else None
+    if choice == "required" or isinstance(choice, NamedTool):
+        response_format = None  # binds the text of an answer, and a forced call has none
     request = ChatRequest(
         messages=with_instructions(body.instructions, [*history, *new]),
-        tools=tuple(
-            chat_tool(t.name, t.description, t.parameters or NO_PARAMETERS, t.strict)
-            for t in body.tools or ()
-        ),
-        tool_choice=_tool_choice(body),
+        tools=offer.definitions,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=text_format.plain() if text_format else None,
+        response_format=response_format,
         enable_thinking=switch,
         sampling=sampling_params(settings.sampling, temperature=body.temperature, top_p=body.top_p),
         max_tokens=body.max_output_tokens or settings.max_tokens,
         logprobs=(body.top_logprobs or 0) if logprobs else None,
         **speculation(body.dflash),
     )
-    encoder = ResponseEncoder(model, body, request, new, store if body.store is not False else None)
-    return ApiCall(request, encoder, bool(body.stream), notes=notes)
-
-
-def _tool_choice(body: ResponsesBody) -> ToolChoice:
-    choice, names = body.tool_choice, [t.name for t in body.tools or ()]
-    if isinstance(choice, FunctionChoice):
-        return tool_choice(None, choice.name, names, "tool_choice")
-    return tool_choice(choice, None, names, "tool_choice")
+    encoder = ResponseEncoder(model, body, request, new, offer, store if body.store is not False else None)
+    return ApiCall(request, encoder, bool(body.stream), notes)
 
 
 class ResponseEncoder:
@@ -97,6 +86,7 @@ class ResponseEncoder:
         body: ResponsesBody,
         request: ChatRequest,
         messages: list[dict[str, Any]],
+        offer: Offer,
         store: ResponseStore | None,
     ) -> None:
         self.answer = Answer()
@@ -105,6 +95,7 @@ class ResponseEncoder:
         self._body = body
         self._request = request
         self._messages = messages
+        self._offer = offer
         self._store = store
         self._created = int(time.time())
         self._sequence = -1
@@ -134,7 +125,8 @@ class ResponseEncoder:
         elif isinstance(event, ReasoningDelta):
             yield self._part_event("response.reasoning_text.delta", delta=event.text)
         elif isinstance(event, ToolCallArgs):
-            yield self._item_event("response.function_call_arguments.delta", delta=event.json)
+            if self._offer.kind(self.answer.blocks[-1].name) == "function":
+                yield self._item_event("response.function_call_arguments.delta", delta=event.json)
         elif isinstance(event, ToolCallEnd):
             yield from self._close_item("completed")
         elif isinstance(event, Finish):
@@ -158,7 +150,8 @@ class ResponseEncoder:
 
     def _open_item(self) -> Iterator[ServerSentEvent]:
         block = self.answer.blocks[-1]
-        self._items.append(new_id({"text": "msg_", "reasoning": "rs_", "tool": "fc_"}[block.kind]))
+        kind = _PREFIXES[self._offer.kind(block.name)] if block.kind == "tool" else ""
+        self._items.append(new_id(kind or {"text": "msg_", "reasoning": "rs_"}[block.kind]))
         self._open = True
         index = len(self._items) - 1
         yield self._event(
@@ -173,9 +166,7 @@ class ResponseEncoder:
         self._open = False
         block = self.answer.blocks[-1]
         if block.kind == "tool":
-            yield self._item_event(
-                "response.function_call_arguments.done", name=block.name, arguments=block.text
-            )
+            yield from self._call_done(block)
         else:
             kind = "output_text" if block.kind == "text" else "reasoning_text"
             extra: dict[str, Any] = {}
@@ -186,14 +177,37 @@ class ResponseEncoder:
         index = len(self._items) - 1
         yield self._event("response.output_item.done", output_index=index, item=self._item(index, status))
 
+    def _call_done(self, block: Block) -> Iterator[ServerSentEvent]:
+        kind, (own, _) = self._offer.kind(block.name), self._offer.own(block.name)
+        if kind == "function":
+            yield self._item_event("response.function_call_arguments.done", name=own, arguments=block.text)
+        elif kind == "custom":
+            text = free_text(block.text)
+            yield self._item_event("response.custom_tool_call_input.delta", delta=text)
+            yield self._item_event("response.custom_tool_call_input.done", input=text)
+
+    def _call(self, block: Block) -> dict[str, Any]:
+        """A call as an item of the tool's own kind, without id and status."""
+        kind, (own, namespace) = self._offer.kind(block.name), self._offer.own(block.name)
+        if kind == "local_shell":
+            return {"type": "local_shell_call", "call_id": block.id, "action": shell_action(block.text)}
+        item: dict[str, Any] = {"type": "function_call", "call_id": block.id, "name": own}
+        if kind == "custom":
+            item |= {"type": "custom_tool_call", "input": free_text(block.text) if block.text else ""}
+        else:
+            item["arguments"] = block.text
+        return item if namespace is None else {**item, "namespace": namespace}
+
     def _item(self, index: int, status: str) -> dict[str, Any]:
         block, item_id = self.answer.blocks[index], self._items[index]
         if block.kind == "tool":
-            call = {"call_id": block.id, "name": block.name, "arguments": block.text}
-            return {"type": "function_call", "id": item_id, "status": status, **call}
+            return {**self._call(block), "id": item_id, "status": status}
         parts = [] if status == "in_progress" else [_part(block)]
         if block.kind == "reasoning":
-            return {"type": "reasoning", "id": item_id, "summary": [], "content": parts, "status": status}
+            item = {"type": "reasoning", "id": item_id, "summary": [], "content": parts, "status": status}
+            if parts and SEALED in (self._body.include or ()):
+                item["encrypted_content"] = seal(block.text)
+            return item
         return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
 
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
@@ -208,7 +222,8 @@ class ResponseEncoder:
             reply["reasoning_content"] = answer.reasoning
         if answer.tools:
             reply["tool_calls"] = [call_object(b) for b in answer.tools]
-        self._store.put(self._id, self._body.previous_response_id, [*self._messages, reply])
+        items = [self._item(i, "completed") for i in range(len(self._items))]
+        self._store.put(self._id, self._body.previous_response_id, [*self._messages, reply], items)
 
     def body(self) -> dict[str, Any]:
         _, finish = self.answer.done()
@@ -218,7 +233,6 @@ class ResponseEncoder:
         body, request, usage = self._body, self._request, self.answer.usage
         last = len(self._items) - 1
         output = [self._item(i, status if i == last else "completed") for i in range(len(self._items))]
-        choice = body.tool_choice
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -241,8 +255,8 @@ class ResponseEncoder:
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)}
             if body.text and body.text.format
             else {"format": {"type": "text"}},
-            "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
-            "tools": [{"strict": None, **t.model_dump()} for t in body.tools or ()],
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [_echo(tool) for tool in body.tools or ()],
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -257,6 +271,13 @@ class ResponseEncoder:
             }
             response["timings"] = timings_dict(usage)
         return response
+
+
+def _echo(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the request had it, with the fields that clients' types expect of a function."""
+    if tool.get("type", "function") != "function":
+        return tool
+    return {"type": "function", "parameters": None, "strict": None, "description": None, **tool}
 
 
 def _part(block: Block) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ class _Turn:
 
     before: _Turn | None
     messages: tuple[dict[str, Any], ...]
+    items: tuple[dict[str, Any], ...]
     size: int  # characters of the whole conversation up to here
 
 
@@ -30,6 +32,7 @@ class ResponseStore:
         self._budget = budget
         self._size = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
+        self._items: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()  # large requests are prepared beside the event loop
 
     def __len__(self) -> int:
@@ -44,16 +47,30 @@ class ResponseStore:
             turn = turn.before
         return [message for t in reversed(turns) for message in t.messages]
 
-    def put(self, response_id: str, previous: str | None, messages: list[dict[str, Any]]) -> None:
-        """Remember a response: the messages of its own input and output, and what it continued."""
+    def get(self, item_id: str) -> dict[str, Any] | None:
+        """An output item of a stored response."""
+        with self._lock:
+            return self._items.get(item_id)
+
+    def put(
+        self,
+        response_id: str,
+        previous: str | None,
+        messages: list[dict[str, Any]],
+        items: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Remember a response: messages of its own input and output, what it continued, and its output items."""
         with self._lock:
             before = self._turns.get(previous) if previous is not None else None
-            size = sum(len(str(m)) for m in messages) + (before.size if before is not None else 0)
-            self._turns[response_id] = _Turn(before, tuple(messages), size)
+            size = sum(len(str(m)) for m in (*messages, *items)) + (before.size if before is not None else 0)
+            self._turns[response_id] = _Turn(before, tuple(messages), tuple(items), size)
+            self._items.update((item["id"], item) for item in items)
             self._size += size
             while len(self._turns) > self._limit or self._size > self._budget:
                 _, forgotten = self._turns.popitem(last=False)
                 self._size -= forgotten.size
+                for item in forgotten.items:
+                    self._items.pop(item["id"], None)
 
     def _turn(self, response_id: str) -> _Turn:
         with self._lock:

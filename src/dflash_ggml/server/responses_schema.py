@@ -2,72 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import base64
+import binascii
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from .dialect import merge_system
-from .schema import Body, Positive, Probability, Speculation, Temperature, plain_format
+from .errors import bad_request
+from .harmless import IDLE_RESPONSES, QUIET_RESPONSES
+from .media import content_text
+from .notes import Notes
+from .offered import call_arguments, flat_name
+from .schema import Body, Positive, Probability, Speculation, Temperature, parse, plain_format
 
-Status = Literal["in_progress", "completed", "incomplete"]
-Empty = Annotated[list[Any] | None, Field(max_length=0)]
+SEALED = "dflash:"  # before reasoning that was handed out as encrypted_content
 
 
-class Text(Body):
-    """A part of a message; the fields behind `text` come with output that is sent back."""
+class Items(Protocol):
+    """Items of stored responses."""
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
-    annotations: Empty = None
-    logprobs: list[Any] | None = None
+    def get(self, item_id: str, /) -> dict[str, Any] | None:
+        """By id; None for one that is not known."""
+        ...
 
 
 class MessageItem(Body):
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Text]
-    id: str | None = None
-    status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    echoed = True
+    role: str
+    content: str | list[Any]
 
 
 class CallItem(Body):
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
+    """A call of an earlier answer, of any kind: arguments, input and action are the same thing in three kinds."""
+
+    echoed = True
+    call_id: str | None = None
     id: str | None = None
-    status: Status | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: Any = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+
+    def plain(self, kind: str, where: str) -> dict[str, Any]:
+        """As a tool call of a chat message."""
+        name, given = self.name, self.arguments
+        if kind == "custom_tool_call":
+            given = {"input": self.input or ""}
+        elif kind == "local_shell_call":
+            name, given = "local_shell", {k: v for k, v in (self.action or {}).items() if v and k != "type"}
+        if name is None:
+            raise bad_request("the name of the tool is missing", f"{where}.name")
+        function = {"name": flat_name(name, self.namespace), "arguments": call_arguments(given)}
+        return {"id": self.call_id or self.id, "type": "function", "function": function}
 
 
 class CallOutputItem(Body):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Text]
+    echoed = True
+    call_id: str | None = None
     id: str | None = None
-    status: Status | None = None
+    output: str | list[Any] | dict[str, Any] | None = None
 
 
 class ReasoningItem(Body):
-    type: Literal["reasoning"]
-    id: str | None = None
-    summary: list[Text] = []
-    content: list[Text] | None = None
-    encrypted_content: None = None
-    status: Status | None = None
+    echoed = True
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
 
 
-class FunctionTool(Body):
-    type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+class ReferenceItem(Body):
+    echoed = True
+    id: str
 
 
-class FunctionChoice(Body):
-    type: Literal["function"]
-    name: str
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
 class TextFormat(Body):
@@ -85,24 +95,27 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
+    idle = {"verbosity": ("medium",)}
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(Body):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    quiet = frozenset(("generate_summary", "context"))
+    effort: str | None = None
+    summary: str | None = None
 
 
 class ResponsesStreamOptions(Body):
-    include_obfuscation: Literal[False] | None = None
+    quiet = frozenset(("include_obfuscation", "include_usage"))
 
 
 class ResponsesBody(Body):
-    """The request. Fields typed None or with one literal are known to the API, and mean only that here."""
+    """The request."""
 
+    quiet = QUIET_RESPONSES
+    idle = IDLE_RESPONSES
     model: str | None = None
-    input: str | list[MessageItem | CallItem | CallOutputItem | ReasoningItem]
+    input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Positive | None = None
     temperature: Temperature | None = None
@@ -110,64 +123,107 @@ class ResponsesBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
     dflash: Speculation | None = None
 
 
-def chat_messages(items: str | list[Any]) -> list[dict[str, Any]]:
-    """Input items as chat messages; neighbouring items of the assistant become one message."""
+def chat_messages(items: str | list[dict[str, Any]], notes: Notes, known: Items) -> list[dict[str, Any]]:
+    """Input items as chat messages; neighbouring items of the assistant become one message.
+
+    known: items of stored responses, by id. Raises ApiError naming an item that is malformed.
+    """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
-    for item in items:
-        if isinstance(item, CallOutputItem):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
-        elif isinstance(item, MessageItem) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _text(item.content)})
-        else:
-            _extend_assistant(messages, item)
+    for i, item in enumerate(items):
+        _take(messages, item, f"input[{i}]", notes, known)
     return messages
 
 
-def _extend_assistant(messages: list[dict[str, Any]], item: MessageItem | CallItem | ReasoningItem) -> None:
+def _take(
+    messages: list[dict[str, Any]],
+    item: dict[str, Any],
+    where: str,
+    notes: Notes,
+    known: Items,
+) -> None:
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if kind == "item_reference" or (kind is None and isinstance(item.get("id"), str)):
+        reference = parse(ReferenceItem, item, notes, where)
+        found = known.get(reference.id)
+        if found is None:
+            notes.weaken(where, f"there is no stored item {reference.id[:40]!r}; it is left out")
+        else:
+            _take(messages, found, where, notes, {})
+    elif kind == "message":
+        message = parse(MessageItem, item, notes, where)
+        text = content_text(message.content, f"{where}.content", notes)
+        if message.role == "assistant":
+            _assistant(messages, "content", text)
+        else:
+            messages.append({"role": message.role, "content": text})
+    elif kind == "reasoning":
+        reasoning = parse(ReasoningItem, item, notes, where)
+        _assistant(messages, "reasoning_content", _thought(reasoning, where, notes))
+    elif kind in CALLS:
+        call = parse(CallItem, item, notes, where).plain(str(kind), where)
+        _assistant(messages, "tool_calls", call)
+    elif kind in OUTPUTS:
+        result = parse(CallOutputItem, item, notes, where)
+        given = result.output
+        # older Codex: an object with the text in it
+        given = given.get("content") if isinstance(given, dict) and "content" in given else given
+        text = content_text(given, f"{where}.output", notes)
+        messages.append({"role": "tool", "tool_call_id": result.call_id or result.id, "content": text})
+    elif isinstance(kind, str):
+        notes.leave_out(f"item of type {kind[:40]}", where)
+    else:
+        raise bad_request("an item needs a type", f"{where}.type", "missing_required_parameter")
+
+
+def _assistant(messages: list[dict[str, Any]], key: str, value: Any) -> None:
+    """Add to the assistant's message at the end, or begin a new one."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     # reasoning opens a new turn; text cannot follow a call within one message
-    opens = isinstance(item, ReasoningItem) and last is not None and (last["content"] or "tool_calls" in last)
-    if last is None or opens or (isinstance(item, MessageItem) and "tool_calls" in last):
+    opens = key == "reasoning_content" and last is not None and (last["content"] or "tool_calls" in last)
+    if last is None or opens or (key == "content" and "tool_calls" in last):
         last = {"role": "assistant", "content": ""}
         messages.append(last)
-    if isinstance(item, MessageItem):
-        last["content"] += _text(item.content)
-    elif isinstance(item, ReasoningItem):
-        text = _text(item.content or item.summary)
-        last["reasoning_content"] = last.get("reasoning_content", "") + text
-    else:
-        function = {"name": item.name, "arguments": item.arguments}
-        last.setdefault("tool_calls", []).append(
-            {"id": item.call_id, "type": "function", "function": function}
-        )
+    if key == "tool_calls":
+        last.setdefault(key, []).append(value)
+    elif value or key == "content":
+        last[key] = last.get(key, "") + value
 
 
-def _text(content: str | list[Text]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _thought(item: ReasoningItem, where: str, notes: Notes) -> str:
+    text = content_text(item.content, f"{where}.content", notes)
+    return text or unseal(item.encrypted_content) or content_text(item.summary, f"{where}.summary", notes)
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning as encrypted_content, for clients that send nothing else of it back. Encoded, not encrypted."""
+    return SEALED + base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
+
+
+def unseal(sealed: str | None) -> str | None:
+    """What `seal` was given; None for anything that is not from here."""
+    if sealed is None or not sealed.startswith(SEALED):
+        return None
+    try:
+        return base64.b64decode(sealed.removeprefix(SEALED), validate=True).decode("utf-8")
+    except (binascii.Error, ValueError):
+        return None
 
 
 def with_instructions(instructions: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation behind its instructions, system messages at the head joined."""
+    """The conversation behind its instructions."""
     head = [{"role": "system", "content": instructions}] if instructions else []
-    return merge_system([*head, *messages])
+    return [*head, *messages]

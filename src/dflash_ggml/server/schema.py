@@ -1,4 +1,4 @@
-"""Validation shared by the request dialects: strict types, unknown fields refused, one clear message.
+"""Validation shared by the request dialects: strict types, unknown fields named, one clear message.
 
 pydantic does the work: it is maintained, both official clients depend on it already, and its errors carry
 the path of the offending field.
@@ -6,14 +6,16 @@ the path of the offending field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..session.requests import GrammarSpec
 from .errors import ApiError, bad_request
+from .harmless import IDLE_SAMPLING, QUIET_SAMPLING
+from .notes import Notes
 
 M = TypeVar("M", bound="Body")
 
@@ -23,12 +25,22 @@ Temperature = Annotated[float, Field(ge=0.0, le=5.0)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-1, lt=1 << 64)]
+Token = Annotated[int, Field(ge=0)]
+LogitPair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 
 
 class Body(BaseModel):
-    """Base of all request objects: no coercion between types, and a field we do not know is an error."""
+    """Base of all request objects: no coercion between types. `parse` says what becomes of fields we do not know.
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    quiet: names of fields that are known and never bear on the answer. idle: fields that are not honoured, with the
+    values at which that makes no difference. echoed: an object of the conversation, which clients send back with keys
+    of their own.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    quiet: ClassVar[frozenset[str]] = frozenset()
+    idle: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    echoed: ClassVar[bool] = False
 
 
 class Speculation(Body):
@@ -45,14 +57,16 @@ class Options(Speculation):
 
 
 class SamplingFields(Body):
-    """Sampling fields of OpenAI's endpoints, and those that llama.cpp's server adds, under the same names."""
+    """Sampling fields of OpenAI's endpoints, and those that llama.cpp's and vLLM's servers add, under the same names."""
 
+    quiet = QUIET_SAMPLING
+    idle = IDLE_SAMPLING
     temperature: Temperature | None = None
     top_p: Probability | None = None
     seed: Seed | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | list[LogitPair] | None = None
     top_k: int | None = None
     min_p: Probability | None = None
     typical_p: Probability | None = None
@@ -61,6 +75,10 @@ class SamplingFields(Body):
     mirostat: Literal[0, 1, 2] | None = None
     mirostat_tau: Annotated[float, Field(gt=0.0)] | None = None
     mirostat_eta: Annotated[float, Field(gt=0.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The sampler's options: the fields given, the server's defaults for the rest."""
@@ -69,7 +87,20 @@ class SamplingFields(Body):
             given["seed"] = None
         if self.logit_bias is not None:
             given["logit_bias"] = _token_keys(self.logit_bias)
+        if self.repetition_penalty is not None and self.repeat_penalty is None:
+            # vLLM's name, which counts the whole text
+            given["repeat_penalty"] = self.repetition_penalty
+            if self.repeat_last_n is None:
+                given["penalty_last_n"] = -1
         return sampling_params(defaults, **given)
+
+    def endings(self) -> dict[str, Any]:
+        """The request arguments that say which tokens end the answer."""
+        return {
+            "ignore_eos": bool(self.ignore_eos),
+            "min_tokens": self.min_tokens or 0,
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+        }
 
 
 def sampling_params(defaults: SamplingParams, **given: Any) -> SamplingParams:
@@ -79,32 +110,72 @@ def sampling_params(defaults: SamplingParams, **given: Any) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def _token_keys(bias: dict[str, float]) -> dict[int, float]:
+def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
+    """Token ids with their biases, from OpenAI's mapping or llama.cpp's list of pairs, where false is a ban."""
     tokens: dict[int, float] = {}
-    for key, value in bias.items():
-        if not (key.isascii() and key.isdigit()):
-            raise bad_request(f"{key!r} is not a token id", "logit_bias")
+    for key, value in bias.items() if isinstance(bias, dict) else bias:
+        token = str(key)
+        if isinstance(key, bool) or not (token.isascii() and token.isdigit()):
+            raise bad_request(f"{key!r:.40} is not a token id", "logit_bias")
+        if value is not False and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise bad_request(f"{value!r:.40} is not a number", "logit_bias")
         # OpenAI documents -100 as a ban, which a finite bias cannot promise.
-        tokens[int(key)] = float("-inf") if value == -100 else float(value)
+        tokens[int(token)] = float("-inf") if value is False or value == -100 else float(value)
     return tokens
 
 
-def parse(model: type[M], data: dict[str, Any]) -> M:
-    """Validate `data`; raises ApiError 400 that names the field furthest down the request that is wrong."""
+def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = "") -> M:
+    """Validate `data`; raises ApiError 400 that names the field furthest down the request that is wrong.
+
+    Fields that nobody knows go into `notes`; without notes they are errors. where: path of `data` in the request.
+    """
     try:
-        return model.model_validate(data)
+        body = model.model_validate(data)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
+        raise _problem(error, data, where) from None
+    strict = notes is None or notes.strict
+    for path, asks in _unknown(body, where):
+        if notes is None or strict:
+            raise bad_request(f"{path}: this field is not supported here", path, "unsupported_parameter")
+        if asks:
+            notes.ignore(path)
+    return body
+
+
+def _unknown(body: Body, where: str) -> Iterator[tuple[str, bool]]:
+    """The path of every field in `body` that has no place in its model, and whether its value asks for anything."""
+    if body.echoed:
+        return
+    for name, value in (body.model_extra or {}).items():
+        path = f"{where}.{name}" if where else name
+        if name in body.idle:
+            if value is not None and not any(_same(value, v) for v in body.idle[name]):
+                yield path, True
+        elif name not in body.quiet:
+            yield path, value is not None and value is not False and value not in ("", [], {})
+    for name, field in type(body).model_fields.items():
+        path = f"{where}.{field.alias or name}" if where else field.alias or name
+        value = getattr(body, name)
+        for i, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(item, Body):
+                yield from _unknown(item, path if i is None else f"{path}[{i}]")
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _problem(error: ValidationError, data: Any, where: str) -> ApiError:
+    problems = error.errors(include_url=False, include_input=False)
     # A union reports every alternative that failed; the deepest one is what the client meant.
     problem = max(problems, key=lambda p: len(p["loc"]))
     path = _path(problem["loc"], data)
-    if problem["type"] == "extra_forbidden":
-        message, code = "this field is not supported here", "unsupported_parameter"
-    elif problem["type"] == "missing":
+    path = f"{where}.{path}" if where and path else where or path
+    if problem["type"] == "missing":
         message, code = "this field is missing", "missing_required_parameter"
     else:
         message, code = str(problem["msg"]).removeprefix("Value error, "), "invalid_value"
-    raise bad_request(f"{path}: {message}" if path else message, path or None, code)
+    return bad_request(f"{path}: {message}" if path else message, path or None, code)
 
 
 def _path(loc: Sequence[int | str], data: Any) -> str:
@@ -135,15 +206,18 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's response_format."""
+    """OpenAI's response_format; llama.cpp's server takes a `schema` beside the type too."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     def plain(self, param: str) -> dict[str, Any] | None:
         """As the mapping that ChatRequest.response_format takes; None for plain text."""
         named = self.json_schema or JsonSchema()
-        return plain_format(self.type, named.name, named.schema_, f"{param}.json_schema.schema")
+        schema = named.schema_ if named.schema_ is not None else self.schema_
+        kind = "json_schema" if self.type == "json_object" and schema is not None else self.type
+        return plain_format(kind, named.name, schema, f"{param}.json_schema.schema")
 
 
 def plain_format(

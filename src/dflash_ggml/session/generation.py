@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..decode.sampling import Processor, Sampler
+from .end_ban import EndBan
 from .events import (
     Begin,
     Event,
@@ -64,7 +65,8 @@ class Generation:
         needs_rows = options.logprobs is not None or bool(hooks.stopping_criteria)
         self._keeper = RowKeeper() if needs_rows else None
         first = [self._keeper] if self._keeper is not None else []
-        grammars = [grammar] if grammar is not None else []
+        # a grammar says itself when the answer may end
+        grammars: list[Processor] = [grammar] if grammar is not None else self._unending()
         self._sampler = Sampler(
             options.sampling, self.engine.n_vocab, [*first, *hooks.logits_processor, *grammars]
         )
@@ -78,6 +80,16 @@ class Generation:
         self._widths: dict[int, list[float]] = {}  # steps, tokens and milliseconds by drafted nodes
         self._prompt_ms = self._predicted_ms = 0.0
         self._cached_n = 0
+
+    def _unending(self) -> list[Processor]:
+        """The mask that keeps the answer from ending, for as long as the request wants that."""
+        options = self._options
+        if not (options.ignore_eos or options.min_tokens):
+            return []
+        until = None if options.ignore_eos else len(self._ids) + options.min_tokens
+        n_vocab = self.engine.n_vocab
+        ends = {i for i in (*self.engine.tokenizer.eog_ids, *options.stop_token_ids) if i < n_vocab}
+        return [EndBan(ends, until)]
 
     def events(self, *, prompt_logprobs: bool = False) -> Generator[Event, None, None]:
         """The events, in the order that module `events` promises."""
@@ -166,7 +178,7 @@ class Generation:
             return True
         self._text[n] = token
         self._n_out += 1
-        if token in tokenizer.eog_ids:
+        if token in tokenizer.eog_ids or token in options.stop_token_ids:
             self._reason = "stop"
             return True
         self._n_said += 1

@@ -62,6 +62,7 @@ def finish_reason(reason: str) -> str:
     return "stop" if reason == "cancelled" else reason
 
 
-def call_object(block: Block) -> dict[str, Any]:
-    """A tool call of a chat message."""
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.text}}
+def call_object(block: Block, name: str | None = None) -> dict[str, Any]:
+    """A tool call of a chat message; name: what the client calls the tool, if the model knows it by another name."""
+    function = {"name": block.name if name is None else name, "arguments": block.text}
+    return {"id": block.id, "type": "function", "function": function}

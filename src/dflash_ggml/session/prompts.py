@@ -62,7 +62,11 @@ class Prompts:
         if request.enable_thinking is not None:
             extra["enable_thinking"] = request.enable_thinking
         text = template.render(
-            messages, tools=tools, continue_final_message=request.continue_final_message, **extra
+            messages,
+            tools=tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            **extra,
         )
         ids = tuple(self._tokenizer.encode(text, most=most))
         boundaries = tuple(i for i, token in enumerate(ids) if token == opener)

@@ -28,6 +28,8 @@ class GenerationOptions:
 
     max_tokens: None fills the context. logprobs: None for none, else how many alternatives per token (0 is allowed).
     mode and budget override the engine's speculation for this request. return_steps: a StepReport of every step.
+    min_tokens: the answer does not end of its own accord before; ignore_eos: it never does (a grammar still ends it).
+    stop_token_ids: tokens that end it too, and are not shown.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -38,6 +40,9 @@ class GenerationOptions:
     mode: Mode | None = None
     budget: int | None = None
     return_steps: bool = False
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
@@ -70,6 +75,7 @@ class ChatRequest(GenerationOptions):
 
     stop strings and grammar bind the visible text only, not the reasoning. parallel_tool_calls False ends the answer
     after one call. continue_final_message: the last message is from the assistant and is to be continued.
+    add_generation_prompt False: the prompt ends behind the last message, without opening the assistant's.
     template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the
     template. split_reasoning False leaves reasoning in the text.
     """
@@ -84,3 +90,4 @@ class ChatRequest(GenerationOptions):
     enable_thinking: bool | None = None
     split_reasoning: bool = True
     continue_final_message: bool = False
+    add_generation_prompt: bool = True

@@ -72,8 +72,9 @@ class Session:
                 f"Requested tokens (at least {error.found}) exceed context window of {engine.n_ctx}"
             ) from None
         if len(prepared.ids) >= engine.n_ctx:
+            n = len(prepared.ids)
             raise ContextOverflowError(
-                f"Requested tokens ({len(prepared.ids)}) exceed context window of {engine.n_ctx}"
+                f"Requested tokens ({n}) exceed context window of {engine.n_ctx}", n, engine.n_ctx
             )
         bad = next((i for i in prepared.ids if not 0 <= i < engine.n_vocab), None)
         if bad is not None:

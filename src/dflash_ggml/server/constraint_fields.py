@@ -1,0 +1,86 @@
+"""The ways in which clients of other servers ask for an answer of a given form, as one constraint."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..session.requests import GrammarSpec
+from ..text.grammar_spec import json_schema_spec
+from .errors import bad_request
+from .schema import Body, ResponseFormat
+
+Schema = dict[str, Any] | str
+Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
+
+
+class StructuredOutputs(Body):
+    """vLLM's structured_outputs: one of them."""
+
+    json_: Annotated[Schema | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class ConstraintFields(Body):
+    """OpenAI's response_format, and what llama.cpp's, vLLM's and SGLang's servers call the same things."""
+
+    response_format: ResponseFormat | None = None
+    grammar: str | None = None
+    json_schema: Schema | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def constraint(self) -> tuple[dict[str, Any] | None, GrammarSpec | None]:
+        """The response format and the grammar, at most one of them; ApiError naming a field that contradicts another."""
+        plain = self.response_format.plain("response_format") if self.response_format else None
+        inner = self.structured_outputs or StructuredOutputs()
+        asked = {
+            "grammar": None if self.grammar is None else GrammarSpec("gbnf", self.grammar),
+            "json_schema": _schema(self.json_schema),
+            "guided_json": _schema(self.guided_json),
+            "guided_regex": _regex(self.guided_regex),
+            "guided_choice": _choice(self.guided_choice),
+            "guided_grammar": _grammar(self.guided_grammar),
+            "regex": _regex(self.regex),
+            "ebnf": _grammar(self.ebnf),
+            "structured_outputs.json": _schema(inner.json_),
+            "structured_outputs.regex": _regex(inner.regex),
+            "structured_outputs.choice": _choice(inner.choice),
+            "structured_outputs.grammar": _grammar(inner.grammar),
+            "structured_outputs.json_object": GrammarSpec("json_object") if inner.json_object else None,
+        }
+        given = {name: spec for name, spec in asked.items() if spec is not None}
+        if len(given) + (plain is not None) > 1:
+            name = list(given)[-1]
+            other = "response_format" if plain is not None else next(iter(given))
+            raise bad_request(f"{name}: cannot be combined with {other}", name)
+        return plain, next(iter(given.values()), None)
+
+
+def _schema(schema: Schema | None) -> GrammarSpec | None:
+    return None if schema is None else json_schema_spec(schema)
+
+
+def _regex(pattern: str | None) -> GrammarSpec | None:
+    return None if pattern is None else GrammarSpec("regex", pattern)
+
+
+def _choice(choices: list[str] | None) -> GrammarSpec | None:
+    if choices is None:
+        return None
+    return GrammarSpec("lark", f"start: {' | '.join(json.dumps(c, ensure_ascii=False) for c in choices)}\n")
+
+
+def _grammar(text: str | None) -> GrammarSpec | None:
+    """Grammars without a name of their dialect: `::=` is GBNF's, the others write rules with a colon."""
+    return None if text is None else GrammarSpec("gbnf" if "::=" in text else "lark", text)

@@ -1,0 +1,123 @@
+"""Fields that clients, routers and other servers' clients send, and that this server has nothing to do for.
+
+Two lists: names whose value never bears on the answer, and names with the values at which they ask for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_Idle = Mapping[str, tuple[Any, ...]]
+
+# labels of the caller's own, hints for caches that need none here, and routing that has been done
+QUIET_LABELS = frozenset(
+    (
+        "user",
+        "metadata",
+        "safety_identifier",
+        "client_metadata",
+        "session_id",
+        "request_id",
+        "rid",
+        "trace_id",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "cache_salt",
+        "service_tier",
+        "priority",
+        "provider",
+        "route",
+        "keep_alive",
+    )
+)
+
+# what sets a sampler that is off unless another field turns it on
+QUIET_SAMPLING = QUIET_LABELS | frozenset(
+    (
+        "cache_prompt",
+        "id_slot",
+        "n_cache_reuse",
+        "prediction",
+        "usage",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "xtc_threshold",
+        "dynatemp_exponent",
+        "adaptive_decay",
+        "min_keep",
+        "n_discard",
+    )
+)
+
+LLAMA_SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+
+IDLE_SAMPLING: _Idle = {
+    # llama.cpp's server
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "top_n_sigma": (-1, -1.0, 0, 0.0),
+    "dynatemp_range": (0, 0.0),
+    "adaptive_target": (-1, -1.0),
+    "samplers": (LLAMA_SAMPLERS, []),
+    "penalize_nl": (False,),
+    "n_keep": (0, -1),
+    "n_indent": (0,),
+    "t_max_predict_ms": (0, -1),
+    "lora": ([],),
+    "timings_per_token": (False,),
+    "post_sampling_probs": (False,),
+    # vLLM's and SGLang's servers, whose routers send every field
+    "no_stop_trim": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True, False),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "use_beam_search": (False,),
+    "return_hidden_states": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "stream_reasoning": (True,),
+    "min_new_tokens": (0,),
+    "bad_words": ([],),
+    "prompt_logprobs": (0,),
+}
+
+IDLE_CHAT: _Idle = {
+    **IDLE_SAMPLING,
+    "store": (False,),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "parse_tool_calls": (True,),
+    "reasoning_in_content": (False,),
+    "thinking_forced_open": (False,),
+}
+
+IDLE_RESPONSES: _Idle = {
+    "truncation": ("disabled",),
+    "background": (False,),
+    "context_management": ([],),
+}
+
+# max_tool_calls bounds the calls of tools that the service runs itself; here are none
+QUIET_RESPONSES = QUIET_LABELS | {"max_tool_calls"}
+
+QUIET_MESSAGES = frozenset(
+    ("metadata", "cache_control", "service_tier", "inference_geo", "betas", "diagnostics", "user_profile_id")
+)
+
+IDLE_MESSAGES: _Idle = {
+    "container": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "context_management": (
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
+}

@@ -1,0 +1,322 @@
+"""Tools of all dialects as functions that a model can call, and its calls as the client expects them back.
+
+A function is offered as it is; the functions of a namespace get its name in front; a custom tool, whose input is free
+text, is a function with one string; tools whose parameters the client knows by their type (shells, editors) get the
+parameters that the type stands for. Tools that a service runs itself are left out: nothing here runs them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ..session.requests import NamedTool, ToolChoice
+from .dialect import NO_PARAMETERS, chat_tool, dumps
+from .errors import bad_request
+from .known_tools import KNOWN, LOCAL_SHELL
+from .notes import Notes
+from .schema import Body, parse
+
+Kind = Literal["function", "custom", "local_shell"]
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class Function(Body):
+    """A function of OpenAI's endpoints."""
+
+    quiet = frozenset(("type", "defer_loading", "allowed_callers", "cache_control", "output_schema"))
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NestedFunction(Body):
+    """A tool of chat completions."""
+
+    quiet = frozenset(("type", "defer_loading", "allowed_callers", "cache_control"))
+    function: Function
+
+
+class CustomFormat(Body):
+    """Of a custom tool's input: text, or one that a grammar describes."""
+
+    type: Literal["text", "grammar"] = "text"
+    syntax: str | None = None
+    definition: str | None = None
+    grammar: dict[str, Any] | None = None  # chat completions nest the two above
+
+
+class Custom(Body):
+    """A tool whose input is text."""
+
+    quiet = frozenset(("type", "defer_loading", "allowed_callers", "cache_control"))
+    name: Name
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class Namespace(Body):
+    """A group of functions."""
+
+    quiet = frozenset(("type",))
+    name: Name
+    description: str | None = None
+    tools: list[dict[str, Any]]
+
+
+class AnthropicTool(Body):
+    """A tool that Anthropic's clients define."""
+
+    quiet = frozenset(
+        (
+            "type",
+            "cache_control",
+            "eager_input_streaming",
+            "defer_loading",
+            "input_examples",
+            "allowed_callers",
+        )
+    )
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool: its definition for the model, and the client's own name of it."""
+
+    definition: dict[str, Any]
+    own: str
+    kind: Kind = "function"
+    namespace: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As the model calls it."""
+        return str(self.definition["function"]["name"])
+
+
+@dataclass(slots=True)
+class Offer:
+    """The tools of one request by the names that the model sees; `dropped`: names and types of those left out."""
+
+    tools: dict[str, Offered] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+
+    @property
+    def definitions(self) -> tuple[dict[str, Any], ...]:
+        return tuple(tool.definition for tool in self.tools.values())
+
+    def add(self, tool: Offered, where: str, notes: Notes) -> None:
+        """Offer a tool; of two with one name the first stays."""
+        if tool.name in self.tools:
+            if self.tools[tool.name].definition != tool.definition:
+                notes.ignore(f"{where} (a second {tool.name})")
+            return
+        self.tools[tool.name] = tool
+
+    def drop(self, kind: str, name: Any, where: str, notes: Notes) -> None:
+        """Leave a tool out."""
+        notes.ignore(where if notes.strict else f"tool {kind}", "nothing here runs it")
+        self.dropped.update((kind, name) if isinstance(name, str) else (kind,))
+
+    def kind(self, name: str) -> Kind:
+        """How the calls of a tool go back; the model may call one that is not there."""
+        return self.tools[name].kind if name in self.tools else "function"
+
+    def own(self, name: str) -> tuple[str, str | None]:
+        """The client's name of a tool and its namespace."""
+        tool = self.tools.get(name)
+        return (name, None) if tool is None else (tool.own, tool.namespace)
+
+    def only(self, names: Iterable[str]) -> Offer:
+        """The tools with these names."""
+        wanted = set(names)
+        return Offer({n: t for n, t in self.tools.items() if n in wanted}, self.dropped)
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """A function's name as the model sees it."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
+
+
+def offer_openai(tools: list[dict[str, Any]] | None, notes: Notes) -> Offer:
+    """The tools of a request to chat completions or Responses. Raises ApiError naming the one that is malformed."""
+    offer = Offer()
+    for i, tool in enumerate(tools or ()):
+        _offer_openai(offer, tool, f"tools[{i}]", notes)
+    return offer
+
+
+def _offer_openai(
+    offer: Offer, tool: dict[str, Any], where: str, notes: Notes, inside: str | None = None
+) -> None:
+    kind = tool.get("type", "function")
+    if kind == "function":
+        if isinstance(tool.get("function"), dict):
+            function = parse(NestedFunction, tool, notes, where).function
+        else:
+            function = parse(Function, tool, notes, where)
+        definition = chat_tool(
+            flat_name(function.name, inside),
+            function.description,
+            function.parameters or NO_PARAMETERS,
+            function.strict,
+        )
+        offer.add(Offered(definition, function.name, namespace=inside), where, notes)
+    elif kind == "custom":
+        nested = isinstance(tool.get("custom"), dict)
+        given, place = (tool["custom"], f"{where}.custom") if nested else (tool, where)
+        custom = parse(Custom, given, notes, place)
+        offer.add(Offered(_free_text(custom, inside), custom.name, "custom", inside), where, notes)
+    elif kind == "namespace" and inside is None:
+        space = parse(Namespace, tool, notes, where)
+        for j, inner in enumerate(space.tools):
+            _offer_openai(offer, inner, f"{where}.tools[{j}]", notes, space.name)
+    elif kind == "local_shell":
+        offer.add(Offered(LOCAL_SHELL, "local_shell", "local_shell"), where, notes)
+    elif isinstance(kind, str):
+        offer.drop(kind, tool.get("name") or tool.get("server_label"), where, notes)
+    else:
+        raise bad_request("the type of a tool is a string", f"{where}.type")
+
+
+def _free_text(custom: Custom, inside: str | None) -> dict[str, Any]:
+    """A custom tool as a function with one string, whose description carries the form of the input."""
+    form, said = custom.format, "The whole input of the tool, as plain text."
+    if form is not None and form.type == "grammar":
+        inner = form.grammar or {"syntax": form.syntax, "definition": form.definition}
+        said = f"The whole input of the tool; it must fit this {inner.get('syntax')} grammar:\n{inner.get('definition')}"
+    schema = {
+        "type": "object",
+        "properties": {"input": {"type": "string", "description": said}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    return chat_tool(flat_name(custom.name, inside), custom.description, schema, None)
+
+
+def offer_anthropic(tools: list[dict[str, Any]] | None, notes: Notes) -> Offer:
+    """The tools of a request to Messages. Raises ApiError naming the one that is malformed."""
+    offer = Offer()
+    for i, tool in enumerate(tools or ()):
+        where, kind = f"tools[{i}]", tool.get("type") or "custom"
+        if kind == "custom":
+            own = parse(AnthropicTool, tool, notes, where)
+            definition = chat_tool(own.name, own.description, own.input_schema, own.strict)
+            offer.add(Offered(definition, own.name), where, notes)
+            continue
+        if not isinstance(kind, str):
+            raise bad_request("the type of a tool is a string", f"{where}.type")
+        known = next((KNOWN[k] for k in KNOWN if kind.startswith(k)), None)
+        name = tool.get("name")
+        if known is None or not isinstance(name, str) or not name:
+            offer.drop(kind, name, where, notes)
+        else:
+            offer.add(Offered(chat_tool(name, *known, None), name), where, notes)
+    return offer
+
+
+def choose(choice: Any, offer: Offer, notes: Notes) -> tuple[Offer, ToolChoice]:
+    """OpenAI's tool_choice, in the shape of either endpoint: the tools that remain, and the choice among them."""
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        if kind == "allowed_tools":
+            inner = choice.get("allowed_tools")
+            inner = inner if isinstance(inner, dict) else choice
+            tools = inner.get("tools")
+            names = [_chosen(t) for t in tools] if isinstance(tools, list) else []
+            return pick(inner.get("mode"), None, offer.only(n for n in names if n), notes)
+        if kind in ("auto", "none", "required", "any"):
+            return pick(kind, None, offer, notes)
+        return pick(None, _chosen(choice) or str(kind), offer, notes)
+    return pick(choice, None, offer, notes)
+
+
+def _chosen(choice: Any) -> str | None:
+    """The name in a choice or in an entry of allowed_tools; None if there is none."""
+    if not isinstance(choice, dict):
+        return None
+    inner = choice.get(choice["type"]) if isinstance(choice.get("type"), str) else None
+    found = inner if isinstance(inner, dict) else choice
+    name, space = found.get("name"), found.get("namespace")
+    if not isinstance(name, str):
+        return None
+    return flat_name(name, space if isinstance(space, str) else None)
+
+
+def pick(
+    word: Any, named: str | None, offer: Offer, notes: Notes, param: str = "tool_choice"
+) -> tuple[Offer, ToolChoice]:
+    """The choice among the offered tools; word: the dialect's own, named: the one tool, which wins.
+
+    Raises ApiError naming `param` for a tool that is not there. One that was left out leaves the model its choice.
+    """
+    if named is not None:
+        if named in offer.tools:
+            return offer, NamedTool(named)
+        matching = [t.name for t in offer.tools.values() if t.own == named]
+        if len(matching) == 1:
+            return offer, NamedTool(matching[0])
+        if named in offer.dropped:
+            notes.ignore(param, f"{named} is not offered")
+            return offer, "auto"
+        raise bad_request(f"{param}: {named!r:.80} is not among the tools", param)
+    if word in ("required", "any"):
+        if not offer.tools and offer.dropped:
+            notes.ignore(param, "none of the tools is offered")
+            return offer, "auto"
+        if not offer.tools:
+            raise bad_request(f"tool_choice: {word!r} without tools", "tool_choice")
+        return offer, "required"
+    if word not in (None, "auto", "none"):
+        raise bad_request(f"{param}: {word!r:.80} is none of auto, none, required", param)
+    return offer, "none" if word == "none" else "auto"
+
+
+def call_arguments(value: Any) -> str:
+    """Arguments of an earlier call as the JSON text of an object; what is none becomes the member `input` of one."""
+    if value is None or value == "":
+        return "{}"
+    if isinstance(value, Mapping):
+        return dumps(value)
+    text = value if isinstance(value, str) else dumps(value)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return text if isinstance(found, dict) else dumps({"input": text})
+
+
+def free_text(arguments: str) -> str:
+    """The text that a custom tool was called with; what is no such call, or was cut, is returned as it stands."""
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def shell_action(arguments: str) -> dict[str, Any]:
+    """The action of a local_shell call."""
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        found = {}
+    given = found if isinstance(found, dict) else {}
+    command = given.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    if isinstance(command, str):
+        words = ["bash", "-lc", command]
+    action: dict[str, Any] = {"type": "exec", "command": words, "env": {}}
+    return action | {k: given[k] for k in ("timeout_ms", "working_directory") if given.get(k) is not None}
