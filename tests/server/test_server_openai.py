@@ -316,7 +316,6 @@ def refused(client: Any, change: Any, param: str | None) -> None:
         ),
         ({"store": True}, "store", "ignored: store"),
         ({"nonsense": 1}, "nonsense", "ignored: nonsense"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "not streamed"),
         ({"dry_multiplier": 0.8}, "dry_multiplier", "ignored: dry_multiplier"),
         ({"verbosity": "low"}, "verbosity", "ignored: verbosity"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "max_completion_tokens differs"),
@@ -331,6 +330,13 @@ def test_what_is_not_met_is_noted_and_refused_only_by_a_strict_server(
     assert words in response.headers["x-dflash-notes"]
     assert response.json()["choices"][0]["message"]["content"] == "Hello there"
     refused(strict, change, param)
+
+
+def test_options_of_a_stream_are_no_matter_without_one(http: TestClient, strict: Any) -> None:
+    change = {"stream_options": {"include_usage": True}}
+    response = http.post("/v1/chat/completions", json={"messages": ASK, **change})
+    assert response.status_code == 200 and "x-dflash-notes" not in response.headers
+    refused(strict, change, "stream_options")
 
 
 def test_notes_are_one_short_line_of_ascii(http: TestClient) -> None:

@@ -7,8 +7,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import version
 from typing import Any, Protocol
 
 from sse_starlette import ServerSentEvent
@@ -97,12 +95,6 @@ def dumps(value: Any) -> str:
 def new_id(prefix: str) -> str:
     """A fresh object id such as "chatcmpl-3f…"."""
     return prefix + secrets.token_hex(12)
-
-
-@cache
-def fingerprint() -> str:
-    """What made the answer, for `system_fingerprint`: this package and its version."""
-    return f"dflash-ggml-{version('dflash-ggml')}"
 
 
 def data_event(value: Any, event: str | None = None) -> ServerSentEvent:

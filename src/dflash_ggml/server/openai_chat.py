@@ -182,8 +182,8 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     check_count(body.messages, limits.messages, "messages")
     check_count(body.tools or (), limits.tools, "tools")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
-    if body.stream_options is not None and not body.stream and body.stream_options.include_usage:
-        notes.ignore("stream_options", "the answer is not streamed")
+    if body.stream_options is not None and not body.stream and notes.strict:
+        raise bad_request("stream_options: only allowed with stream", "stream_options")
     offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
     response_format, grammar = body.constraint()
     if choice == "required" or isinstance(choice, NamedTool):

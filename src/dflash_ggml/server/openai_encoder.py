@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import metadata
 from typing import Any, ClassVar
 
 from sse_starlette import ServerSentEvent
@@ -12,8 +13,10 @@ from sse_starlette import ServerSentEvent
 from ..session.answer import Answer
 from ..session.events import Finish, Progress, StepReport
 from ..session.openai_parts import timings_dict, usage_dict
-from .dialect import data_event, fingerprint, new_id
+from .dialect import data_event, new_id
 from .errors import ApiError, openai_body
+
+FINGERPRINT = f"dflash-ggml-{metadata.version('dflash-ggml')}"
 
 
 class OpenAIEncoder:
@@ -32,7 +35,7 @@ class OpenAIEncoder:
             "id": new_id(self.id_prefix),
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": fingerprint(),
+            "system_fingerprint": FINGERPRINT,
         }
         self._include_usage = include_usage
         self._progress = progress
