@@ -157,6 +157,14 @@ def test_stop_reasons(client: Any, runner: ScriptedRunner) -> None:
     assert ask(5000).stop_reason == "model_context_window_exceeded"
 
 
+def test_a_call_that_was_cut_keeps_what_there_is_of_it(client: Any, runner: ScriptedRunner) -> None:
+    script = calling()
+    cut = [*script[:3], script[3], type(script[4])(0, '{"city": "Par'), *plain("", reason="length")[1:]]
+    runner.script = lambda request: cut
+    answer = client.messages.create(model="toy", messages=ASK, max_tokens=9, tools=[TOOL])
+    assert answer.stop_reason == "max_tokens" and answer.content[-1].input == {"city": "Par"}
+
+
 def test_prefill_and_structured_output(client: Any, runner: ScriptedRunner) -> None:
     client.messages.create(model="toy", messages=[*ASK, {"role": "assistant", "content": "1."}], max_tokens=5)
     assert runner.requests[0].continue_final_message

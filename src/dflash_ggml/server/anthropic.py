@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic_core import from_json
 from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer
@@ -216,10 +216,18 @@ class MessageEncoder:
                 thinking = block.text if self._show_thinking else ""
                 content.append({"type": "thinking", "thinking": thinking, "signature": ""})
             else:
-                arguments = json.loads(block.text or "{}")
+                arguments = _arguments(block.text)
                 content.append({"type": "tool_use", "id": block.id, "name": block.name, "input": arguments})
         message = self._message(content, self._stop_reason(), finish.stop_string, _usage(usage))
         return {**message, "timings": timings_dict(usage)}
+
+
+def _arguments(text: str) -> Any:
+    """A call's arguments; of a call that max_tokens cut, what there is of them."""
+    try:
+        return from_json(text or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from .limits import check_count
 from .notes import Notes
 from .offered import Offer, choose, free_text, offer_openai, shell_action
 from .response_store import ResponseStore
-from .responses_schema import ResponsesBody, chat_messages, seal, with_instructions
+from .responses_schema import ResponsesBody, all_tools, chat_messages, seal, with_instructions
 from .schema import parse, sampling_params, unsupported
 
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -43,7 +43,8 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     model = settings.model(body.model)
     if not isinstance(body.input, str):
         check_count(body.input, settings.limits.messages, "input")
-    check_count(body.tools or (), settings.limits.tools, "tools")
+    tools = all_tools(body)
+    check_count(tools, settings.limits.tools, "tools")
     include = body.include or []
     logprobs = LOGPROBS in include or bool(body.top_logprobs)
     if body.top_logprobs and LOGPROBS not in include:
@@ -57,7 +58,7 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     if not new:
         raise bad_request("input: must not be empty", "input")
     history = store.history(body.previous_response_id) if body.previous_response_id is not None else []
-    offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
+    offer, choice = choose(body.tool_choice, offer_openai(tools, notes), notes)
     response_format = body.text.format.plain() if body.text and body.text.format else None
     if choice == "required" or isinstance(choice, NamedTool):
         response_format = None  # binds the text of an answer, and a forced call has none

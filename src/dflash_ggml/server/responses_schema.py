@@ -80,6 +80,9 @@ CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
+TOOL_LISTS = ("additional_tools", "tool_search_output")  # items that bring tools
+
+
 class TextFormat(Body):
     """text.format: as chat's response_format, with the schema one level up."""
 
@@ -135,6 +138,14 @@ class ResponsesBody(Body):
     dflash: Speculation | None = None
 
 
+def all_tools(body: ResponsesBody) -> list[dict[str, Any]]:
+    """The tools of a request: its own, and those that items of the input bring."""
+    items = body.input if isinstance(body.input, list) else []
+    found = [item.get("tools") for item in items if item.get("type") in TOOL_LISTS]
+    more = [tool for tools in found if isinstance(tools, list) for tool in tools if isinstance(tool, dict)]
+    return [*(body.tools or ()), *more]
+
+
 def chat_messages(items: str | list[dict[str, Any]], notes: Notes, known: Items) -> list[dict[str, Any]]:
     """Input items as chat messages; neighbouring items of the assistant become one message.
 
@@ -183,6 +194,8 @@ def _take(
         given = given.get("content") if isinstance(given, dict) and "content" in given else given
         text = content_text(given, f"{where}.output", notes)
         messages.append({"role": "tool", "tool_call_id": result.call_id or result.id, "content": text})
+    elif kind in TOOL_LISTS:
+        pass  # read by `all_tools`
     elif isinstance(kind, str):
         notes.leave_out(f"item of type {kind[:40]}", where)
     else:
