@@ -145,7 +145,8 @@ class ScriptedRunner:
             raise ContextOverflowError(
                 f"Requested tokens ({n}) exceed context window of {self.n_ctx}", n, self.n_ctx
             )
-        return Prepared(request, "", (0,) * n)
+        text = getattr(request, "prompt", "")
+        return Prepared(request, text if isinstance(text, str) else "", (0,) * n)
 
     def info(self) -> dict[str, Any]:
         return {

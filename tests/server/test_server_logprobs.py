@@ -95,7 +95,9 @@ def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_completions_through_both_faces() -> None:
-    body, chunks = served(CompletionEncoder("toy", echo="", include_usage=False, progress=False))
+    body, chunks = served(
+        CompletionEncoder("toy", echo=False, include_usage=False, progress=False, logprobs=True)
+    )
     streamed = [found for c in completion_chunks(EVENTS, Heading("toy")) if (found := logprobs_of(c))]
     assert body == logprobs_of(completion_body(EVENTS, Heading("toy"))) == COMPLETION
     assert chunks == streamed and joined(chunks) == COMPLETION and len(chunks) == 2

@@ -199,8 +199,10 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
     call: ApiCall = await _json(service, request, lambda data: read_call(data, service.settings))
     # a prompt that cannot be is refused before it waits, while there is a status
     prepare = service.worker.require_ready().prepare
-    prepared = await service.intake.run(lambda: prepare(call.request))
-    job = service.worker.submit(request.state.client, work(prepared, service.metrics))
+    prompts = await service.intake.run(lambda: [prepare(asked) for asked in (call.request, *call.more)])
+    if call.on_prepared is not None:
+        call.on_prepared(prompts)
+    job = service.worker.submit(request.state.client, work(prompts, service.metrics, call.n))
     return await respond(
         request,
         call,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from sse_starlette import ServerSentEvent
 
 from ..decode.sampling import SamplingParams
 from ..session.answer import Answer
+from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from .errors import ApiError
 from .limits import Limits
@@ -60,7 +61,10 @@ class Settings:
 class Encoder(Protocol):
     """Renders one answer, as a stream of events or as one body."""
 
-    answer: Answer
+    @property
+    def answer(self) -> Answer:
+        """What has been received, of several answers the current one."""
+        ...
 
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
         """What the client sees of one event; the event is added to `answer` first."""
@@ -77,7 +81,11 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """One HTTP request understood: what it asks of the session, and who renders the answer."""
+    """One HTTP request understood: what it asks of the session, and who renders the answer.
+
+    more: further prompts; n: answers to each. The encoder gets the events of all answers, one after another.
+    on_prepared: told of all prompts before the first event.
+    """
 
     request: ChatRequest | CompletionRequest
     encoder: Encoder
@@ -85,6 +93,9 @@ class ApiCall:
     notes: Notes = field(
         default_factory=Notes
     )  # what is not met, or in a weaker sense than asked; sent as a header
+    more: tuple[CompletionRequest, ...] = ()
+    n: int = 1
+    on_prepared: Callable[[Sequence[Prepared]], None] | None = None
 
 
 def dumps(value: Any) -> str:

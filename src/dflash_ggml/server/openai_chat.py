@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..session.answer import Block
+from ..session.answer import Answer, Block
 from ..session.events import (
     ReasoningDelta,
     TextDelta,
@@ -19,6 +19,7 @@ from ..session.events import (
 from ..session.logprobs import chat_logprobs
 from ..session.openai_parts import call_object
 from ..session.requests import ChatRequest, NamedTool
+from .choices import check_choices
 from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, speculation, thinking
 from .errors import bad_request
@@ -177,8 +178,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     body = parse(ChatBody, data, notes)
     model = settings.model(body.model)
     limits = settings.limits
-    if body.n not in (None, 1):
-        raise unsupported("n", "only one choice per request is supported")
+    n = check_choices(body.n)
     check_count(body.messages, limits.messages, "messages")
     check_count(body.tools or (), limits.tools, "tools")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
@@ -226,8 +226,9 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         include_usage=bool(options and options.include_usage),
         progress=bool(body.return_progress),
         logprobs=request.logprobs is not None,
+        n=n,
     )
-    return ApiCall(request, encoder, bool(body.stream), notes)
+    return ApiCall(request, encoder, bool(body.stream), notes, n=n)
 
 
 def _limit(body: ChatBody, notes: Notes) -> int | None:
@@ -269,9 +270,8 @@ class ChatEncoder(OpenAIEncoder):
 
     id_prefix = "chatcmpl-"
     names = ("chat.completion.chunk", "chat.completion")
-    _started = False
 
-    def __init__(self, model: str, *, offer: Offer, show_reasoning: bool = True, **options: bool) -> None:
+    def __init__(self, model: str, *, offer: Offer, show_reasoning: bool = True, **options: Any) -> None:
         super().__init__(model, **options)
         self._offer = offer
         self._show_reasoning = show_reasoning
@@ -315,12 +315,12 @@ class ChatEncoder(OpenAIEncoder):
             return {"id": block.id, "type": "custom", "custom": custom}
         return call_object(block, own)
 
-    def body(self) -> dict[str, Any]:
-        answer = self.answer
+    def _whole(self, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.reasoning and self._show_reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.tools:
             message["tool_calls"] = [self._call(b) for b in answer.tools]
             message["content"] = answer.text or None
-        return self._body(message=message, logprobs=chat_logprobs(answer.logprobs, asked=self._logprobs))
+        logprobs = chat_logprobs(answer.logprobs, asked=self._logprobs)
+        return {"message": message, "logprobs": logprobs}

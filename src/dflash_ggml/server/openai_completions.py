@@ -1,33 +1,39 @@
-"""OpenAI's /v1/completions: validation into a CompletionRequest, events into `text_completion` objects."""
+"""OpenAI's /v1/completions: validation into CompletionRequests, events into `text_completion` objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 from sse_starlette import ServerSentEvent
 
-from ..session.events import TextDelta
+from ..session.answer import Answer
+from ..session.events import PromptLogprobs, TextDelta
 from ..session.logprobs import completion_logprobs
+from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
+from ..text.grammar_spec import response_format_spec
+from .choices import best, check_choices
+from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, speculation
 from .errors import bad_request
 from .limits import check_stops
+from .notes import Notes
 from .openai_chat import StreamOptions
 from .openai_encoder import OpenAIEncoder
-from .schema import Count, Options, Positive, ResponseFormat, SamplingFields, gbnf, parse, unsupported
+from .schema import Count, Options, SamplingFields, Token, parse
 
-Token = Annotated[int, Field(ge=0)]
+Tokens = Annotated[list[Token], Field(min_length=1)]
 
 
-class CompletionBody(SamplingFields):
+class CompletionBody(SamplingFields, ConstraintFields):
     """The request."""
 
     model: str | None = None
-    prompt: str | list[str] | list[Token] | list[list[Token]]
+    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1)]
     suffix: str | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
     n: int | None = None
     best_of: int | None = None
     stop: str | list[str] | None = None
@@ -35,87 +41,105 @@ class CompletionBody(SamplingFields):
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     logprobs: Annotated[Count, Field(le=20)] | None = None
-    user: str | None = None  # a label of the caller's own
-    grammar: str | None = None
-    response_format: ResponseFormat | None = None
     return_progress: bool | None = None
     dflash: Options | None = None
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    body = parse(CompletionBody, data)
+    notes = Notes(settings.strict)
+    body = parse(CompletionBody, data, notes)
     model = settings.model(body.model)
-    for name in ("n", "best_of"):
-        if getattr(body, name) not in (None, 1):
-            raise unsupported(name, "only one choice per request is supported")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", "only for chat completions; use grammar here")
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options is not None and not body.stream and notes.strict:
         raise bad_request("stream_options: only allowed with stream", "stream_options")
-    prompt = _one_prompt(body.prompt)
-    if body.echo and (body.logprobs is not None or not isinstance(prompt, str)):
-        raise unsupported("echo", "only for a text prompt without logprobs")
+    prompts = prompt_list(body.prompt)
+    n = check_choices(body.n, len(prompts))
+    candidates = n
+    if body.best_of is not None and body.best_of > n:
+        candidates = check_choices(body.best_of, len(prompts), "best_of")
+    if candidates > n and body.stream:
+        candidates = n
+        notes.ignore("best_of", "in a stream")
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
-    request = CompletionRequest(
-        prompt=prompt,
-        suffix=body.suffix or None,
-        grammar=gbnf(body.grammar),
-        sampling=body.sampling(settings.sampling),
-        # OpenAI's own default; chat requests have none
-        max_tokens=body.max_tokens or settings.max_tokens or 16,
-        stop=check_stops(stops, settings.limits),
-        logprobs=body.logprobs,
-        return_steps=bool(body.dflash and body.dflash.return_steps),
+    limit = (
+        settings.max_tokens or 16 if body.max_tokens is None else body.max_tokens
+    )  # 16 is OpenAI's default
+    response_format, grammar = body.constraint()
+    options: dict[str, Any] = {
+        "suffix": body.suffix or None,
+        "grammar": grammar or response_format_spec(response_format),
+        "sampling": body.sampling(settings.sampling),
+        "max_tokens": None if limit < 0 else limit,
+        "stop": check_stops(stops, settings.limits),
+        # candidates are ranked by their log-probabilities
+        "logprobs": 0 if body.logprobs is None and candidates > n else body.logprobs,
+        "prompt_logprobs": bool(body.echo) and body.logprobs is not None,
+        "return_steps": bool(body.dflash and body.dflash.return_steps),
+        **body.endings(),
         **speculation(body.dflash),
-    )
-    options = body.stream_options
+    }
+    first, *more = (CompletionRequest(prompt=prompt, **options) for prompt in prompts)
     encoder = CompletionEncoder(
         model,
-        echo=str(prompt) if body.echo else "",
-        include_usage=bool(options and options.include_usage),
+        echo=bool(body.echo),
+        best_of=candidates,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
         progress=bool(body.return_progress),
         logprobs=body.logprobs is not None,
+        prompts=len(prompts),
+        n=n,
     )
-    return ApiCall(request, encoder, bool(body.stream))
+    return ApiCall(
+        first, encoder, bool(body.stream), notes, tuple(more), candidates, on_prepared=encoder.prepared
+    )
 
 
-def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
-    if isinstance(prompt, str):
-        return prompt
-    if prompt and isinstance(prompt[0], int):
-        return prompt
-    if len(prompt) != 1:
-        raise unsupported("prompt", f"one prompt per request is supported, not {len(prompt)}")
-    return prompt[0]
+def prompt_list(prompt: str | Sequence[Any]) -> list[str | list[int]]:
+    """The prompts of a request: a text, the tokens of one, or a list of both."""
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]  # type: ignore[list-item]
+    return list(prompt)
 
 
 class CompletionEncoder(OpenAIEncoder):
-    """Renders `text_completion` bodies and streams. echo: text to put before the answer's."""
+    """Renders `text_completion` bodies and streams. echo: put the prompt before each answer; best_of: answers to every
+    prompt, of which a body shows the n best."""
 
     id_prefix = "cmpl-"
     names = ("text_completion", "text_completion")
-    _started = False
 
-    def __init__(self, model: str, *, echo: str, **options: bool) -> None:
-        super().__init__(model, **options)
+    def __init__(self, model: str, *, echo: bool, best_of: int = 1, n: int = 1, **options: Any) -> None:
+        super().__init__(model, n=max(n, best_of), **options)
         self._echo = echo
+        self._shown = n
+        self._prompts = [""]
+
+    def prepared(self, prompts: Sequence[Prepared]) -> None:
+        """Be told the texts of the prompts."""
+        self._prompts = [prompt.text for prompt in prompts]
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"text": content or "", "index": 0, "logprobs": logprobs, "finish_reason": reason}
 
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
-        self.answer.feed(event)
-        if not self._started:
+        answer = self.answer
+        answer.feed(event)
+        # with log-probabilities the prompt is said once they are known
+        if self._echo and not self._started and (not self._logprobs or isinstance(event, PromptLogprobs)):
             self._started = True
-            if self._echo:
-                yield self._chunk(self._echo)
+            logprobs = completion_logprobs(answer.prompt)
+            yield self._chunk(self._prompts[self._at // self._n], logprobs=logprobs)
         if isinstance(event, TextDelta):
             yield self._chunk(event.text, logprobs=completion_logprobs(event.logprobs or ()))
         else:
             yield from self._rest(event)
 
-    def body(self) -> dict[str, Any]:
-        answer = self.answer
-        logprobs = completion_logprobs(answer.logprobs, asked=self._logprobs)
-        return self._body(text=self._echo + answer.text, logprobs=logprobs)
+    def _chosen(self) -> list[Answer]:
+        groups = (self.answers[i : i + self._n] for i in range(0, len(self.answers), self._n))
+        return [a for group in groups for a in (best(group, self._shown) if self._shown < self._n else group)]
+
+    def _whole(self, answer: Answer) -> dict[str, Any]:
+        at = next(i for i, other in enumerate(self.answers) if other is answer)
+        text = self._prompts[at // self._n] + answer.text if self._echo else answer.text
+        entries = [*answer.prompt, *answer.logprobs] if self._logprobs else []
+        return {"text": text, "logprobs": completion_logprobs(entries, asked=self._logprobs)}

@@ -13,6 +13,7 @@ from sse_starlette import ServerSentEvent
 from ..session.answer import Answer
 from ..session.events import Finish, Progress, StepReport
 from ..session.openai_parts import timings_dict, usage_dict
+from .choices import total
 from .dialect import data_event, new_id
 from .errors import ApiError, openai_body
 
@@ -23,13 +24,26 @@ class OpenAIEncoder:
     """Base of the encoders; `content` is what a chunk carries: a delta, or a text.
 
     id_prefix, names: of the objects' ids, and their `object` in a stream and in a body. logprobs: they were asked for.
+    prompts, n: how many there are, and answers to each; the answers come prompt by prompt.
     """
 
     id_prefix: ClassVar[str]
     names: ClassVar[tuple[str, str]]
 
-    def __init__(self, model: str, *, include_usage: bool, progress: bool, logprobs: bool = False) -> None:
-        self.answer = Answer()
+    def __init__(
+        self,
+        model: str,
+        *,
+        include_usage: bool,
+        progress: bool,
+        logprobs: bool = False,
+        prompts: int = 1,
+        n: int = 1,
+    ) -> None:
+        self.answers = [Answer() for _ in range(prompts * n)]
+        self._at = 0  # the answer that is being received
+        self._started = False  # it has been
+        self._n = n
         self._logprobs = logprobs
         self._head = {
             "id": new_id(self.id_prefix),
@@ -41,14 +55,23 @@ class OpenAIEncoder:
         self._progress = progress
         self._clock = time.monotonic()
 
+    @property
+    def answer(self) -> Answer:
+        """The answer that is being received, the last one at the end."""
+        return self.answers[self._at]
+
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         """One choice of a chunk; content None: nothing."""
+        raise NotImplementedError
+
+    def _whole(self, answer: Answer) -> dict[str, Any]:
+        """What a choice of the body says of an answer."""
         raise NotImplementedError
 
     def _chunk(
         self, content: Any = None, reason: str | None = None, logprobs: Any = None, **extra: Any
     ) -> ServerSentEvent:
-        choices = [self._choice(content, reason, logprobs)]
+        choices = [self._choice(content, reason, logprobs) | {"index": self._at}]
         return data_event({**self._head, "object": self.names[0], "choices": choices, **extra})
 
     def _rest(self, event: Any) -> Iterator[ServerSentEvent]:
@@ -60,23 +83,37 @@ class OpenAIEncoder:
         elif isinstance(event, Finish):
             usage, finish = self.answer.done()
             yield self._chunk(reason=finish.reason, timings=timings_dict(usage))
+            if self._at + 1 < len(self.answers):
+                self._at, self._started = self._at + 1, False
+                return
             if self._include_usage:
                 head = {**self._head, "object": self.names[0]}
-                yield data_event({**head, "choices": [], "usage": usage_dict(usage)})
+                yield data_event({**head, "choices": [], "usage": usage_dict(self._usage())})
             yield ServerSentEvent("[DONE]", sep="\n")
+
+    def _usage(self) -> Any:
+        return total([answer.done()[0] for answer in self.answers], self._n)
 
     def _prompt_progress(self, event: Progress) -> dict[str, Any]:
         cached = self.answer.begin.cached_n if self.answer.begin else 0
         spent = int(1000 * (time.monotonic() - self._clock))
         return {"total": event.total, "cache": cached, "processed": event.done, "time_ms": spent}
 
-    def _body(self, **choice: Any) -> dict[str, Any]:
-        usage, finish = self.answer.done()
+    def _chosen(self) -> list[Answer]:
+        """The answers that the body shows, in order."""
+        return self.answers
+
+    def body(self) -> dict[str, Any]:
+        """The whole object."""
         body: dict[str, Any] = {**self._head, "object": self.names[1]}
-        body["choices"] = [{"index": 0, **choice, "finish_reason": finish.reason}]
+        body["choices"] = [
+            {"index": i, **self._whole(answer), "finish_reason": answer.done()[1].reason}
+            for i, answer in enumerate(self._chosen())
+        ]
+        usage = self._usage()
         body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
-        if self.answer.steps:
-            body["dflash"] = {"steps": [asdict(step) for step in self.answer.steps]}
+        if steps := [step for answer in self.answers for step in answer.steps]:
+            body["dflash"] = {"steps": [asdict(step) for step in steps]}
         return body
 
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:

@@ -61,7 +61,7 @@ class Generation:
         self._should_stop = should_stop
         room = self.engine.n_ctx - len(ids)
         wanted = options.max_tokens
-        self._limit = room if wanted is None or wanted <= 0 else min(wanted, room)
+        self._limit = room if wanted is None or wanted < 0 else min(wanted, room)
         needs_rows = options.logprobs is not None or bool(hooks.stopping_criteria)
         self._keeper = RowKeeper() if needs_rows else None
         first = [self._keeper] if self._keeper is not None else []
@@ -96,7 +96,7 @@ class Generation:
         began = time.perf_counter()
         try:
             yield from self._prefill_rows(began) if prompt_logprobs else self._prefill(began)
-            if self._reason is None:
+            if self._reason is None and self._limit:
                 yield from self._decode()
         except (Exception, KeyboardInterrupt):
             self._state.reset()  # an interrupt may have torn the state

@@ -26,8 +26,9 @@ __all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec
 class GenerationOptions:
     """What completions and chats share.
 
-    max_tokens: None fills the context. logprobs: None for none, else how many alternatives per token (0 is allowed).
-    mode and budget override the engine's speculation for this request. return_steps: a StepReport of every step.
+    max_tokens: None fills the context, 0 only takes the prompt in. logprobs: None for none, else how many alternatives
+    per token (0 is allowed). mode and budget override the engine's speculation for this request. return_steps: a
+    StepReport of every step.
     min_tokens: the answer does not end of its own accord before; ignore_eos: it never does (a grammar still ends it).
     stop_token_ids: tokens that end it too, and are not shown.
     """
