@@ -150,6 +150,8 @@ class ScriptedRunner:
 
     def info(self) -> dict[str, Any]:
         return {
+            "model_path": "toy.gguf",
+            "model_size": 4096,
             "n_ctx": self.n_ctx,
             "n_vocab": 300,
             "has_draft": True,

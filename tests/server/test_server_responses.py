@@ -200,3 +200,54 @@ def test_failure_in_a_stream(client: Any, runner: ScriptedRunner) -> None:
     runner.script = lambda request: [*plain()[:2], RuntimeError("secret")]
     events = list(client.responses.create(model="toy", input="Hi", stream=True))
     assert events[-1].type == "error" and "internal error" in events[-1].message
+
+
+def test_stored_responses_are_read_and_deleted(client: Any, runner: ScriptedRunner) -> None:
+    made = client.responses.create(
+        model="toy", input=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    )
+    again = client.responses.retrieve(made.id)
+    assert again.output_text == made.output_text and again.usage == made.usage
+    items = list(client.responses.input_items.list(made.id, order="asc"))
+    assert [(i.type, i.role, i.content[0].type, i.content[0].text) for i in items] == [
+        ("message", "user", "input_text", "Hi"),
+        ("message", "assistant", "output_text", "Yes"),
+    ]
+    one_by_one = list(client.responses.input_items.list(made.id, limit=1))
+    assert [i.id for i in one_by_one] == [i.id for i in reversed(items)]
+    follow = client.responses.create(model="toy", input="More", previous_response_id=made.id)
+    client.responses.delete(made.id)
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            call(made.id)
+    last = client.responses.create(model="toy", input="Last", previous_response_id=follow.id)
+    assert [m["content"] for m in runner.requests[-1].messages[:2]] == ["Hi", "Yes"]
+    streamed = list(client.responses.create(model="toy", input="Hi", stream=True))[-1].response
+    assert client.responses.retrieve(streamed.id).output_text == "Hello there"
+    unkept = client.responses.create(model="toy", input="Hi", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+    assert last.previous_response_id == follow.id
+
+
+def test_pages_of_items_name_a_wrong_field(client: Any) -> None:
+    made = client.responses.create(model="toy", input="Hi")
+    for query, param in (({"limit": "many"}, "limit"), ({"after": "nobody"}, "after")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.get(f"/responses/{made.id}/input_items", options={"params": query}, cast_to=object)
+        assert caught.value.param == param
+
+
+def test_input_tokens_are_counted_without_an_answer(client: Any, runner: ScriptedRunner) -> None:
+    counted = client.responses.input_tokens.count(model="toy", input="Hello", instructions="abc")
+    assert counted.input_tokens == 8 and counted.object == "response.input_tokens"
+    assert runner.requests == []
+
+
+def test_a_deleted_response_gives_its_room_back() -> None:
+    store = ResponseStore(limit=100, budget=3000)
+    for i in range(8):
+        store.put(f"r{i}", None, [{"role": "user", "content": "x" * 1000}], body={"id": f"r{i}"})
+        if i < 6:
+            store.delete(f"r{i}")
+    assert store.body("r6") == {"id": "r6"} and store.body("r7") == {"id": "r7"}

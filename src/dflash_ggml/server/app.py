@@ -7,11 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,25 +20,28 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from ..errors import DflashError
-from ..text.tokenizer import TooManyTokens
-from . import anthropic, openai_chat, openai_completions, openai_responses
+from ..text.tokenizer import Tokenizer
+from . import anthropic, llamacpp, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
+from .catalogue import model_list, model_object
 from .dialect import ApiCall, Settings, new_id
-from .errors import ApiError, anthropic_body, bad_request, from_exception, is_anthropic, openai_body
+from .errors import ApiError, anthropic_body, from_exception, is_anthropic, openai_body
 from .exchange import respond
 from .intake import Intake
 from .limits import parse_json
 from .metrics import CONTENT_TYPE, Metrics
 from .page import page_routes
-from .response_store import ResponseStore
+from .response_store import ResponseStore, page
 from .runner import Runner, work
-from .schema import Body, parse
 from .worker import Worker
 
 log = logging.getLogger(__name__)
 
 
 ReadCall = Callable[[dict[str, Any], Settings], ApiCall]
+Read = Callable[[dict[str, Any], Settings], Any]
+Answer = Callable[[Runner, Any], dict[str, Any]]
+Tell = Callable[["Runner | None", Settings], Any]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -58,21 +59,6 @@ class Service:
 
     def __post_init__(self) -> None:
         self.intake = Intake(self.settings.limits)
-
-
-class TokenizeBody(Body):
-    """Request of /tokenize, as in llama.cpp's server."""
-
-    content: str
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
-
-
-class DetokenizeBody(Body):
-    """Request of /detokenize."""
-
-    tokens: list[Annotated[int, Field(ge=0)]]
 
 
 def create_app(
@@ -104,31 +90,66 @@ def create_app(
             log.error("the inference thread did not end in time")
 
     responses = partial(openai_responses.read_call, store=service.store)
-    generating: list[tuple[str, ReadCall]] = [
-        ("/v1/chat/completions", openai_chat.read_call),
-        ("/v1/completions", openai_completions.read_call),
-        ("/v1/responses", responses),
-        ("/v1/messages", anthropic.read_call),
+
+    def spoken(read: Callable[[dict[str, Any], Settings, Tokenizer], ApiCall]) -> ReadCall:
+        return lambda data, settings: read(data, settings, service.worker.require_ready().tokenizer)
+
+    def completions(data: dict[str, Any], settings: Settings) -> ApiCall:
+        """A path that OpenAI's clients and llama.cpp's own both use: n_predict tells which."""
+        own = "n_predict" in data and "max_tokens" not in data
+        return (spoken(llamacpp.read_completion) if own else openai_completions.read_call)(data, settings)
+
+    generating: list[tuple[ReadCall, list[str]]] = [
+        (openai_chat.read_call, ["/v1/chat/completions", "/chat/completions"]),
+        (openai_completions.read_call, ["/v1/completions"]),
+        (completions, ["/completions"]),
+        (responses, ["/v1/responses", "/responses"]),
+        (anthropic.read_call, ["/v1/messages"]),
+        (spoken(llamacpp.read_completion), ["/completion"]),
+        (spoken(llamacpp.read_infill), ["/infill"]),
     ]
-    plain: list[tuple[str, Callable[[Service, Request], Awaitable[Response]], str]] = [
-        ("/v1/messages/count_tokens", _count_tokens, "POST"),
-        ("/v1/models", _models, "GET"),
-        ("/v1/models/{name:path}", _model, "GET"),
-        ("/metrics", _metrics, "GET"),
-        ("/tokenize", _tokenize, "POST"),
-        ("/detokenize", _detokenize, "POST"),
-        ("/props", _props, "GET"),
+
+    def count(runner: Runner, asked: ApiCall) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": runner.count(asked.request)}
+
+    asking: list[tuple[Read, Answer, str]] = [
+        (
+            anthropic.read_count,
+            lambda runner, asked: {"input_tokens": runner.count(asked)},
+            "/v1/messages/count_tokens",
+        ),
+        (responses, count, "/v1/responses/input_tokens"),
+        (llamacpp.read_tokenize, llamacpp.tokenize, "/tokenize"),
+        (llamacpp.read_detokenize, llamacpp.detokenize, "/detokenize"),
+        (openai_chat.read_call, llamacpp.apply_template, "/apply-template"),
     ]
-    routes: list[Route | Mount] = [
-        Route(path, _guarded(service, partial(_generate, service, read_call)), methods=["POST"])
-        for path, read_call in generating
+    telling: list[tuple[Tell, list[str]]] = [
+        (model_list, ["/v1/models", "/models"]),
     ]
-    routes += [
-        Route(path, _guarded(service, partial(handler, service)), methods=[method])
-        for path, handler, method in plain
+    other: list[tuple[Callable[[Service, Request], Awaitable[Response]], str, list[str]]] = [
+        (_model, "/v1/models/{name:path}", ["GET"]),
+        (_response, "/v1/responses/{response_id}", ["GET", "DELETE"]),
+        (_input_items, "/v1/responses/{response_id}/input_items", ["GET"]),
+        (_props, "/props", ["GET"]),
+        (_slots, "/slots", ["GET"]),
+        (_metrics, "/metrics", ["GET"]),
     ]
+
+    def route(path: str, handler: Handler, methods: list[str]) -> Route:
+        return Route(path, _guarded(service, handler), methods=methods)
+
+    routes: list[Route | Mount] = []
+    for read_call, paths in generating:
+        routes += [route(path, partial(_generate, service, read_call), ["POST"]) for path in paths]
+    for read, answer, path in asking:
+        routes.append(route(path, partial(_ask, service, read, answer), ["POST"]))
+    for tell, paths in telling:
+        routes += [route(path, partial(_tell, service, tell), ["GET"]) for path in paths]
+    for handle, path, methods in other:
+        routes.append(route(path, partial(handle, service), methods))
     routes += [
         Route("/health", partial(_health, service)),
+        Route("/v1/health", partial(_health, service)),
         *page_routes(),
     ]
     handlers = {HTTPException: partial(_http_error, service), Exception: partial(_crash, service)}
@@ -213,93 +234,44 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
     )
 
 
-async def _count_tokens(service: Service, request: Request) -> Response:
-    asked = await _json(service, request, lambda data: anthropic.read_count(data, service.settings))
-    count = service.worker.require_ready().count
-    n = await service.intake.run(lambda: count(asked))
-    return JSONResponse({"input_tokens": n})
+async def _ask(service: Service, read: Read, answer: Answer, request: Request) -> Response:
+    """What the runner knows without a turn at the engine, asked for with a body."""
+    asked = await _json(service, request, lambda data: read(data, service.settings))
+    runner = service.worker.require_ready()
+    return JSONResponse(await service.intake.run(lambda: answer(runner, asked)))
 
 
-def _model_object(service: Service, name: str) -> dict[str, Any]:
-    """One object that both the OpenAI and the Anthropic client can read."""
-    created = service.settings.created
-    runner = service.worker.runner
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "dflash-ggml",
-        "type": "model",
-        "display_name": name,
-        "created_at": datetime.fromtimestamp(created, timezone.utc).isoformat(),
-        "max_input_tokens": runner.n_ctx if runner is not None else None,
-    }
-
-
-async def _models(service: Service, request: Request) -> Response:
-    names = service.settings.names
-    data = [_model_object(service, name) for name in names]
-    return JSONResponse(
-        {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
-    )
+async def _tell(service: Service, tell: Tell, request: Request) -> Response:
+    """What is known of the server, asked for without a body."""
+    return JSONResponse(tell(service.worker.runner, service.settings))
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return JSONResponse(_model_object(service, service.settings.known(request.path_params["name"])))
+    name = service.settings.known(request.path_params["name"])
+    return JSONResponse(model_object(name, service.settings, service.worker.runner))
 
 
-async def _tokenize(service: Service, request: Request) -> Response:
-    body: TokenizeBody = await _json(service, request, partial(parse, TokenizeBody))
-    tokenizer = service.worker.require_ready().tokenizer
-    most = max(service.worker.require_ready().n_ctx, service.settings.limits.tokens)
-
-    def answer() -> Response:
-        try:
-            tokens = tokenizer.encode(body.content, special=body.parse_special, most=most)
-        except TooManyTokens:
-            raise bad_request(f"content: more than {most} tokens; send it in parts", "content") from None
-        if body.add_special:
-            tokens = tokenizer.bos_ids + tokens
-        if body.with_pieces:
-            pieces = [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]
-            return JSONResponse({"tokens": pieces})
-        return JSONResponse({"tokens": tokens})
-
-    return await service.intake.run(answer)
+async def _response(service: Service, request: Request) -> Response:
+    response_id = request.path_params["response_id"]
+    if request.method != "DELETE":
+        return JSONResponse(service.store.body(response_id))
+    service.store.delete(response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-def _piece(data: bytes) -> str | list[int]:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return list(data)
-
-
-async def _detokenize(service: Service, request: Request) -> Response:
-    body: DetokenizeBody = await _json(service, request, partial(parse, DetokenizeBody))
-    tokenizer = service.worker.require_ready().tokenizer
-
-    def answer() -> Response:
-        for i, token in enumerate(body.tokens):
-            if token >= tokenizer.n_vocab:
-                raise ApiError(400, f"{token} is not a token of this model", f"tokens[{i}]", "invalid_value")
-        text = tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")
-        return JSONResponse({"content": text})
-
-    return await service.intake.run(answer)
+async def _input_items(service: Service, request: Request) -> Response:
+    return JSONResponse(page(service.store.items(request.path_params["response_id"]), request.query_params))
 
 
 async def _props(service: Service, request: Request) -> Response:
-    info = service.worker.require_ready().info()
-    sampling = service.settings.sampling
-    defaults = {
-        name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
-    }
-    settings = {"n_ctx": info["n_ctx"], "params": defaults}
-    model = service.settings.names[0]
-    return JSONResponse(
-        {"model_alias": model, "total_slots": 1, "default_generation_settings": settings, **info}
-    )
+    return JSONResponse(llamacpp.props(service.worker.require_ready(), service.settings))
+
+
+async def _slots(service: Service, request: Request) -> Response:
+    busy = service.worker.running > 0
+    if busy and request.query_params.get("fail_on_no_slot"):
+        raise ApiError(503, "the one slot is busy", code="no_slot", retry_after=1, retry=True)
+    return JSONResponse(llamacpp.slots(service.worker.require_ready(), service.settings, busy))
 
 
 async def _metrics(service: Service, request: Request) -> Response:

@@ -25,7 +25,7 @@ from .errors import ApiError, bad_request
 from .limits import check_count
 from .notes import Notes
 from .offered import Offer, choose, free_text, offer_openai, shell_action
-from .response_store import ResponseStore
+from .response_store import ResponseStore, input_items
 from .responses_schema import ResponsesBody, all_tools, chat_messages, seal, with_instructions
 from .schema import parse, sampling_params, unsupported
 
@@ -74,7 +74,8 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
         logprobs=(body.top_logprobs or 0) if logprobs else None,
         **speculation(body.dflash),
     )
-    encoder = ResponseEncoder(model, body, request, new, offer, store if body.store is not False else None)
+    kept = store if body.store is not False else None
+    encoder = ResponseEncoder(model, body, request, new, offer, kept, input_items(data["input"]))
     return ApiCall(request, encoder, bool(body.stream), notes)
 
 
@@ -89,6 +90,7 @@ class ResponseEncoder:
         messages: list[dict[str, Any]],
         offer: Offer,
         store: ResponseStore | None,
+        items: list[dict[str, Any]],
     ) -> None:
         self.answer = Answer()
         self._id = new_id("resp_")
@@ -98,6 +100,7 @@ class ResponseEncoder:
         self._messages = messages
         self._offer = offer
         self._store = store
+        self._input = items
         self._created = int(time.time())
         self._sequence = -1
         self._started = False
@@ -131,9 +134,9 @@ class ResponseEncoder:
         elif isinstance(event, ToolCallEnd):
             yield from self._close_item("completed")
         elif isinstance(event, Finish):
-            self._remember()
             status = "incomplete" if event.reason == "length" else "completed"
-            yield self._event(f"response.{status}", response=self._response(status))
+            self._remember(response := self._response(status))
+            yield self._event(f"response.{status}", response=response)
 
     def _changes_kind(self, event: Any) -> bool:
         kind = {TextDelta: "text", ReasoningDelta: "reasoning"}.get(type(event))
@@ -214,7 +217,7 @@ class ResponseEncoder:
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
         yield self._event("error", code=error.code, message=error.message, param=error.param)
 
-    def _remember(self) -> None:
+    def _remember(self, response: dict[str, Any]) -> None:
         if self._store is None:
             return
         answer = self.answer
@@ -224,7 +227,8 @@ class ResponseEncoder:
         if answer.tools:
             reply["tool_calls"] = [call_object(b) for b in answer.tools]
         items = [self._item(i, "completed") for i in range(len(self._items))]
-        self._store.put(self._id, self._body.previous_response_id, [*self._messages, reply], items)
+        messages = [*self._messages, reply]
+        self._store.put(self._id, self._body.previous_response_id, messages, items, response, self._input)
 
     def body(self) -> dict[str, Any]:
         _, finish = self.answer.done()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from importlib.metadata import version
 from typing import Any
 
 from ..session.events import Event, Finish, Usage
@@ -12,6 +14,13 @@ from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
 from .choices import alternative
 from .metrics import Metrics
+
+# `general.file_type` of a GGUF file, by llama.cpp's numbering
+_FILE_TYPES = (
+    "F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS IQ2_XS "
+    "Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16"
+)
+FILE_TYPES = _FILE_TYPES.split()
 
 
 class Runner:
@@ -30,15 +39,29 @@ class Runner:
         """Tokens of a request's prompt. Raises ConfigError for one that cannot be rendered."""
         return self.session.count_tokens(request)
 
+    def render(self, request: ChatRequest | CompletionRequest) -> str:
+        """A request's prompt as text. Raises ConfigError for one that cannot be rendered."""
+        return self.session.prompts.make(request).text
+
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
         """The session's events."""
         run = run_chat if isinstance(prepared.request, ChatRequest) else run_completion
         return run(self.session, prepared, should_stop=cancelled)
 
     def info(self) -> dict[str, Any]:
-        """What /props tells about the model."""
+        """What /props and the lists of models tell."""
         engine = self.session.engine
+        metadata, path = engine.metadata, engine.config.model
+        shapes: dict[str, tuple[int, ...]] = getattr(engine.params, "tensors", dict)()
+        kind = metadata.get("general.file_type")
         return {
+            "model_path": str(path),
+            "model_size": path.stat().st_size if path.is_file() else 0,
+            "architecture": metadata.get("general.architecture", ""),
+            "file_type": FILE_TYPES[kind] if isinstance(kind, int) and kind < len(FILE_TYPES) else "unknown",
+            "n_params": sum(math.prod(shape) for shape in shapes.values()),
+            "n_embd": engine.params.n_embd,
+            "n_ctx_train": engine.params.n_ctx_train,
             "n_ctx": engine.n_ctx,
             "n_vocab": engine.n_vocab,
             "has_draft": engine.has_draft,
@@ -47,6 +70,7 @@ class Runner:
             "chat_template": self.tokenizer.chat_template,
             "bos_token": self._text(self.tokenizer.bos_id),
             "eos_token": self._text(self.tokenizer.eos_id),
+            "build_info": f"dflash-ggml-{version('dflash-ggml')}",
         }
 
     def _text(self, token: int | None) -> str | None:

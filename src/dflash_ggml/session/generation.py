@@ -186,6 +186,8 @@ class Generation:
         if options.logprobs is not None:
             assert row is not None
             entry = token_logprob(tokenizer, row, token, options.logprobs)
+        elif options.return_tokens:
+            entry = TokenLogprob(token, tokenizer.piece(token), None, ())
         self._sink.push(token, entry)
         self._reason = self._sink.finish
         if self._reason is None and self._n_out >= self._limit:

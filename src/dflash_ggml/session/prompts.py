@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,10 @@ class Prompts:
         tokenizer, prompt = self._tokenizer, request.prompt
         bos = tokenizer.bos_ids
         if not isinstance(prompt, str):
-            ids = [int(i) for i in prompt]
+            begins = bool(prompt) and isinstance(prompt[0], str) and request.suffix is None
+            ids = bos[:] if begins else []
+            for part in prompt:
+                ids += tokenizer.encode(part, most=most) if isinstance(part, str) else [int(part)]
             known = (i for i in ids if 0 <= i < tokenizer.n_vocab)
             text = tokenizer.decode_bytes(known).decode("utf-8", "ignore")
         elif request.suffix is None:
@@ -90,7 +94,20 @@ class Prompts:
                 raise ConfigError("suffix: this model has no fill-in-the-middle tokens")
             behind = tokenizer.encode(request.suffix, special=False, most=most)
             before, after = [marks[0], *ids], [marks[1], *behind]
-            ids = bos + (after + before if request.suffix_first else before + after) + [marks[2]]
+            ids = self._files(request.files, most) + bos
+            ids += (after + before if request.suffix_first else before + after) + [marks[2]]
         if not ids:
             raise ConfigError("prompt: it is empty, there is nothing to continue")
         return Prepared(request, text, tuple(ids))
+
+    def _files(self, files: Sequence[Mapping[str, str]], most: int | None) -> list[int]:
+        """Other files of a project, as the models that fill in were shown them; a mark that a vocabulary lacks is left out."""
+        encode, found = self._tokenizer.encode, self._tokenizer.id_of
+        repository, separator = (
+            [i] if (i := found(f"<|{name}|>")) is not None else [] for name in ("repo_name", "file_sep")
+        )
+        ids = repository + encode("project\n", special=False) if files and repository else []
+        for file in files:
+            text = f"{file['filename']}\n{file['text']}\n"
+            ids += separator + encode(text, special=False, most=most)
+        return ids + separator if files else ids

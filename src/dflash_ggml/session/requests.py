@@ -28,7 +28,7 @@ class GenerationOptions:
 
     max_tokens: None fills the context, 0 only takes the prompt in. logprobs: None for none, else how many alternatives
     per token (0 is allowed). mode and budget override the engine's speculation for this request. return_steps: a
-    StepReport of every step.
+    StepReport of every step. return_tokens: deltas name their tokens also without logprobs.
     min_tokens: the answer does not end of its own accord before; ignore_eos: it never does (a grammar still ends it).
     stop_token_ids: tokens that end it too, and are not shown.
     """
@@ -41,6 +41,7 @@ class GenerationOptions:
     mode: Mode | None = None
     budget: int | None = None
     return_steps: bool = False
+    return_tokens: bool = False
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -58,15 +59,17 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(GenerationOptions):
-    """Continue a text or a token list.
+    """Continue a text, a token list, or a list of tokens and texts.
 
-    suffix: ask for what belongs between prompt and suffix (suffix_first: show the model the suffix first).
+    suffix: ask for what belongs between prompt and suffix (suffix_first: show the model the suffix first; files: others that
+    it sees before both, `filename` and `text`).
     prompt_logprobs: also report the prompt's own tokens; costs one target pass per prompt token.
     """
 
-    prompt: str | Sequence[int]
+    prompt: str | Sequence[int | str]
     suffix: str | None = None
     suffix_first: bool = False
+    files: tuple[Mapping[str, str], ...] = ()
     prompt_logprobs: bool = False
 
 

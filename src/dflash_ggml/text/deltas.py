@@ -25,7 +25,7 @@ class TokenLogprob:
 
     offset: index of the character at which the token's text begins, in prompt and output of a completion together, in
     the visible text of a chat. logprob is None for a prompt's first
-    token, which nothing predicts.
+    token, which nothing predicts, and where only the tokens were asked for.
     """
 
     token: int

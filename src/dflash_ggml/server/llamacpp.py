@@ -1,0 +1,266 @@
+"""llama.cpp's own paths: /completion and /infill, and what its clients ask about the model and its vocabulary.
+
+Names and shapes are those of its server's documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..session.requests import CompletionRequest
+from ..text.grammar_spec import response_format_spec
+from ..text.tokenizer import Tokenizer, TooManyTokens
+from .choices import check_choices
+from .constraint_fields import ConstraintFields
+from .dialect import ApiCall, Settings, speculation
+from .errors import ApiError, bad_request
+from .limits import check_count, check_stops
+from .llamacpp_encoder import LlamaEncoder
+from .notes import Notes
+from .runner import Runner
+from .schema import Body, Count, SamplingFields, Speculation, Token, parse
+
+SUFFIX_MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+MAX_ALTERNATIVES = 256
+
+Bias = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
+
+
+class LlamaBody(SamplingFields, ConstraintFields):
+    """What /completion and /infill share."""
+
+    model: str | None = None
+    n_predict: int | None = None
+    max_tokens: int | None = None
+    n_probs: Count | None = None
+    n: int | None = None
+    n_cmpl: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    logit_bias: dict[str, float] | list[Bias] | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    response_fields: list[str] | None = None
+    timings_per_token: bool | None = None
+    dflash: Speculation | None = None
+
+
+class CompletionBody(LlamaBody):
+    """The request to /completion."""
+
+    prompt: str | list[Any] | dict[str, Any]
+
+
+class ExtraFile(Body):
+    filename: str = "file"
+    text: str
+
+
+class InfillBody(LlamaBody):
+    """The request to /infill. prompt: what is already written in the gap."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] = []
+    prompt: str | None = None
+
+
+class TokenizeBody(Body):
+    content: str | list[str | Token]
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    tokens: list[Token]
+
+
+def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
+    """Validate a request to /completion; raises ApiError naming the field."""
+    notes = Notes(settings.strict)
+    body = parse(CompletionBody, data, notes)
+    prompts = [_prompt(p, f"prompt[{i}]") for i, p in enumerate(_split(body.prompt))]
+    check_count(prompts, 128, "prompt")
+    requests = [CompletionRequest(prompt=p, **_options(body, settings, tokenizer)) for p in prompts]
+    return _call(body, settings, requests, notes)
+
+
+def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
+    """Validate a request to /infill; raises ApiError, 501 for a vocabulary without the marks."""
+    missing = next((mark for mark in SUFFIX_MARKS if tokenizer.id_of(mark) is None), None)
+    if missing is not None:
+        raise ApiError(
+            501, f"this model cannot fill in: its vocabulary has no {missing}", code="not_supported"
+        )
+    notes = Notes(settings.strict)
+    body = parse(InfillBody, data, notes)
+    request = CompletionRequest(
+        prompt=body.input_prefix + (body.prompt or ""),
+        suffix=body.input_suffix,
+        files=tuple({"filename": f.filename, "text": f.text} for f in body.input_extra),
+        **_options(body, settings, tokenizer),
+    )
+    return _call(body, settings, [request], notes)
+
+
+def _call(
+    body: LlamaBody, settings: Settings, requests: Sequence[CompletionRequest], notes: Notes
+) -> ApiCall:
+    n = check_choices(body.n_cmpl if body.n is None else body.n, len(requests))
+    encoder = LlamaEncoder(
+        settings.model(body.model),
+        requests[0],
+        prompts=len(requests),
+        n=n,
+        stream=bool(body.stream),
+        tokens=bool(body.return_tokens or body.stream),
+        progress=bool(body.return_progress),
+        timings=bool(body.timings_per_token),
+        fields=body.response_fields or (),
+    )
+    return ApiCall(
+        requests[0], encoder, bool(body.stream), notes, tuple(requests[1:]), n, on_prepared=encoder.prepared
+    )
+
+
+def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The arguments of a CompletionRequest beside its prompt."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
+    if body.n_probs is not None and body.n_probs > MAX_ALTERNATIVES:
+        raise bad_request(f"n_probs: {body.n_probs} is above {MAX_ALTERNATIVES}", "n_probs", "invalid_value")
+    limit = body.max_tokens if body.n_predict is None else body.n_predict
+    if limit is None:
+        limit = -1 if settings.max_tokens is None else settings.max_tokens
+    # an empty grammar is none
+    response_format, grammar = body.model_copy(update={"grammar": body.grammar or None}).constraint()
+    sampling = body.model_copy(update={"logit_bias": None}).sampling(settings.sampling)
+    bias = dict(sampling.logit_bias) | _biases(body.logit_bias, tokenizer)
+    return {
+        "sampling": replace(sampling, logit_bias=bias),
+        "max_tokens": None if limit < 0 else limit,
+        "stop": check_stops([s for s in stops if s], settings.limits),
+        "grammar": grammar or response_format_spec(response_format),
+        "logprobs": body.n_probs or None,
+        "return_tokens": True,
+        **body.endings(),
+        **speculation(body.dflash),
+    }
+
+
+def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -> dict[int, float]:
+    """Biases by token: a text stands for each of its tokens, false bans."""
+    pairs = given.items() if isinstance(given, dict) else given or ()
+    biases: dict[int, float] = {}
+    for name, value in pairs:
+        if isinstance(name, str) and not (isinstance(given, dict) and name.isascii() and name.isdigit()):
+            tokens = tokenizer.encode(name)
+        elif isinstance(name, (int, str)) and not isinstance(name, bool):
+            tokens = [int(name)]
+        else:
+            raise bad_request(f"logit_bias: {name!r} is no token and no text", "logit_bias", "invalid_value")
+        if isinstance(value, str) or value is True:
+            raise bad_request(f"logit_bias: {value!r} is no bias", "logit_bias", "invalid_value")
+        biases |= dict.fromkeys(tokens, float("-inf") if value is False else float(value))
+    return biases
+
+
+def _split(prompt: str | list[Any] | dict[str, Any]) -> list[Any]:
+    """The prompts of a request: a list with a number at its top is one prompt of tokens and texts."""
+    if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
+        return [prompt]
+    if not prompt:
+        raise bad_request("prompt: it is empty, there is nothing to continue", "prompt", "invalid_value")
+    return prompt
+
+
+def _prompt(prompt: Any, where: str) -> str | list[int | str]:
+    if isinstance(prompt, dict):
+        prompt = prompt.get("prompt_string")
+    if isinstance(prompt, str):
+        return prompt
+    whole = isinstance(prompt, list) and all(
+        isinstance(part, str) or (isinstance(part, int) and not isinstance(part, bool)) for part in prompt
+    )
+    if not whole:
+        raise bad_request(f"{where}: expected a text, or a list of tokens and texts", where, "invalid_value")
+    return prompt
+
+
+def read_tokenize(data: dict[str, Any], settings: Settings) -> tuple[TokenizeBody, int]:
+    """Validate a request to /tokenize; with it, how many tokens it may have where the context is smaller."""
+    return parse(TokenizeBody, data, Notes(settings.strict)), settings.limits.tokens
+
+
+def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
+    """The answer of /tokenize; raises ApiError for a text with too many tokens."""
+    body, most = asked
+    most = max(most, runner.n_ctx)
+    tokenizer = runner.tokenizer
+    parts = [body.content] if isinstance(body.content, str) else body.content
+    tokens = tokenizer.bos_ids if body.add_special else []
+    try:
+        for part in parts:
+            if isinstance(part, str):
+                tokens += tokenizer.encode(part, special=body.parse_special, most=most)
+            else:
+                tokens.append(part)
+    except TooManyTokens:
+        raise bad_request(f"content: more than {most} tokens; send it in parts", "content") from None
+    if body.with_pieces:
+        return {"tokens": [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]}
+    return {"tokens": tokens}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def read_detokenize(data: dict[str, Any], settings: Settings) -> DetokenizeBody:
+    """Validate a request to /detokenize."""
+    return parse(DetokenizeBody, data, Notes(settings.strict))
+
+
+def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
+    """The answer of /detokenize; raises ApiError for a token beyond the vocabulary."""
+    tokenizer = runner.tokenizer
+    for i, token in enumerate(body.tokens):
+        if token >= tokenizer.n_vocab:
+            raise bad_request(f"{token} is not a token of this model", f"tokens[{i}]", "invalid_value")
+    return {"content": tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")}
+
+
+def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:
+    """The answer of /apply-template: a chat request's conversation as the model would see it."""
+    return {"prompt": runner.render(call.request)}
+
+
+def props(runner: Runner, settings: Settings) -> dict[str, Any]:
+    """The answer of /props."""
+    info = runner.info()
+    sampling = settings.sampling
+    defaults = {
+        name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
+    }
+    return {
+        "default_generation_settings": {"n_ctx": info["n_ctx"], "params": defaults},
+        "total_slots": 1,
+        "model_alias": settings.names[0],
+        "modalities": {"vision": False, "audio": False},
+        "is_sleeping": False,
+        **info,
+    }
+
+
+def slots(runner: Runner, settings: Settings, busy: bool) -> list[dict[str, Any]]:
+    """The answer of /slots: the one there is."""
+    params = props(runner, settings)["default_generation_settings"]["params"]
+    slot = {"id": 0, "id_task": -1, "n_ctx": runner.n_ctx, "speculative": runner.info()["has_draft"]}
+    return [{**slot, "is_processing": busy, "params": params}]

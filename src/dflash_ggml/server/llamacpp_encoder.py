@@ -1,0 +1,182 @@
+"""Renders the answers of llama.cpp's /completion and /infill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from ..session.answer import Answer
+from ..session.events import Finish, Progress, TextDelta, TokenLogprob
+from ..session.logprobs import token_text
+from ..session.openai_parts import timings_dict
+from ..session.prompts import Prepared
+from ..session.requests import CompletionRequest
+from .dialect import data_event
+from .errors import ApiError, openai_body
+
+
+class LlamaEncoder:
+    """Several answers come one after another, prompt by prompt. request: the first, whose options all share.
+
+    tokens: name them; timings: in every chunk; fields: paths of what a body shows, none for all.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        request: CompletionRequest,
+        *,
+        prompts: int,
+        n: int,
+        stream: bool,
+        tokens: bool,
+        progress: bool,
+        timings: bool,
+        fields: Sequence[str],
+    ) -> None:
+        self.answers = [Answer() for _ in range(prompts * n)]
+        self._at = 0
+        self._n = n
+        self._model = model
+        self._request = request
+        self._prompts = [""] * prompts
+        self._stream, self._tokens = stream, tokens
+        self._progress, self._timings, self._fields = progress, timings, tuple(fields)
+        self._clock = time.monotonic()
+        self._first: float | None = None  # when the answer's first text came
+
+    def prepared(self, prompts: Sequence[Prepared]) -> None:
+        """Be told the texts of the prompts."""
+        self._prompts = [prompt.text for prompt in prompts]
+
+    @property
+    def answer(self) -> Answer:
+        """The answer that is being received, the last one at the end."""
+        return self.answers[self._at]
+
+    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+        """What the client sees of one event; the event is added to `answer` first."""
+        self.answer.feed(event)
+        if isinstance(event, Progress) and self._progress and event.stage == "prefill":
+            begin = self.answer.begin
+            spent = int(1000 * (time.monotonic() - self._clock))
+            progress = {
+                "total": event.total,
+                "cache": begin.cached_n if begin else 0,
+                "processed": event.done,
+            }
+            yield self._chunk("", (), prompt_progress={**progress, "time_ms": spent})
+        elif isinstance(event, TextDelta):
+            self._first = self._first or time.monotonic()
+            yield self._chunk(event.text, event.logprobs or ())
+        elif isinstance(event, Finish):
+            if self._stream:
+                yield data_event({**self._whole(self._at), "content": "", "tokens": []})
+            if self._at + 1 < len(self.answers):
+                self._at, self._first, self._clock = self._at + 1, None, time.monotonic()
+
+    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+        """A failure in mid-stream."""
+        yield data_event(openai_body(error))
+
+    def body(self) -> Any:
+        """The whole answer, a list where there are several."""
+        whole = [self._shown(self._whole(i)) for i in range(len(self.answers))]
+        return whole[0] if len(whole) == 1 else whole
+
+    def _chunk(self, text: str, entries: Sequence[TokenLogprob], **extra: Any) -> ServerSentEvent:
+        begin = self.answer.begin
+        n = len(self.answer.logprobs)
+        chunk = {
+            "index": self._at,
+            "content": text,
+            "tokens": [entry.token for entry in entries],
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": n,
+            "tokens_evaluated": begin.prompt_n if begin else 0,
+            **extra,
+        }
+        if self._request.logprobs and entries:
+            chunk["completion_probabilities"] = [_probability(entry) for entry in entries]
+        if self._timings and begin is not None and self._first is not None:
+            predicted = 1000 * (time.monotonic() - self._first)
+            chunk["timings"] = {
+                "cache_n": begin.cached_n,
+                "prompt_n": begin.prompt_n - begin.cached_n,
+                "prompt_ms": round(1000 * (self._first - self._clock), 3),
+                "predicted_n": n,
+                "predicted_ms": round(predicted, 3),
+                "predicted_per_second": round(1000 * n / predicted, 2) if predicted > 0 else 0.0,
+            }
+        return data_event(chunk)
+
+    def _whole(self, i: int) -> dict[str, Any]:
+        answer = self.answers[i]
+        usage, finish = answer.done()
+        word = finish.stop_string
+        kind = "word" if word is not None else {"length": "limit", "stop": "eos"}.get(finish.reason, "none")
+        whole = {
+            "index": i,
+            "content": answer.text,
+            "tokens": [entry.token for entry in answer.logprobs] if self._tokens else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": usage.predicted_n,
+            "tokens_evaluated": usage.prompt_n,
+            "generation_settings": self._settings(),
+            "prompt": self._prompts[i // self._n],
+            "has_new_line": "\n" in answer.text,
+            "truncated": False,
+            "stop_type": kind,
+            "stopping_word": word or "",
+            "tokens_cached": usage.prompt_n + usage.predicted_n,
+            "timings": timings_dict(usage),
+        }
+        if self._request.logprobs and not self._stream:
+            whole["completion_probabilities"] = [_probability(entry) for entry in answer.logprobs]
+        return whole
+
+    def _settings(self) -> dict[str, Any]:
+        request, sampling = self._request, self._request.sampling
+        settings = {
+            name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
+        }
+        limit = -1 if request.max_tokens is None else request.max_tokens
+        return {
+            **settings,
+            "repeat_last_n": sampling.penalty_last_n,
+            "mirostat": sampling.mirostat_mode,
+            "n_predict": limit,
+            "max_tokens": limit,
+            "n_probs": request.logprobs or 0,
+            "stop": list(request.stop),
+            "stream": self._stream,
+            "grammar": request.grammar.text if request.grammar is not None else "",
+        }
+
+    def _shown(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """The fields that were asked for; "a/b" is field b of a."""
+        if not self._fields:
+            return whole
+        shown: dict[str, Any] = {}
+        for path in self._fields:
+            value: Any = whole
+            for key in path.split("/"):
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is not None:
+                shown[path] = value
+        return shown
+
+
+def _probability(entry: TokenLogprob) -> dict[str, Any]:
+    top = [
+        {"id": t.token, "token": token_text(t.data), "bytes": list(t.data), "logprob": t.logprob}
+        for t in entry.top
+    ]
+    token = {"id": entry.token, "token": token_text(entry.data), "bytes": list(entry.data)}
+    return {**token, "logprob": entry.logprob, "top_logprobs": top}
