@@ -254,6 +254,25 @@ class FakeEngine:
         row.setflags(write=False)
         return row
 
+    def hidden_states(self, ids: Sequence[int], take, should_stop=None) -> None:
+        with self._owning("hidden_states"):
+            self._usable()
+            if not len(ids):
+                raise ConfigError("hidden_states: there are no tokens")
+            if len(ids) > self.n_ctx:
+                raise ContextOverflowError(
+                    f"Requested tokens ({len(ids)}) exceed context window of {self.n_ctx}"
+                )
+            bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
+            if bad is not None:
+                raise ConfigError(f"token id {bad} is outside the vocabulary of {self.n_vocab}")
+            for n in range(1, len(ids) + 1):
+                if should_stop is not None and should_stop():
+                    return
+                with self._pass():
+                    draws = np.random.default_rng(_hashed(0, ids[:n]))
+                    take(draws.normal(size=(1, self.params.n_embd)).astype(np.float32))
+
     # --- decoding
 
     def expected_ms(self, nodes: int) -> float | None:

@@ -209,7 +209,7 @@ def test_other_content_types_are_refused(http_client: TestClient) -> None:
 
 
 def test_unknown_paths_and_methods(http_client: TestClient) -> None:
-    missing = http_client.get("/v1/embeddings")
+    missing = http_client.get("/v1/nothing")
     assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
     wrong = http_client.get("/v1/messages")
     assert wrong.status_code == 405 and wrong.json()["type"] == "error"

@@ -162,6 +162,57 @@ class Engine:
         if self.drafter and self.sequence.unseen:
             self.drafter.take_in(self.sequence)
 
+    # ---- beside the sequence
+
+    def hidden_states(
+        self,
+        ids: Items[int],
+        take: Callable[[np.ndarray], None],
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        """Give `take` the target's hidden states after the output norm for a text of its own, float32 [tokens, n_embd] a batch.
+
+        The sequence, its snapshots and the draft stay as they are. It ends early when `should_stop` is true between batches.
+        Raises ContextOverflowError, ConfigError as prefill does, and for no ids.
+        """
+        with self._owning("hidden_states"):
+            self._usable()
+            if not len(ids):
+                raise ConfigError("hidden_states: there are no tokens")
+            if len(ids) > self.n_ctx:
+                raise ContextOverflowError(
+                    f"Requested tokens ({len(ids)}) exceed context window of {self.n_ctx}"
+                )
+            self.check_ids(ids)
+            self._guarded(partial(self._aside, ids, take, should_stop))
+
+    def _aside(
+        self,
+        ids: Items[int],
+        take: Callable[[np.ndarray], None],
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        """Run ids in cache rows behind all that are held; of those, rows are copied away only where room is short."""
+        state, sequence, n = self.passes.state, self.sequence, len(ids)
+        held = sequence.first_slot + max(len(self._rows), sequence.n_tokens)
+        other = Sequence(first_slot=min(held, self.passes.max_rows - n))
+        self.passes.ensure_rows(other.first_slot + n)
+        tensors = Tensors(self.device, state.live_tensors, state.kv.slices, other.first_slot)
+        rows = tensors.read_rows(held - other.first_slot)
+        saved = Snapshot((), tensors.read_live(), rows, np.zeros(0, bool), None)
+        sequence.torn = True
+        try:
+            state.reset()
+            for at in range(0, n, self.config.n_batch):
+                if should_stop and should_stop():
+                    return
+                part = ids[at : at + self.config.n_batch]
+                take(self.passes.hidden_rows(self.passes.linear(other, part, hidden=True)))
+                other.tokens.extend(part)
+        finally:
+            tensors.write(saved)
+            sequence.torn = False
+
     # ---- decoding
 
     def generate(

@@ -110,11 +110,12 @@ class TargetPasses:
         append: Append | None = None,
         column: int | None = None,
         watch: Watch | None = None,
+        hidden: bool = False,
     ) -> Graph:
         """Run `ids` behind the committed tokens and advance the state; the graph gives the last token's logits and choice.
 
         append: lets the draft take in these tokens in the same pass. column: where to keep a single token's features.
-        watch: reduce the logits, for `reduced`.
+        watch: reduce the logits, for `reduced`. hidden: the graph gives every token's hidden state instead.
         """
         n, slots = len(ids), sequence.slots(len(ids))
         self.ensure_rows(slots.stop)
@@ -123,9 +124,9 @@ class TargetPasses:
         taps = self.taps if feeds else ()
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
-            ("linear", n, n_kv, feeds, reduction),
+            ("linear", n, n_kv, feeds, reduction, hidden),
             lambda: self.target.build(
-                Batch(n, n_kv, None, taps, append, reduction), self.state, self.weights
+                Batch(n, n_kv, None, taps, append, reduction, hidden), self.state, self.weights
             ),
         )
         steps = np.arange(n, dtype=np.int32)
@@ -209,6 +210,10 @@ class TargetPasses:
         """One column of a pass's logits, float32 [n_vocab], a copy; read it before the next pass runs."""
         n = self.target.n_vocab
         return self.device.read(graph.outputs["logits"], n, offset=4 * n * column)
+
+    def hidden_rows(self, graph: Graph) -> np.ndarray:
+        """The hidden states of a linear pass that was run for them, float32 [tokens, n_embd]."""
+        return self.device.read(graph.outputs["hidden"]).reshape(-1, self.target.n_embd)
 
     def reduced(self, graph: Graph, watch: Watch) -> ReducedRows:
         """The reduced logits of all columns of a pass that ran with `watch`, in one read."""

@@ -40,6 +40,7 @@ class Batch:
     taps: layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in the same
     graph, or, for a single token without `append`, to the column of the state's features that the input `column` names.
     reduction: also declare the output `reduced`.
+    hidden: of a linear batch, declare the output `hidden` instead of logits and choice.
     """
 
     columns: int
@@ -48,6 +49,7 @@ class Batch:
     taps: tuple[int, ...] = ()
     append: Append | None = None
     reduction: Reduction | None = None
+    hidden: bool = False
 
 
 class Target(ABC):
@@ -81,7 +83,8 @@ class Target(ABC):
         each `columns`, and for a linear batch also path (0, 1, ...); `mask` float16 [n_kv, columns] or those of a tree's
         mask; `column` int32 [1] where a single token's features are kept.
         Outputs: logits float32 [n_vocab, columns] and choice int32 [columns], the best of each; of a linear batch only
-        those of the last token. With a reduction also its inputs and output (see layers.reduced_logits).
+        those of the last token. With a reduction also its inputs and output (see layers.reduced_logits). With `hidden` only
+        that: float32 [n_embd, columns], what the output matrix would be multiplied with.
         """
 
     @abstractmethod

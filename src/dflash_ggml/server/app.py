@@ -21,19 +21,20 @@ from starlette.routing import Mount, Route
 
 from ..errors import DflashError
 from ..text.tokenizer import Tokenizer
-from . import anthropic, llamacpp, openai_chat, openai_completions, openai_responses
+from . import anthropic, embeddings, llamacpp, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
 from .catalogue import model_list, model_object
 from .dialect import ApiCall, Settings, new_id
+from .embeddings import EmbeddingCall
 from .errors import ApiError, anthropic_body, from_exception, is_anthropic, openai_body
-from .exchange import respond
+from .exchange import Reply, respond
 from .intake import Intake
 from .limits import parse_json
 from .metrics import CONTENT_TYPE, Metrics
 from .page import page_routes
 from .response_store import ResponseStore, page
 from .runner import Runner, work
-from .worker import Worker
+from .worker import Job, Worker
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,14 @@ def create_app(
         (spoken(llamacpp.read_infill), ["/infill"]),
     ]
 
+    def embedding(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
+        return embeddings.read_call(data, settings, service.worker.require_ready().info()["n_embd"])
+
+    embedding_paths: list[tuple[Read, list[str]]] = [
+        (embedding, ["/v1/embeddings", "/embeddings"]),
+        (embeddings.read_llama_call, ["/embedding"]),
+    ]
+
     def count(runner: Runner, asked: ApiCall) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": runner.count(asked.request)}
 
@@ -141,6 +150,8 @@ def create_app(
     routes: list[Route | Mount] = []
     for read_call, paths in generating:
         routes += [route(path, partial(_generate, service, read_call), ["POST"]) for path in paths]
+    for read, paths in embedding_paths:
+        routes += [route(path, partial(_embed, service, read), ["POST"]) for path in paths]
     for read, answer, path in asking:
         routes.append(route(path, partial(_ask, service, read, answer), ["POST"]))
     for tell, paths in telling:
@@ -224,6 +235,10 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
     if call.on_prepared is not None:
         call.on_prepared(prompts)
     job = service.worker.submit(request.state.client, work(prompts, service.metrics, call.n))
+    return await _respond(service, request, call, job)
+
+
+async def _respond(service: Service, request: Request, call: Reply, job: Job[Any]) -> Response:
     return await respond(
         request,
         call,
@@ -232,6 +247,14 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
         drain_seconds=service.drain_seconds,
         send_seconds=service.settings.limits.send_seconds,
     )
+
+
+async def _embed(service: Service, read: Read, request: Request) -> Response:
+    call: EmbeddingCall = await _json(service, request, lambda data: read(data, service.settings))
+    runner = service.worker.require_ready()
+    ids = await service.intake.run(lambda: embeddings.tokens_of(runner, call))
+    job = service.worker.submit(request.state.client, embeddings.work(ids, call.normalise))
+    return await _respond(service, request, call, job)
 
 
 async def _ask(service: Service, read: Read, answer: Answer, request: Request) -> Response:

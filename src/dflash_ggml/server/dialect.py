@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from sse_starlette import ServerSentEvent
 
 from ..decode.sampling import SamplingParams
-from ..session.answer import Answer
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from .errors import ApiError
@@ -61,20 +60,15 @@ class Settings:
 class Encoder(Protocol):
     """Renders one answer, as a stream of events or as one body."""
 
-    @property
-    def answer(self) -> Answer:
-        """What has been received, of several answers the current one."""
-        ...
-
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
-        """What the client sees of one event; the event is added to `answer` first."""
+        """What the client sees of one event."""
         ...
 
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
         """A failure in mid-stream."""
         ...
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Any:
         """The whole answer, for a request without stream."""
         ...
 

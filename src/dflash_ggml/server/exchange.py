@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from sse_starlette import EventSourceResponse
@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import DflashError
-from .dialect import ApiCall
+from .dialect import Encoder
 from .errors import ApiError, from_exception
-from .notes import HEADER
+from .notes import HEADER, Notes
 from .worker import Job, Worker
 
 log = logging.getLogger(__name__)
@@ -66,9 +66,22 @@ async def _first_of(request: Request, task: asyncio.Task[Any], seconds: float | 
             await gone
 
 
+class Reply(Protocol):
+    """What `respond` needs of a call: an ApiCall, or one that makes embeddings."""
+
+    @property
+    def encoder(self) -> Encoder: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def notes(self) -> Notes: ...
+
+
 async def respond(
     request: Request,
-    call: ApiCall,
+    call: Reply,
     job: Job[Any],
     worker: Worker[Any],
     *,
@@ -106,7 +119,7 @@ async def respond(
     )
 
 
-async def _encoded(call: ApiCall, head: asyncio.Task[Any], events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _encoded(call: Reply, head: asyncio.Task[Any], events: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """Server-sent events of a job whose first event is `head`."""
     encoder = call.encoder
     try:
@@ -126,7 +139,7 @@ async def _encoded(call: ApiCall, head: asyncio.Task[Any], events: AsyncIterator
 
 async def _whole(
     request: Request,
-    call: ApiCall,
+    call: Reply,
     job: Job[Any],
     worker: Worker[Any],
     events: AsyncIterator[Any],

@@ -8,6 +8,10 @@ from contextlib import closing
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..session.embedding import embed
 from ..session.events import Event, Finish, Usage
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
@@ -47,6 +51,18 @@ class Runner:
         """The session's events."""
         run = run_chat if isinstance(prepared.request, ChatRequest) else run_completion
         return run(self.session, prepared, should_stop=cancelled)
+
+    def text_tokens(self, text: str | list[int], truncate: bool) -> tuple[int, ...]:
+        """The tokens of a text by itself. Raises ConfigError, or ContextOverflowError unless it may be cut."""
+        if not truncate:
+            return self.prepare(CompletionRequest(prompt=text)).ids
+        # what is cut off is not tokenised first; no text has so many characters a token
+        request = CompletionRequest(prompt=text[: 64 * self.n_ctx])
+        return self.session.prompts.make(request).ids[: self.n_ctx]
+
+    def embed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> NDArray[np.float32]:
+        """The mean of a text's hidden states, float32 [n_embd]; of use only if not cancelled meanwhile."""
+        return embed(self.session, ids, should_stop=cancelled)
 
     def info(self) -> dict[str, Any]:
         """What /props and the lists of models tell."""

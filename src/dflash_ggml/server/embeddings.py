@@ -1,0 +1,148 @@
+"""Embeddings over HTTP: inputs to tokens, a job that makes a vector of each, and the shapes of the faces."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ..session.embedding import normalised
+from .dialect import Settings
+from .errors import ApiError, bad_request
+from .harmless import QUIET_LABELS
+from .limits import check_count
+from .notes import Notes
+from .openai_completions import Tokens, prompt_list
+from .runner import Runner
+from .schema import Body, Positive, parse
+
+MAX_INPUTS = 2048
+
+Vectors = list[NDArray[np.float32]]
+# (vectors, tokens of all inputs) -> the answer's body
+Render = Callable[[Vectors, int], Any]
+
+
+class EmbeddingBody(Body):
+    """The request to /v1/embeddings."""
+
+    quiet = QUIET_LABELS
+    model: str | None = None
+    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+
+
+class LlamaBody(Body):
+    """The request to llama.cpp's /embedding. embd_normalize: 2 for length 1, -1 for vectors as they come."""
+
+    quiet = QUIET_LABELS
+    content: str | list[str | int] | None = None
+    input: str | Tokens | list[str | Tokens] | None = None
+    embd_normalize: Literal[-1, 2] | None = None
+
+
+class EmbeddingEncoder:
+    """Collects the vectors of a request. `render` makes the body."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._vectors: Vectors = []
+        self.n_tokens = 0
+
+    def feed(self, event: Any) -> Iterator[Any]:
+        """Take the next vector; nothing is streamed."""
+        self._vectors.append(event)
+        yield from ()
+
+    def error(self, error: ApiError) -> Iterator[Any]:
+        """Nothing is streamed."""
+        yield from ()
+
+    def body(self) -> Any:
+        """The whole answer."""
+        return self._render(self._vectors, self.n_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """A request understood. truncate: cut inputs to the context instead of refusing them."""
+
+    inputs: tuple[str | list[Any], ...]
+    encoder: EmbeddingEncoder
+    notes: Notes = field(default_factory=Notes)
+    truncate: bool = False
+    normalise: bool = True
+    stream: bool = False
+
+
+def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> EmbeddingCall:
+    """Validate a request to /v1/embeddings; raises ApiError naming the field."""
+    notes = Notes(settings.strict)
+    body = parse(EmbeddingBody, data, notes)
+    model = settings.model(body.model)
+    size = body.dimensions or n_embd
+    if size > n_embd:
+        raise bad_request(f"dimensions: {size} is above the model's {n_embd}", "dimensions", "invalid_value")
+
+    def render(vectors: Vectors, n_tokens: int) -> dict[str, Any]:
+        cut = [normalised(v[:size]) for v in vectors] if size < n_embd else vectors
+        data = [
+            {"object": "embedding", "index": i, "embedding": _encoded(v, body.encoding_format)}
+            for i, v in enumerate(cut)
+        ]
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        return {"object": "list", "data": data, "model": model, "usage": usage}
+
+    inputs = prompt_list(body.input)
+    check_count(inputs, MAX_INPUTS, "input")
+    return EmbeddingCall(tuple(inputs), EmbeddingEncoder(render), notes)
+
+
+def read_llama_call(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
+    """Validate a request to /embedding; raises ApiError naming the field."""
+    notes = Notes(settings.strict)
+    body = parse(LlamaBody, data, notes)
+    given = body.content if body.input is None else body.input
+    if given is None or not given:
+        raise bad_request("content: this field is missing", "content", "missing_required_parameter")
+    inputs = prompt_list(given)
+    check_count(inputs, MAX_INPUTS, "content")
+
+    def render(vectors: Vectors, n_tokens: int) -> list[dict[str, Any]]:
+        return [{"index": i, "embedding": [v.tolist()]} for i, v in enumerate(vectors)]
+
+    return EmbeddingCall(tuple(inputs), EmbeddingEncoder(render), notes, normalise=body.embd_normalize != -1)
+
+
+def _encoded(vector: NDArray[np.float32], form: str | None) -> str | list[float]:
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
+
+
+def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
+    """The tokens of every input. Raises ConfigError, ContextOverflowError for one that cannot be."""
+    ids = [runner.text_tokens(text, truncate=call.truncate) for text in call.inputs]
+    call.encoder.n_tokens = sum(len(i) for i in ids)
+    return ids
+
+
+def work(
+    ids: Sequence[Sequence[int]], normalise: bool
+) -> Callable[[Runner, Callable[[], bool]], Iterator[NDArray[np.float32]]]:
+    """A worker's job that makes a vector of each input."""
+
+    def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
+        for tokens in ids:
+            vector = runner.embed(tokens, cancelled)
+            yield normalised(vector) if normalise else vector
+            if cancelled():
+                return
+
+    return run
