@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dflash_ggml import compat
@@ -203,3 +204,20 @@ def test_lm_format_enforcer(facade: Any, llm: Llama) -> None:
     assert choice["finish_reason"] == "stop"
     assert set(json.loads(choice["text"])) == {"n", "ok"}
     assert choice["text"] == ask(JsonSchemaParser(schema), "plain", temperature=0)["text"]
+
+
+def test_langchain_embeddings(facade: Any, demo_target: Path, llm: Llama) -> None:
+    """Texts about one thing lie nearer to each other than to another."""
+    pytest.importorskip("langchain_community")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the library about itself
+        from langchain_community.embeddings import LlamaCppEmbeddings
+
+        model = LlamaCppEmbeddings(model_path=str(demo_target), n_ctx=256, n_threads=1, verbose=False)
+        texts = ["def add(a, b):\n    return a + b", "def plus(x, y):\n    return x + y", "The cat sat down."]
+        vectors = np.array(model.embed_documents(texts))
+        alike, other, _ = (vectors @ vectors.T)[np.triu_indices(3, 1)]
+        assert np.allclose(np.linalg.norm(vectors, axis=1), 1) and alike > other + 0.1
+        query = np.array(model.embed_query(texts[0]))  # which the library does not ask to be normalised
+        assert np.allclose(query / np.linalg.norm(query), vectors[0], atol=1e-6)
+        model.client.close()

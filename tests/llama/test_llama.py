@@ -52,7 +52,7 @@ def test_options_without_meaning_warn_once_and_unknown_ones_are_swallowed(model_
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"embedding": True}, "embedding"),
+        ({"pooling_type": 4}, "pooling_type"),
         ({"lora_path": "x"}, "lora_path"),
         ({"rope_freq_base": 1e6}, "rope_freq_base"),
         ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx"),
@@ -79,8 +79,6 @@ def test_attributes_that_others_read(llm: ToyLlama) -> None:
     assert llm.chat_format == "chat_template.default" in llm._chat_handlers
     assert llm.input_ids.dtype == np.intc and len(llm.input_ids) == 1024 and llm._scores_buffer is None
     assert llm._is_hybrid and llm.cache is None and llm.last_n_tokens_size == 64
-    with pytest.raises(RuntimeError):
-        llm.create_embedding("x")
     with pytest.raises(AttributeError, match="no libllama"):
         llm.ctx  # noqa: B018
 

@@ -220,24 +220,6 @@ class LlamaBase:
         """Bytes of ids."""
         return self.tokenizer_.detokenize(tokens, prev_tokens=prev_tokens, special=special)
 
-    def pooling_type(self) -> int:
-        """No pooling (-1): this engine makes no embeddings."""
-        return -1
-
-    def create_embedding(self, input: str | list[str], model: str | None = None) -> Any:
-        """Not available: raises RuntimeError, as llama-cpp-python does without embedding=True."""
-        raise RuntimeError("this engine makes no embeddings")
-
-    def embed(
-        self,
-        input: str | list[str],
-        normalize: bool = False,
-        truncate: bool = True,
-        return_count: bool = False,
-    ) -> Any:
-        """Not available: raises RuntimeError."""
-        raise RuntimeError("this engine makes no embeddings")
-
     # --- life
 
     def __getstate__(self) -> dict[str, Any]:

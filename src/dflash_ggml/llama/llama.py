@@ -19,7 +19,7 @@ from ..text.tools import check_tools
 from .chat_completion import chat_body, chat_chunks
 from .chat_handlers import ChatHandler, TemplateHandler, get_chat_completion_handler
 from .completion import Heading, completion_body, completion_chunks
-from .core import LlamaCore
+from .embedding import LlamaEmbeddings
 from .left_out import CHAT_TEMPERATURE, MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]
 
 
-class Llama(LlamaCore):
+class Llama(LlamaEmbeddings):
     """A Qwen3.5 model with its DFlash draft behind the interface of llama_cpp.Llama 0.3.36.
 
     Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, vocab_only,
     seed, n_ctx (0: as trained), n_batch, n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler,
-    tokenizer, type_k and type_v (f16 or f32), kv_overrides (chat template only), spm_infill, verbose (statistics on
-    stderr). Without meaning here, accepted with one warning: memory mapping, device splits, pooling, NUMA and the
-    like. Refused: embedding, LoRA, other rope settings than the file's. Unknown keywords are swallowed.
+    tokenizer, pooling_type (-1 is the mean), type_k and type_v (f16 or f32), kv_overrides (chat template only),
+    spm_infill, verbose (statistics on stderr). Without meaning here, accepted with one warning: memory mapping, device
+    splits, NUMA and the like. Refused: LoRA, other rope settings than the file's. Unknown keywords are swallowed.
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
     mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window: how to speculate (see EngineConfig).

@@ -78,8 +78,8 @@ class LlamaOptions:
 
     def check(self) -> None:
         """Raise ConfigError for what would change the results but cannot be done; warn once of what has no meaning here."""
-        if self.embedding:
-            raise ConfigError("embedding: this engine makes no embeddings")
+        if self.pooling_type not in range(-1, 4):
+            raise ConfigError(f"pooling_type: {self.pooling_type} is not between -1 and 3")
         if self.lora_path is not None:
             raise ConfigError(
                 "lora_path: LoRA adapters are not supported; merge the adapter into the model file"
@@ -147,7 +147,6 @@ def _no_meaning() -> list[tuple[str, Any]]:
         "tensor_split",
         "use_mmap",
         "use_mlock",
-        "pooling_type",
         "attention_type",
         "offload_kqv",
         "op_offload",
