@@ -21,12 +21,12 @@ from starlette.routing import Mount, Route
 
 from ..errors import DflashError
 from ..text.tokenizer import Tokenizer
-from . import anthropic, embeddings, llamacpp, openai_chat, openai_completions, openai_responses
+from . import anthropic, embeddings, llamacpp, ollama, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
 from .catalogue import model_list, model_object
 from .dialect import ApiCall, Settings, new_id
 from .embeddings import EmbeddingCall
-from .errors import ApiError, anthropic_body, from_exception, is_anthropic, openai_body
+from .errors import ApiError, anthropic_body, from_exception, is_anthropic, is_ollama, openai_body
 from .exchange import Reply, respond
 from .intake import Intake
 from .limits import parse_json
@@ -39,7 +39,8 @@ from .worker import Job, Worker
 log = logging.getLogger(__name__)
 
 
-ReadCall = Callable[[dict[str, Any], Settings], ApiCall]
+# a call, or the answer of one that needs no model
+ReadCall = Callable[[dict[str, Any], Settings], "ApiCall | dict[str, Any]"]
 Read = Callable[[dict[str, Any], Settings], Any]
 Answer = Callable[[Runner, Any], dict[str, Any]]
 Tell = Callable[["Runner | None", Settings], Any]
@@ -95,7 +96,7 @@ def create_app(
     def spoken(read: Callable[[dict[str, Any], Settings, Tokenizer], ApiCall]) -> ReadCall:
         return lambda data, settings: read(data, settings, service.worker.require_ready().tokenizer)
 
-    def completions(data: dict[str, Any], settings: Settings) -> ApiCall:
+    def completions(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
         """A path that OpenAI's clients and llama.cpp's own both use: n_predict tells which."""
         own = "n_predict" in data and "max_tokens" not in data
         return (spoken(llamacpp.read_completion) if own else openai_completions.read_call)(data, settings)
@@ -108,6 +109,8 @@ def create_app(
         (anthropic.read_call, ["/v1/messages"]),
         (spoken(llamacpp.read_completion), ["/completion"]),
         (spoken(llamacpp.read_infill), ["/infill"]),
+        (ollama.read_chat, ["/api/chat"]),
+        (ollama.read_generate, ["/api/generate"]),
     ]
 
     def embedding(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
@@ -116,6 +119,8 @@ def create_app(
     embedding_paths: list[tuple[Read, list[str]]] = [
         (embedding, ["/v1/embeddings", "/embeddings"]),
         (embeddings.read_llama_call, ["/embedding"]),
+        (ollama.read_embed, ["/api/embed"]),
+        (ollama.read_embeddings, ["/api/embeddings"]),
     ]
 
     def count(runner: Runner, asked: ApiCall) -> dict[str, Any]:
@@ -131,9 +136,13 @@ def create_app(
         (llamacpp.read_tokenize, llamacpp.tokenize, "/tokenize"),
         (llamacpp.read_detokenize, llamacpp.detokenize, "/detokenize"),
         (openai_chat.read_call, llamacpp.apply_template, "/apply-template"),
+        (ollama.read_show, ollama.show, "/api/show"),
     ]
     telling: list[tuple[Tell, list[str]]] = [
         (model_list, ["/v1/models", "/models"]),
+        (ollama.tags, ["/api/tags"]),
+        (ollama.running, ["/api/ps"]),
+        (ollama.version, ["/api/version"]),
     ]
     other: list[tuple[Callable[[Service, Request], Awaitable[Response]], str, list[str]]] = [
         (_model, "/v1/models/{name:path}", ["GET"]),
@@ -192,7 +201,10 @@ def _error(service: Service, request: Request, error: ApiError) -> Response:
     service.metrics.failed(error.status)
     path = request.url.path
     request_id = getattr(request.state, "id", None) or new_id("req_")
-    body = anthropic_body(error, request_id) if is_anthropic(path) else openai_body(error)
+    if is_ollama(path):
+        body: dict[str, Any] = {"error": error.message}
+    else:
+        body = anthropic_body(error, request_id) if is_anthropic(path) else openai_body(error)
     return JSONResponse(body, error.status, error.headers())
 
 
@@ -220,7 +232,9 @@ async def _crash(service: Service, request: Request, error: Exception) -> Respon
 async def _json(service: Service, request: Request, read: Callable[[dict[str, Any]], Any]) -> Any:
     """Read, parse and validate a body with `read`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    # The examples of Ollama's documentation send none.
+    page = {"origin", "sec-fetch-site"} & set(request.headers.keys())
+    if kind != "application/json" and (page or not is_ollama(request.url.path)):
         # A web page of any origin may send other types without asking first.
         raise ApiError(415, "send the body as content-type: application/json", code="unsupported_media_type")
     body = await service.intake.read(request)
@@ -228,7 +242,9 @@ async def _json(service: Service, request: Request, read: Callable[[dict[str, An
 
 
 async def _generate(service: Service, read_call: ReadCall, request: Request) -> Response:
-    call: ApiCall = await _json(service, request, lambda data: read_call(data, service.settings))
+    call = await _json(service, request, lambda data: read_call(data, service.settings))
+    if isinstance(call, dict):
+        return JSONResponse(call)
     # a prompt that cannot be is refused before it waits, while there is a status
     prepare = service.worker.require_ready().prepare
     prompts = await service.intake.run(lambda: [prepare(asked) for asked in (call.request, *call.more)])

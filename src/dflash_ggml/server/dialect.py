@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 from sse_starlette import ServerSentEvent
 
@@ -57,14 +57,17 @@ class Settings:
         return asked
 
 
+StreamItem = Union[ServerSentEvent, bytes]
+
+
 class Encoder(Protocol):
     """Renders one answer, as a stream of events or as one body."""
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[StreamItem]:
         """What the client sees of one event."""
         ...
 
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+    def error(self, error: ApiError) -> Iterator[StreamItem]:
         """A failure in mid-stream."""
         ...
 
@@ -78,7 +81,7 @@ class ApiCall:
     """One HTTP request understood: what it asks of the session, and who renders the answer.
 
     more: further prompts; n: answers to each. The encoder gets the events of all answers, one after another.
-    on_prepared: told of all prompts before the first event.
+    lines: a stream is of JSON lines, not of server-sent events. on_prepared: told of all prompts before the first event.
     """
 
     request: ChatRequest | CompletionRequest
@@ -89,6 +92,7 @@ class ApiCall:
     )  # what is not met, or in a weaker sense than asked; sent as a header
     more: tuple[CompletionRequest, ...] = ()
     n: int = 1
+    lines: bool = False
     on_prepared: Callable[[Sequence[Prepared]], None] | None = None
 
 

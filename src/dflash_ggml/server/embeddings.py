@@ -48,16 +48,18 @@ class LlamaBody(Body):
 
 
 class EmbeddingEncoder:
-    """Collects the vectors of a request. `render` makes the body."""
+    """Collects the vectors of a request, cut to `size` numbers and normalised again. `render` makes the body."""
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, render: Render, size: int | None = None) -> None:
         self._render = render
+        self._size = size
         self._vectors: Vectors = []
         self.n_tokens = 0
 
     def feed(self, event: Any) -> Iterator[Any]:
         """Take the next vector; nothing is streamed."""
-        self._vectors.append(event)
+        short = self._size is not None and self._size < len(event)
+        self._vectors.append(normalised(event[: self._size]) if short else event)
         yield from ()
 
     def error(self, error: ApiError) -> Iterator[Any]:
@@ -79,6 +81,7 @@ class EmbeddingCall:
     truncate: bool = False
     normalise: bool = True
     stream: bool = False
+    lines: bool = False
 
 
 def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> EmbeddingCall:
@@ -86,22 +89,21 @@ def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> Embeddin
     notes = Notes(settings.strict)
     body = parse(EmbeddingBody, data, notes)
     model = settings.model(body.model)
-    size = body.dimensions or n_embd
-    if size > n_embd:
-        raise bad_request(f"dimensions: {size} is above the model's {n_embd}", "dimensions", "invalid_value")
+    if body.dimensions is not None and body.dimensions > n_embd:
+        message = f"dimensions: {body.dimensions} is above the model's {n_embd}"
+        raise bad_request(message, "dimensions", "invalid_value")
 
     def render(vectors: Vectors, n_tokens: int) -> dict[str, Any]:
-        cut = [normalised(v[:size]) for v in vectors] if size < n_embd else vectors
         data = [
             {"object": "embedding", "index": i, "embedding": _encoded(v, body.encoding_format)}
-            for i, v in enumerate(cut)
+            for i, v in enumerate(vectors)
         ]
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         return {"object": "list", "data": data, "model": model, "usage": usage}
 
     inputs = prompt_list(body.input)
     check_count(inputs, MAX_INPUTS, "input")
-    return EmbeddingCall(tuple(inputs), EmbeddingEncoder(render), notes)
+    return EmbeddingCall(tuple(inputs), EmbeddingEncoder(render, body.dimensions), notes)
 
 
 def read_llama_call(data: dict[str, Any], settings: Settings) -> EmbeddingCall:

@@ -70,6 +70,11 @@ def is_anthropic(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
+def is_ollama(path: str) -> bool:
+    """True for the paths of Ollama's API, whose clients expect {"error": message}."""
+    return path.startswith("/api/")
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request itself is wrong."""
     return ApiError(400, message, param, code)

@@ -27,6 +27,7 @@ HEAD_SECONDS = (
     5.0  # how long a stream's status line waits for the first event, so that early failures get a status
 )
 PING_SECONDS = 10.0  # comment lines that keep idle streams open through proxies
+NEVER_SECONDS = 1e9
 SHUTDOWN_SECONDS = 2.0  # between the end of draining and cutting the connections
 CLIENT_GONE = 499
 
@@ -78,6 +79,9 @@ class Reply(Protocol):
     @property
     def notes(self) -> Notes: ...
 
+    @property
+    def lines(self) -> bool: ...
+
 
 async def respond(
     request: Request,
@@ -113,7 +117,9 @@ async def respond(
         drain_seconds,
         content=_encoded(call, head, events),
         headers=headers,
-        ping=PING_SECONDS,
+        media_type="application/x-ndjson" if call.lines else "text/event-stream",
+        # a comment would be no JSON line
+        ping=NEVER_SECONDS if call.lines else PING_SECONDS,
         sep="\n",
         send_timeout=send_seconds,
     )

@@ -89,6 +89,11 @@ class Runner:
             "build_info": f"dflash-ggml-{version('dflash-ggml')}",
         }
 
+    def metadata(self) -> dict[str, Any]:
+        """The model file's keys with plain values."""
+        items = self.session.engine.metadata.items()
+        return {key: value for key, value in items if isinstance(value, (str, int, float))}
+
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")
 

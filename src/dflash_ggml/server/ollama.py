@@ -1,0 +1,432 @@
+"""Ollama's API: chats, completions, embeddings, and what its clients ask about models. Answers stream as JSON lines.
+
+Names and shapes are those of its documentation; a model is always loaded, so `keep_alive` and loading requests do nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ..errors import ConfigError
+from ..session.answer import Answer, Block
+from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallEnd, Usage
+from ..session.logprobs import chat_logprobs
+from ..session.requests import ChatRequest, CompletionRequest
+from ..text.grammar_spec import response_format_spec
+from .catalogue import timestamp
+from .dialect import ApiCall, Settings, dumps
+from .embeddings import MAX_INPUTS, EmbeddingCall, EmbeddingEncoder, Vectors
+from .errors import ApiError, bad_request
+from .harmless import QUIET_LABELS, QUIET_SAMPLING
+from .limits import check_count, check_stops
+from .llamacpp import SUFFIX_MARKS
+from .media import content_text
+from .notes import Notes
+from .offered import Offer, offer_openai
+from .openai_chat import Message
+from .runner import Runner
+from .schema import Body, Positive, SamplingFields, parse
+
+API_VERSION = "0.12.6"  # of the API that is modelled: clients refuse what they take for an old server
+# what sets up a model at loading, and does nothing to one that is loaded
+LOADING = frozenset(
+    (
+        *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap", "use_mlock"),
+        *("low_vram", "numa", "vocab_only", "penalize_newline", "f16_kv", "logits_all", "embedding_only"),
+    )
+)
+
+Format = Literal["json", ""] | dict[str, Any]
+Think = bool | str
+
+
+class OllamaOptions(SamplingFields):
+    """`options` of a request."""
+
+    quiet = QUIET_SAMPLING | LOADING
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+
+
+class OllamaBody(Body):
+    """What chats and completions share."""
+
+    quiet = QUIET_LABELS
+    model: str
+    stream: bool | None = None
+    format: Format | None = None
+    options: dict[str, Any] | None = None
+    think: Think | None = None
+    keep_alive: str | int | float | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class ChatBody(OllamaBody):
+    """The request to /api/chat."""
+
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateBody(OllamaBody):
+    """The request to /api/generate."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    images: list[str] | None = None
+    raw: bool | None = None
+
+
+class EmbedBody(Body):
+    """The request to /api/embed."""
+
+    quiet = QUIET_LABELS | {"options"}
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: Positive | None = None
+
+
+class EmbeddingsBody(Body):
+    """The request to /api/embeddings, which /api/embed replaced."""
+
+    quiet = QUIET_LABELS | {"options"}
+    model: str
+    prompt: str
+
+
+class ShowBody(Body):
+    """The request to /api/show."""
+
+    quiet = frozenset(("verbose",))
+    model: str | None = None
+    name: str | None = None
+
+
+def model_name(asked: str | None, settings: Settings) -> str:
+    """The name to report; ":latest" may follow it. Raises ApiError 404 for a name that is not served."""
+    if asked is not None and asked not in settings.names:
+        asked = asked.removesuffix(":latest")
+    return settings.model(asked)
+
+
+def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
+    """Validate a request to /api/chat; an answer at once where nothing is asked. Raises ApiError naming the field."""
+    notes = Notes(settings.strict)
+    body = parse(ChatBody, data, notes)
+    model = model_name(body.model, settings)
+    if not body.messages:
+        return {**_head(model), "message": {"role": "assistant", "content": ""}, **_loaded(body)}
+    check_count(body.messages, settings.limits.messages, "messages")
+    check_count(body.tools or (), settings.limits.tools, "tools")
+    offer = offer_openai(body.tools, notes)
+    options = _options(body, settings, notes)
+    request = ChatRequest(
+        messages=[_message(m, f"messages[{i}]", notes) for i, m in enumerate(body.messages)],
+        tools=offer.definitions,
+        response_format=_format(body.format),
+        enable_thinking=_think(body.think),
+        **options,
+    )
+    return ApiCall(request, ChatLines(model, offer), body.stream is not False, notes, lines=True)
+
+
+def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
+    """Validate a request to /api/generate; an answer at once where nothing is asked. Raises ApiError naming the field."""
+    notes = Notes(settings.strict)
+    body = parse(GenerateBody, data, notes)
+    model = model_name(body.model, settings)
+    if not body.prompt and not body.suffix:
+        return {**_head(model), "response": "", **_loaded(body)}
+    options = _options(body, settings, notes)
+    request: ChatRequest | CompletionRequest
+    if body.raw or body.suffix:
+        grammar = response_format_spec(_format(body.format))
+        request = CompletionRequest(
+            prompt=body.prompt, suffix=body.suffix or None, grammar=grammar, **options
+        )
+    else:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        prompt = _with_images(body.prompt, body.images, "images", notes)
+        request = ChatRequest(
+            messages=[*system, {"role": "user", "content": prompt}],
+            response_format=_format(body.format),
+            enable_thinking=_think(body.think),
+            **options,
+        )
+    return ApiCall(request, GenerateLines(model), body.stream is not False, notes, lines=True)
+
+
+def _options(body: OllamaBody, settings: Settings, notes: Notes) -> dict[str, Any]:
+    """The arguments of a request that `options` sets."""
+    options = parse(OllamaOptions, body.options or {}, notes, "options")
+    stops = [options.stop] if isinstance(options.stop, str) else options.stop or ()
+    limit = settings.max_tokens if options.num_predict is None else options.num_predict
+    return {
+        "sampling": options.sampling(settings.sampling),
+        "max_tokens": None if limit is None or limit < 0 else limit,
+        "stop": check_stops([s for s in stops if s], settings.limits, "options.stop"),
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        **options.endings(),
+    }
+
+
+def _format(given: Format | None) -> dict[str, Any] | None:
+    if not given:
+        return None
+    if isinstance(given, str):
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "response", "schema": given}}
+
+
+def _think(given: Think | None) -> bool | None:
+    """Levels are on: models here know on and off."""
+    return given if given is None or isinstance(given, bool) else given != "none"
+
+
+def _with_images(text: str, images: Any, where: str, notes: Notes) -> str:
+    """A text behind a line for each image, which says that it was left out."""
+    parts = [{"type": "image"}] * len(images or ()) + [{"type": "text", "text": text}]
+    return content_text(parts, where, notes, "\n\n") if images else text
+
+
+def _message(given: dict[str, Any], where: str, notes: Notes) -> dict[str, Any]:
+    """A message as the session takes it; raises ApiError naming the part that is malformed."""
+    images, thinking = given.get("images"), given.get("thinking")
+    if images is not None and not isinstance(images, list):
+        raise bad_request(f"{where}.images: a list is expected", f"{where}.images", "invalid_value")
+    known = {key: given[key] for key in ("role", "content", "tool_calls", "tool_call_id") if key in given}
+    message = parse(Message, known, notes, where).plain(where, notes)
+    message["content"] = _with_images(message["content"], images, f"{where}.images", notes)
+    if isinstance(thinking, str) and thinking:
+        message["reasoning_content"] = thinking
+    if isinstance(given.get("tool_name"), str):
+        message.setdefault("tool_call_id", given["tool_name"])
+    return message
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": timestamp(time.time())}
+
+
+def _loaded(body: OllamaBody) -> dict[str, Any]:
+    """The end of an answer to a request that only loads or unloads."""
+    return {"done": True, "done_reason": "unload" if body.keep_alive in (0, "0", "0s") else "load"}
+
+
+class _Lines:
+    """Renders an answer as JSON lines, or as one body."""
+
+    def __init__(self, model: str, offer: Offer | None = None) -> None:
+        self.answer = Answer()
+        self._model = model
+        self._offer = offer or Offer()
+        self._clock = time.monotonic()
+
+    def _said(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
+        """What a line or a body says: `text`, `thinking` or `calls`."""
+        raise NotImplementedError
+
+    def feed(self, event: Event) -> Iterator[bytes]:
+        """The lines of one event; it is added to `answer` first."""
+        self.answer.feed(event)
+        if isinstance(event, TextDelta):
+            yield self._line(**self._said(text=event.text), **self._logprobs(event.logprobs or ()))
+        elif isinstance(event, ReasoningDelta):
+            yield self._line(**self._said(thinking=event.text))
+        elif isinstance(event, ToolCallEnd):
+            yield self._line(**self._said(calls=self._calls(self.answer.tools[-1:])))
+        elif isinstance(event, Finish):
+            yield self._line(**self._said(), **self._end())
+
+    def error(self, error: ApiError) -> Iterator[bytes]:
+        """A failure in mid-stream."""
+        yield dumps({"error": error.message}).encode() + b"\n"
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer."""
+        answer = self.answer
+        said = self._said(text=answer.text, thinking=answer.reasoning, calls=self._calls(answer.tools))
+        return {**_head(self._model), **said, **self._logprobs(answer.logprobs), **self._end()}
+
+    def _line(self, **fields: Any) -> bytes:
+        return dumps({**_head(self._model), "done": False, **fields}).encode() + b"\n"
+
+    def _logprobs(self, entries: Any) -> dict[str, Any]:
+        logprobs = chat_logprobs(entries)
+        return {} if logprobs is None else {"logprobs": logprobs["content"]}
+
+    def _calls(self, blocks: Sequence[Block]) -> list[dict[str, Any]]:
+        """Tool calls under the client's names; one that the answer's end cut in two is left out."""
+        calls = []
+        for block in blocks:
+            try:
+                arguments = json.loads(block.text or "{}")
+            except ValueError:
+                continue
+            function = {"name": self._offer.own(block.name)[0], "arguments": arguments}
+            calls.append({"id": block.id, "function": function})
+        return calls
+
+    def _end(self) -> dict[str, Any]:
+        usage, finish = self.answer.done()
+        return {
+            "done": True,
+            "done_reason": "length" if finish.reason == "length" else "stop",
+            "total_duration": int(1e9 * (time.monotonic() - self._clock)),
+            "load_duration": 0,
+            **_durations(usage),
+        }
+
+
+def _durations(usage: Usage) -> dict[str, int]:
+    """Counts of tokens, and nanoseconds."""
+    return {
+        "prompt_eval_count": usage.prompt_n,
+        "prompt_eval_duration": int(1e6 * usage.prompt_ms),
+        "eval_count": usage.predicted_n,
+        "eval_duration": int(1e6 * usage.predicted_ms),
+    }
+
+
+class ChatLines(_Lines):
+    """Answers of /api/chat."""
+
+    def _said(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = list(calls)
+        return {"message": message}
+
+
+class GenerateLines(_Lines):
+    """Answers of /api/generate."""
+
+    def _said(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
+        return {"response": text} | ({"thinking": thinking} if thinking else {})
+
+
+def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
+    """Validate a request to /api/embed; raises ApiError naming the field."""
+    notes = Notes(settings.strict)
+    body = parse(EmbedBody, data, notes)
+    model = model_name(body.model, settings)
+    inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input)
+    check_count(inputs, MAX_INPUTS, "input")
+    clock = time.monotonic()
+
+    def render(vectors: Vectors, n_tokens: int) -> dict[str, Any]:
+        spent = int(1e9 * (time.monotonic() - clock))
+        counts = {"total_duration": spent, "load_duration": 0, "prompt_eval_count": n_tokens}
+        return {"model": model, "embeddings": [v.tolist() for v in vectors], **counts}
+
+    return EmbeddingCall(
+        inputs,
+        EmbeddingEncoder(render, body.dimensions),
+        notes,
+        truncate=body.truncate is not False,
+    )
+
+
+def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
+    """Validate a request to /api/embeddings; raises ApiError naming the field."""
+    notes = Notes(settings.strict)
+    body = parse(EmbeddingsBody, data, notes)
+    model_name(body.model, settings)
+
+    def render(vectors: Vectors, n_tokens: int) -> dict[str, Any]:
+        return {"embedding": vectors[0].tolist()}
+
+    return EmbeddingCall((body.prompt,), EmbeddingEncoder(render), notes, truncate=True)
+
+
+def read_show(data: dict[str, Any], settings: Settings) -> str:
+    """Validate a request to /api/show: the model's name."""
+    body = parse(ShowBody, data, Notes(settings.strict))
+    return model_name(body.model or body.name, settings)
+
+
+def show(runner: Runner, name: str) -> dict[str, Any]:
+    """The answer of /api/show."""
+    info = runner.info()
+    return {
+        "license": "",
+        "modelfile": f"# {name} is served by dflash-ggml from {info['model_path']}\n",
+        "parameters": "",
+        "template": info["chat_template"] or "",
+        "details": _details(info),
+        "model_info": runner.metadata(),
+        "capabilities": _capabilities(runner),
+    }
+
+
+def _capabilities(runner: Runner) -> list[str]:
+    found = ["completion"]
+    if all(runner.tokenizer.id_of(mark) is not None for mark in SUFFIX_MARKS):
+        found.append("insert")
+    try:
+        template = runner.session.templates.of(None)[0]
+    except ConfigError:  # the file has none
+        return found
+    return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
+
+
+def _details(info: dict[str, Any]) -> dict[str, Any]:
+    family = info.get("architecture", "")
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": _size(info.get("n_params", 0)),
+        "quantization_level": info.get("file_type", "unknown"),
+    }
+
+
+def _size(n: int) -> str:
+    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.2f}M"
+
+
+def _entry(name: str, runner: Runner | None, settings: Settings) -> dict[str, Any]:
+    info = runner.info() if runner is not None else {}
+    size = info.get("model_size", 0)
+    # clients only compare digests: of the name and size, so that nobody reads gigabytes for it
+    digest = hashlib.sha256(f"{info.get('model_path')}:{size}".encode()).hexdigest()
+    modified = timestamp(settings.created)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified,
+        "size": size,
+        "digest": digest,
+        "details": _details(info),
+    }
+
+
+def tags(runner: Runner | None, settings: Settings) -> dict[str, Any]:
+    """The answer of /api/tags."""
+    return {"models": [_entry(name, runner, settings) for name in settings.names]}
+
+
+def running(runner: Runner | None, settings: Settings) -> dict[str, Any]:
+    """The answer of /api/ps: the served model, which never expires."""
+    if runner is None:
+        return {"models": []}
+    entry = _entry(settings.names[0], runner, settings)
+    loaded = {"expires_at": timestamp(1 << 35), "size_vram": entry["size"], "context_length": runner.n_ctx}
+    return {"models": [{**entry, **loaded}]}
+
+
+def version(runner: Runner | None, settings: Settings) -> dict[str, Any]:
+    """The answer of /api/version."""
+    return {"version": API_VERSION}
