@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 
@@ -148,11 +149,22 @@ class ScriptedRunner:
         text = getattr(request, "prompt", "")
         return Prepared(request, text if isinstance(text, str) else "", (0,) * n)
 
+    def render(self, request: Any) -> str:
+        return str(self.count(request))
+
+    def text_tokens(self, text: Any, truncate: bool) -> tuple[int, ...]:
+        """As many tokens as it has characters, or as it is long."""
+        return self.prepare(CompletionRequest(prompt=text)).ids
+
+    def embed(self, ids: Any, cancelled: Callable[[], bool]) -> Any:
+        return np.arange(1, 9, dtype=np.float32)
+
     def info(self) -> dict[str, Any]:
         return {
             "model_path": "toy.gguf",
             "model_size": 4096,
             "n_ctx": self.n_ctx,
+            "n_embd": 8,
             "n_vocab": 300,
             "has_draft": True,
             "mode": "auto",
