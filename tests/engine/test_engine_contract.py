@@ -35,6 +35,20 @@ def test_prefill_appends_and_leaves_logits(contracted: Any) -> None:
     assert not np.array_equal(fresh(contracted, [3, 1, 4, 1, 6]).logits, row)
 
 
+def test_prefill_tells_every_row(contracted: Any) -> None:
+    """The rows after each token of several batches are those of one token at a time, and the state is the same."""
+    ids, rows, alone = [i % 50 for i in range(40)], [], []
+    contracted.prefill(ids[:3])
+    contracted.prefill(ids[3:], take_row=rows.append)
+    said = text(contracted, max_tokens=8)
+    contracted.reset()
+    for token in ids:
+        contracted.prefill([token])
+        alone.append(contracted.logits.copy())
+    np.testing.assert_allclose(rows, alone[3:], atol=2e-4)
+    assert text(contracted, max_tokens=8) == said
+
+
 def test_tokens_are_a_copy(contracted: Any) -> None:
     contracted.prefill(PROMPT)
     contracted.tokens.append(9)

@@ -208,7 +208,7 @@ class FakeEngine:
             self._tokens, self._state, self.pending, self._logits = [], 0, None, None
             self._torn = False
 
-    def prefill(self, ids: Sequence[int], progress=None, should_stop=None) -> None:
+    def prefill(self, ids: Sequence[int], progress=None, should_stop=None, take_row=None) -> None:
         with self._owning("prefill"):
             self._usable()
             wanted = len(self._tokens) + len(ids)
@@ -228,7 +228,10 @@ class FakeEngine:
                 part = [int(i) for i in ids[at : at + self.config.n_batch]]
                 done = at + len(part)
                 with self._pass():
+                    before, state = self.tokens, self._state
                     row = self._run(part)
+                    for n in range(1, len(part) + 1) if take_row else ():
+                        take_row(self._row([*before, *part[:n]], _hashed(state, part[:n])))
                     self.n_prefilled += len(part)
                     self._logits = row if done == len(ids) else None
                 if progress is not None:

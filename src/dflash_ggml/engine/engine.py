@@ -119,9 +119,11 @@ class Engine:
         ids: Items[int],
         progress: Callable[[int, int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
+        take_row: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         """Append `ids` to the committed tokens, `n_batch` at a time; `progress(done, total)` in tokens.
 
+        take_row gets the logits float32 [n_vocab] after every token; a batch's lie on the device together, so give few ids.
         With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
         Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary.
         """
@@ -141,21 +143,26 @@ class Engine:
                     return
                 part = ids[at : at + self.config.n_batch]
                 is_last = at + len(part) == len(ids)
-                self._guarded(partial(self._prefill_batch, part, is_last))
+                self._guarded(partial(self._prefill_batch, part, is_last, take_row))
                 if progress:
                     progress(at + len(part), len(ids))
 
-    def _prefill_batch(self, ids: Items[int], is_last: bool) -> None:
+    def _prefill_batch(
+        self, ids: Items[int], is_last: bool, take_row: Callable[[np.ndarray], None] | None
+    ) -> None:
         sequence, append = self.sequence, self.drafter.append if self.drafter else None
         self.stepper.make_room(sequence, len(ids))
         sequence.torn, self._rows = True, ()
-        graph = self.passes.linear(sequence, ids, append)
+        graph = self.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
         if self.drafter:
             self.drafter.prefilled(sequence, len(ids), append is not None)
         sequence.tokens.extend(ids)
         sequence.torn = False
+        rows = [self.passes.logits_row(graph, i) for i in range(len(ids))] if take_row else []
         if is_last:
-            sequence.logits = self.passes.logits_row(graph)
+            sequence.logits = rows[-1] if rows else self.passes.logits_row(graph)
+        for row in rows:
+            take_row(row)  # type: ignore[misc]
 
     def _take_in(self) -> None:
         """Let the draft see the last committed tokens before anything else is committed behind them."""
@@ -207,7 +214,7 @@ class Engine:
                 if should_stop and should_stop():
                     return
                 part = ids[at : at + self.config.n_batch]
-                take(self.passes.hidden_rows(self.passes.linear(other, part, hidden=True)))
+                take(self.passes.hidden_rows(self.passes.linear(other, part, outputs="hidden")))
                 other.tokens.extend(part)
         finally:
             tensors.write(saved)

@@ -19,7 +19,7 @@ from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Workspace
 from ..ggml.weights import Weights
-from ..models.target import Append, Batch, Reduction, Target
+from ..models.target import Append, Batch, Outputs, Reduction, Target
 from ..state.kv import kv_bucket
 from ..state.mask import HIDDEN, SlotMask
 from ..state.state import TargetState, commit_graph
@@ -110,12 +110,12 @@ class TargetPasses:
         append: Append | None = None,
         column: int | None = None,
         watch: Watch | None = None,
-        hidden: bool = False,
+        outputs: Outputs = "last",
     ) -> Graph:
         """Run `ids` behind the committed tokens and advance the state; the graph gives the last token's logits and choice.
 
         append: lets the draft take in these tokens in the same pass. column: where to keep a single token's features.
-        watch: reduce the logits, for `reduced`. hidden: the graph gives every token's hidden state instead.
+        watch: reduce the logits, for `reduced`. outputs: or those of every token, or all hidden states.
         """
         n, slots = len(ids), sequence.slots(len(ids))
         self.ensure_rows(slots.stop)
@@ -124,9 +124,9 @@ class TargetPasses:
         taps = self.taps if feeds else ()
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
-            ("linear", n, n_kv, feeds, reduction, hidden),
+            ("linear", n, n_kv, feeds, reduction, outputs),
             lambda: self.target.build(
-                Batch(n, n_kv, None, taps, append, reduction, hidden), self.state, self.weights
+                Batch(n, n_kv, None, taps, append, reduction, outputs), self.state, self.weights
             ),
         )
         steps = np.arange(n, dtype=np.int32)

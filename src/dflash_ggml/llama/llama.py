@@ -175,7 +175,7 @@ class Llama(LlamaEmbeddings):
         """Continue a text (or token list): one dict, or with stream=True an iterator of chunks.
 
         max_tokens None or <= 0 fills the context. logprobs: how many alternatives per token; with echo the prompt's
-        own are reported too, at the cost of one target pass per prompt token. suffix needs a model with
+        own are reported too, and the prompt is read anew. suffix needs a model with
         fill-in-the-middle tokens. tfs_z has no effect, as in llama-cpp-python. mode, budget: speculation for this
         call. on_step sees every engine step. The last chunk and the dict carry `usage` and `timings`.
         Raises ContextOverflowError, ConfigError (both ValueErrors), with stream=True at the first next().

@@ -204,10 +204,10 @@ class Qwen35(Target):
             x = g.add(swiglu(g, w, name, y), x)
             taps.take(i, x)
         taps.finish()
-        if batch.hidden:
+        if batch.outputs == "hidden":
             g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
             return g
-        if batch.mask is None and batch.columns > 1:
+        if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
             x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
         logits_and_choice(g, w, self.head_name, x, eps, batch.reduction)
         return g

@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..files.gguf import GGUFFile
 from ..ggml.graph import Graph
 from ..state.mask import SlotMask
 from ..state.spec import StateSpec
 from ..state.state import TargetState
+
+Outputs = Literal["last", "every", "hidden"]
 
 # (graph, features [n_taps * D, n], positions int32 [n], cache rows int32 [n]): let the draft take in these tokens
 Append = Callable[[Graph, Any, Any, Any], object]
@@ -40,7 +42,7 @@ class Batch:
     taps: layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in the same
     graph, or, for a single token without `append`, to the column of the state's features that the input `column` names.
     reduction: also declare the output `reduced`.
-    hidden: of a linear batch, declare the output `hidden` instead of logits and choice.
+    outputs: of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
     """
 
     columns: int
@@ -49,7 +51,7 @@ class Batch:
     taps: tuple[int, ...] = ()
     append: Append | None = None
     reduction: Reduction | None = None
-    hidden: bool = False
+    outputs: Outputs = "last"
 
 
 class Target(ABC):
@@ -83,8 +85,8 @@ class Target(ABC):
         each `columns`, and for a linear batch also path (0, 1, ...); `mask` float16 [n_kv, columns] or those of a tree's
         mask; `column` int32 [1] where a single token's features are kept.
         Outputs: logits float32 [n_vocab, columns] and choice int32 [columns], the best of each; of a linear batch only
-        those of the last token. With a reduction also its inputs and output (see layers.reduced_logits). With `hidden` only
-        that: float32 [n_embd, columns], what the output matrix would be multiplied with.
+        those of the last token unless it asks for every one. With a reduction also its inputs and output (see
+        layers.reduced_logits). `hidden` float32 [n_embd, columns] is what the output matrix would be multiplied with.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..session.answer import Answer
-from ..session.events import Usage
+from ..session.events import Usage, WidthUse
 from ..session.prompts import Prepared
 from .errors import bad_request
 
@@ -44,12 +44,25 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
     }
     times = {name: sum(getattr(u, name) for u in usages) for name in ("prompt_ms", "predicted_ms")}
     first = usages[::n]
-    budget = max(u.budget for u in usages)
+    by_width: dict[int, list[WidthUse]] = {}
+    for use in (use for u in usages for use in u.widths):
+        by_width.setdefault(use.nodes, []).append(use)
+    widths = (
+        WidthUse(
+            nodes,
+            sum(u.steps for u in uses),
+            sum(u.tokens for u in uses),
+            sum(u.ms for u in uses),
+            uses[-1].predicted_ms,
+        )
+        for nodes, uses in sorted(by_width.items())
+    )
     return Usage(
         prompt_n=sum(u.prompt_n for u in first),
         cached_n=sum(u.cached_n for u in first),
         mode=usages[0].mode,
-        budget=budget,
+        budget=max(u.budget for u in usages),
+        widths=tuple(widths),
         **counts,
         **times,
     )

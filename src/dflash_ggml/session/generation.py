@@ -127,14 +127,16 @@ class Generation:
         decoder = tokenizer.stream(special=tokenizer.decode(self._ids, special=True) == self._prompt_text)
         entries: list[TokenLogprob] = []
         row, offset = None, 0
-        for i, (token, next_row) in enumerate(zip(self._ids, self._state.rows(self._ids), strict=True)):
-            if row is None:
-                entries.append(TokenLogprob(token, tokenizer.piece(token), None, (), offset))
-            else:
-                entries.append(token_logprob(tokenizer, row, token, n_top, offset))
-            offset += len(decoder.feed([token]))
-            row = next_row.copy()
-            yield Progress("prefill", i + 1, len(self._ids))
+        for rows in self._state.rows(self._ids):
+            for next_row in rows:
+                token = self._ids[len(entries)]
+                if row is None:
+                    entries.append(TokenLogprob(token, tokenizer.piece(token), None, (), offset))
+                else:
+                    entries.append(token_logprob(tokenizer, row, token, n_top, offset))
+                offset += len(decoder.feed([token]))
+                row = next_row
+            yield Progress("prefill", len(entries), len(self._ids))
             if self._should_stop is not None and self._should_stop():
                 self._reason = "cancelled"
                 break

@@ -63,7 +63,7 @@ class CompletionRequest(GenerationOptions):
 
     suffix: ask for what belongs between prompt and suffix (suffix_first: show the model the suffix first; files: others that
     it sees before both, `filename` and `text`).
-    prompt_logprobs: also report the prompt's own tokens; costs one target pass per prompt token.
+    prompt_logprobs: also report the prompt's own tokens; nothing of it is then taken from the prefix cache.
     """
 
     prompt: str | Sequence[int | str]
