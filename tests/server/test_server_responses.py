@@ -116,6 +116,32 @@ def test_previous_response(client: Any, runner: ScriptedRunner) -> None:
     assert caught.value.code == "previous_response_not_found"
 
 
+def test_reasoning_comes_back_sealed_where_the_client_sends_nothing_else_of_it(
+    client: Any, runner: ScriptedRunner
+) -> None:
+    runner.script = lambda request: thoughtful()
+    first = client.responses.create(model="toy", input="Hi", include=["reasoning.encrypted_content"])
+    sealed = first.output[0].encrypted_content
+    items = [*HI, {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": sealed}]
+    client.responses.create(model="toy", input=[*items, first.output[1]])
+    assert runner.requests[1].messages[1]["reasoning_content"] == "Let me think."
+    assert client.responses.create(model="toy", input="Hi").output[0].encrypted_content is None
+
+
+def test_items_of_stored_responses_can_be_referred_to(client: Any, runner: ScriptedRunner) -> None:
+    runner.script = lambda request: calling()
+    output = client.responses.create(model="toy", input="Hi", tools=[TOOL]).output
+    references = [{"type": "item_reference", "id": item.id} for item in output]
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "sun"} for item in output[2:]
+    ]
+    client.responses.create(model="toy", input=[*HI, *references, *results], tools=[TOOL])
+    messages = runner.requests[1].messages
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+    assert messages[1]["content"] == "One moment." and len(messages[1]["tool_calls"]) == 2
+    assert messages[1]["reasoning_content"] == "I need the weather."
+
+
 def test_store_forgets_the_oldest() -> None:
     store = ResponseStore(limit=3)
     for i in range(5):

@@ -1,0 +1,143 @@
+"""Tools of all kinds as the model sees them, and calls as clients expect them back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the server extra is not installed")
+
+from dflash_ggml.server.errors import ApiError
+from dflash_ggml.server.notes import Notes
+from dflash_ggml.server.offered import (
+    call_arguments,
+    choose,
+    free_text,
+    offer_anthropic,
+    offer_openai,
+    pick,
+    shell_action,
+)
+from dflash_ggml.session.requests import NamedTool
+from dflash_ggml.text.tools import check_tools
+
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+SPACE = {"type": "namespace", "name": "maths", "tools": [ADD, {"type": "custom", "name": "prove"}]}
+
+
+def test_names_of_a_namespace_are_told_apart() -> None:
+    offer = offer_openai([ADD, SPACE, {**SPACE, "name": "mcp__x__"}], Notes())
+    assert list(offer.tools) == ["add", "maths__add", "maths__prove", "mcp__x__add", "mcp__x__prove"]
+    assert offer.own("maths__add") == ("add", "maths") and offer.own("invented") == ("invented", None)
+    assert (offer.kind("maths__prove"), offer.kind("invented")) == ("custom", "function")
+    assert set(check_tools(offer.definitions)) == set(offer.tools)
+
+
+def test_the_first_of_two_tools_with_a_name_stays() -> None:
+    notes = Notes()
+    other = {**ADD, "description": "another"}
+    assert (
+        offer_openai([ADD, ADD, other], notes).tools["add"].definition["function"].get("description") is None
+    )
+    assert notes.header == "ignored: tools[2] (a second add)"
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "function"}, "tools[0].name"),
+        ({"type": "function", "function": {"name": 3}}, "tools[0].function.name"),
+        ({"type": "custom", "custom": {}}, "tools[0].custom.name"),
+        ({"type": "namespace", "name": "n", "tools": [{}]}, "tools[0].tools[0].name"),
+        ({"type": 3}, "tools[0].type"),
+        ({"name": "f", "parameters": "none"}, "tools[0].parameters"),
+    ],
+)
+def test_malformed_tools_are_named(tool: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        offer_openai([tool], Notes())
+    assert caught.value.param == param
+
+
+def test_tools_that_a_type_stands_for() -> None:
+    notes = Notes()
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20241022", "name": "str_replace_editor"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {"type": "memory_20250818", "name": "memory"},
+        {"type": "computer_20250124", "name": "computer", "display_width_px": 1},
+        {"type": "mcp_toolset", "mcp_server_name": "m"},
+    ]
+    offer = offer_anthropic(tools, notes)
+    assert list(offer.tools) == ["bash", "str_replace_editor", "str_replace_based_edit_tool", "memory"]
+    schemas = check_tools(offer.definitions)
+    assert "undo_edit" in schemas["str_replace_editor"]["properties"]["command"]["enum"]
+    assert "undo_edit" not in schemas["str_replace_based_edit_tool"]["properties"]["command"]["enum"]
+    assert notes.header == (
+        "ignored: tool computer_20250124 (nothing here runs it), tool mcp_toolset (nothing here runs it)"
+    )
+
+
+def test_a_choice_of_a_tool_that_was_left_out_leaves_the_choice_to_the_model() -> None:
+    notes = Notes()
+    offer = offer_openai([{"type": "web_search"}], notes)
+    assert choose({"type": "web_search"}, offer, notes)[1] == "auto"
+    assert choose("required", offer, notes)[1] == "auto"
+    assert "tool_choice" in notes.header
+    with pytest.raises(ApiError, match="'other' is not among"):
+        choose({"type": "function", "name": "other"}, offer, notes)
+
+
+def test_choices_name_a_tool_by_its_own_name() -> None:
+    offer, notes = offer_openai([SPACE], Notes()), Notes()
+    assert choose({"type": "function", "name": "add"}, offer, notes)[1] == NamedTool("maths__add")
+    chosen = {"type": "function", "name": "add", "namespace": "maths"}
+    assert choose(chosen, offer, notes)[1] == NamedTool("maths__add")
+    some, choice = choose({"type": "allowed_tools", "mode": "auto", "tools": [chosen]}, offer, notes)
+    assert (list(some.tools), choice) == (["maths__add"], "auto")
+    with pytest.raises(ApiError, match="none of auto"):
+        pick("sometimes", None, offer, notes)
+
+
+def test_a_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
+    flat = {
+        "type": "custom",
+        "name": "p",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "a+"},
+    }
+    nested = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    for tool in (flat, {"type": "custom", "custom": {"name": "p", "format": nested}}):
+        definition = offer_openai([tool], Notes()).definitions[0]
+        assert "regex grammar:\na+" in json.dumps(definition).replace("\\n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "{}"),
+        ("", "{}"),
+        ({"a": 1}, '{"a":1}'),
+        ('{"a": 1}', '{"a": 1}'),
+        ('{"a": ', '{"input":"{\\"a\\": "}'),
+        ("[1]", '{"input":"[1]"}'),
+        (3, '{"input":"3"}'),
+    ],
+)
+def test_arguments_of_earlier_calls_are_always_an_object(given: Any, text: str) -> None:
+    assert call_arguments(given) == text
+
+
+def test_calls_go_back_in_their_own_shape() -> None:
+    assert free_text('{"input": "a\\nb"}') == "a\nb"
+    assert free_text('{"input": "a') == '{"input": "a' and free_text("[]") == "[]"
+    shell = {"type": "exec", "command": ["ls"], "env": {}}
+    assert shell_action('{"command": ["ls"]}') == shell
+    assert shell_action('{"command": "ls | wc", "timeout_ms": 9}') == {
+        **shell,
+        "command": ["bash", "-lc", "ls | wc"],
+        "timeout_ms": 9,
+    }
+    assert shell_action('{"comm') == {**shell, "command": []}
