@@ -20,17 +20,30 @@ from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 from reference.server_kit import ScriptedRunner, application, calling
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+THOUGHT = {"type": "thinking", "thinking": "t"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "toy",
         "messages": [
             {"role": "system", "content": "s"},
-            {"role": "user", "content": [{"type": "text", "text": "u"}]},
-            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "u"}, {"type": "image_url", "image_url": {}}],
+            },
+            {"role": "assistant", "content": None, "tool_calls": [CALL], "thinking_blocks": [THOUGHT]},
             {"role": "tool", "tool_call_id": "c", "content": "r"},
+            {"role": "developer", "content": "d"},
         ],
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": SCHEMA}},
+            {
+                "type": "custom",
+                "custom": {"name": "g", "format": {"type": "grammar", "grammar": {"syntax": "lark"}}},
+            },
+        ],
+        "stop_token_ids": [3],
+        "reasoning": {"effort": "low"},
         "tool_choice": {"type": "function", "function": {"name": "f"}},
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
         "stream": True,
@@ -60,8 +73,16 @@ REQUESTS: dict[str, dict[str, Any]] = {
             },
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c", "output": "r"},
+            {"type": "local_shell_call", "call_id": "d", "action": {"type": "exec", "command": ["ls"]}},
+            {"type": "local_shell_call_output", "call_id": "d", "output": "r"},
+            {"type": "item_reference", "id": "i"},
+            {"type": "additional_tools", "tools": [{"type": "local_shell"}]},
         ],
-        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": None}],
+        "tools": [
+            {"type": "function", "name": "f", "parameters": SCHEMA, "strict": None},
+            {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "g"}]},
+            {"type": "web_search"},
+        ],
         "tool_choice": {"type": "function", "name": "f"},
         "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
         "reasoning": {"effort": "low"},
@@ -80,9 +101,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
                     {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "b"}},
                 ],
             },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]},
+                    {"type": "document", "title": "t", "source": {"type": "text", "data": "d"}},
+                    {"type": "search_result", "content": [{"type": "text", "text": "s"}]},
+                ],
+            },
+            {"role": "system", "content": "s"},
         ],
-        "tools": [{"name": "f", "input_schema": SCHEMA}],
+        "tools": [{"name": "f", "input_schema": SCHEMA}, {"type": "bash_20250124", "name": "bash"}],
+        "context_management": {"edits": []},
         "tool_choice": {"type": "any"},
         "stream": True,
     },

@@ -60,6 +60,7 @@ def chat(http: TestClient, **fields: Any) -> Any:
         ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
         ({"n_probs": 3}, {"logprobs": 3}),
         ({"max_tokens": -1}, {"max_tokens": None}),
+        ({"max_tokens": 7.0}, {"max_tokens": 7}),
         ({"json_schema": SCHEMA}, {"grammar": GrammarSpec("json_schema", json.dumps(SCHEMA))}),
         ({"guided_json": json.dumps(SCHEMA)}, {"grammar": GrammarSpec("json_schema", json.dumps(SCHEMA))}),
         ({"guided_regex": "a+"}, {"grammar": GrammarSpec("regex", "a+")}),

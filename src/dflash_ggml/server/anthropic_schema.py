@@ -10,7 +10,7 @@ from .dialect import dumps
 from .harmless import IDLE_MESSAGES, QUIET_MESSAGES
 from .media import content_text, part_text, thoughts
 from .notes import Notes
-from .schema import Body, Positive, Probability, Speculation, Temperature, parse
+from .schema import Body, Positive, Probability, Speculation, Temperature, Whole, parse
 
 BILLING = "x-anthropic-billing-header:"  # Claude Code's label in the system prompt, other with every request
 
@@ -80,7 +80,7 @@ class MessagesBody(CountBody):
     stop_sequences: list[str] | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     dflash: Speculation | None = None
 
 

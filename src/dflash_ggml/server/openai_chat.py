@@ -29,10 +29,10 @@ from .media import content_text, thoughts
 from .notes import Notes
 from .offered import Offer, call_arguments, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
-from .schema import Body, Count, Options, SamplingFields, parse, unsupported
+from .schema import Body, Count, Options, SamplingFields, Whole, parse, unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-Limit = Annotated[int, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
+Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
 
 
 class CallFunction(Body):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..session.requests import GrammarSpec
@@ -19,12 +19,18 @@ from .notes import Notes
 
 M = TypeVar("M", bound="Body")
 
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]  # 5.0 too, which some languages write for 5
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Temperature = Annotated[float, Field(ge=0.0, le=5.0)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=-1, lt=1 << 64)]
+Count = Annotated[Whole, Field(ge=0)]
+Positive = Annotated[Whole, Field(ge=1)]
+Seed = Annotated[Whole, Field(ge=-1, lt=1 << 64)]
 Token = Annotated[int, Field(ge=0)]
 LogitPair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 
@@ -67,7 +73,7 @@ class SamplingFields(Body):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | list[LogitPair] | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: Probability | None = None
     typical_p: Probability | None = None
     repeat_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
