@@ -90,6 +90,16 @@ def test_stream_equals_body(client: Any, runner: ScriptedRunner, script: Any) ->
     assert text == whole.output_text
 
 
+def test_an_answer_that_says_nothing_is_an_empty_message(client: Any, runner: ScriptedRunner) -> None:
+    thought = [e for e in thoughtful() if not isinstance(e, TextDelta)]
+    for script, kinds in ((plain(""), ["message"]), (thought, ["reasoning", "message"])):
+        runner.script = lambda request, script=script: script
+        whole = client.responses.create(model="toy", input="Hi")
+        assert [item.type for item in whole.output] == kinds and whole.output_text == ""
+        events = list(client.responses.create(model="toy", input="Hi", stream=True))
+        assert [item.type for item in events[-1].response.output] == kinds
+
+
 def test_tool_items(client: Any, runner: ScriptedRunner) -> None:
     runner.script = lambda request: calling()
     response = client.responses.create(model="toy", input="Hi", tools=[TOOL], store=False)

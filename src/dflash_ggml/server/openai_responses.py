@@ -112,6 +112,8 @@ class ResponseEncoder:
         return data_event({"type": kind, "sequence_number": self._sequence, **fields}, event=kind)
 
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+        if isinstance(event, Finish) and event.reason != "length" and not self._has_said():
+            yield from self.feed(TextDelta(""))  # clients look for a message, be it an empty one
         blocks = len(self.answer.blocks)
         # Items close before the next block joins the answer, so that the last block is always the open one.
         if isinstance(event, (ToolCallBegin, Finish)) or self._changes_kind(event):
@@ -137,6 +139,9 @@ class ResponseEncoder:
             status = "incomplete" if event.reason == "length" else "completed"
             self._remember(response := self._response(status))
             yield self._event(f"response.{status}", response=response)
+
+    def _has_said(self) -> bool:
+        return any(block.kind != "reasoning" for block in self.answer.blocks)
 
     def _changes_kind(self, event: Any) -> bool:
         kind = {TextDelta: "text", ReasoningDelta: "reasoning"}.get(type(event))
