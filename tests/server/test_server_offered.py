@@ -41,7 +41,7 @@ def test_the_first_of_two_tools_with_a_name_stays() -> None:
     assert (
         offer_openai([ADD, ADD, other], notes).tools["add"].definition["function"].get("description") is None
     )
-    assert notes.header == "ignored: tools[2] (a second add)"
+    assert notes.header == "ignored: tools[] (a second add)"
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,14 @@ def test_notes_are_one_short_line_of_ascii(http: TestClient) -> None:
     assert notes.startswith("ignored: na?ve??x-evil: 1, field_0, ")
 
 
+def test_what_is_true_of_many_messages_is_said_once(http: TestClient) -> None:
+    messages = [*ASK, *({"role": "critic", "content": str(i)} for i in range(3))]
+    tools = [{"type": "function", "odd": i, "function": {"name": f"f{i}"}} for i in range(3)]
+    body = {"messages": messages, "tools": tools}
+    notes = http.post("/v1/chat/completions", json=body).headers["x-dflash-notes"]
+    assert notes.count("'critic'") == 1 and notes.endswith("; ignored: tools[].odd")
+
+
 def test_any_model_name_is_answered_and_the_served_one_reported(
     client: Any, strict: Any, runner: ScriptedRunner
 ) -> None:

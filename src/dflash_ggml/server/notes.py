@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from .errors import bad_request
 
 HEADER = "x-dflash-notes"
 MOST = 512  # characters of the header
+_INDEX = re.compile(r"\[\d+\]")  # what is true of many messages is said once
 _NAME = 64  # characters of a name that the client made up
 
 
@@ -26,7 +28,7 @@ class Notes:
             raise bad_request(
                 f"{param}: {why or 'this field is not supported here'}", param, "unsupported_parameter"
             )
-        self._ignored.setdefault(_plain(param[:_NAME]), why)
+        self._ignored.setdefault(_plain(_INDEX.sub("[]", param)[:_NAME]), why)
 
     def leave_out(self, what: str, param: str) -> None:
         """A piece of the conversation that the model cannot read: an image, a document."""
@@ -38,7 +40,7 @@ class Notes:
         """Something that is met in a weaker sense than asked, and was never met by a strict server."""
         if self.strict:
             raise bad_request(f"{param}: {text}", param, "unsupported_value")
-        self.say(f"{param}: {text}")
+        self.say(f"{_INDEX.sub('[]', param)}: {text}")
 
     def say(self, text: str) -> None:
         """Something that is met in a weaker sense, on strict servers too."""
