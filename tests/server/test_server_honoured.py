@@ -219,3 +219,19 @@ def test_a_grammar_ends_an_answer_that_may_not_end(toy: tuple[TestClient, FakeEn
     http, _ = toy
     answer = chat(http, enable_thinking=False, max_tokens=30, ignore_eos=True, guided_choice=["yes", "no"])
     assert answer["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+def test_a_prompt_that_does_not_fit_says_by_how_much(toy: tuple[TestClient, FakeEngine]) -> None:
+    """Whoever finds out first, the tokeniser on its way or the count at the end."""
+    http, engine = toy
+    bare = http.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 1}).json()["usage"][
+        "prompt_tokens"
+    ]
+    for n in (engine.n_ctx - bare + 2, 50 * engine.n_ctx):
+        messages = [{"role": "user", "content": "x" * n}]
+        response = http.post("/v1/chat/completions", json={"messages": messages})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["type"] == "exceed_context_size_error"
+        assert error["n_prompt_tokens"] >= error["n_ctx"] == engine.n_ctx
+        response = http.post("/v1/messages", json={"model": "m", "max_tokens": 1, "messages": messages})
+        assert response.json()["error"]["message"].startswith("prompt is too long: ")

@@ -29,6 +29,7 @@ def b64(kind: str, data: str) -> dict[str, Any]:
         ({"type": "output_text", "text": "o", "annotations": [1]}, "o"),
         ({"type": "refusal", "refusal": "no"}, "no"),
         ({"type": "thinking", "thinking": "t"}, ""),
+        ({"type": "tool_reference", "tool_name": "Edit"}, "The tool Edit can be used now."),
         ({"type": "document", "source": b64("text/plain; charset=utf-8", CLOUDS)}, "Wölkchen"),
         ({"type": "document", "title": "T", "source": {"type": "text", "data": "d"}}, "T\nd"),
         (

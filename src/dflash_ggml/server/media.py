@@ -123,11 +123,18 @@ def _search_result(part: dict[str, Any], where: str, notes: Notes) -> str | None
     return _titled(part, content_text(part.get("content"), f"{where}.content", notes, "\n"))
 
 
+def _tool_reference(part: dict[str, Any], where: str, notes: Notes) -> str | None:
+    """What a search among tools found: all of them are offered here from the start."""
+    name = part.get("tool_name")
+    return f"The tool {name} can be used now." if isinstance(name, str) else None
+
+
 _READERS: dict[str, Callable[[dict[str, Any], str, Notes], str | None]] = {
     "document": _document,
     "file": _file,
     "input_file": _file,
     "search_result": _search_result,
+    "tool_reference": _tool_reference,
 }
 
 

@@ -69,7 +69,9 @@ class Session:
             prepared = self.prompts.make(request, most=engine.n_ctx - 1)
         except TooManyTokens as error:
             raise ContextOverflowError(
-                f"Requested tokens (at least {error.found}) exceed context window of {engine.n_ctx}"
+                f"Requested tokens (at least {error.found}) exceed context window of {engine.n_ctx}",
+                error.found,
+                engine.n_ctx,
             ) from None
         if len(prepared.ids) >= engine.n_ctx:
             n = len(prepared.ids)
