@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import http.client as http_client
+import json
 import math
+import threading
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,8 +21,10 @@ from starlette.testclient import TestClient  # noqa: E402
 from dflash_ggml.server.app import create_app, make_service  # noqa: E402
 from dflash_ggml.server.dialect import Settings  # noqa: E402
 from dflash_ggml.server.runner import Runner  # noqa: E402
+from dflash_ggml.session.events import Begin  # noqa: E402
 from dflash_ggml.session.session import Session  # noqa: E402
 from reference.fake_engine import FakeEngine  # noqa: E402
+from reference.server_kit import ScriptedRunner, plain, service, serving, wait_until  # noqa: E402
 
 ASK = [{"role": "user", "content": "Weather?"}]
 
@@ -168,3 +175,47 @@ def test_a_json_format_binds_a_completion(client: Any) -> None:
         model="toy", prompt="Once", max_tokens=60, seed=1, extra_body={"response_format": wanted}
     )
     assert answer.choices[0].text.lstrip().startswith("{")
+
+
+def test_other_clients_come_between_the_choices() -> None:
+    """A request of many answers is one of many requests, for those who wait."""
+    gate = threading.Event()
+
+    def gated(request: Any) -> Iterator[Any]:
+        yield Begin(1, 0)
+        gate.wait(60)
+        yield from plain()[1:]
+
+    runner = ScriptedRunner(gated)
+    made = service(runner, keys=["one", "two"], queue_limit=1)
+    with serving(create_app(made)) as port, ThreadPoolExecutor() as pool:
+
+        def post(key: str, prompt: str, **more: Any) -> Any:
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/completions",
+                json.dumps({"prompt": prompt, **more}).encode(),
+                {"content-type": "application/json", "x-api-key": key},
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+
+        many = pool.submit(post, "one", "many", n=4)
+        wait_until(lambda: len(runner.requests) == 1)
+        other = pool.submit(post, "two", "other")
+        wait_until(lambda: made.worker.waiting == 1)
+        gate.set()
+        assert len(many.result()["choices"]) == 4 and len(other.result()["choices"]) == 1
+    assert [r.prompt for r in runner.requests] == ["many", "other", "many", "many", "many"]
+
+
+def test_whoever_leaves_ends_all_choices() -> None:
+    runner = ScriptedRunner(lambda request: None)
+    made = service(runner)
+    with serving(create_app(made)) as port:
+        connection = http_client.HTTPConnection("127.0.0.1", port)
+        body = json.dumps({"prompt": "endless", "n": 5, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        wait_until(lambda: len(runner.requests) == 1)
+        connection.close()
+        wait_until(lambda: runner.cancelled == 1 and made.worker.running == 0)
+    assert len(runner.requests) == 1

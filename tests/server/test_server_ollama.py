@@ -204,6 +204,7 @@ def test_embeddings() -> None:
         one = whole(http, "/api/embed", input="hello")["embeddings"]
         old = http.post("/api/embeddings", json={"model": "toy", "prompt": "hello"}).json()["embedding"]
         assert one == [old] and np.linalg.norm(old) == pytest.approx(1)
+        assert whole(http, "/api/embed", input=[])["embeddings"] == []
         long = {"model": "toy", "input": "x" * 2000}
         assert http.post("/api/embed", json=long).status_code == 200
         assert http.post("/api/embed", json={**long, "truncate": False}).status_code == 400

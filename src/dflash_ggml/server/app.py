@@ -24,6 +24,7 @@ from ..text.tokenizer import Tokenizer
 from . import anthropic, embeddings, llamacpp, ollama, openai_chat, openai_completions, openai_responses
 from .auth import KeyRing
 from .catalogue import model_list, model_object
+from .choices import alternative
 from .dialect import ApiCall, Settings, new_id
 from .embeddings import EmbeddingCall
 from .errors import ApiError, anthropic_body, from_exception, is_anthropic, is_ollama, openai_body
@@ -34,7 +35,8 @@ from .metrics import CONTENT_TYPE, Metrics
 from .page import page_routes
 from .response_store import ResponseStore, page
 from .runner import Runner, work
-from .worker import Job, Worker
+from .series import Series
+from .worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -250,16 +252,17 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
     prompts = await service.intake.run(lambda: [prepare(asked) for asked in (call.request, *call.more)])
     if call.on_prepared is not None:
         call.on_prepared(prompts)
-    job = service.worker.submit(request.state.client, work(prompts, service.metrics, call.n))
+    choices = (alternative(prompt, i) for prompt in prompts for i in range(call.n))
+    works = (work(choice, service.metrics) for choice in choices)
+    job = Series(service.worker, request.state.client, works)
     return await _respond(service, request, call, job)
 
 
-async def _respond(service: Service, request: Request, call: Reply, job: Job[Any]) -> Response:
+async def _respond(service: Service, request: Request, call: Reply, job: Series) -> Response:
     return await respond(
         request,
         call,
         job,
-        service.worker,
         drain_seconds=service.drain_seconds,
         send_seconds=service.settings.limits.send_seconds,
     )
@@ -269,7 +272,7 @@ async def _embed(service: Service, read: Read, request: Request) -> Response:
     call: EmbeddingCall = await _json(service, request, lambda data: read(data, service.settings))
     runner = service.worker.require_ready()
     ids = await service.intake.run(lambda: embeddings.tokens_of(runner, call))
-    job = service.worker.submit(request.state.client, embeddings.work(ids, call.normalise))
+    job = Series(service.worker, request.state.client, embeddings.works(ids, call.normalise))
     return await _respond(service, request, call, job)
 
 

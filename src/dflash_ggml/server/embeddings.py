@@ -20,8 +20,10 @@ from .notes import Notes
 from .openai_completions import Tokens, prompt_list
 from .runner import Runner
 from .schema import Body, Positive, parse
+from .series import Work
 
 MAX_INPUTS = 2048
+INPUTS_AT_ONCE = 16  # of one request, before other clients have their turn
 
 Vectors = list[NDArray[np.float32]]
 # (vectors, tokens of all inputs) -> the answer's body
@@ -135,16 +137,17 @@ def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
     return ids
 
 
-def work(
-    ids: Sequence[Sequence[int]], normalise: bool
-) -> Callable[[Runner, Callable[[], bool]], Iterator[NDArray[np.float32]]]:
-    """A worker's job that makes a vector of each input."""
+def works(ids: Sequence[Sequence[int]], normalise: bool) -> Iterator[Work]:
+    """Jobs that make a vector of each input, some inputs each."""
 
-    def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
-        for tokens in ids:
-            vector = runner.embed(tokens, cancelled)
-            yield normalised(vector) if normalise else vector
-            if cancelled():
-                return
+    def of(some: Sequence[Sequence[int]]) -> Work:
+        def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
+            for tokens in some:
+                vector = runner.embed(tokens, cancelled)
+                yield normalised(vector) if normalise else vector
+                if cancelled():
+                    return
 
-    return run
+        return run
+
+    return (of(ids[i : i + INPUTS_AT_ONCE]) for i in range(0, len(ids), INPUTS_AT_ONCE))

@@ -19,7 +19,7 @@ from ..errors import DflashError
 from .dialect import Encoder
 from .errors import ApiError, from_exception
 from .notes import HEADER, Notes
-from .worker import Job, Worker
+from .series import Series
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ CLIENT_GONE = 499
 class _JobStream(EventSourceResponse):
     """A stream that ends its job however it ends itself: read to the end, disconnected, or never started."""
 
-    def __init__(self, worker: Worker[Any], job: Job[Any], drain_seconds: float, **options: Any) -> None:
+    def __init__(self, job: Series, drain_seconds: float, **options: Any) -> None:
         # After SIGTERM the running answer may go on; the worker cancels it in time, and that error is sent too.
         grace = drain_seconds + SHUTDOWN_SECONDS
         super().__init__(shutdown_event=anyio.Event(), shutdown_grace_period=grace, **options)
-        self._worker, self._job = worker, job
+        self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -47,7 +47,7 @@ class _JobStream(EventSourceResponse):
         except SendTimeoutError:
             log.warning("a client stopped reading its stream; its request was cancelled")
         finally:
-            self._worker.abandon(self._job)
+            self._job.cancel()
 
 
 async def _disconnected(request: Request) -> None:
@@ -86,8 +86,7 @@ class Reply(Protocol):
 async def respond(
     request: Request,
     call: Reply,
-    job: Job[Any],
-    worker: Worker[Any],
+    job: Series,
     *,
     drain_seconds: float,
     send_seconds: float,
@@ -97,22 +96,21 @@ async def respond(
     headers = {HEADER: notes} if notes else {}
     events = job.events()
     if not call.stream:
-        return await _whole(request, call, job, worker, events, headers)
+        return await _whole(request, call, job, events, headers)
     head = asyncio.ensure_future(anext(events))
     try:
         present = await _first_of(request, head, HEAD_SECONDS)
         if head.done() and head.exception() is not None:
             raise from_exception(head.exception() or AssertionError())
     except BaseException:
-        worker.abandon(job)
+        job.cancel()
         head.cancel()
         raise
     if not present:
-        worker.abandon(job)
+        job.cancel()
         head.cancel()
         return Response(status_code=CLIENT_GONE)
     return _JobStream(
-        worker,
         job,
         drain_seconds,
         content=_encoded(call, head, events),
@@ -146,8 +144,7 @@ async def _encoded(call: Reply, head: asyncio.Task[Any], events: AsyncIterator[A
 async def _whole(
     request: Request,
     call: Reply,
-    job: Job[Any],
-    worker: Worker[Any],
+    job: Series,
     events: AsyncIterator[Any],
     headers: dict[str, str],
 ) -> Response:
@@ -163,5 +160,5 @@ async def _whole(
         await task
         return JSONResponse(call.encoder.body(), headers=headers)
     finally:
-        worker.abandon(job)
+        job.cancel()
         task.cancel()

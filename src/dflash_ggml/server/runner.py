@@ -16,7 +16,6 @@ from ..session.events import Event, Finish, Usage
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
-from .choices import alternative
 from .metrics import Metrics
 
 # `general.file_type` of a GGUF file, by llama.cpp's numbering
@@ -102,21 +101,16 @@ class Runner:
         self.session.engine.close()
 
 
-def work(
-    prompts: Sequence[Prepared], metrics: Metrics, n: int = 1
-) -> Callable[[Runner, Callable[[], bool]], Iterator[Any]]:
-    """A worker's job that answers every prompt n times, one answer after another, and counts them."""
+def work(prepared: Prepared, metrics: Metrics) -> Callable[[Runner, Callable[[], bool]], Iterator[Any]]:
+    """A worker's job that answers one request and counts it."""
 
     def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[Any]:
-        for prepared in (alternative(prompt, i) for prompt in prompts for i in range(n)):
-            with closing(runner.events(prepared, cancelled)) as events:
-                for event in events:
-                    if isinstance(event, Usage):
-                        metrics.usage(event)
-                    elif isinstance(event, Finish):
-                        metrics.finished(event.reason)
-                    yield event
-            if cancelled():
-                return
+        with closing(runner.events(prepared, cancelled)) as events:
+            for event in events:
+                if isinstance(event, Usage):
+                    metrics.usage(event)
+                elif isinstance(event, Finish):
+                    metrics.finished(event.reason)
+                yield event
 
     return run
