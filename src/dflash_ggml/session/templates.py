@@ -50,5 +50,6 @@ class Templates:
             "" if token is None else tokenizer.tokens[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
         template = ChatTemplate(source, bos_token=bos, eos_token=eos)
+        _ = template.renders  # tried out now, not in the first request
         header = tokenizer.encode(template.generation_header())
         return template, header[0] if header and tokenizer.is_control(header[0]) else None
