@@ -15,10 +15,11 @@ openai = pytest.importorskip("openai")
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.errors import ConfigError, ContextOverflowError  # noqa: E402
-from dflash_ggml.session.events import Begin, TextDelta  # noqa: E402
+from dflash_ggml.session.events import Begin, Finish, TextDelta  # noqa: E402
 from dflash_ggml.session.requests import NamedTool  # noqa: E402
 from reference.server_kit import (  # noqa: E402
     LOGPROB,
+    USAGE,
     ScriptedRunner,
     application,
     calling,
@@ -134,6 +135,33 @@ def test_chat_tools_round_trip(client: Any, runner: ScriptedRunner) -> None:
     assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
     assert messages[1]["reasoning_content"] == "I need the weather."
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+
+
+def test_functions_are_tools_by_their_first_name(client: Any, runner: ScriptedRunner) -> None:
+    """One call at a time, whose result comes in a message of role "function"."""
+    runner.script = lambda request: [*calling()[:7], USAGE, Finish("tool_calls")]
+    ask = {
+        "model": "toy",
+        "messages": ASK,
+        "functions": [TOOL["function"]],
+        "function_call": {"name": "weather"},
+    }
+    choice = client.chat.completions.create(**ask).choices[0]
+    assert choice.finish_reason == "function_call" and choice.message.tool_calls is None
+    assert choice.message.function_call.name == "weather"
+    assert json.loads(choice.message.function_call.arguments) == {"city": "Paris"}
+    assert runner.requests[0].tool_choice == NamedTool("weather")
+    assert runner.requests[0].parallel_tool_calls is False
+    deltas = [chunk.choices[0] for chunk in client.chat.completions.create(**ask, stream=True)]
+    calls = [d.delta.function_call for d in deltas if d.delta.function_call]
+    assert calls[0].name == "weather" and "".join(c.arguments for c in calls) == '{"city": "Paris"}'
+    assert deltas[-1].finish_reason == "function_call"
+    echo = choice.message.model_dump(exclude_none=True)
+    result = {"role": "function", "name": "weather", "content": "sunny"}
+    client.chat.completions.create(model="toy", messages=[*ASK, echo, result], functions=[TOOL["function"]])
+    messages = runner.requests[-1].messages
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "weather"
+    assert messages[2]["role"] == "function" and messages[2]["content"] == "sunny"
 
 
 def test_chat_stream_helper_accumulates(client: Any, runner: ScriptedRunner) -> None:
@@ -277,7 +305,9 @@ def test_models(client: Any) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"description": "d"}}]}, "tools[0].function.name"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": {"name": "f"}}, "functions"),
+        ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions"),
+        ({"functions": [{"description": "f"}]}, "tools[0].function.name"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"dflash": {"mode": "forest"}}, "dflash.mode"),
         ({"dflash": {"budget": 0}}, "dflash.budget"),

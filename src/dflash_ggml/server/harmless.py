@@ -94,6 +94,8 @@ IDLE_CHAT: _Idle = {
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "parse_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("auto", "none"),  # without functions
     "reasoning_in_content": (False,),
     "thinking_forced_open": (False,),
 }

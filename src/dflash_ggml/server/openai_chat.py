@@ -23,6 +23,7 @@ from .choices import check_choices
 from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, speculation, thinking
 from .errors import bad_request
+from .function_calls import FunctionCalls, with_tools
 from .harmless import IDLE_CHAT
 from .limits import check_count, check_stops
 from .media import content_text, thoughts
@@ -169,9 +170,9 @@ class ChatBody(SamplingFields, ConstraintFields):
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    for name in ("functions", "function_call"):
-        if data.get(name):
-            raise unsupported(name, "deprecated by OpenAI and not supported here; use tools and tool_choice")
+    legacy = bool(data.get("functions"))
+    if legacy:
+        data = with_tools(data)
     if data.get("audio"):
         raise unsupported("audio", "this model answers in text only")
     notes = Notes(settings.strict)
@@ -219,7 +220,8 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     )
     options = body.stream_options
     hidden = body.include_reasoning is False or bool(body.reasoning and body.reasoning.exclude)
-    encoder = ChatEncoder(
+    kind = LegacyEncoder if legacy else ChatEncoder
+    encoder = kind(
         model,
         offer=offer,
         show_reasoning=not hidden,
@@ -324,3 +326,7 @@ class ChatEncoder(OpenAIEncoder):
             message["content"] = answer.text or None
         logprobs = chat_logprobs(answer.logprobs, asked=self._logprobs)
         return {"message": message, "logprobs": logprobs}
+
+
+class LegacyEncoder(FunctionCalls, ChatEncoder):
+    """For requests with `functions`."""
