@@ -44,8 +44,10 @@ def post(port: int, body: object) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def test_sigterm_lets_a_short_answer_finish() -> None:
-    with started("--drain", "60", "--alias", "demo") as (process, port):
+def test_strict_options_hold_and_sigterm_lets_a_short_answer_finish() -> None:
+    with started("--drain", "60", "--alias", "demo", "--strict", "--strict-model") as (process, port):
+        assert post(port, {"prompt": "x", "model": "other"}).status == 404
+        assert post(port, {"prompt": "x", "nonsense": 1}).status == 400
         response = post(port, {**LONG, "model": "demo", "max_tokens": 60})
         assert response.readline().startswith(b"data: ")
         process.send_signal(signal.SIGTERM)
