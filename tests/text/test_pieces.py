@@ -57,13 +57,23 @@ def test_a_long_text_is_cut_and_keeps_its_tokens() -> None:
 
 @given(TEXTS.filter(bool))
 def test_bytes_bound_the_tokens_from_below(text: str) -> None:
-    tokenizer = BYTES
-    n = len(tokenizer.encode(text))
-    assert tokenizer.encode(text, most=n) == tokenizer.encode(text)
-    assert len(text.encode()) <= n * tokenizer._longest
-    with pytest.raises(TooManyTokens) as caught:
-        tokenizer.encode(text, most=n - 1)
-    assert n - 1 < caught.value.found <= n
+    n = len(BYTES.encode(text))
+    assert len(text.encode()) <= n * BYTES._longest
+    assert BYTES.encode(text, most=n - 1) == BYTES.encode(text)  # a short one is counted to its end
+
+
+def test_a_long_text_is_given_up_when_there_are_too_many() -> None:
+    text = "hello there " * 5000
+    n = len(BYTES.encode(text))
+    assert len(BYTES.encode(text, most=n)) == n
+    for most in (1, 100, n // 2):
+        with pytest.raises(TooManyTokens) as caught:
+            BYTES.encode(text, most=most)
+        assert most < caught.value.found < n
+    lossy = Tokenizer([t for t in BYTES.tokens if t != "x"], [1] * (BYTES.n_vocab - 1), [], "qwen2")
+    assert (
+        lossy.encode("x" * 50_000, most=10) == []
+    )  # it has no token for this byte: nothing follows from their number
 
 
 def test_a_token_that_could_be_cut_keeps_texts_whole() -> None:

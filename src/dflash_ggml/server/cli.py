@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -156,7 +157,10 @@ def opener(
         engine = Engine.load(config, progress)
         try:
             check_biases(sampling, engine.n_vocab)
-            return Runner(Session(engine, cache_bytes=cache_bytes))
+            session = Session(engine, cache_bytes=cache_bytes)
+            with suppress(ConfigError):  # grammars are refused when they are asked for
+                session.grammars.warm()
+            return Runner(session)
         except BaseException:
             engine.close()
             raise

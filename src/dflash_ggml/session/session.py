@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, ContextOverflowError
 from ..text.chat_parser import ChatParser, ReasoningMode
-from ..text.constraints import chat_constraint, special_tags
+from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
 from ..text.stopping import StopStrings
 from ..text.tokenizer import TooManyTokens
@@ -62,14 +63,15 @@ class Session:
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
         """Render and tokenise a request's prompt, for run_chat or run_completion; any thread may, at any time.
 
-        Raises ConfigError for a prompt that cannot be, ContextOverflowError for one that leaves no room for an answer.
+        Raises ConfigError for a prompt or a grammar that cannot be, ContextOverflowError for a prompt that leaves no
+        room for an answer.
         """
         engine = self.engine
         try:
             prepared = self.prompts.make(request, most=engine.n_ctx - 1)
         except TooManyTokens as error:
             raise ContextOverflowError(
-                f"Requested tokens (at least {error.found}) exceed context window of {engine.n_ctx}",
+                f"Requested tokens ({error.found}) exceed context window of {engine.n_ctx}; they were not all counted",
                 error.found,
                 engine.n_ctx,
             ) from None
@@ -81,7 +83,38 @@ class Session:
         bad = next((i for i in prepared.ids if not 0 <= i < engine.n_vocab), None)
         if bad is not None:
             raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {engine.n_vocab}")
+        bound = self.constraint(prepared)
+        if bound is not None:
+            # compiled here and kept, or refused before anything waits for it
+            self.grammars.matcher(bound.spec)
         return prepared
+
+    def constraint(self, prepared: Prepared) -> Constraint | None:
+        """What a request demands of the form of its answer. Raises ConfigError for demands that exclude each other."""
+        asked = prepared.request
+        if isinstance(asked, CompletionRequest):
+            return None if asked.grammar is None else Constraint(asked.grammar)
+        bound = chat_constraint(
+            check_tools(asked.tools),
+            asked.tool_choice,
+            self.templates.of(asked.template)[0].tool_format,
+            special_tags(self.tokenizer),
+            grammar=asked.grammar,
+            response_format=asked.response_format,
+            parallel=asked.parallel_tool_calls,
+            strict=any(tool["function"].get("strict") for tool in asked.tools),
+        )
+        if bound is not None and bound.after is None and prepared.in_reasoning:
+            # what binds the answer does not bind the thinking before it
+            return replace(bound, after="</think>")
+        return bound
+
+    def processor(self, prepared: Prepared) -> GrammarProcessor | None:
+        """What keeps the answer within its constraint, for one generation."""
+        bound = self.constraint(prepared)
+        if bound is None:
+            return None
+        return self.grammars.processor(bound.spec, len(prepared.ids), bound.after, bound.repeat)
 
     def count_tokens(self, request: ChatRequest | CompletionRequest) -> int:
         """Length in tokens of a request's prompt, whether it fits the context or not."""
@@ -114,27 +147,12 @@ def run_chat(
         new_id=hooks.new_call_id,
     )
     one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
-    bound = chat_constraint(
-        schemas,
-        choice,
-        session.templates.of(asked.template)[0].tool_format,
-        special_tags(session.tokenizer),
-        grammar=asked.grammar,
-        response_format=asked.response_format,
-        parallel=asked.parallel_tool_calls,
-        strict=any(tool["function"].get("strict") for tool in asked.tools),
-    )
-    grammar = None
-    if bound is not None:
-        # what binds the answer does not bind the thinking before it
-        after = bound.after or ("</think>" if prepared.in_reasoning else None)
-        grammar = session.grammars.processor(bound.spec, len(prepared.ids), after, bound.repeat)
     generation = Generation(
         session.state,
         prepared,
         ChatSink(session.tokenizer, parser, stops, one_call),
         hooks=hooks,
-        grammar=grammar,
+        grammar=session.processor(prepared),
         should_stop=should_stop,
     )
     yield from session.turns.run(generation.events())
@@ -152,15 +170,12 @@ def run_completion(
     asked = prepared.request
     if not isinstance(asked, CompletionRequest):
         raise ConfigError("run_completion: this request is a chat; use run_chat")
-    grammar: GrammarProcessor | None = None
-    if asked.grammar is not None:
-        grammar = session.grammars.processor(asked.grammar, len(prepared.ids))
     generation = Generation(
         session.state,
         prepared,
         TextSink(session.tokenizer, asked.stop, len(prepared.text)),
         hooks=hooks,
-        grammar=grammar,
+        grammar=session.processor(prepared),
         should_stop=should_stop,
     )
     yield from session.turns.run(generation.events(prompt_logprobs=asked.prompt_logprobs))

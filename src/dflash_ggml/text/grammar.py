@@ -7,6 +7,9 @@ that are no longer there are rolled back.
 
 from __future__ import annotations
 
+import json
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DflashError
-from .grammar_spec import GrammarSpec, json_schema_spec
+from .bounded_schema import bounded_schema
+from .grammar_limits import check_text
+from .grammar_spec import GrammarSpec, json_schema_spec, load_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from .tokenizer import Tokenizer
 
-# Blanks between JSON tokens are bounded, so that a model cannot idle in them until the context is full.
-JSON_OPTIONS = {"whitespace_pattern": r"[ \n\r\t]{0,40}"}
+# Between JSON tokens a space, or a new line with its indent, so that a model cannot idle there until the context is full.
+JSON_OPTIONS = {"whitespace_pattern": r" |\n( {0,12}|\t{0,6})"}
+# The compiler's and the parser's own bounds: a tenth of a second to compile, some tens of milliseconds for a mask.
+PARSER_LIMITS = {
+    "initial_lexer_fuel": 5_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+COMPILED = 32  # grammars that are kept; chats repeat theirs
 
 
 class LlamaGrammar:
@@ -65,7 +80,8 @@ class LlamaGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary. n_vocab: width of a logits row (at least the tokenizer's).
+    """Compiles grammars for one vocabulary, and keeps the last ones. n_vocab: width of a logits row (at least the
+    tokenizer's). Any thread may ask.
 
     Raises ConfigError if llguidance is not installed.
     """
@@ -75,14 +91,34 @@ class GrammarCompiler:
         self.n_vocab = n_vocab
         self._library = _load_llguidance()
         self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def warm(self) -> None:
+        """Take in the vocabulary now: it takes half a second for a large one, and no other thread runs meanwhile."""
+        self._tokens()
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
-        """A fresh matcher. Raises ConfigError with the compiler's message for a bad grammar."""
+        """A fresh matcher. Raises ConfigError for a bad grammar, with the compiler's message or the limit that it met."""
+        with self._lock:
+            made = self._compiled.get(spec)
+        if made is None:
+            made = self._compile(spec)
+        with self._lock:
+            self._compiled[spec] = made
+            self._compiled.move_to_end(spec)
+            while len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+            return made.deep_copy()
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
         lib = self._library
+        check_text(spec.kind, spec.text)
         try:
             if spec.kind in ("json_schema", "json_object"):
-                schema = spec.text if spec.kind == "json_schema" else '{"type": "object"}'
-                grammar = lib.LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
+                schema = load_schema(spec.text) if spec.kind == "json_schema" else {"type": "object"}
+                text = json.dumps(bounded_schema(schema))
+                grammar = lib.LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
             elif spec.kind == "regex":
                 grammar = lib.LLMatcher.grammar_from_regex(spec.text)
             elif spec.kind == "gbnf":
@@ -91,7 +127,8 @@ class GrammarCompiler:
                 grammar = lib.LLMatcher.grammar_from_lark(spec.text)
         except ValueError as error:
             raise ConfigError(f"grammar ({spec.kind}): {_one_line(error)}") from None
-        matcher = lib.LLMatcher(self._tokens(), grammar, log_level=0)
+        limits = lib.LLParserLimits(**PARSER_LIMITS)
+        matcher = lib.LLMatcher(self._tokens(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise ConfigError(f"grammar ({spec.kind}): {_one_line(matcher.get_error())}")
         return matcher
@@ -103,14 +140,15 @@ class GrammarCompiler:
         return GrammarProcessor(self.matcher(spec), self.tokenizer, n_prompt, after, repeat)
 
     def _tokens(self) -> LLTokenizer:
-        if self._vocabulary is None:
-            lib = self._library
-            self._vocabulary = lib.LLTokenizer(
-                lib.TokenizerWrapper(_Vocabulary(self.tokenizer)),
-                n_vocab=self.n_vocab,
-                eos_token=sorted(self.tokenizer.eog_ids),
-            )
-        return self._vocabulary
+        with self._lock:
+            if self._vocabulary is None:
+                lib = self._library
+                self._vocabulary = lib.LLTokenizer(
+                    lib.TokenizerWrapper(_Vocabulary(self.tokenizer)),
+                    n_vocab=self.n_vocab,
+                    eos_token=sorted(self.tokenizer.eog_ids),
+                )
+            return self._vocabulary
 
 
 class GrammarProcessor:

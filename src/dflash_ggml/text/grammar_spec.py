@@ -23,13 +23,23 @@ class GrammarSpec:
 def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
     """The constraint of a JSON schema. Raises ConfigError if a text is not JSON."""
     if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"json schema: not valid JSON: {error}") from None
+        schema = load_schema(schema)
     if not isinstance(schema, (Mapping, bool)):
         raise ConfigError("json schema: expected an object")
-    return GrammarSpec("json_schema", json.dumps(schema))
+    try:
+        return GrammarSpec("json_schema", json.dumps(schema))
+    except RecursionError:
+        raise ConfigError("json schema: it is nested too deep") from None
+
+
+def load_schema(text: str) -> Any:
+    """JSON text as a value. Raises ConfigError if it is none."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"json schema: not valid JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError("json schema: it is nested too deep") from None
 
 
 def response_format_spec(response_format: Mapping[str, Any] | None) -> GrammarSpec | None:

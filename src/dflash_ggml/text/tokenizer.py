@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
-from .pieces import pieces, uncuttable
+from .pieces import PIECE, pieces, uncuttable
 
 # How the models' own tokenizer.json splits text before BPE: qwen35 counts combining marks as part of a word.
 _SPLIT = (
@@ -169,22 +169,22 @@ class Tokenizer:
         """Token ids of `text`, without BOS. Raises `ConfigError` for a text with lone surrogates.
 
         Control tokens spelt out in the text become their ids if `special`, else they are plain text;
-        user-defined tokens always become their ids. With `most`, raises TooManyTokens as soon as it is
-        certain that there are more, before the work of it is done.
+        user-defined tokens always become their ids. With `most`, raises TooManyTokens for a long text as
+        soon as it is certain that there are more, before the work of it is done.
         """
         try:
             size = len(text.encode())
         except UnicodeEncodeError as reason:
             raise ConfigError(f"the text has half a surrogate pair at character {reason.start}") from None
-        if most is not None and size > most * self._longest > 0:
+        if most is not None and size > max(most * self._longest, PIECE) and self._longest:
             raise TooManyTokens(-(-size // self._longest))
         engine = self._with_special if special else self._plain
         ids: list[int] = []
         for piece in [text] if self._whole else pieces(text):
-            # encode() holds the interpreter's lock all the way, the batch call does not
-            ids += engine.encode_batch_fast([piece], add_special_tokens=False)[0].ids
             if most is not None and len(ids) > most:
                 raise TooManyTokens(len(ids))
+            # encode() holds the interpreter's lock all the way, the batch call does not
+            ids += engine.encode_batch_fast([piece], add_special_tokens=False)[0].ids
         return ids
 
     def token_bytes(self, token: int) -> bytes:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .bounded_schema import bounded_schema
 from .grammar import JSON_OPTIONS
-from .grammar_spec import GrammarSpec
+from .grammar_spec import GrammarSpec, load_schema
 from .template import ToolFormat
 from .tools import value_types
 
@@ -50,9 +51,8 @@ def call_or_answer_grammar(
     special_tags: frozenset[str] = frozenset(),
 ) -> GrammarSpec:
     """As forced_call_grammar, or else a text that fits the JSON schema `answer` (JSON text)."""
-    schema = {**json.loads(answer), "x-guidance": JSON_OPTIONS}
     start = f"start: lead (block{' (gap block)*' if several else ''} | answer)"
-    return _grammar([start, *_BLOCKS], schemas, form, special_tags, [f"answer: %json {json.dumps(schema)}"])
+    return _grammar([start, *_BLOCKS], schemas, form, special_tags, [f"answer: {_json(load_schema(answer))}"])
 
 
 def inner_call_grammar(
@@ -108,8 +108,7 @@ def fits_parameter_form(schema: Mapping[str, Any]) -> bool:
 
 def _json_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     head = '{"name": ' + json.dumps(name, ensure_ascii=False) + ', "arguments": '
-    schema = {"type": "object", **schema, "x-guidance": JSON_OPTIONS}
-    return [f'call_{i}: {_quote(head)} args_{i} "}}"', f"args_{i}: %json {json.dumps(schema)}"]
+    return [f'call_{i}: {_quote(head)} args_{i} "}}"', f"args_{i}: {_json({'type': 'object', **schema})}"]
 
 
 def _parameter_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
@@ -127,17 +126,20 @@ def _value(sub: Any, root: Mapping[str, Any]) -> str:
     kinds = value_types(sub, root) or frozenset(("string",))
     sub = sub if isinstance(sub, Mapping) else {}
     if "string" not in kinds:
-        sub = {
-            **{k: root[k] for k in ("$defs", "definitions") if k in root},
-            **sub,
-            "x-guidance": JSON_OPTIONS,
-        }
-        return f"%json {json.dumps(sub)} {_quote(_END_VALUE)}"
+        return f"{_json(sub, root)} {_quote(_END_VALUE)}"
     values = [sub["const"]] if "const" in sub else sub.get("enum")
     if values:
         words = [v if isinstance(v, str) else json.dumps(v) for v in values]
         return f"({' | '.join(_quote(w) for w in words)}) {_quote(_END_VALUE)}"
     return "text"
+
+
+def _json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
+    """A JSON value that fits a schema, within a Lark rule; root: what its references point into, if not itself."""
+    made = bounded_schema(schema, root)
+    if isinstance(made, bool):
+        made = {"anyOf": []} if not made else {}
+    return f"%json {json.dumps({**made, 'x-guidance': JSON_OPTIONS})}"
 
 
 def _quote(text: str) -> str:

@@ -1,0 +1,59 @@
+"""What a grammar's text may be before it is compiled: the compiler calls itself once per rule that leads to a rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ..errors import ConfigError
+
+CHARS = 1 << 19
+RULES = 5000
+DEPTH = 200  # of rules that lead to rules; the compiler's stack ends at some 3,000
+
+# Strings, regular expressions, character classes and comments, in which names are no references.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|\[(?:[^\]\\\n]|\\.)*\]|#[^\n]*|//[^\n]*')
+_HEAD = re.compile(r"^[ \t]*[!?]?([A-Za-z_][\w-]*)(?:\[[^\]\n]*\])?(?:\.\d+)?[ \t]*(?:::=|:)", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+
+
+def check_text(kind: str, text: str) -> None:
+    """Raise ConfigError for a grammar that is too long; of GBNF and Lark, also for too many or too deep rules."""
+    if len(text) > CHARS:
+        raise ConfigError(f"grammar ({kind}): {len(text)} characters, at most {CHARS} are allowed")
+    if kind not in ("gbnf", "lark"):
+        return
+    rules = _rules(text)
+    if len(rules) > RULES:
+        raise ConfigError(f"grammar ({kind}): {len(rules)} rules, at most {RULES} are allowed")
+    if _depth(rules) > DEPTH:
+        raise ConfigError(f"grammar ({kind}): rules lead to rules more than {DEPTH} deep")
+
+
+def _rules(text: str) -> dict[str, list[str]]:
+    """Rule -> the rules that it names, in order."""
+    text = _QUOTED.sub(" ", text)
+    heads = list(_HEAD.finditer(text))
+    if not heads:
+        return {}
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    names = {head[1] for head in heads}
+    bodies = ((head[1], _NAME.findall(text, head.end(), end)) for head, end in zip(heads, ends, strict=True))
+    return {name: [found for found in body if found in names] for name, body in bodies}
+
+
+def _depth(rules: dict[str, list[str]]) -> int:
+    """The longest way that a search takes which enters every rule where it meets it first."""
+    seen: set[str] = set()
+    deepest = 0
+    for first in rules:
+        todo: list[Iterator[str]] = [iter([first])]
+        while todo:
+            name = next(todo[-1], None)
+            if name is None:
+                todo.pop()
+            elif name not in seen:
+                seen.add(name)
+                todo.append(iter(rules[name]))
+                deepest = max(deepest, len(todo) - 1)
+    return deepest

@@ -1,0 +1,399 @@
+"""Answers bound by a schema: what the narrower schema allows, the original allows, and it comes to an end."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+pytest.importorskip("llguidance")
+
+import llguidance
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.text.bounded_schema import SchemaLimits, bounded_schema
+from dflash_ggml.text.grammar import JSON_OPTIONS, GrammarCompiler
+from dflash_ggml.text.grammar_limits import check_text
+from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec
+from reference.fake_engine import byte_vocabulary
+
+TOKENIZER = byte_vocabulary()
+COMPILER = GrammarCompiler(TOKENIZER, TOKENIZER.n_vocab)
+CLOSERS = {TOKENIZER.id_of(c) for c in '"}]'}
+PRINTABLE = {TOKENIZER.id_of(c) for c in map(chr, range(0x21, 0x7F)) if c != "\\"}
+PRINTABLE |= {TOKENIZER.encode(c)[0] for c in " \n"}
+
+
+def allowed(matcher: Any) -> set[int]:
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return set(np.flatnonzero(np.unpackbits(bits, bitorder="little", count=TOKENIZER.n_vocab)).tolist())
+
+
+def accepts(schema: Any, text: str) -> bool:
+    matcher = COMPILER.matcher(json_schema_spec(schema))
+    ids = [TOKENIZER.encode(c)[0] for c in text]
+    return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+
+def answer(schema: Any, seed: int) -> str:
+    """A random answer that the grammar allows."""
+    matcher, rng, ids = COMPILER.matcher(json_schema_spec(schema)), random.Random(seed), []
+    for step in range(3000):
+        may = allowed(matcher)
+        assert not matcher.is_error(), matcher.get_error()
+        if may & TOKENIZER.eog_ids and (rng.random() < 0.5 or may <= TOKENIZER.eog_ids):
+            return TOKENIZER.decode(ids)
+        ends = may & CLOSERS
+        pool = ends if ends and (step > 300 or rng.random() < 0.3) else may & PRINTABLE or may
+        token = rng.choice(sorted(pool - TOKENIZER.eog_ids))
+        assert matcher.consume_token(token)
+        ids.append(token)
+    raise AssertionError(f"no end: {TOKENIZER.decode(ids)[:200]}")
+
+
+# --- what is bounded
+
+
+def test_blanks_are_a_space_or_a_line_with_its_indent() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "null"}}}}
+    for text in ('{"a":[null,null]}', '{ "a": [ null , null ] }', json.dumps({"a": [None, None]}, indent=4)):
+        assert accepts(schema, text)
+    for text in (
+        '{"a":  []}',
+        '{"a":\n\n[]}',
+        '{"a":\n' + " " * 13 + "[]}",
+        ' {"a":[]}',
+        '{"a":[]} ',
+        '{"a":\t[]}',
+    ):
+        assert not accepts(schema, text)
+    assert accepts({"type": "object"}, '{"a": {"b": [1.5]}}') and not accepts({"type": "object"}, '{"a":  1}')
+    matcher = COMPILER.matcher(GrammarSpec("json_object"))
+    assert matcher.try_consume_tokens([TOKENIZER.encode(c)[0] for c in '{"a":  1}']) == 6
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer"}, ["0", "-7", "8" * 16, "-" + "8" * 16], ["1" + "0" * 16, "1.0", "1e3"]),
+        ({"type": "integer", "minimum": 3}, ["3", "8" * 16], ["2", "1" * 17]),
+        ({"type": "integer", "maximum": 3}, ["3", "-" + "8" * 16], ["4", "-" + "1" * 17]),
+        ({"type": "integer", "minimum": 10**17}, ["1" + "0" * 17], ["8" * 16, "1" + "0" * 19]),
+        ({"type": "integer", "exclusiveMinimum": 2, "exclusiveMaximum": 5}, ["3", "4"], ["2", "5"]),
+        ({"type": "integer", "multipleOf": 7}, ["14", "0"], ["15", "7" * 17]),
+        ({"type": "number"}, ["0.5", "-3.25", "1" * 16, "0.01234567"], ["1" * 17, "0." + "1" * 9, "1e9"]),
+        ({"type": "number", "minimum": 0}, ["0.5", "1" * 16], ["-1", "1" * 17, "0." + "1" * 9]),
+        ({"type": "number", "maximum": 1e300}, ["12"], ["1" * 20]),
+        ({"type": "number", "multipleOf": 0.01}, ["1.25"], ["1.255", "1" * 17]),
+        ({"type": ["number", "null"]}, ["null", "1.5"], ["1" * 17]),
+        ({"const": 10**17}, ["1" + "0" * 17], ["1"]),
+        ({"enum": [10**17, "a"]}, ["1" + "0" * 17, '"a"'], ["1"]),
+        (True, ["[1.5, {}]", "null"], ["1" * 17, "[0." + "1" * 9 + "]", '{"a": 1e9}']),
+        ({"description": "anything"}, ['{"a": [true]}'], ["[" + "1" * 17]),
+        ({"type": "array"}, ["[1, [2.5]]"], ["[" + "1" * 17 + "]"]),
+        ({"minimum": 2}, ["2", "[1]", '"a"'], ["1", "1" * 17, "[" + "1" * 17 + "]"]),
+        ({"type": "array", "items": {"type": "null"}, "maxItems": 10**9}, ["[null]"], ["[1]"]),
+    ],
+)
+def test_numbers_and_open_places_are_bounded(schema: Any, good: list[str], bad: list[str]) -> None:
+    for text in good:
+        assert accepts(schema, text), text
+        jsonschema.validate(json.loads(text), schema)
+    for text in bad:
+        assert not accepts(schema, text), text
+
+
+INNER = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (INNER, ["{}", '{"x":1}'], ['{"y":1}', '{"x":1,"y":1}']),
+        ({**INNER, "additionalProperties": True}, ['{"x":1,"y":[1]}'], ['{"x":"1"}']),
+        ({**INNER, "additionalProperties": {"type": "null"}}, ['{"y":null}'], ['{"y":1}']),
+        ({"type": "object"}, ['{"y":1}'], []),
+        ({"type": "object", "properties": {}}, ["{}"], ['{"y":1}']),
+        ({**INNER, "required": ["z"]}, ['{"z":[1]}', '{"x":1,"z":1}'], ["{}", '{"z":1,"y":1}']),
+        (
+            {**INNER, "patternProperties": {"^k": {"type": "null"}}},
+            ['{"x":1,"k1":null}'],
+            ['{"k1":1}', '{"y":1}'],
+        ),
+        ({"type": "array", "items": INNER}, ['[{"x":1}]'], ['[{"y":1}]']),
+        ({"type": "array", "prefixItems": [INNER]}, ['[{"x":1},{"y":1}]'], ['[{"y":1}]']),
+        ({"anyOf": [INNER, {"type": "null"}]}, ['{"x":1}', "null"], ['{"y":1}']),
+        ({"additionalProperties": INNER, "type": "object"}, ['{"q":{"x":1}}'], ['{"q":{"y":1}}']),
+        ({"$ref": "#/$defs/i", "$defs": {"i": INNER}}, ['{"x":1}'], ['{"y":1}']),
+        ({"$ref": "#/definitions/a~1b%20c", "definitions": {"a/b c": INNER}}, ['{"x":1}'], ['{"y":1}']),
+        ({"$id": "urn:s", "$ref": "urn:s#/$defs/i", "$defs": {"i": INNER}}, ['{"x":1}'], ['{"y":1}']),
+        ({"$ref": "#name", "$defs": {"i": {**INNER, "$anchor": "name"}}}, ['{"x":1}'], ['{"y":1}']),
+        # schemas that hold together are closed over the names of all of them
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/i"}, {"properties": {"b": {"type": "null"}}}],
+                "$defs": {"i": INNER},
+                "type": "object",
+            },
+            ["{}", '{"x":1,"b":null}'],
+            ['{"y":1}', '{"b":1}', '{"x":1,"y":1}'],
+        ),
+        (
+            {
+                **INNER,
+                "allOf": [
+                    {"properties": {"k": INNER}},
+                    {"properties": {"k": {"properties": {"w": {"type": "null"}}}}},
+                ],
+            },
+            ['{"k":{"x":1,"w":null}}'],
+            ['{"k":{"y":1}}', '{"k":{"w":1}}'],
+        ),
+        (
+            {
+                **INNER,
+                "anyOf": [{"properties": {"b": {"type": "null"}}, "required": ["b"]}, {"required": ["x"]}],
+            },
+            ['{"b":null}', '{"x":1,"b":null}', '{"x":1}'],
+            ["{}", '{"x":1,"b":2}', '{"x":1,"y":2}'],
+        ),
+        ({"allOf": [INNER, {"type": "object", "additionalProperties": True}]}, ['{"y":1}'], ['{"x":"a"}']),
+        ({"type": "object", "unevaluatedProperties": False, "allOf": [INNER]}, ['{"x":1}'], ['{"y":1}']),
+        (
+            {
+                "$ref": "#/$defs/n",
+                "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}},
+            },
+            ['{"n":{"n":{}}}'],
+            ['{"n":{"m":{}}}'],
+        ),
+        # as pydantic writes alternatives that a field tells apart
+        (
+            {
+                "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+                "discriminator": {"propertyName": "k"},
+                "$defs": {
+                    "a": {
+                        "type": "object",
+                        "properties": {"k": {"const": "a"}, **INNER["properties"]},
+                        "required": ["k"],
+                    },
+                    "b": {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"]},
+                },
+            },
+            ['{"k":"a","x":1}', '{"k":"b"}'],
+            ['{"k":"b","x":1}', '{"x":1}'],
+        ),
+        ({"type": "string", "format": "binary"}, ['"a"'], ["1"]),
+    ],
+)
+def test_declared_keys_only(schema: Any, good: list[str], bad: list[str]) -> None:
+    for text in good:
+        assert accepts(schema, text), text
+        jsonschema.validate(json.loads(text), schema)
+    for text in bad:
+        assert not accepts(schema, text), text
+
+
+# --- what it allows, the original allows
+
+NAMES = st.sampled_from("abz")
+SMALL = st.integers(-20, 20)
+
+
+def picked(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=options)
+
+
+def leaves(*names: str) -> st.SearchStrategy[Any]:
+    """Schemas without others in them, and references to `names`."""
+    return st.one_of(
+        st.just({"type": "integer"}),
+        st.just({"type": "number"}),
+        st.just({"type": ["integer", "string"]}),
+        st.builds(
+            lambda a, b: {"type": "integer", **a, "maximum": b},
+            picked(multipleOf=st.integers(1, 9)),
+            st.integers(0, 50),
+        ),
+        st.builds(lambda a: {"type": "number", **a}, picked(minimum=SMALL, exclusiveMinimum=SMALL)),
+        st.builds(
+            lambda a: {"type": "string", **a},
+            picked(minLength=st.integers(0, 2), maxLength=st.integers(2, 5)),
+        ),
+        st.sampled_from(
+            [True, {}, {"type": "boolean"}, {"type": "null"}, {"const": 3}, {"enum": ["a", 2, None]}]
+        ),
+        st.sampled_from([{"type": "object"}, {"type": "array"}]),
+        st.sampled_from([{"type": "object", "properties": {"q": {"$ref": "#/$defs/Q"}}}]),
+        *(st.just({"$ref": f"#/$defs/{name}"}) for name in names),
+    )
+
+
+def deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    objects = picked(
+        properties=st.dictionaries(NAMES, inner, max_size=3),
+        required=st.lists(NAMES, unique=True, max_size=2),
+        additionalProperties=st.booleans() | inner,
+        patternProperties=st.dictionaries(st.just("^x"), inner, max_size=1),
+    ).map(lambda s: {"type": "object", **s})
+    arrays = st.builds(
+        lambda items, options: {"type": "array", **items, **options},
+        picked(items=inner, prefixItems=st.lists(inner, min_size=1, max_size=2)),
+        st.sampled_from([{}, {"maxItems": 3}, {"minItems": 1, "maxItems": 2}]),
+    )
+    several = st.lists(inner, min_size=1, max_size=3)
+    joined = st.builds(
+        lambda base, key, subs: (
+            {**base, key: subs} if isinstance(base, dict) and "$ref" not in base else {key: subs}
+        ),
+        objects | st.just({}),
+        st.sampled_from(["anyOf", "allOf", "oneOf"]),
+        several,
+    )
+    return objects | objects | arrays | joined
+
+
+SCHEMAS, Q, P = (st.recursive(leaves(*names), deeper, max_leaves=8) for names in (("P", "Q"), ("P",), ()))
+
+
+def plain_compiles(schema: Any) -> bool:
+    """Whether the compiler takes the schema as it is."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_OPTIONS)
+    return not llguidance.LLMatcher(COMPILER._tokens(), grammar, log_level=0).is_error()
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(SCHEMAS.filter(lambda s: isinstance(s, dict)), P, Q, st.integers(0, 1 << 20))
+def test_every_answer_is_valid_for_the_schema_as_it_was(root: Any, p: Any, q: Any, seed: int) -> None:
+    schema = {**root, "$defs": {"P": p, "Q": q}}
+    assume(plain_compiles(schema))
+    text = answer(schema, seed)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    outside = re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"', '""', text)
+    assert not re.search(r"\d{17}|\.\d{9}|[ \t]{14}|\n\n|\S {2}", outside), text
+
+
+# --- limits
+
+
+def nested(kind: str, n: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(n):
+        if kind == "properties":
+            schema = {"type": "object", "properties": {"a": schema}}
+        elif kind == "items":
+            schema = {"type": "array", "items": schema}
+        else:
+            schema = {kind: [schema, {"type": "integer"}]}
+    return schema
+
+
+def chained(n: int, link: Any) -> dict[str, Any]:
+    """A schema whose references follow each other; link: what a definition is, given the next one's reference."""
+    defs = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(n)}
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{n}": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (
+            chained(2500, lambda ref: {"type": "object", "properties": {"a": ref}}),
+            "more than 200 schemas deep",
+        ),
+        (chained(2500, lambda ref: {"type": "array", "items": ref}), "more than 200 schemas deep"),
+        (chained(2500, lambda ref: {"anyOf": [ref, {"type": "null"}]}), "more than 200 schemas deep"),
+        (nested("properties", 100), "nested deeper than 60"),
+        (nested("items", 100), "nested deeper than 60"),
+        (nested("anyOf", 100), "nested deeper than 60"),
+        (nested("allOf", 100), "nested deeper than 60"),
+        ({"type": "object", "properties": {str(i): {} for i in range(11_000)}}, "more than 10000 schemas"),
+        ({"enum": list(range(10_001))}, "more than 10000 schemas"),
+        ({"type": "object", "required": [str(i) for i in range(10_001)]}, "more than 10000 schemas"),
+        ({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 99_999_989}, "multipleOf"),
+        ({"type": "array", "minItems": 10**9}, "minItems 1000000000 is above 4096"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "names no schema"),
+        ({"$ref": "#/$defs/b"}, "names no schema; it is looked for within the schema"),
+        ({"$ref": "https://example.com/x.json"}, "names no schema"),
+        ({"properties": {"a": 3}}, "expected an object or a boolean as a schema"),
+        ({"description": "x" * (1 << 19)}, "characters, at most 524288 are allowed"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_compiled(schema: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        COMPILER.matcher(json_schema_spec(schema))
+    assert len(str(caught.value)) < 200
+
+
+def test_a_text_nested_without_end_is_refused() -> None:
+    for text in ('{"items":' * 2000 + "{}" + "}" * 2000, "[" * 5000):
+        with pytest.raises(ConfigError, match="nested too deep|not valid JSON"):
+            COMPILER.matcher(GrammarSpec("json_schema", text))
+
+
+def test_chains_of_references_alone_are_followed() -> None:
+    assert accepts(chained(2500, lambda ref: ref), "12")
+    assert accepts(chained(150, lambda ref: {"type": "object", "properties": {"a": ref}}), '{"a":{"a":{}}}')
+
+
+def test_limits_can_be_set() -> None:
+    limits = SchemaLimits(nodes=3, nesting=2, depth=2)
+    assert bounded_schema({"type": "array", "items": {"type": "null"}}, limits=limits)
+    with pytest.raises(ConfigError, match="more than 3 schemas"):
+        bounded_schema({"enum": [1, 2, 3]}, limits=limits)
+    with pytest.raises(ConfigError, match="nested deeper than 2"):
+        bounded_schema(nested("items", 3), limits=SchemaLimits(nesting=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (
+            "gbnf",
+            'root ::= r0\nr9000 ::= "x"\n' + "".join(f"r{i} ::= r{i + 1}\n" for i in range(9000)),
+            "9002 rules",
+        ),
+        (
+            "gbnf",
+            'root ::= r0\nr900 ::= "x"\n' + "".join(f"r{i} ::= r{i + 1}\n" for i in range(900)),
+            "200 deep",
+        ),
+        ("lark", 'start: r0\nr3000: "x"\n' + "".join(f"r{i}: r{i + 1}\n" for i in range(3000)), "200 deep"),
+        ("lark", 'start: R0\nR900: "x"\n' + "".join(f"R{i}: R{i + 1}\n" for i in range(900)), "200 deep"),
+        ("regex", "a" * (1 << 20), "1048576 characters"),
+    ],
+)
+def test_grammars_of_too_many_rules_are_refused(kind: Any, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        COMPILER.matcher(GrammarSpec(kind, text))
+
+
+def test_names_in_quotes_are_no_rules() -> None:
+    """A grammar in whose strings and comments rules seem to lead to each other."""
+    check_text("gbnf", "\n".join(f'r{i} ::= "r{i + 1}" [r{i + 1}] # r{i + 1}' for i in range(1000)))
+    check_text("lark", "\n".join(f'r{i}: "r{i + 1}" /r{i + 1}/ // r{i + 1}' for i in range(1000)))
+    check_text("lark", "no rules at all")
+
+
+def test_compiled_grammars_are_kept_and_the_last_ones_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, made = GrammarCompiler(TOKENIZER, TOKENIZER.n_vocab), []
+    compiled = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", lambda spec: made.append(spec) or compiled(spec))
+    first, *others = (GrammarSpec("regex", f"a{i}b") for i in range(33))
+    one = compiler.matcher(first)
+    assert one.consume_token(TOKENIZER.encode("a")[0])
+    assert allowed(compiler.matcher(first)) == {TOKENIZER.encode("a")[0]}  # a copy, at its start
+    assert made == [first]
+    for spec in others:
+        compiler.matcher(spec)
+    compiler.matcher(first)
+    assert made == [first, *others, first]
