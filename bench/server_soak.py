@@ -59,7 +59,7 @@ def schema_chat() -> bytes:
 
 TEXT = "def f(x): return x + 1\n" * 300_000
 SEVEN = chat(TEXT)
-COUNT = post("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": TEXT}]})
+COUNT = post("/v1/messages/count_tokens", {"model": "soak", "messages": [{"role": "user", "content": TEXT}]})
 SMALL = post("/v1/chat/completions", b'{"messages": [' + b",".join([b'""'] * 2_600_000) + b"]}")
 IDS = post("/v1/completions", b'{"prompt": [' + b",".join([b"1.5"] * 1_900_000) + b"]}")
 # kind of load -> clients at once, what each sends over and over
@@ -156,7 +156,7 @@ def main() -> int:
     if args.probe:
         probe(args.probe, args.seconds)
         return 0
-    command = [sys.executable, "-m", "dflash_ggml.server.cli", "--port", "0", *rest]
+    command = [sys.executable, "-m", "dflash_ggml.server.cli", "--port", "0", "--alias", "soak", *rest]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     line = server.stderr.readline()

@@ -160,7 +160,7 @@ def test_a_text_with_too_many_tokens_is_given_up_early(client: TestClient, engin
 
 
 def test_nothing_is_read_in_the_event_loop(runner: ScriptedRunner) -> None:
-    """Parsing and preparing happen in the intake's threads, of which there are two."""
+    """Parsing and preparing happen in the intake's threads."""
     threads: set[str] = set()
     prepare = runner.prepare
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from .limits import Limits
 
 T = TypeVar("T")
 
-THREADS = 2  # each may keep the event loop waiting for one switch interval
+THREADS = 2 if (os.cpu_count() or 1) > 2 else 1  # each keeps the event loop waiting for a switch interval
 LARGE = 1 << 20  # bytes of a body after which the memory is given back to the system
 
 
