@@ -76,6 +76,21 @@ def test_order_of_events(session: Session) -> None:
     assert events[-1] == Finish("tool_calls")
 
 
+@pytest.mark.parametrize(("cut", "arguments"), [(True, '{"a": "b"'), (False, '{"a": "b"}')])
+def test_only_what_the_model_ended_is_completed(session: Session, cut: bool, arguments: str) -> None:
+    """The limit behind a value leaves the arguments open; a model that stops there has forgotten the closing tags."""
+    reply = "</think><tool_call>\n<function=f>\n<parameter=a>\nb\n</parameter>"
+    session.engine.replies = [reply + "\n</function>" if cut else reply]
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+    }
+    limit = len(session.tokenizer.encode(reply)) if cut else 200
+    events = list(run_chat(session, chat(tools=(tool,), max_tokens=limit)))
+    assert "".join(e.json for e in events if isinstance(e, ToolCallArgs)) == arguments
+    assert events[-1] == Finish("length" if cut else "tool_calls")
+
+
 def test_stop_string_is_named(session: Session) -> None:
     session.engine.replies = ["</think>a STOP b"]
     *_, finish = run_chat(session, chat(stop=("zzz", "STOP")))

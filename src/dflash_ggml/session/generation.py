@@ -101,7 +101,7 @@ class Generation:
         except (Exception, KeyboardInterrupt):
             self._state.reset()  # an interrupt may have torn the state
             raise
-        self._sink.flush()
+        self._sink.flush(cut=self._reason != "stop")
         yield from self._drain()
         yield self._usage()
         reason = self._reason or "length"

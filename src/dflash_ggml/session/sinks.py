@@ -52,8 +52,8 @@ class TextSink(Sink):
         if stopped:
             self.finish = "stop"
 
-    def flush(self) -> None:
-        """The output is over: say what was held back, unless a stop string ended it."""
+    def flush(self, cut: bool = False) -> None:
+        """The output is over: say what was held back, unless a stop string ended it. cut: a limit ended it."""
         if self._stops.matched is None:
             said, stopped = self._stops.feed(self._decoder.flush())
             self._say(said if stopped else said + self._stops.flush())
@@ -99,9 +99,9 @@ class ChatSink(Sink):
         elif self._one_call and parser.n_calls and not parser.in_call:
             self.finish = "tool_calls"
 
-    def flush(self) -> None:
-        """The output is over: say what was held back."""
-        self._take(self._parser.feed(self._decoder.flush()) + self._parser.flush())
+    def flush(self, cut: bool = False) -> None:
+        """The output is over: say what was held back. cut: a limit ended it, not the model."""
+        self._take(self._parser.feed(self._decoder.flush()) + self._parser.flush(cut))
 
     def _take(self, events: Sequence[Delta]) -> None:
         texts = [e for e in events if isinstance(e, TextDelta)]

@@ -6,11 +6,12 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from .call_opening import CALL, END_CALL, FUNCTION, Opening, after_blanks, partial_suffix
 from .deltas import Delta, ReasoningDelta, TextDelta
 from .stopping import StopStrings
-from .tool_reader import ToolCallReader, partial_suffix
+from .tool_reader import ToolCallReader
 
-THINK, END_THINK, CALL, END_CALL = "<think>", "</think>", "<tool_call>", "</tool_call>"
+THINK, END_THINK = "<think>", "</think>"
 TAGS = (THINK, END_THINK, CALL, END_CALL)
 
 ReasoningMode = Literal["off", "closed", "open"]
@@ -32,7 +33,7 @@ class ChatParser:
     reasoning: "open" starts inside reasoning, "closed" outside, "off" leaves the tags in the text.
     schemas: tool name -> argument schema, None: tool-call tags stay in the text.
     stops: matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
-    text_in and text_out count the characters of visible text that came in and that were settled (said or dropped).
+    Only `</think>` ends reasoning; calls inside it count where the output ends with them and it was never ended.
     """
 
     def __init__(
@@ -48,64 +49,41 @@ class ChatParser:
         self._stops = stops
         self._new_id = new_id
         self._reader: ToolCallReader | None = None
+        self._opening: Opening | None = None  # judges the text that _buf begins with
+        self._marker = ""  # which is this one
         self._buf = ""
         self._space = ""
-        self._said_any = False
+        self._looked = 0
+        self._said_any = self._spoke = False
         self._trim = False
+        self._passed = 0
         self.in_reasoning = reasoning == "open"
         self.n_calls = 0
         self.stopped = False
-        self.text_in = self.text_out = 0
+        self.text_out = 0  # characters of visible text that were settled: said or dropped
 
     @property
     def in_call(self) -> bool:
-        """Inside a tool-call block."""
+        """Inside a tool call."""
         return self._reader is not None
 
     @property
-    def _tags(self) -> tuple[str, ...]:
-        if self._reader is not None:
-            return (END_CALL,)
-        calls = (CALL,) if self._schemas is not None else ()
-        if self.in_reasoning:
-            return (END_THINK, *calls)
-        return ((THINK, END_THINK) if self._split else ()) + calls
+    def text_in(self) -> int:
+        """Characters of visible text that came in, and of what may still turn out to be visible text."""
+        return self._passed + (0 if self.in_call or self.in_reasoning else len(self._buf))
 
     def feed(self, text: str) -> list[Delta]:
         """Events that this text completes; possible beginnings of tags and stop strings are held back."""
         events: list[Delta] = []
         self._buf += text
-        if not self.in_reasoning and not self.in_call:
-            self.text_in += len(text)
-        while not self.stopped:
-            tags = self._tags
-            found = min(((at, t) for t in tags if (at := self._buf.find(t)) >= 0), default=None)
-            if found is None:
-                keep = partial_suffix(self._buf, tags)
-                head, self._buf = self._buf[: len(self._buf) - keep], self._buf[len(self._buf) - keep :]
-                self._plain(head, events)
-                return events
-            at, tag = found
-            head, self._buf = self._buf[:at], self._buf[at + len(tag) :]
-            self._plain(head, events)
-            if self._reader is not None and self._reader.in_string:
-                self._plain(tag, events)
-            elif not self.stopped:
-                self._switch(tag, events)
+        self._advance(events)
         return events
 
-    def flush(self) -> list[Delta]:
-        """The output is over: everything held back that is not part of a stop string."""
+    def flush(self, cut: bool = False) -> list[Delta]:
+        """The output is over: everything held back that is not part of a stop string. cut: a limit ended it."""
         events: list[Delta] = []
-        if self.stopped:
-            return events
-        self._plain(self._buf, events)
-        self._buf = ""
-        if self._reader is not None:
-            events += self._reader.truncate()
-            self.n_calls = self._reader.next_index
-            self._reader = None
-        elif not self.in_reasoning:
+        self._advance(events, final=True, cut=cut)
+        if not self.stopped and not self.in_reasoning:
             if self._stops is not None:
                 self._say(self._stops.flush(), events)
             if self._space and not self.n_calls:
@@ -113,21 +91,128 @@ class ChatParser:
             self.text_out = self.text_in
         return events
 
-    def _plain(self, text: str, events: list[Delta]) -> None:
-        if not text:
-            return
-        if self._reader is not None:
-            events += self._reader.feed(text)
-        elif self.in_reasoning:
-            self._reason(text, events)
-        elif self._stops is not None:
-            said, self.stopped = self._stops.feed(text)
-            self._say(said, events)
-            if self.stopped and self._space:
-                events.append(TextDelta(self._space))
-                self._space = ""
+    def _advance(self, events: list[Delta], final: bool = False, cut: bool = False) -> None:
+        more = True
+        while more and not self.stopped:
+            if self._reader is not None:
+                more = self._read_call(self._reader, events, final, cut)
+            elif self.in_reasoning:
+                more = self._read_reasoning(events, final)
+            else:
+                more = self._read_text(events, final)
+
+    # --- each takes from the buffer and says whether another look is worthwhile
+
+    def _read_call(self, reader: ToolCallReader, events: list[Delta], final: bool, cut: bool) -> bool:
+        events += reader.feed(self._buf)
+        if final and not reader.done:
+            events += reader.finish(cut)
+        self.n_calls = reader.next_index
+        self._buf = reader.rest if reader.done else ""
+        if reader.done:
+            self._reader, self._trim = None, True
+        return reader.done
+
+    def _read_reasoning(self, events: list[Delta], final: bool) -> bool:
+        end = self._buf.find(END_THINK, self._looked)
+        if end >= 0:
+            self._reason(self._buf[:end], events)
+            self._buf = self._buf[end + len(END_THINK) :]
+            self.in_reasoning, self._trim, self._space = False, True, ""
+            self._looked, self._opening = 0, None
+            return True
+        at = self._buf.find(CALL) if self._schemas is not None else -1
+        if at < 0:
+            tags = (END_THINK, CALL) if self._schemas is not None else (END_THINK,)
+            self._release(0 if final else partial_suffix(self._buf, tags), events)
+            return False
+        self._reason(self._buf[:at], events)
+        self._buf = self._buf[at:]
+        self._opening = self._opening or Opening(self._schemas or {})
+        if self._opening.judge(self._buf, final) == "text":
+            self._reason(CALL, events)
+            self._buf, self._looked, self._opening = self._buf[len(CALL) :], 0, None
+            return True
+        self._looked = max(len(self._buf) - len(END_THINK) + 1, 0)
+        if final:
+            self._opening = None
+            if not self._all_calls(self._buf):
+                self._release(0, events)
+                return False
+            self.in_reasoning, self._space = False, ""
+        return final
+
+    def _read_text(self, events: list[Delta], final: bool) -> bool:
+        found = (0, self._marker) if self._opening is not None else self._find_marker()
+        if found is None:
+            keep = 0 if final else partial_suffix(self._buf, self._markers)
+            head, self._buf = self._buf[: len(self._buf) - keep], self._buf[len(self._buf) - keep :]
+            self._pass(head, events)
+            return False
+        at, marker = found
+        head, self._buf = self._buf[:at], self._buf[at:]
+        self._pass(head, events)
+        if self.stopped:
+            return False
+        if marker == THINK:
+            self._end_stops(events)
+            self._buf = self._buf[len(THINK) :]
+            self.in_reasoning, self._said_any, self._space = True, False, ""
+            return True
+        assert self._schemas is not None
+        self._opening = self._opening or Opening(self._schemas)
+        verdict = self._opening.judge(self._buf, final)
+        if verdict == "wait":
+            self._marker = marker
+            return False
+        self._opening = None
+        if verdict == "text":
+            self._buf = self._buf[len(marker) :]
+            self._pass(marker, events)
         else:
-            self._say(text, events)
+            self._end_stops(events)
+            self._space = ""
+            self._reader = ToolCallReader(self._schemas, self.n_calls, self._new_id)
+        return True
+
+    @property
+    def _markers(self) -> tuple[str, ...]:
+        think = (THINK,) if self._split and not self._spoke else ()
+        return think + ((CALL, FUNCTION) if self._schemas is not None else ())
+
+    def _find_marker(self) -> tuple[int, str] | None:
+        """The first thing in the buffer that may be no text: a tag, or an object that the answer begins with."""
+        found = [(at, marker) for marker in self._markers if (at := self._buf.find(marker)) >= 0]
+        blank = after_blanks(self._buf, 0)
+        if self._schemas is not None and not self._spoke and self._buf.startswith("{", blank):
+            found.append((blank, "{"))
+        first = min(found, default=None)
+        if first is not None and first[1] == THINK and self._buf[: first[0]].strip():
+            self._spoke = True  # only an answer that begins with it begins with reasoning
+            return self._find_marker()
+        return first
+
+    # --- what becomes of it
+
+    def _all_calls(self, text: str) -> bool:
+        """Whether a text is complete calls and nothing else."""
+        assert self._schemas is not None
+        while text:
+            if Opening(self._schemas).judge(text, True) != "call":
+                return False
+            reader = ToolCallReader(self._schemas, 0, lambda index, name: "")
+            reader.feed(text)
+            if not reader.done:
+                reader.finish(cut=True)
+            text = reader.rest.strip()
+            if not reader.whole or not (not text or text.startswith(CALL)):
+                return False
+        return True
+
+    def _release(self, keep: int, events: list[Delta]) -> None:
+        end = len(self._buf) - keep
+        self._reason(self._buf[:end], events)
+        self._buf, self._looked = self._buf[end:], 0
 
     def _reason(self, text: str, events: list[Delta]) -> None:
         text = self._space + text
@@ -138,6 +223,25 @@ class ChatParser:
         if body:
             self._said_any = True
             events.append(ReasoningDelta(body))
+
+    def _pass(self, text: str, events: list[Delta]) -> None:
+        """Visible text on its way through the stop strings."""
+        if not text:
+            return
+        self._passed += len(text)
+        self._spoke = self._spoke or bool(text.strip())
+        if self._stops is None:
+            self._say(text, events)
+            return
+        said, self.stopped = self._stops.feed(text)
+        self._say(said, events)
+        if self.stopped and self._space:
+            events.append(TextDelta(self._space))
+            self._space = ""
+
+    def _end_stops(self, events: list[Delta]) -> None:
+        if self._stops is not None:
+            self._say(self._stops.flush(), events)
 
     def _say(self, text: str, events: list[Delta]) -> None:
         """Visible text, without blank lines before it (after reasoning) and before a tool call."""
@@ -150,30 +254,3 @@ class ChatParser:
         self._space = text[len(body) :]
         if body:
             events.append(TextDelta(body))
-
-    def _switch(self, tag: str, events: list[Delta]) -> None:
-        before = self.in_reasoning or self.in_call
-        if tag == CALL:
-            if self._stops is not None and not self.in_reasoning:
-                self._say(self._stops.flush(), events)
-            self.in_reasoning, self._space = False, ""
-            assert self._schemas is not None
-            self._reader = ToolCallReader(self._schemas, self.n_calls, self._new_id)
-        elif tag == END_CALL:
-            assert self._reader is not None
-            events += self._reader.close()
-            self.n_calls = self._reader.next_index
-            self._reader, self._trim = None, True
-        elif tag == THINK:
-            if self._stops is not None:
-                self._say(self._stops.flush(), events)
-            self.in_reasoning, self._said_any, self._space = True, False, ""
-        elif tag == END_THINK:
-            self.in_reasoning, self._trim, self._space = False, True, ""
-        now = self.in_reasoning or self.in_call
-        if now and not before:
-            self.text_in = self.text_out  # what is left in the buffer is no visible text
-        elif before and not now:
-            self.text_in = self.text_out + len(self._buf)
-        elif not now:
-            self.text_in -= len(tag)

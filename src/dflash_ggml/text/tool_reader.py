@@ -1,4 +1,4 @@
-"""Reads the inside of one `<tool_call>` block as it streams in: Qwen's parameter form, or a JSON object.
+"""Reads a tool call as it streams in: Qwen's parameter form, or a JSON object; with the tags around it or without.
 
     <function=name>                          {"name": "name", "arguments": {...}}
     <parameter=key>
@@ -13,34 +13,40 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .deltas import Delta, TextDelta, ToolCallArgs, ToolCallBegin, ToolCallEnd
-from .tools import coerce, parameter_types
-
-_FUNCTION = re.compile(r"<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
-_JSON_HEAD = re.compile(
-    r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+from .call_opening import (
+    CALL,
+    END_CALL,
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    FUNCTION_TAG,
+    OPEN_TAG,
+    JsonHead,
+    calls_in,
+    partial_suffix,
 )
-# a value ends at its own closing tag; the others are for models that forget it
-_VALUE_ENDS = ("\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>")
+from .deltas import Delta, ToolCallArgs, ToolCallBegin, ToolCallEnd
+from .json_stream import JsonStream
+from .tools import coerce, parameter_types
+from .value_scan import ValueScan
 
-
-def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that could be the beginning of a marker (0 if none)."""
-    for n in range(min(len(text), max(map(len, markers), default=0)), 0, -1):
-        if any(len(m) > n and m.startswith(text[-n:]) for m in markers):
-            return n
-    return 0
+_PART = re.compile(r"<parameter=([^<>\n]{1,200})>|</function>|</tool_call>")
+_KEY_LINE = re.compile(r"\n<parameter=([^<>\n]{1,200})>\n?")
+_CLOSING = ("\n" + END_PARAMETER, END_PARAMETER)
+# where a call ends whose last value was not closed: its own end must follow, or the next call
+_FORGOTTEN_END = re.compile(
+    r"\n?(</function>\s*</tool_call>|</tool_call>|</function>)(?=\s*(<tool_call>|\Z))"
+)
 
 
 class ToolCallReader:
-    """feed() the text between the tool-call tags, then close() it or truncate() it.
+    """feed() the text from `<tool_call>`, `<function=` or `{` on, until `done`; then `rest` is what follows the call.
 
-    schemas: tool name -> JSON schema of its arguments; first_index: index of the first call in this block;
-    new_id: makes the id of a call from its index and name.
+    An Opening must have found that it is a call. schemas: tool name -> JSON schema of its arguments; first_index: index
+    of the first call in this block; new_id: makes the id of a call from its index and name. whole: no call was cut.
     """
 
     def __init__(
@@ -49,174 +55,290 @@ class ToolCallReader:
         self._schemas = schemas
         self._new_id = new_id
         self.next_index = first_index
+        self.done, self.whole = False, True
+        self._final = self._cut = False
         self._buf = ""
-        self._raw = ""
         self._state: Callable[[], bool] = self._head
         self._events: list[Delta] = []
-        self._open = False
+        self._tagged = self._open = self._fresh = False
         self._parameters: Mapping[str, Any] = {}
-        self._n_params = 0
+        self._keys: list[str] = []
+        self._n_keys_sent = 0
         self._key = ""
-        self._streaming = False
-        self._depth = 0
-        self._in_string = self._escaped = False
+        self._scan = ValueScan(quotes=True)
+        self._quotes = True
+        self._sent = 0
+        self._streaming = self._repeated = False
+        self._late: list[tuple[str, str, int]] = []  # key, text, characters sent (-1: not even the quote)
+        self._json = JsonStream()
 
     @property
-    def in_string(self) -> bool:
-        """Inside a string of the JSON form, where even a closing tag is text."""
-        return self._state == self._json_args and self._in_string
+    def rest(self) -> str:
+        """What was fed and belongs to no call."""
+        return self._buf
 
     def feed(self, text: str) -> list[Delta]:
         """Events that this text completes."""
-        self._raw += text if not self._open and self._state == self._head else ""
         self._buf += text
-        while self._state():
+        while not self.done and self._state():
             pass
         events, self._events = self._events, []
         return events
 
-    def close(self) -> list[Delta]:
-        """The closing tag was read: finish what is open; text that is no call at all comes back as a TextDelta."""
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """The output is over: a call that is not complete ends with its arguments cut where they are.
+
+        cut: a limit ended the output, so that nothing the model has not written may be taken for forgotten.
+        """
+        self._final, self._cut = True, cut
         events = self.feed("")
-        if self._open:
-            if self._state == self._value:
-                self._end_value(self._buf)
-            if self._state == self._json_args:
-                self._emit_args(self._buf)  # an object the model left open: passed on as it is
-            elif self._state == self._params:
-                self._emit_args("}" if self._n_params else "{}")
-            self._end_call()
-        elif self._state == self._head and self._buf.strip():
-            self._whole_json(self._buf)
+        if not self.done:
+            if self._open and self._state == self._params and not cut:
+                self._close_object()
+            elif self._open:
+                self.whole = False
+                self._end_call()
+            self._buf, self.done = "", True
         events += self._events
         self._events = []
-        return events
-
-    def truncate(self) -> list[Delta]:
-        """The output ended inside the block: the call is closed with arguments cut where they are."""
-        if self._open:
-            self._end_call()
-        elif self._state == self._head and self._raw:
-            self._events.append(TextDelta("<tool_call>" + self._raw))
-        events, self._events = self._events, []
         return events
 
     # --- states: each consumes from the buffer and says whether another look is worthwhile
 
     def _head(self) -> bool:
-        if match := _FUNCTION.search(self._buf):
-            self._begin(match.group(1).strip())
-            self._buf = self._buf[match.end() :]
+        text = self._buf.lstrip()
+        if text.startswith(CALL):
+            self._tagged, text = True, text[len(CALL) :].lstrip()
+        self._buf = text
+        if match := FUNCTION_TAG.match(text):
+            self._begin(match[1].strip())
+            self._buf, self._fresh = text[match.end() :], True
             self._state = self._params
             return True
-        if match := _JSON_HEAD.match(self._buf.lstrip()):
-            self._begin(json.loads(match.group(1)))
-            self._buf = self._buf.lstrip()[match.end() :]
-            self._depth, self._in_string, self._escaped = 0, False, False
-            self._state = self._json_args
+        if not text.startswith(("{", "[")):
+            return False
+        verdict, name, at = JsonHead(self._schemas).match(text)
+        if verdict == "call":
+            self._begin(name)
+            self._buf = text[at:]
+            self._json, self._state = JsonStream(), self._json_args
             return True
-        return False
+        stream = JsonStream()
+        strict, taken = stream.feed(text)
+        for name, arguments in calls_in(strict):
+            self._begin(name)
+            self._emit_args(json.dumps(arguments, ensure_ascii=False))
+            self._end_call()
+        self._buf = text[taken:]
+        self._state = self._after
+        return True
 
     def _params(self) -> bool:
-        end, match = self._buf.find("</function>"), _PARAMETER.search(self._buf)
-        if match and (end < 0 or match.start() < end):
-            self._key = match.group(1).strip()
-            self._emit_args(
-                ("{" if self._n_params == 0 else ", ") + json.dumps(self._key, ensure_ascii=False) + ": "
-            )
-            self._n_params += 1
-            self._streaming = False
-            self._buf = self._buf[match.end() :]
-            self._state = self._value
+        text = self._buf.lstrip()
+        if self._fresh and text:
+            self._fresh = False
+            if text.startswith("{"):
+                self._buf = text
+                self._json, self._state = JsonStream(), self._json_args
+                return True
+        match = _PART.search(text)
+        if match is None:
+            at = text.rfind("<")
+            self._buf = text[at:] if at >= 0 else ""
+            return False
+        if match[1] is not None:
+            self._buf = text[match.end() :]
+            self._begin_param(match[1].strip())
             return True
-        if end >= 0:
-            self._emit_args("}" if self._n_params else "{}")
-            self._end_call()
-            self._buf = self._buf[end + len("</function>") :]
-            self._raw = ""
-            self._state = self._head
-            return True
-        return False
+        self._buf = text[match.start() :]
+        self._close_object()
+        self._state = self._after
+        return True
 
     def _value(self) -> bool:
-        text_only = parameter_types(self._parameters, self._key) == {"string"}
-        if not self._streaming and self._buf and text_only:
-            self._buf = self._buf.removeprefix("\n")
+        start = int(self._buf.startswith("\n"))
+        if (
+            self._buf
+            and not self._streaming
+            and not self._repeated
+            and not self._late
+            and self._is_text(self._key)
+        ):
             self._emit_args('"')
-            self._streaming = True
-        found = [(at, m) for m in _VALUE_ENDS if (at := self._buf.find(m)) >= 0]
-        if found:
-            at, marker = min(found)
-            # the parameter's own closing tag is consumed, anything else belongs to what follows
-            rest = self._buf[at + (len(marker) if marker.endswith("</parameter>") else 0) :]
-            self._end_value(self._buf[:at])
-            self._buf = rest
-            return True
-        if text_only and self._buf:
-            keep = partial_suffix(self._buf, _VALUE_ENDS)
-            self._emit_args(_escape(self._buf[: len(self._buf) - keep]))
-            self._buf = self._buf[len(self._buf) - keep :]
-        return False
-
-    def _end_value(self, text: str) -> None:
-        if self._streaming:
-            self._emit_args(_escape(text) + '"')
-        else:
-            value = coerce(
-                text.removeprefix("\n").removesuffix("\n"), parameter_types(self._parameters, self._key)
-            )
-            self._emit_args(json.dumps(value, ensure_ascii=False))
-        self._streaming = False
-        self._buf = ""
+            self._streaming, self._sent = True, start
+        at = self._scan.look(self._buf, self._final)
+        if at is None and self._final:
+            return self._unclosed(start)
+        if at is None:
+            safe = self._scan.safe(self._buf)
+            if self._streaming and safe > self._sent:
+                self._emit_args(_escape(self._buf[self._sent : safe]))
+                self._sent = safe
+            return False
+        end = at - (at > start and self._buf[at - 1] == "\n")
+        self._end_value(self._buf[start:end], start)
+        self._buf = self._buf[at + len(END_PARAMETER) :]
         self._state = self._params
+        return True
+
+    def _unclosed(self, start: int) -> bool:
+        """The output is over and the value was not closed: the end of a call may still end it, else it was cut."""
+        ending = _FORGOTTEN_END.search(self._buf)
+        if not self._cut and self._buf.rstrip().endswith((END_FUNCTION, END_CALL)):
+            if self._quotes and ValueScan(quotes=False).look(self._buf, True) is not None:
+                self._quotes, self._scan = (
+                    False,
+                    ValueScan(quotes=False),
+                )  # what looked like a quoted call was none
+                return True
+            if ending is not None:
+                self._end_value(self._buf[start : ending.start()], start, late=True)
+                self._buf = self._buf[ending.start(1) :]
+                self._settle(self._parameters.get("properties") or {})
+                self._close_object()
+                self._state = self._after
+                return True
+        end = len(self._buf) - partial_suffix(self._buf, _CLOSING)
+        if self._late:
+            self._settle(())
+            if not self._repeated:
+                self._emit_key(self._key)
+                self._emit_args('"' + _escape(self._buf[start:end]) if self._is_text(self._key) else "")
+        elif self._streaming:
+            self._emit_args(_escape(self._buf[self._sent : end]))
+        self._buf = ""
+        return False
 
     def _json_args(self) -> bool:
-        for i, char in enumerate(self._buf):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self._emit_args(self._buf[: i + 1])
-                    self._end_call()
-                    self._state = self._rest
-                    return False
-        self._emit_args(self._buf)
-        self._buf = ""
+        strict, taken = self._json.feed(self._buf)
+        self._emit_args(strict)
+        self._buf = self._buf[taken:]
+        if self._json.done:
+            self._end_call()
+            self._json, self._state = JsonStream(depth=1), self._json_tail
+            return True
+        if not self._buf:
+            return False
+        if not self._at_tag(END_CALL):
+            return False
+        self._emit_args(self._json.rest())
+        if self._buf.startswith(END_CALL):  # an object the model left open: passed on as it is
+            self._end_call()
+            self._state = self._after
+        else:
+            self._emit_args("<")
+            self._buf = self._buf[1:]
+        return True
+
+    def _json_tail(self) -> bool:
+        """What stands between the arguments and the end of the object around them is not needed."""
+        self._buf = self._buf[self._json.feed(self._buf)[1] :]
+        if self._json.done:
+            self._state = self._after
+            return True
+        if not self._buf or not self._at_tag(END_CALL, END_FUNCTION):
+            return False
+        if self._buf.startswith((END_CALL, END_FUNCTION)):
+            self._state = self._after
+        else:
+            self._buf = self._buf[1:]
+        return True
+
+    def _after(self) -> bool:
+        """Behind a call: closing tags, another call in the same block, or something else that is not ours."""
+        text = self._buf.lstrip()
+        if text.startswith(END_FUNCTION):
+            self._buf = text[len(END_FUNCTION) :]
+            return True
+        if text.startswith(END_CALL):
+            self._buf, self.done = text[len(END_CALL) :], True
+            return False
+        if match := FUNCTION_TAG.match(text):
+            if self._tagged or match[1].strip() in self._schemas:
+                self._buf, self._state = text, self._head
+                return True
+        elif not self._final and (
+            any(tag.startswith(text) for tag in (END_FUNCTION, END_CALL, FUNCTION))
+            or OPEN_TAG.fullmatch(text)
+        ):
+            return False
+        self.done = True
         return False
 
-    def _rest(self) -> bool:
-        self._buf = ""  # the closing brace of the outer object
-        return False
+    def _at_tag(self, *tags: str) -> bool:
+        """Whether the buffer can be told from a tag by now."""
+        return self._final or not any(tag != self._buf and tag.startswith(self._buf) for tag in tags)
+
+    # --- parameters
+
+    def _begin_param(self, key: str) -> None:
+        self._repeated = key in self._keys  # the first one counts: a later one does not take its place
+        if not self._repeated:
+            self._keys.append(key)
+            if not self._late:
+                self._emit_key(key)
+        self._key = key
+        self._streaming, self._sent = False, 0
+        self._scan = ValueScan(self._quotes)
+        self._state = self._value
+
+    def _end_value(self, text: str, start: int, late: bool = False) -> None:
+        """late: send it with the call's end; so does a text that may hold a required parameter, its own end forgotten."""
+        if self._repeated:
+            return
+        sent = self._sent - start if self._streaming else -1
+        required = self._parameters.get("required") or ()
+        late = late or bool(self._late)
+        if not late and self._scan.odd is not None:
+            late = any(key in required and key not in self._keys for key in _KEY_LINE.findall(text))
+        if late:
+            self._late.append((self._key, text, sent))
+        else:
+            self._send_value(self._key, text, sent)
+        self._streaming = False
+
+    def _settle(self, wanted: Iterable[str]) -> None:
+        """Send what is late; lines `<parameter=key>` inside it begin the `wanted` keys that the call lacks."""
+        keys, late, self._late = {key for key in wanted if key not in self._keys}, self._late, []
+        for i, (key, text, sent) in enumerate(late):
+            start = 0
+            for match in (*_KEY_LINE.finditer(text), None):
+                if match is not None and match[1] not in keys:
+                    continue
+                if i or start:
+                    self._emit_key(key)
+                    sent = -1
+                self._send_value(key, text[start : match.start() if match else len(text)], sent)
+                if match is not None:
+                    keys.discard(match[1])
+                    key, start = match[1], match.end()
+
+    def _send_value(self, key: str, text: str, sent: int) -> None:
+        if self._is_text(key):
+            self._emit_args(('"' if sent < 0 else "") + _escape(text[max(sent, 0) :]) + '"')
+        else:
+            value = coerce(text, parameter_types(self._parameters, key))
+            self._emit_args(json.dumps(value, ensure_ascii=False))
+
+    def _is_text(self, key: str) -> bool:
+        return parameter_types(self._parameters, key) == {"string"}
+
+    def _emit_key(self, key: str) -> None:
+        self._emit_args(
+            ("{" if self._n_keys_sent == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": "
+        )
+        self._n_keys_sent += 1
+
+    def _close_object(self) -> None:
+        self._settle(self._parameters.get("required") or ())
+        self._emit_args("}" if self._n_keys_sent else "{}")
+        self._end_call()
 
     # --- events
 
-    def _whole_json(self, text: str) -> None:
-        try:
-            call = json.loads(text)
-            name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-            if not isinstance(name, str) or not isinstance(arguments, dict):
-                raise TypeError("not a call")
-        except (json.JSONDecodeError, TypeError, KeyError, AttributeError):
-            self._events.append(TextDelta(f"<tool_call>{self._raw}</tool_call>"))
-            return
-        self._begin(name)
-        self._emit_args(json.dumps(arguments, ensure_ascii=False))
-        self._end_call()
-
     def _begin(self, name: str) -> None:
         self._parameters = self._schemas.get(name, {})
-        self._n_params = 0
+        self._n_keys_sent, self._keys, self._late = 0, [], []
         self._open = True
         self._events.append(ToolCallBegin(self.next_index, self._new_id(self.next_index, name), name))
 

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 from ..errors import ConfigError
+from .json_stream import read_json
+
+# Names of types that are none of JSON schema's but that tools declare.
+_ALIASES = {
+    **dict.fromkeys(("float", "double", "decimal"), "number"),
+    **dict.fromkeys(("int", "long"), "integer"),
+    **dict.fromkeys(("dict", "map"), "object"),
+    **dict.fromkeys(("list", "tuple"), "array"),
+    **dict.fromkeys(("str", "text"), "string"),
+    "bool": "boolean",
+    **{name: name for name in ("string", "number", "integer", "object", "array", "boolean", "null")},
+}
+_DATA = ("enum", "const", "default", "examples", "example")  # keywords whose values are no schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_NUMBER = re.compile(r"[+-]?([0-9]{1,4000}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 GENERIC_TOOL_PROMPT = """You can call tools. The tools, one JSON object per line:
 <tools>
@@ -46,8 +64,33 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, An
         parameters = {"type": "object", "properties": {}} if parameters is None else parameters
         if not isinstance(parameters, Mapping):
             raise ConfigError(f"tools[{i}].function.parameters: expected a JSON schema object")
-        schemas[name] = parameters
+        schemas[name] = standard_types(parameters)
     return schemas
+
+
+def standard_types(schema: Any, depth: int = 0) -> Any:
+    """The schema with JSON schema's own type names in place of others in use: "float", "int", "dict", "STRING", ..."""
+    if depth > 64:
+        return schema
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [standard_types(item, depth + 1) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _DATA:
+            out[key] = value
+        elif key in _NAMED and isinstance(value, Mapping):
+            out[key] = {name: standard_types(inner, depth + 1) for name, inner in value.items()}
+        elif key == "type":
+            out[key] = [_standard(k) for k in value] if isinstance(value, (list, tuple)) else _standard(value)
+        else:
+            out[key] = standard_types(value, depth + 1)
+    return out
+
+
+def _standard(kind: Any) -> Any:
+    return _ALIASES.get(kind.lower(), kind) if isinstance(kind, str) else kind
 
 
 def with_generic_tool_prompt(
@@ -83,6 +126,11 @@ def value_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozens
         return frozenset()
     if isinstance(schema.get("$ref"), str):
         return value_types(_resolve(schema["$ref"], root), root, depth + 1)
+    kinds = _declared_types(schema, root, depth)
+    return kinds | {"null"} if kinds and schema.get("nullable") is True else kinds
+
+
+def _declared_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset((kind,))
@@ -94,6 +142,8 @@ def value_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozens
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), Sequence):
             return frozenset().union(*(value_types(s, root, depth + 1) for s in schema[key]))
+    if "properties" in schema or "items" in schema:
+        return frozenset(("object" if "properties" in schema else "array",))
     return frozenset()
 
 
@@ -109,11 +159,15 @@ def coerce(text: str, types: frozenset[str]) -> Any:
     if types == {"string"}:
         return text
     trimmed = text.strip()
-    python_words = {"True": True, "False": False, "None": None}
+    value: Any
     try:
-        value: Any = python_words[trimmed] if trimmed in python_words else json.loads(trimmed)
-    except json.JSONDecodeError:
-        return text
+        value = _WORDS[trimmed.lower()] if trimmed.lower() in _WORDS else read_json(trimmed)
+        for _ in range(2):
+            if not isinstance(value, str) or "string" in types:
+                break
+            value = read_json(value)  # written as JSON text inside JSON text
+    except ValueError:
+        value = _number(trimmed)
     kind = _type_name(value)
     if kind in types or (kind == "integer" and "number" in types):
         # with "string" allowed too, only null and containers are unmistakable
@@ -121,6 +175,14 @@ def coerce(text: str, types: frozenset[str]) -> Any:
     if kind == "number" and "integer" in types and float(value).is_integer():
         return int(value)
     return text
+
+
+def _number(text: str) -> Any:
+    """A number as people write it, `+3` or `.5`; the text itself when it is none."""
+    if not _NUMBER.fullmatch(text):
+        return text
+    value = float(text) if any(c in ".eE" for c in text) else int(text)
+    return value if math.isfinite(value) else text
 
 
 def _resolve(ref: str, root: Mapping[str, Any]) -> Any:

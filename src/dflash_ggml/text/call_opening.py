@@ -1,0 +1,140 @@
+"""Whether a text that begins like a tool call is one: a quoted tag is text, a call may come without its tag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .json_stream import JsonStream, read_json
+
+CALL, END_CALL = "<tool_call>", "</tool_call>"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+FUNCTION_TAG = re.compile(r"<function=([^<>\n]{1,200})>")
+OPEN_TAG = re.compile(r"<function=[^<>\n]{0,200}")
+_BLANK = re.compile(r"\s*")
+_BODIES = (PARAMETER, END_FUNCTION, "{")
+
+Verdict = Literal["call", "text", "wait"]
+
+
+def starts_with_any(text: str, options: tuple[str, ...]) -> Verdict:
+    """ "call" if the text starts with an option, "wait" if more text could make it so."""
+    if text.startswith(options):
+        return "call"
+    return "wait" if any(option.startswith(text) for option in options) else "text"
+
+
+def after_blanks(text: str, at: int) -> int:
+    """Index of the first character from `at` on that is not white space; the length if there is none."""
+    match = _BLANK.match(text, at)
+    return match.end() if match else at
+
+
+def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` that could be the beginning of a marker (0 if none)."""
+    for n in range(min(len(text), max(map(len, markers), default=0)), 0, -1):
+        if any(len(m) > n and m.startswith(text[-n:]) for m in markers):
+            return n
+    return 0
+
+
+class JsonHead:
+    """`{"name": "x", "arguments": ` of a known tool, in this order, before the arguments' brace."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = {_quoted(name): name for name in names}
+        self._parts = (
+            ("{",),
+            ('"name"',),
+            (":",),
+            tuple(self._names),
+            (",",),
+            ('"arguments"', '"parameters"'),
+            (":",),
+            ("{",),
+        )
+
+    def match(self, text: str) -> tuple[Verdict, str, int]:
+        """What it is; of a call also the tool's name and where the arguments begin."""
+        at, name = 0, ""
+        for options in self._parts:
+            at = after_blanks(text, at)
+            verdict = starts_with_any(text[at : at + 300], options)
+            if verdict != "call":
+                return verdict, "", 0
+            found = max((o for o in options if text.startswith(o, at)), key=len)
+            name = self._names.get(found, name)
+            at += len(found)
+        return "call", name, at - 1
+
+
+class Opening:
+    """judge() a text from its first `<tool_call>`, `<function=` or `{` on; it may grow from one look to the next."""
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._schemas = schemas
+        self._head = JsonHead(schemas)
+        self._stream: JsonStream | None = None
+        self._strict: list[str] = []
+        self._at = 0
+
+    def judge(self, text: str, final: bool = False) -> Verdict:
+        """final: nothing comes after this text, so there is nothing to wait for."""
+        tagged = text.startswith(CALL)
+        start = after_blanks(text, len(CALL)) if tagged else 0
+        if text.startswith(("{", "["), start):
+            verdict = self._object(text, start, tagged)
+        else:
+            verdict = self._function(text[start : start + 500], tagged, final)
+        return "text" if final and verdict == "wait" else verdict
+
+    def _function(self, body: str, tagged: bool, final: bool) -> Verdict:
+        match = FUNCTION_TAG.match(body)
+        if match is None:
+            return "wait" if FUNCTION.startswith(body) or OPEN_TAG.fullmatch(body) else "text"
+        rest = body[match.end() :].lstrip()
+        if tagged:
+            # cut right behind the name: a call all the same
+            return "call" if final and not rest else starts_with_any(rest, (*_BODIES, END_CALL))
+        return starts_with_any(rest, _BODIES) if match[1].strip() in self._schemas else "text"
+
+    def _object(self, text: str, start: int, tagged: bool) -> Verdict:
+        verdict, _, _ = self._head.match(text[start : start + 1000])
+        if verdict != "text" or not tagged:
+            return verdict
+        if self._stream is None:
+            self._stream, self._at = JsonStream(), start
+        strict, taken = self._stream.feed(text[self._at :])
+        self._strict.append(strict)
+        self._at += taken
+        if self._stream.done:
+            return "call" if calls_in("".join(self._strict)) else "text"
+        return "wait" if self._at == len(text) else "text"
+
+
+def calls_in(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of the calls in a JSON object or a list of them; none if it is anything else."""
+    try:
+        value = read_json(text)
+        calls = [_call(one) for one in (value if isinstance(value, list) else [value])]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return calls
+
+
+def _call(value: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(value.get("function"), dict):
+        value = value["function"]
+    name, arguments = value["name"], value.get("arguments", value.get("parameters")) or {}
+    for _ in range(3):  # objects written as text, and text that holds such a text
+        if isinstance(arguments, str):
+            arguments = read_json(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise TypeError("not a call")
+    return name, arguments
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
