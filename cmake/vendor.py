@@ -36,10 +36,20 @@ _BACKENDS = ("ggml-cpu", "ggml-cuda", "ggml-hip", "ggml-musa")
 _WHOLE = ("ggml/CMakeLists.txt", "ggml/cmake/", "ggml/include/", *(f"ggml/src/{name}/" for name in _BACKENDS))
 # Not compiled into the module, but the patches carry their test cases and the table of operations.
 _EXTRA = ("LICENSE", "AUTHORS", "tests/test-backend-ops.cpp", "docs/ops.md")
+# What our tests hold templates and tokenizer against: real models' files. They go into no distribution of ours.
+_FOR_TESTS = (
+    "models/templates/Qwen3.5-4B.jinja",
+    "models/templates/poolside-Laguna-S-2.1.jinja",
+    "models/templates/poolside-Laguna-XS-2.1.jinja",
+    "models/templates/poolside-Laguna-XS.2.jinja",
+    "models/ggml-vocab-qwen35.gguf",
+    "models/ggml-vocab-qwen35.gguf.inp",
+    "models/ggml-vocab-qwen35.gguf.out",
+)
 _MARK = "ggml/CMakeLists.txt"
 _PIN = "pin.json"
 # Raise when the choice of files above changes, so that folders filled earlier are filled again.
-_LAYOUT = 1
+_LAYOUT = 2
 
 
 class VendorError(Exception):
@@ -48,7 +58,7 @@ class VendorError(Exception):
 
 def _kept(path: str) -> bool:
     """Whether a file of the llama.cpp tree (POSIX path relative to its root) is one that we need."""
-    if path in _EXTRA or path.startswith(_WHOLE):
+    if path in (*_EXTRA, *_FOR_TESTS) or path.startswith(_WHOLE):
         return True
     return path.startswith("ggml/src/") and "/" not in path.removeprefix("ggml/src/")
 

@@ -59,7 +59,10 @@ def test_the_sdist_holds_the_patched_source_and_both_licences(sdist: Path) -> No
     assert [name for name in IN_SDIST if name not in names] == []
     patches = {f"patches/{path.name}" for path in (ROOT / "patches").glob("*.patch")}
     assert patches and patches <= names
-    folders, endings = (".venv/", "build/", "dist/", ".git/"), (".so", ".pyc", ".part")
+    folders, endings = (
+        (".venv/", "build/", "dist/", ".git/", "vendor/llama.cpp/models/"),
+        (".so", ".pyc", ".part"),
+    )
     assert [name for name in names if name.startswith(folders) or name.endswith(endings)] == []
 
 

@@ -19,11 +19,15 @@ TREE = {
     "ggml/include/ggml.h": b"int ggml(void);\n",
     "ggml/src/ggml.c": b"int ggml(void) {\n    return 1;\n}\n",
     "ggml/src/ggml-cpu/ops.cpp": b"// cpu\n",
+    "models/templates/Qwen3.5-4B.jinja": b"{{ messages }}\n",
+    "models/ggml-vocab-qwen35.gguf.inp": b"text\n",
 }
 UNUSED = {
     "ggml/src/ggml-vulkan/big.cpp": b"x" * 1000,
     "ggml/src/nested/a.c": b"-\n",
     "src/llama.cpp": b"// not ours\n",
+    "models/templates/other.jinja": b"-\n",
+    "models/ggml-vocab-qwen2.gguf": b"-\n",
 }
 PATCH = b"""--- a/ggml/src/ggml.c
 +++ b/ggml/src/ggml.c

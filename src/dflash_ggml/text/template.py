@@ -25,7 +25,8 @@ CHATML = (
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
 )
 
-_CONTINUE_MARK = "\x00continue\x00"  # never survives tokenisation of real text; cut off before it is seen
+# Never survives tokenisation of real text; cut off before it is seen. A template that trims takes its blank away.
+_CONTINUE_MARK = "\x00continue\x00 "
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -110,7 +111,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt text of a conversation (messages as `normalise_messages` returns them).
 
-        continue_final_message: end inside the last message instead of opening a new one. kwargs go to the template.
+        continue_final_message: end inside the last message instead of opening a new one; blanks at its end stay if the
+        template keeps them. kwargs go to the template.
         Raises ConfigError with the template's own message when it refuses the conversation.
         """
         rows = [dict(m) for m in messages]
@@ -119,20 +121,19 @@ class ChatTemplate:
                 raise ConfigError("messages: continuing needs a last message of role 'assistant'")
             rows[-1]["content"] += _CONTINUE_MARK
             add_generation_prompt = False
-        scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, **kwargs}
-        if tools:
-            scope["tools"] = [dict(t) for t in tools]
+        scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, "documents": None}
+        scope |= {"tools": [dict(t) for t in tools] or None, **kwargs}
         try:
             text = self._template.render(messages=rows, add_generation_prompt=add_generation_prompt, **scope)
         except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"messages: the chat template refused them: {error}") from None
         if continue_final_message:
-            head, mark, _ = text.rpartition(_CONTINUE_MARK)
+            head, mark, tail = text.rpartition(_CONTINUE_MARK.rstrip())
             if not mark:
                 raise ConfigError(
                     "messages: the chat template does not render the last assistant message verbatim"
                 )
-            text = head
+            text = head if tail.startswith(" ") else head.rstrip()
         return text
 
     def generation_header(self) -> str:
