@@ -8,7 +8,7 @@ work without the compiled binding.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 _HOME = {
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
+        from importlib import metadata  # slow: commands that were just started answer Ctrl-C after this file
+
         value: object = metadata.version("dflash-ggml")
     elif name in _HOME:
         value = getattr(import_module(f"dflash_ggml.{_HOME[name]}"), name)

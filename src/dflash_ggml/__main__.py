@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dflash_ggml.cli.run import main
+from dflash_ggml.start import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

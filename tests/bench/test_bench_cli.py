@@ -251,7 +251,7 @@ def test_help() -> None:
 
 @pytest.mark.parametrize(
     ("redirection", "code", "words"),
-    [(">&-", 0, "prefill, 5 texts"), (">/dev/full", 1, "No space left"), ("2>&-", 0, "")],
+    [(">&-", 1, "standard output is closed"), (">/dev/full", 1, "No space left"), ("2>&-", 0, "")],
 )
 def test_standard_streams_closed_or_full(redirection: str, code: int, words: str) -> None:
     command = " ".join([*COMMAND, "-c", "512", "--suite", "prefill", redirection])

@@ -79,11 +79,11 @@ def test_the_installed_package_names_its_licences_commands_and_version() -> None
     assert set(package.metadata.get_all("License-File") or []) == {"LICENSE", "licenses/ggml.txt"}
     commands = {entry.name: entry.value for entry in package.entry_points if entry.group == "console_scripts"}
     assert commands == {
-        "dflash-run": "dflash_ggml.cli.run:main",
-        "dflash-serve": "dflash_ggml.server.cli:main",
-        "dflash-chat": "dflash_ggml.cli.chat:main",
-        "dflash-doctor": "dflash_ggml.cli.doctor:main",
-        "dflash-bench": "dflash_ggml.bench.cli:main",
+        "dflash-run": "dflash_ggml.start:run",
+        "dflash-serve": "dflash_ggml.start:serve",
+        "dflash-chat": "dflash_ggml.start:chat",
+        "dflash-doctor": "dflash_ggml.start:doctor",
+        "dflash-bench": "dflash_ggml.start:bench",
     }
 
 

@@ -131,7 +131,7 @@ def test_a_random_seed() -> None:
     assert parsed("-s", "-1").seed is None
 
 
-@pytest.mark.parametrize("module", ["cli.run", "cli.chat", "server.cli"])
+@pytest.mark.parametrize("module", ["cli.run", "cli.chat", "cli.doctor", "bench.cli", "server.cli"])
 def test_version(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("dflash_ggml.ggml.bindings")
     with pytest.raises(SystemExit) as end:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -17,8 +14,10 @@ import pytest
 from dflash_ggml.cli.chat import read_message
 from dflash_ggml.cli.repl import Conversation, Quit
 from dflash_ggml.decode.sampling import SamplingParams
+from dflash_ggml.decode.sampling_params import OPTIONS
 from dflash_ggml.session.session import Session
-from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
+from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE, FakeEngine, byte_vocabulary
+from reference.terminal import Terminal
 
 
 def conversation(*replies: str, template: str | None = None) -> Conversation:
@@ -87,7 +86,8 @@ def test_commands(tmp_path: Path) -> None:
         ("/save", "file name"),
         ("/load /nonexistent/x.json", "No such file"),
         ("/set temperature hot", "not a number"),
-        ("/set temperature", "NAME VALUE"),
+        ("/set heat", "NAME is one of max_tokens, temperature"),
+        ("/set max_tokens 0", "neither a count nor none"),
         ("/set top_p 7", "top_p"),
         ("/think maybe", "on, off or auto"),
         ("/stats", "nothing has been answered"),
@@ -141,53 +141,111 @@ def test_message_of_many_lines() -> None:
     assert read('"""a b"""') == "a b"
 
 
-class Terminal:
-    """A program on a pseudo-terminal."""
+def test_set_shows_values() -> None:
+    chat = conversation()
+    chat.say("/set")
+    shown = dict(line.split()[:2] for line in notes(chat).splitlines())
+    assert set(shown) == {*OPTIONS, "max_tokens"}
+    assert (shown["temperature"], shown["seed"], shown["logit_bias"]) == ("0", "random", "none")
+    chat.say("/set top_k")
+    assert notes(chat) == "[top_k = 40]\n"
+    chat.say("/set logit_bias 7+1.5")
+    assert notes(chat) == "[logit_bias = 7+1.5]\n"
+    chat.say("/set max_tokens  64")
+    assert notes(chat) == "[max_tokens = 64]\n" and chat.max_tokens == 64
+    chat.say("/set max_tokens none")
+    assert chat.max_tokens is None
 
-    def __init__(self, *command: str) -> None:
-        self.main, side = pty.openpty()
-        self.process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, start_new_session=True)
-        os.close(side)
-        self.seen = ""
 
-    def wait_for(self, text: str, poke: signal.Signals | None = None) -> None:
-        """Read until `text` appears after what was waited for before; send `poke` each second until it does.
+def test_help_names_every_command() -> None:
+    chat = conversation()
+    chat.say("/help")
+    text = notes(chat)
+    assert [name for name in chat._commands() if f"/{name}" not in text] == [] and "//" in text
 
-        A signal that comes after readline's prompt and before its wait for input is only seen at the next one.
-        """
-        for attempt in range(60):
-            while (
-                text not in self.seen
-                and select.select([self.main], [], [], 0 if poke and not attempt else 1)[0]
-            ):
-                self.seen += os.read(self.main, 65536).decode("utf-8", "replace")
-            if text in self.seen:
-                break
-            if poke is not None:
-                self.process.send_signal(poke)
-        assert text in self.seen, f"{text!r} did not come; seen: {self.seen!r}"
-        self.seen = self.seen.partition(text)[2]
 
-    def type(self, text: str) -> None:
-        os.write(self.main, text.encode())
+def test_words_that_depend_on_numbers() -> None:
+    chat = conversation("a", "b")
+    chat.say("Hi")
+    chat.say("/undo")
+    chat.say("Hi")
+    chat.say("/stats")
+    chat.say("/save /dev/null")
+    assert "[0 questions left]" in (text := notes(chat)) and "all: 2 answers" in text
+    assert "saved 2 messages" in text and " 1 token at" in text and "1 tokens" not in text
+
+
+class Screen(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_thinking_is_dimmed_on_a_terminal_and_aside_in_a_pipe() -> None:
+    reply = "Hm.\nSo.</think>\n\nYes"
+    engine = FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE), replies=[reply] * 3)
+    greedy = SamplingParams(temperature=0)
+    for out, err, shown, aside in (
+        (Screen(), Screen(), "\x1b[2mHm.\nSo.\x1b[22m\n\nYes\n", ""),
+        (io.StringIO(), io.StringIO(), "Yes\n", "Hm.\nSo.\n"),
+        (io.StringIO(), Screen(), "Yes\n", "\x1b[2mHm.\nSo.\x1b[22m\n"),
+    ):
+        chat = Conversation(Session(engine), out, err, sampling=greedy, max_tokens=200)
+        chat.say("Well?")
+        assert out.getvalue() == shown and err.getvalue().startswith(aside + "[prompt")
+
+
+def test_the_limit_inside_the_thinking_is_told_last() -> None:
+    chat = conversation("Hm, let me see.", template=TOOL_TEMPLATE)
+    chat.max_tokens = 8
+    chat.say("Well?")
+    lines = notes(chat).splitlines()
+    assert lines[-1] == "[the limit fell inside the thinking: /set max_tokens N or /think off]"
+    assert not any("cut:" in line for line in lines)
+    chat = conversation("A long answer", template=TOOL_TEMPLATE)
+    chat.thinking, chat.max_tokens = False, 4
+    chat.say("Well?")
+    assert "cut: the token limit" in (text := notes(chat)) and "thinking" not in text
+
+
+def test_think() -> None:
+    chat = conversation(template=TOOL_TEMPLATE)
+    for word, choice in (("on", True), ("off", False), ("auto", None)):
+        chat.say(f"/think {word}")
+        assert chat.thinking is choice
+        chat.say("/think")
+        assert notes(chat) == f"[thinking: {word}]\n" * 2
+    chat = conversation(template=TEMPLATE.replace("enable_thinking", "nothing"))
+    chat.say("/think off")
+    assert "template knows no switch" in notes(chat)
+
+
+COMMAND = [
+    sys.executable, "-m", "dflash_ggml.cli.chat", "-t", "1", "-ngl", "0", "--mode", "plain", "--temp", "0.9", "-s", "1",
+    "-c", "2048",
+]  # fmt: skip
 
 
 def test_on_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C stops an answer, what was typed meanwhile is taken next, and the lines are there in the next session."""
     pytest.importorskip("dflash_ggml.ggml.bindings")
-    history = tmp_path / "history"
-    terminal = Terminal(
-        sys.executable, "-m", "dflash_ggml.cli.chat", "-t", "1", "-ngl", "0", "--mode", "plain", "--temp", "0.9",
-        "-s", "1", "--history", str(history),
-    )  # fmt: skip
-    try:
+    history = tmp_path / "state" / "history"
+    with Terminal(*COMMAND, "--history", str(history)) as terminal:
         terminal.wait_for("/help for help")
         terminal.wait_for("> ")
         terminal.type("def f(\n")
         terminal.wait_for("def f(\r\n")
         while len(terminal.seen) < 40:  # the answer has begun
-            terminal.seen += os.read(terminal.main, 4096).decode("utf-8", "replace")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("[stopped]")
+            terminal.more()
+        terminal.type("/set top_k\n/set top_")
+        terminal.type("\x03")
+        terminal.wait_for("[stopped]", without="/set top")
+        terminal.wait_for("> /set top_k\r\n")
+        terminal.wait_for("[top_k = 40]")
+        terminal.wait_for("> /set top_")
+        terminal.type("p\n")
+        terminal.wait_for("[top_p = 0.95]")
         terminal.wait_for("> ")
         terminal.wait_for("ends the program", poke=signal.SIGINT)
         terminal.wait_for("> ")  # what is typed before the prompt may be read in another terminal mode
@@ -195,10 +253,54 @@ def test_on_a_terminal(tmp_path: Path) -> None:
         terminal.wait_for("saved 2 messages")
         terminal.wait_for("> ")
         terminal.type("\x04")
+        terminal.rest()
         assert terminal.process.wait(60) == 0
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.main)
     assert len(json.loads((tmp_path / "chat.json").read_text())["messages"]) == 2
-    assert "def f(" in history.read_text()
+    assert history.read_text().splitlines()[:3] == ["def f(", "/set top_k", "/set top_p"]
+    assert history.stat().st_mode & 0o777 == 0o600
+    with Terminal(*COMMAND, "--history", str(history), "--load", str(tmp_path / "chat.json")) as terminal:
+        terminal.wait_for("loaded 2 messages")
+        terminal.wait_for("> ")
+        terminal.type("\x1b[A\x1b[A\n")  # up twice: the line before the last
+        terminal.wait_for("[top_p = 0.95]")
+        terminal.type("/quit\n")
+        terminal.rest()
+        assert terminal.process.wait(60) == 0
+    assert history.read_text().splitlines()[-2:] == ["/set top_p", "/quit"]
+
+
+def test_the_history_is_bounded_and_no_condition(tmp_path: Path) -> None:
+    """Too many lines lose the oldest, another session's stay; a file that cannot be is a note."""
+    script = """if True:
+        import readline, sys
+        from pathlib import Path
+        from dflash_ggml.cli import terminal
+        sys.stdin.isatty = lambda: True
+        terminal.N_LINES = 5
+        file = Path(sys.argv[1])
+        with terminal.line_history(file, print):
+            for i in range(4):
+                readline.add_history(f"mine {i}")
+            with file.open("a") if file.parent.is_dir() else open("/dev/null", "w") as other:
+                other.write("theirs\\n")
+    """
+    file = tmp_path / "history"
+    file.write_text("".join(f"old {i}\n" for i in range(9)))
+
+    def run(file: Path) -> str:
+        command = [sys.executable, "-c", script, str(file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert run(file) == ""
+    assert file.read_text().splitlines() == ["theirs", *(f"mine {i}" for i in range(4))]
+    assert "is not kept" in run(Path("/dev/null/nowhere"))
+
+
+def test_standard_output_closed_or_full() -> None:
+    for redirection, code, words in (
+        (">&-", 1, "standard output is closed"),
+        (">/dev/full", 1, "No space left"),
+    ):
+        line = f'echo Hi | exec "$@" -n 2 {redirection}'
+        done = subprocess.run(["sh", "-c", line, "sh", *COMMAND], capture_output=True, text=True, timeout=300)
+        assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +24,12 @@ from reference import toys
 pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from dflash_ggml.cli import run as cli
-from dflash_ggml.cli.report import Meter, Steps
+from dflash_ggml.cli.report import Meter
 from dflash_ggml.cli.run import main
 from dflash_ggml.files.gguf import GGUFFile
-from dflash_ggml.session.session import Session, run_chat
+from dflash_ggml.ggml.device import physical_cores
 from dflash_ggml.text.tokenizer import Tokenizer
-from reference.fake_engine import FakeEngine
+from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
 COMMAND = [sys.executable, "-m", "dflash_ggml", "-t", "1", "-ngl", "0"]
 # greedy text of the embedded target; over its first 24 tokens no second-best logit comes nearer than 1.0, so that
@@ -150,7 +155,10 @@ def test_verbose(run: Run) -> None:
     for flags in (["-v"], ["-v", "--json"]):
         done = run(*GREEDY[:-4], "-p", "x", "-n", "2", *flags)
         assert (
-            done.code == 0 and "target weights" in done.err and "MiB" in done.err and "1 threads" in done.err
+            done.code == 0
+            and "target weights" in done.err
+            and "MiB" in done.err
+            and ", 1 thread\n" in done.err
         )
         # a prefill, one step, and what draft and commit take; every graph was run
         counts = re.search(r"graphs: (\d+) built, (\d+) runs", done.err)
@@ -209,6 +217,37 @@ def test_progress_on_a_terminal() -> None:
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
+@pytest.mark.parametrize("columns", [12, 20, 40, 80])
+def test_progress_fits_the_terminal(columns: int) -> None:
+    """On a terminal this wide nothing wraps, and what counts is shown."""
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with open(side, "w") as stream, Meter(stream) as meter:
+        meter.bytes("target weights", 7 << 20, 28 << 20)
+        stream.flush()
+        text = os.read(main, 4096).decode().strip("\r").removesuffix("\x1b[K")
+        meter.tokens(128, 512)
+        text_too = os.read(main, 4096).decode().strip("\r").removesuffix("\x1b[K")
+    os.close(main)
+    assert len(text) < columns and "7/28 MiB" in text
+    assert len(text_too) < columns and "128/512 tok" in text_too
+    assert ("[######..................]" in text) == (columns == 80)
+
+
+def test_more_threads_than_cores(
+    run: Run, thinker: Callable[..., FakeEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once; a number that cannot be is refused alone."""
+    thinker("x")
+    cores = physical_cores()
+    run("-p", "x", "-n", "1", "-t", str(cores + 1))
+    assert caplog.text.count(f"-t {cores + 1}: here ") == 1
+    caplog.clear()
+    thinker("x")
+    run("-p", "x", "-n", "1", "-t", str(cores))
+    assert caplog.text == ""
+
+
 # ---- where the prompt comes from
 
 
@@ -241,15 +280,63 @@ def test_chat(run: Run, tokenizer: Tokenizer) -> None:
     assert bare == len(tokenizer.encode("Write a class.")) < chat < system
 
 
-def test_a_chat_shows_the_reasoning_as_the_model_wrote_it() -> None:
-    """Tags and all, on the terminal and in the report."""
-    reply = "<think>why</think>because"
-    session = Session(FakeEngine(replies=[reply]), cache_bytes=0)
-    args = cli.build_parser().parse_args(["--chat", "-p", "x", "--temp", "0"])
-    prepared = cli.prepare(session, args.prompt, args, cli.sampling_params(args))
-    shown: list[str] = []
-    report = cli.follow(run_chat(session, prepared), Steps(), Meter(io.StringIO()), shown.append)
-    assert "".join(shown) == report.text == reply
+@pytest.fixture
+def thinker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
+    """thinker(reply) puts an engine with a thinking model in the program's place of one, and gives it."""
+
+    def put(reply: str, template: str = TOOL_TEMPLATE) -> FakeEngine:
+        engine = FakeEngine(tokenizer=byte_vocabulary(template=template), replies=[reply])
+        monkeypatch.setattr(cli.Engine, "load", lambda config, progress: engine)
+        return engine
+
+    return put
+
+
+THOUGHT = "Hm.</think>\n\nYes"
+ASK = ["--chat", "-p", "Well?", "--temp", "0"]
+
+
+def test_thinking_goes_aside_in_a_pipe(run: Run, thinker: Callable[..., FakeEngine]) -> None:
+    """Standard output holds the answer alone; the report has both."""
+    thinker(THOUGHT)
+    done = run(*ASK)
+    assert done.code == 0 and done.out == "Yes\n" and done.err.startswith("Hm.\nprompt ")
+    thinker(THOUGHT)
+    report = json.loads(run(*ASK, "--json").out)
+    assert (report["text"], report["reasoning"]) == ("Yes", "Hm.")
+    assert list(report) == [FIELDS[0], "reasoning", *FIELDS[1:]]
+
+
+def test_thinking_is_switched_through_the_template(
+    run: Run, thinker: Callable[..., FakeEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    for word, opens in (("on", True), ("off", False), ("auto", True)):
+        engine = thinker("</think>" if opens else "Yes")
+        run(*ASK, "--think", word)
+        assert engine.tokenizer.decode(engine.tokens, special=True).count("<think>\n\n</think>") == (
+            not opens
+        )
+    assert caplog.text == ""
+    thinker("Yes", TEMPLATE.replace("enable_thinking", "nothing"))
+    run(*ASK, "--think", "off")
+    assert caplog.text.count("template knows no such switch") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-n", "3"], "the limit fell inside the thinking: -n N or --think off"),
+        (["-n", "-1"], "the context of 1024 ended inside the thinking: raise -c or --think off"),
+    ],
+)
+def test_the_limit_inside_the_thinking_is_told_last(
+    run: Run, thinker: Callable[..., FakeEngine], flags: list[str], said: str
+) -> None:
+    thinker("Hm. " * 2000)
+    done = run(*ASK, *flags)
+    assert done.out == "\n" and done.err.endswith(f"dflash-run: {said}\n")
+    thinker(THOUGHT)
+    assert "inside the thinking" not in run(*ASK, "-n", "8").err
 
 
 # ---- what it refuses
@@ -291,6 +378,8 @@ def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
         (["-f", "latin1.txt"], "latin1.txt is not UTF-8 text (byte 2)"),
         (["-p", "a\udcff"], "not UTF-8"),
         (["-p", "x", "-sys", "y"], "--chat"),
+        (["-p", "x", "--think", "off"], "--think goes with --chat"),
+        (["-p", "x", "--chat", "--think", "maybe"], "'on', 'off', 'auto'"),
         (["-p", "x", "-n", "0"], "-n"),
         (["-p", "x", "-n", "-2"], "-n"),
         (["-p", "x", "--versus-plain", "--mode", "plain"], "nothing to compare"),
@@ -459,8 +548,13 @@ def test_reader_that_goes_away() -> None:
 
 @pytest.mark.parametrize(
     ("redirection", "code", "words"),
-    [("<&-", 2, "prompt is empty"), ("-p x >&-", 0, "2 tokens"), ("-p x >/dev/full", 1, "No space left"), ("-p x 2>&-", 0, "")],
-)  # fmt: skip
+    [
+        ("<&-", 2, "prompt is empty"),
+        ("-p x >&-", 1, "standard output is closed"),
+        ("-p x >/dev/full", 1, "No space left"),
+        ("-p x 2>&-", 0, ""),
+    ],
+)
 def test_standard_streams_closed_or_full(redirection: str, code: int, words: str) -> None:
     line = f'exec "$@" -n 2 {redirection}'
     done = subprocess.run(

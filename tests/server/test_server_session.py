@@ -16,11 +16,14 @@ anthropic = pytest.importorskip("anthropic")
 from starlette.testclient import TestClient  # noqa: E402
 
 from dflash_ggml.config import EngineConfig  # noqa: E402
+from dflash_ggml.decode.sampling import SamplingParams  # noqa: E402
 from dflash_ggml.engine.engine import Engine  # noqa: E402
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET  # noqa: E402
+from dflash_ggml.server import cli as server_cli  # noqa: E402
 from dflash_ggml.server.app import create_app, make_service  # noqa: E402
 from dflash_ggml.server.dialect import Settings  # noqa: E402
 from dflash_ggml.server.runner import Runner  # noqa: E402
+from dflash_ggml.session.requests import ChatRequest  # noqa: E402
 from dflash_ggml.session.session import Session  # noqa: E402
 from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
 
@@ -191,3 +194,21 @@ def test_embedded_pair_budget_and_seed(demo: TestClient) -> None:
     options = {"model": "toy", "messages": ASK, "max_tokens": 16, "seed": 7, "temperature": 0.9}
     one, two = (client.chat.completions.create(**options).choices[0].message.content for _ in range(2))
     assert one == two != ""
+
+
+def test_the_command_turns_thinking_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """--think is the default of requests; a template without a switch is told of once, at the start."""
+    for template, words in (
+        (TOOL_TEMPLATE, 0),
+        (TOOL_TEMPLATE.replace("enable_thinking", "nothing"), 1),
+    ):
+        engine = FakeEngine(tokenizer=byte_vocabulary(template=template))
+        monkeypatch.setattr("dflash_ggml.engine.engine.Engine.load", lambda config, progress, e=engine: e)
+        open_runner = server_cli.opener(engine.config, 0, SamplingParams(), "off")
+        session = open_runner(lambda stage, done, total: None).session
+        for _ in range(2):
+            prepared = session.prepare(ChatRequest(messages=[{"role": "user", "content": "Hi"}]))
+            assert prepared.in_reasoning == bool(words)
+        assert caplog.text.count("knows no such switch") == words

@@ -91,6 +91,24 @@ def test_only_what_the_model_ended_is_completed(session: Session, cut: bool, arg
     assert events[-1] == Finish("length" if cut else "tool_calls")
 
 
+def test_thinking_of_chats_that_leave_it_open() -> None:
+    """The session's word counts for them, and for no others."""
+    engine = FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE))
+    for default, asked, opens in (
+        (None, {}, True),
+        (False, {}, False),
+        (False, {"enable_thinking": True}, True),
+        (False, {"chat_template_kwargs": {"enable_thinking": True}}, True),
+        (True, {"enable_thinking": False}, False),
+    ):
+        session = Session(engine, thinking=default)
+        assert session.can_switch_thinking
+        assert session.prepare(chat(**asked)).in_reasoning is opens
+    no_switch = TOOL_TEMPLATE.replace("enable_thinking", "nothing")
+    assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=no_switch))).can_switch_thinking
+    assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=""))).can_switch_thinking
+
+
 def test_stop_string_is_named(session: Session) -> None:
     session.engine.replies = ["</think>a STOP b"]
     *_, finish = run_chat(session, chat(stop=("zzz", "STOP")))

@@ -16,7 +16,7 @@ from typing import Any
 from ..cli.arguments import Parser, add_model_options, engine_config
 from ..cli.interrupt import Interrupt
 from ..cli.report import Meter
-from ..cli.streams import replace_closed_streams
+from ..cli.streams import can_write, end_output
 from ..config import EngineConfig
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
@@ -332,7 +332,8 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
-    replace_closed_streams()
+    if not can_write("dflash-bench"):
+        return 1
     args = build_parser().parse_args(argv)
     logging.basicConfig(
         format="dflash-bench: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
@@ -347,9 +348,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError as error:
+        return end_output("dflash-bench", error)
     except OSError as error:
         say(str(error))
         return 1

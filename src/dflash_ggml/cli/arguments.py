@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from ..config import MAX_BUDGET, EngineConfig, KvType, Mode
 from ..decode.recommended import recommended, told
@@ -17,6 +17,12 @@ from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, pairs_table
+from .wording import count
+
+if TYPE_CHECKING:
+    from ..session.session import Session
+
+THINKING = {"on": True, "off": False, "auto": None}
 
 log = logging.getLogger(__name__)
 
@@ -220,6 +226,37 @@ def check_biases(params: SamplingParams, n_vocab: int) -> None:
     for token in params.logit_bias:
         if token >= n_vocab:
             raise ConfigError(f"-l/--logit-bias: {token} is no token of this model, it has {n_vocab}")
+
+
+def add_thinking_option(add: Callable[..., Any]) -> None:
+    """Add --think to a group of options; `add` is the group's add_argument."""
+    add(
+        "--think",
+        choices=tuple(THINKING),
+        default="auto",
+        help="turn the model's thinking on or off, through its chat template (default auto: as the template has it)",
+    )
+
+
+def thinking_choice(word: str, session: Session) -> bool | None:
+    """What --think asks for; says so where the model's chat template knows no switch."""
+    choice = THINKING[word]
+    if choice is not None and not session.can_switch_thinking:
+        log.warning("--think %s: this model's chat template knows no such switch, the model decides", word)
+    return choice
+
+
+def warn_of_threads(n_threads: int | None) -> None:
+    """Say that more threads were asked for than there are cores; what cannot be is refused elsewhere."""
+    from ..ggml.device import physical_cores
+
+    cores = physical_cores()
+    if n_threads is not None and cores < n_threads <= 512:
+        log.warning(
+            "-t %d: here are %s, and threads that share one wait for each other",
+            n_threads,
+            count(cores, "core"),
+        )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

@@ -6,8 +6,8 @@ Line editing and history come from the standard library's readline: nothing to i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -22,14 +22,19 @@ from .arguments import (
     Parser,
     add_model_options,
     add_sampling_options,
+    add_thinking_option,
     check_biases,
     engine_config,
     sampling_params,
+    thinking_choice,
+    warn_of_threads,
 )
-from .repl import Conversation, Look, Quit
+from .interrupt import leave
+from .repl import Conversation, Quit
 from .report import Meter
+from .streams import can_write, end_output
+from .terminal import HISTORY, Keyboard, line_history
 
-HISTORY = Path("~/.dflash_chat_history")
 FENCE = '"""'
 
 
@@ -45,10 +50,16 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="longest answer in tokens (default: what the context holds)",
     )
-    add("--think", dest="thinking", action=argparse.BooleanOptionalAction, help="turn thinking on or off")
+    add_thinking_option(add)
     add("--load", metavar="FILE", help="go on with a saved conversation")
-    add("--history", type=Path, default=HISTORY, metavar="FILE", help=f"input history (default {HISTORY})")
-    add("--no-history", action="store_true", help="keep no input history")
+    add(
+        "--history",
+        type=Path,
+        default=HISTORY,
+        metavar="FILE",
+        help=f"lines typed in earlier sessions (default {HISTORY})",
+    )
+    add("--no-history", action="store_true", help="keep no lines")
     add("-v", "--verbose", action="store_true", help="log what is loaded")
     add_model_options(parser)
     add_sampling_options(parser)
@@ -76,27 +87,7 @@ def read_message(read: Callable[[str], str]) -> str:
     return "\n".join(lines)
 
 
-@contextmanager
-def line_history(file: Path | None) -> Iterator[None]:
-    """Line editing with a history that is kept in `file`."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import readline
-
-    readline.set_history_length(2000)
-    if file is not None and file.exists():
-        readline.read_history_file(file)
-    try:
-        yield
-    finally:
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(file)
-            file.chmod(0o600)
-
-
-def talk(conversation: Conversation, read: Callable[[str], str]) -> None:
+def talk(conversation: Conversation, read: Callable[[str], str], keyboard: Keyboard) -> None:
     """Read and answer until the end of input or /quit. Ctrl-C drops the line being written."""
     while True:
         try:
@@ -108,19 +99,20 @@ def talk(conversation: Conversation, read: Callable[[str], str]) -> None:
         except EOFError:
             return
         try:
-            with stopping(conversation):
+            with keyboard.quiet(), stopping(conversation, keyboard):
                 conversation.say(message)
         except Quit:
             return
 
 
 @contextmanager
-def stopping(conversation: Conversation) -> Iterator[None]:
+def stopping(conversation: Conversation, keyboard: Keyboard) -> Iterator[None]:
     """While an answer runs, Ctrl-C stops it; a second one, if it still does not end, leaves the program."""
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
         if conversation.stop_asked:
-            os._exit(130)
+            keyboard.restore()
+            leave()
         conversation.stop_asked = True
 
     previous = signal.signal(signal.SIGINT, on_interrupt)
@@ -146,8 +138,14 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"-n: {args.predict} is below 1")
     sampling_params(args)  # a bad value is told of before anything is loaded
     config = engine_config(args)
-    meter = Meter(sys.stderr)
-    with meter, Engine.load(config, meter.bytes) as engine:
+    warn_of_threads(args.threads)
+    meter, keyboard = Meter(sys.stderr), Keyboard()
+    signal.signal(
+        signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum)
+    )  # the terminal is left in order
+    with meter, contextlib.ExitStack() as loaded:
+        with keyboard.quiet():
+            engine = loaded.enter_context(Engine.load(config, meter.bytes))
         meter.clear()
         sampling = sampling_params(args, engine.metadata)
         check_biases(sampling, engine.n_vocab)
@@ -157,15 +155,15 @@ def run(args: argparse.Namespace) -> None:
             if done >= total:
                 meter.clear()
 
+        session = Session(engine)
         conversation = Conversation(
-            Session(engine),
+            session,
             sys.stdout,
             sys.stderr,
             sampling=sampling,
             max_tokens=args.predict,
             system=args.system,
-            thinking=args.thinking,
-            look=Look("\x1b[2m", "\x1b[22m") if sys.stdout.isatty() else Look(),
+            thinking=thinking_choice(args.think, session),
             progress=progress,
         )
         if args.load is not None:
@@ -176,12 +174,15 @@ def run(args: argparse.Namespace) -> None:
             conversation.note(
                 f"{config.model.name}, {drafting}, {engine.n_ctx} tokens of context; /help for help"
             )
-        with line_history(None if args.no_history else args.history.expanduser()):
-            talk(conversation, read_line)
+        history = None if args.no_history else args.history.expanduser()
+        with line_history(history, conversation.note):
+            talk(conversation, read_line, keyboard)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
+    if not can_write("dflash-chat"):
+        return 1
     args = build_parser().parse_args(argv)
     logging.basicConfig(
         format="dflash-chat: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
@@ -191,9 +192,11 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigError, ModelFileError) as error:
         print(f"dflash-chat: {error}", file=sys.stderr)
         return 2
-    except (DflashError, OSError) as error:
+    except DflashError as error:
         print(f"dflash-chat: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        return end_output("dflash-chat", error)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..decode.break_even import BreakEven, where_it_pays
 from ..state.memory import MARGIN, MIB, MemoryPlan
+from .wording import count
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -65,7 +66,7 @@ def cpu_check(features: Sequence[str], cpu_flags: Iterable[str]) -> Check:
 def threads_check(n_threads: int, cores: int, load: float) -> Check:
     """Threads against cores that this process may use, and against what else runs; `load`: runnable tasks on average."""
     data = {"n_threads": n_threads, "cores": cores, "load": load}
-    text = f"{n_threads} threads on {cores} cores, load average {load:.1f}"
+    text = f"{count(n_threads, 'thread')} on {count(cores, 'core')}, load average {load:.1f}"
     if n_threads > cores:
         advice = f"threads that share a core wait for each other: -t {cores}"
         return Check("threads", "note", text, advice, data)

@@ -34,7 +34,8 @@ from .checks import (
     speed_checks,
     threads_check,
 )
-from .streams import replace_closed_streams
+from .streams import can_write, end_output
+from .wording import count
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -89,7 +90,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
         return
     usable = len(os.sched_getaffinity(0))
     if config.n_threads and config.n_threads > usable:
-        text = f"not tried: with {config.n_threads} threads on {usable} CPU{'s' * (usable > 1)} a pass can take seconds"
+        text = f"not tried: with {count(config.n_threads, 'thread')} on {count(usable, 'CPU')} a pass can take seconds"
         yield Check("decoding", "note", text, f"-t {cores}")
         return
     yield from examine_decoding(config)
@@ -130,7 +131,9 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         try:
             draft = open_draft(config.draft, config.draft_window)
             yield Check(
-                "draft", "ok", f"{config.draft}: {draft.depth} tokens ahead, taps {len(draft.taps)} layers"
+                "draft",
+                "ok",
+                f"{config.draft}: {count(draft.depth, 'token')} ahead, taps {len(draft.taps)} layers",
             )
         except _BROKEN as error:
             yield failed("draft", error, advice)
@@ -273,7 +276,8 @@ def write_out(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 nothing is bad, 1 something is or cannot be written, 2 bad option, 130 interrupted."""
-    replace_closed_streams()
+    if not can_write("dflash-doctor"):
+        return 1
     args = build_parser().parse_args(argv)
     logging.basicConfig(format="dflash-doctor: %(message)s", level=logging.ERROR)
     checks = []
@@ -292,10 +296,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        # the interpreter must not flush into it at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            print(f"dflash-doctor: {error}", file=sys.stderr)
+        if end_output("dflash-doctor", error):
             return 1
         is_bad = any(check.verdict == "bad" for check in checks)  # the reader has seen enough
     return 1 if is_bad else 0

@@ -5,6 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import NoReturn
+
+from .writer import PLAIN
+
+
+def leave() -> NoReturn:
+    """End the process at once with exit code 130; a terminal that was writing dimmed text does not go on so."""
+    if os.isatty(1):
+        os.write(1, PLAIN.encode() + b"\n")
+    os._exit(130)
 
 
 class Interrupt:
@@ -39,5 +49,5 @@ class Interrupt:
         while byte := os.read(self._pipe, 1):
             if byte[0] == signal.SIGINT:
                 if self.asked:
-                    os._exit(130)
+                    leave()
                 self.asked = True

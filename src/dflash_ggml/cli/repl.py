@@ -13,6 +13,9 @@ from ..errors import ConfigError, DflashError
 from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, Usage
 from ..session.requests import ChatRequest
 from ..session.session import Session, run_chat
+from .arguments import THINKING
+from .wording import count
+from .writer import Writer
 
 HELP = """Write a message and press Enter. A line that ends in \\ goes on; \"\"\" begins and ends a long text.
 Ctrl-C stops the answer, Ctrl-D ends the program.
@@ -20,10 +23,17 @@ Ctrl-C stops the answer, Ctrl-D ends the program.
 /system [TEXT]   set the system message; without TEXT show it, "/system -" removes it
 /reset           forget the conversation (the system message stays)
 /undo            take the last question and its answer back
-/save FILE       write the conversation as JSON        /load FILE  read it again
-/think on|off|auto                 /set NAME VALUE  a sampling option, as /set temperature 0.2
-/tokens          how full the context is               /stats      speed and acceptance
-/help            this text                             /quit       end the program"""
+/save FILE       write the conversation as JSON
+/load FILE       read it again, in place of this one
+/think on|off|auto   the model's thinking; without a word show it
+/set             show all sampling options; /set NAME shows one, /set NAME VALUE sets it: /set temperature 0.2
+                 /set max_tokens N bounds an answer, "none" lets it fill the context
+/tokens          how full the context is
+/stats           speed and acceptance, of the last answer and of all
+/help            this text
+/quit            end the program, as /exit does
+
+A message that begins with a slash is written with two: //etc is a path. What is typed during an answer is taken next."""
 
 SAVE_VERSION = 1
 
@@ -55,8 +65,8 @@ class Totals:
         speed = 1e3 * self.tokens / self.ms if self.ms else 0.0
         per_step = 1.0 + self.accepted / self.steps if self.steps else 0.0
         return (
-            f"{self.answers} answers, {self.tokens} tokens at {speed:.1f}/s, {per_step:.2f} per step, "
-            f"{self.accepted} of {self.drafted} candidates accepted"
+            f"{count(self.answers, 'answer')}, {count(self.tokens, 'token')} at {speed:.1f}/s, {per_step:.2f} per step, "
+            f"{self.accepted} of {count(self.drafted, 'candidate')} accepted"
         )
 
 
@@ -64,17 +74,9 @@ def answer_line(usage: Usage) -> str:
     """One answer's speed and acceptance for people."""
     mode = f"{usage.mode} {usage.budget}" if usage.mode == "tree" else usage.mode
     return (
-        f"prompt {usage.prompt_n} tokens ({usage.cached_n} cached), {usage.predicted_n} tokens at "
+        f"prompt {count(usage.prompt_n, 'token')} ({usage.cached_n} cached), {count(usage.predicted_n, 'token')} at "
         f"{usage.predicted_per_second:.1f}/s, {usage.tokens_per_step:.2f} per step ({mode})"
     )
-
-
-@dataclass(slots=True)
-class Look:
-    """Escape sequences around reasoning; empty when the output is not a terminal."""
-
-    dim: str = ""
-    plain: str = ""
 
 
 @dataclass
@@ -88,12 +90,14 @@ class Conversation:
     max_tokens: int | None = None
     system: str = ""
     thinking: bool | None = None
-    look: Look = field(default_factory=Look)
     progress: Callable[[int, int], None] | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     last: Usage | None = None
     stop_asked: bool = False
+
+    def __post_init__(self) -> None:
+        self._writer = Writer(self.out, self.notes)
 
     def say(self, line: str) -> None:
         """Act on one input: a slash command or a message. Raises Quit."""
@@ -131,27 +135,34 @@ class Conversation:
 
     def _stream(self, said: dict[type, list[str]]) -> None:
         request = self._request()
-        thinking = False
-        for event in run_chat(self.session, request, should_stop=lambda: self.stop_asked):
-            if isinstance(event, (TextDelta, ReasoningDelta)):
-                if isinstance(event, ReasoningDelta) != thinking:
-                    thinking = not thinking
-                    self.write(self.look.dim if thinking else f"{self.look.plain}\n\n")
-                said[type(event)].append(event.text)
-                self.write(event.text)
-            elif isinstance(event, Progress) and self.progress is not None:
-                self.progress(event.done, event.total)
-            elif isinstance(event, Usage):
-                self.last = event
-                self.totals.add(event)
-            elif isinstance(event, Finish):
-                self.write(f"{self.look.plain if thinking else ''}\n")
-                if event.reason == "length":
-                    self.note("cut: the token limit or the end of the context was reached")
-                elif event.reason == "cancelled":
-                    self.note("stopped")
+        limit_in_thinking = False
+        try:
+            for event in run_chat(self.session, request, should_stop=lambda: self.stop_asked):
+                if isinstance(event, TextDelta):
+                    said[TextDelta].append(event.text)
+                    self.write(event.text)
+                elif isinstance(event, ReasoningDelta):
+                    said[ReasoningDelta].append(event.text)
+                    self._writer.thinking(event.text)
+                elif isinstance(event, Progress) and self.progress is not None:
+                    self.progress(event.done, event.total)
+                elif isinstance(event, Usage):
+                    self.last = event
+                    self.totals.add(event)
+                elif isinstance(event, Finish):
+                    self._writer.end()
+                    in_thinking = bool(said[ReasoningDelta]) and not said[TextDelta]
+                    limit_in_thinking = event.reason == "length" and in_thinking
+                    if event.reason == "length" and not in_thinking:
+                        self.note("cut: the token limit or the end of the context was reached")
+                    elif event.reason == "cancelled":
+                        self.note("stopped")
+        finally:
+            self._writer.end_thinking()
         if self.last is not None:
             self.note(answer_line(self.last))
+        if limit_in_thinking:
+            self.note("the limit fell inside the thinking: /set max_tokens N or /think off")
 
     def _request(self) -> ChatRequest:
         head = [{"role": "system", "content": self.system}] if self.system else []
@@ -164,9 +175,8 @@ class Conversation:
         )
 
     def write(self, text: str) -> None:
-        """Model text, at once."""
-        self.out.write(text)
-        self.out.flush()
+        """More of an answer, at once."""
+        self._writer.text(text)
 
     def note(self, text: str) -> None:
         """A line about the conversation."""
@@ -204,14 +214,14 @@ class Conversation:
 
     def _undo(self, _: str) -> None:
         del self.messages[-2:]
-        self.note(f"{len(self.messages) // 2} questions left")
+        self.note(f"{count(len(self.messages) // 2, 'question')} left")
 
     def _save(self, name: str) -> None:
         if not name:
             raise ConfigError("/save needs a file name")
         data = {"version": SAVE_VERSION, "system": self.system, "messages": self.messages}
         Path(name).expanduser().write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
-        self.note(f"saved {len(self.messages)} messages to {name}")
+        self.note(f"saved {count(len(self.messages), 'message')} to {name}")
 
     def _load(self, name: str) -> None:
         if not name:
@@ -221,27 +231,53 @@ class Conversation:
         except ValueError as error:
             raise ConfigError(f"{name}: not a saved conversation: {error}") from None
         self.system, self.messages = checked_save(data, name)
-        self.note(f"loaded {len(self.messages)} messages from {name}")
+        self.note(f"loaded {count(len(self.messages), 'message')} from {name}")
 
     def _think(self, word: str) -> None:
-        choices = {"on": True, "off": False, "auto": None}
-        if word not in choices:
-            raise ConfigError("/think on, off or auto")
-        self.thinking = choices[word]
-        self.note(f"thinking: {word}")
+        if word:
+            if word not in THINKING:
+                raise ConfigError("/think on, off or auto")
+            self.thinking = THINKING[word]
+        if self.thinking is not None and not self.session.can_switch_thinking:
+            self.note("this model's chat template knows no switch for thinking, the model decides")
+        self.note(f"thinking: {next(w for w, choice in THINKING.items() if choice is self.thinking)}")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
-        if name not in OPTIONS or not value:
-            raise ConfigError(f"/set NAME VALUE, where NAME is one of {', '.join(OPTIONS)}")
-        try:
-            number = OPTIONS[name].parse(value)
-        except ValueError:
-            raise ConfigError(f"{name}: {value!r} is not a number of its kind") from None
-        changed = replace(self.sampling, **{name: number})
-        changed.validate()
-        self.sampling = changed
-        self.note(f"{name} = {number}")
+        value = value.strip()
+        if name and name not in (*OPTIONS, "max_tokens"):
+            raise ConfigError(f"/set NAME VALUE, where NAME is one of max_tokens, {', '.join(OPTIONS)}")
+        if not name:
+            width = max(map(len, OPTIONS))
+            rows = [f"{n:{width}}  {self._shown(n):<8} {option.help}" for n, option in OPTIONS.items()]
+            self.note(
+                "\n".join([*rows, f"{'max_tokens':{width}}  {self._shown('max_tokens'):<8} longest answer"])
+            )
+            return
+        if value and name == "max_tokens":
+            self._set_limit(value)
+        elif value:
+            try:
+                number = OPTIONS[name].parse(value)
+            except ValueError:
+                raise ConfigError(f"{name}: {value!r} is not a number of its kind") from None
+            changed = replace(self.sampling, **{name: number})
+            changed.validate()
+            self.sampling = changed
+        self.note(f"{name} = {self._shown(name)}")
+
+    def _set_limit(self, value: str) -> None:
+        if value != "none" and not (value.isascii() and value.isdigit() and int(value)):
+            raise ConfigError(f"max_tokens: {value!r} is neither a count nor none")
+        self.max_tokens = None if value == "none" else int(value)
+
+    def _shown(self, name: str) -> str:
+        value = self.max_tokens if name == "max_tokens" else getattr(self.sampling, name)
+        if isinstance(value, Mapping):
+            return ",".join(f"{token}{bias:+g}" for token, bias in value.items()) or "none"
+        if value is None:
+            return "random" if name == "seed" else "none"
+        return str(value)
 
     def _tokens(self, _: str) -> None:
         used = self.session.count_tokens(self._request()) if self.messages or self.system else 0

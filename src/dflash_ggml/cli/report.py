@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from ..engine.engine import Engine
 from ..engine.step import Step
 from ..session.events import Usage
+from .wording import count
+
+BAR = 24  # columns of a bar where there is room
+
 
 STAGES = ("draft", "tree", "verify", "commit", "host")
 
@@ -37,12 +42,23 @@ class Meter:
     def _show(self, label: str, done: int, total: int, text: str) -> None:
         if not self._on:
             return
-        filled = 24 * done // max(total, 1)
-        line = f"\r{label} [{'#' * filled}{'.' * (24 - filled)}] {text}"
+        # one column stays free: a full line would wrap, and could not be written over
+        room = self._columns() - 1
+        bar = min(BAR, room - len(f"{label} [] {text}"))
+        filled = bar * done // max(total, 1)
+        line = f"{label} [{'#' * filled}{'.' * (bar - filled)}] {text}" if bar > 3 else f"{label} {text}"
+        line = "\r" + (line if len(line) <= room else text[:room]) + "\x1b[K"
         if line != self._shown:
             self._stream.write(line)
             self._stream.flush()
             self._shown = line
+
+    def _columns(self) -> int:
+        """Width of the terminal, 80 where it does not tell."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
 
     def clear(self) -> None:
         """Remove the bar."""
@@ -75,12 +91,18 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One generation. Unlike `Usage`, its tokens include the end-of-generation token."""
+    """One generation. Unlike `Usage`, its tokens include the end-of-generation token. reasoning: of a chat only."""
 
     text: str
     finish_reason: str
     usage: Usage
     steps: Steps
+    reasoning: str | None = None
+
+    @property
+    def is_cut_in_thinking(self) -> bool:
+        """The token limit or the context ended it before the model came to its answer."""
+        return self.finish_reason == "length" and bool(self.reasoning) and not self.text
 
     @property
     def per_second(self) -> float:
@@ -92,6 +114,7 @@ class Report:
         usage = self.usage
         return {
             "text": self.text,
+            **({} if self.reasoning is None else {"reasoning": self.reasoning}),
             "token_ids": self.steps.token_ids,
             "prompt_n": usage.prompt_n,
             "predicted_n": len(self.steps.token_ids),
@@ -115,8 +138,9 @@ class Report:
         mode = f"{usage.mode} {usage.budget}" if fixed else usage.mode
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.steps.ms().items())
         return (
-            f"prompt {usage.prompt_n} tokens at {usage.prompt_per_second:.0f}/s; {len(self.steps.token_ids)} tokens at "
-            f"{self.per_second:.1f}/s ({mode}, {usage.tokens_per_step:.2f} per step, {usage.steps} steps; "
+            f"prompt {count(usage.prompt_n, 'token')} at {usage.prompt_per_second:.0f}/s; "
+            f"{count(len(self.steps.token_ids), 'token')} at "
+            f"{self.per_second:.1f}/s ({mode}, {usage.tokens_per_step:.2f} per step, {count(usage.steps, 'step')}; "
             f"ms per step: {stages})"
         )
 
@@ -126,7 +150,7 @@ class Report:
             return []
         lines = [f"{'width':>10} {'steps':>6} {'tokens/step':>12} {'ms':>8} {'predicted':>10}"]
         for use in self.usage.widths:
-            name = f"{use.nodes} nodes" if use.nodes else "plain"
+            name = count(use.nodes, "node") if use.nodes else "plain"
             expected = "" if use.predicted_ms is None else f"{use.predicted_ms:.2f}"
             lines.append(
                 f"{name:>10} {use.steps:6} {use.tokens / use.steps:12.2f} {use.ms / use.steps:8.2f} {expected:>10}"
@@ -139,7 +163,7 @@ def sizes(engine: Engine) -> list[str]:
     device = engine.device
     counts = engine.run_counts()
     return [
-        f"{device.info.description}, {device.n_threads} threads",
+        f"{device.info.description}, {count(device.n_threads, 'thread')}",
         *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.nbytes.items()),
-        f"  graphs: {counts['graphs']} built, {counts['runs']} runs",
+        f"  graphs: {counts['graphs']} built, {count(counts['runs'], 'run')}",
     ]

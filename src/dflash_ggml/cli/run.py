@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from ..decode.sampling_params import SamplingParams
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
-from ..session.events import Event, Finish, Progress, TextDelta, Usage
+from ..session.events import Event, Finish, Progress, ReasoningDelta, TextDelta, Usage
 from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
@@ -26,14 +26,18 @@ from .arguments import (
     Parser,
     add_model_options,
     add_sampling_options,
+    add_thinking_option,
     check_biases,
     engine_config,
     sampling_params,
+    thinking_choice,
+    warn_of_threads,
 )
 from .interrupt import Interrupt
 from .report import Meter, Report, Steps, sizes
-from .streams import replace_closed_streams
+from .streams import can_write, end_output
 from .versus import decode_plainly, versus_line
+from .writer import Writer
 
 EXAMPLES = """examples:
   dflash-run --prompt "def fibonacci(n):"
@@ -63,9 +67,11 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--chat",
         action="store_true",
-        help="wrap the prompt as a user message in the model's chat template; reasoning is shown with its tags",
+        help="wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else "
+        "on stderr",
     )
     add("-sys", "--system", metavar="TEXT", help="system message (with --chat)")
+    add_thinking_option(add)
     add = parser.add_argument_group("output").add_argument
     add(
         "-n",
@@ -127,8 +133,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"-n: {args.predict} is neither -1 nor a count")
     if args.system is not None and not args.chat:
         raise ConfigError("-sys goes with --chat")
+    if args.think != "auto" and not args.chat:
+        raise ConfigError("--think goes with --chat")
     if args.versus_plain and args.mode == "plain":
         raise ConfigError("--versus-plain: there is nothing to compare with --mode plain")
+    warn_of_threads(args.threads)
     meter = Meter(sys.stderr)
     with meter, Engine.load(engine_config(args), meter.bytes) as engine:
         meter.clear()
@@ -147,10 +156,11 @@ def run(args: argparse.Namespace) -> int:
             with closing(
                 start(session, prepared, hooks=hooks, should_stop=lambda: interrupt.asked)
             ) as events:
-                report = follow(events, steps, meter, None if args.json else write_out)
+                report = follow(
+                    events, steps, meter, None if args.json else Writer(sys.stdout, sys.stderr), args.chat
+                )
             cancelled = report.finish_reason == "cancelled"
             if not args.json:
-                write_out("\n")
                 print(report.line(), file=sys.stderr)
             plain = None
             if args.versus_plain and not cancelled:
@@ -165,11 +175,17 @@ def run(args: argparse.Namespace) -> int:
             print(*report.choices(), *sizes(engine), sep="\n", file=sys.stderr)
         if plain is not None and not args.json:
             print(versus_line(report, plain, session), file=sys.stderr)
+        if report.is_cut_in_thinking and not args.json:
+            fits = args.predict < 0 or report.usage.predicted_n < args.predict
+            more = f"the context of {engine.n_ctx} ended inside the thinking: raise -c" if fits else (
+                "the limit fell inside the thinking: -n N"
+            )  # fmt: skip
+            print(f"dflash-run: {more} or --think off", file=sys.stderr)
         return 130 if cancelled else 0
 
 
 def prepare(session: Session, text: str, args: argparse.Namespace, params: SamplingParams) -> Prepared:
-    """The request for the prompt's continuation; with --chat for the answer to it, reasoning and all.
+    """The request for the prompt's continuation; with --chat for the answer to it.
 
     Raises ConfigError, ContextOverflowError.
     """
@@ -181,7 +197,8 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
             raise ConfigError(f"--chat: {session.engine.config.model} has no chat template")
         messages = [{"role": "system", "content": args.system}] if args.system else []
         messages.append({"role": "user", "content": text})
-        request = ChatRequest(messages=messages, split_reasoning=False, **options)
+        thinking = thinking_choice(args.think, session)
+        request = ChatRequest(messages=messages, enable_thinking=thinking, **options)
     else:
         # as ids: a control token spelt out in the text is text
         request = CompletionRequest(
@@ -197,26 +214,37 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
 
 
 def follow(
-    events: Iterable[Event], steps: Steps, meter: Meter, write: Callable[[str], None] | None
+    events: Iterable[Event], steps: Steps, meter: Meter, writer: Writer | None, is_chat: bool = False
 ) -> Report:
-    """Show the progress, write the text as it comes, and report."""
+    """Show the progress, write text and thinking as they come, and report; reasoning only where it is a chat."""
     pieces: list[str] = []
+    thoughts: list[str] = []
     usage, finish = None, None
-    for event in events:
-        if isinstance(event, Progress):
-            meter.tokens(event.done, event.total)
-            continue
-        meter.clear()
-        if isinstance(event, TextDelta):
-            pieces.append(event.text)
-            if write is not None:
-                write(event.text)
-        elif isinstance(event, Usage):
-            usage = event
-        elif isinstance(event, Finish):
-            finish = event
+    try:
+        for event in events:
+            if isinstance(event, Progress):
+                meter.tokens(event.done, event.total)
+                continue
+            meter.clear()
+            if isinstance(event, TextDelta):
+                pieces.append(event.text)
+                if writer is not None:
+                    writer.text(event.text)
+            elif isinstance(event, ReasoningDelta):
+                thoughts.append(event.text)
+                if writer is not None:
+                    writer.thinking(event.text)
+            elif isinstance(event, Usage):
+                usage = event
+            elif isinstance(event, Finish):
+                finish = event
+    finally:
+        if writer is not None:
+            writer.end_thinking()
+    if writer is not None:
+        writer.end()
     assert usage is not None and finish is not None
-    return Report("".join(pieces), finish.reason, usage, steps)
+    return Report("".join(pieces), finish.reason, usage, steps, "".join(thoughts) if is_chat else None)
 
 
 def write_out(text: str) -> None:
@@ -227,7 +255,8 @@ def write_out(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
-    replace_closed_streams()
+    if not can_write("dflash-run"):
+        return 1
     args = build_parser().parse_args(argv)
     logging.basicConfig(
         format="dflash-run: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
@@ -243,12 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as e:
-        # keep the interpreter from complaining again when it flushes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(e, BrokenPipeError):  # the reader has seen enough
-            return 0
-        print(f"dflash-run: {e}", file=sys.stderr)
-        return 1
+        return end_output("dflash-run", e)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,36 @@
-"""Standard streams that the caller closed. No engine is needed here: `dflash-doctor` starts without one."""
+"""Standard streams that the caller closed or that cannot be written. No engine is needed here: `dflash-doctor` starts without."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 
-def replace_closed_streams() -> None:
-    """Stand the null device in for every standard stream that the caller closed."""
+def replace_closed_streams() -> set[str]:
+    """Stand the null device in for every standard stream that the caller closed, and name those."""
+    closed = set()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
+            closed.add(name)
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stands for a stream, until the end
+    return closed
+
+
+def can_write(command: str) -> bool:
+    """As replace_closed_streams; False, with a line about it, where nobody would see what the command writes."""
+    if "stdout" not in replace_closed_streams():
+        return True
+    print(f"{command}: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)
+    return False
+
+
+def end_output(command: str, error: OSError) -> int:
+    """The exit code when standard output broke: 0 where its reader has seen enough, else 1 and a line about it."""
+    with contextlib.suppress(ValueError):  # no file behind it
+        # keep the interpreter from complaining again when it flushes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 0
+    print(f"{command}: {error}", file=sys.stderr)
+    return 1

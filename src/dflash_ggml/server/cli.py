@@ -14,13 +14,17 @@ from pathlib import Path
 from types import FrameType
 
 from ..cli.arguments import (
+    THINKING,
     Parser,
     add_model_options,
     add_sampling_options,
+    add_thinking_option,
     check_biases,
     engine_config,
     file_metadata,
     sampling_params,
+    thinking_choice,
+    warn_of_threads,
 )
 from ..config import EngineConfig
 from ..decode.sampling_params import SamplingParams
@@ -124,6 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="let pages of this origin call the API",
     )
+    add_thinking_option(add)
     add("-v", "--verbose", action="store_true", help="log requests")
     add_model_options(parser)
     add_sampling_options(parser)
@@ -146,7 +151,7 @@ def read_keys(args: argparse.Namespace) -> list[str]:
 
 
 def opener(
-    config: EngineConfig, cache_bytes: int, sampling: SamplingParams
+    config: EngineConfig, cache_bytes: int, sampling: SamplingParams, think: str = "auto"
 ) -> Callable[[Callable[[str, int, int], None]], Runner]:
     """What the inference thread calls to load the model; it refuses defaults that the model cannot honour."""
 
@@ -157,7 +162,8 @@ def opener(
         engine = Engine.load(config, progress)
         try:
             check_biases(sampling, engine.n_vocab)
-            session = Session(engine, cache_bytes=cache_bytes)
+            session = Session(engine, cache_bytes=cache_bytes, thinking=THINKING[think])
+            thinking_choice(think, session)  # says where there is no switch
             with suppress(ConfigError):  # grammars are refused when they are asked for
                 session.grammars.warm()
             return Runner(session)
@@ -205,6 +211,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens is not None and args.max_tokens < 1:
         raise ConfigError(f"--max-tokens: {args.max_tokens} is below 1")
     config = engine_config(args)
+    warn_of_threads(args.threads)
     settings = Settings(
         names=tuple(args.alias) or (config.model.stem,),
         sampling=sampling_params(args, file_metadata(config.model)),
@@ -214,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
         strict_model=args.strict_model,
     )
     service = make_service(
-        opener(config, args.cache_mb << 20, settings.sampling),
+        opener(config, args.cache_mb << 20, settings.sampling, args.think),
         settings,
         keys=keys,
         queue_limit=args.queue,

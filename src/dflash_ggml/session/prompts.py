@@ -32,11 +32,12 @@ class Prepared:
 
 
 class Prompts:
-    """Makes the prompts of one vocabulary; any thread may ask."""
+    """Makes the prompts of one vocabulary; any thread may ask. thinking: for chats that leave it open."""
 
-    def __init__(self, tokenizer: Tokenizer, templates: Templates) -> None:
+    def __init__(self, tokenizer: Tokenizer, templates: Templates, thinking: bool | None = None) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
+        self._thinking = thinking
 
     def make(self, request: ChatRequest | CompletionRequest, most: int | None = None) -> Prepared:
         """The prompt of a request. Raises ConfigError for one that cannot be rendered.
@@ -60,8 +61,9 @@ class Prompts:
             messages, tools = with_generic_tool_prompt(messages, tools), ()
         messages = fit(messages, template.renders)
         extra: dict[str, Any] = dict(request.chat_template_kwargs)
-        if request.enable_thinking is not None:
-            extra["enable_thinking"] = request.enable_thinking
+        thinking = self._thinking if request.enable_thinking is None else request.enable_thinking
+        if thinking is not None and (request.enable_thinking is not None or "enable_thinking" not in extra):
+            extra["enable_thinking"] = thinking
         text = template.render(
             messages,
             tools=tools,

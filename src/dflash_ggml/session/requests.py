@@ -81,7 +81,7 @@ class ChatRequest(GenerationOptions):
     after one call. continue_final_message: the last message is from the assistant and is to be continued.
     add_generation_prompt False: the prompt ends behind the last message, without opening the assistant's.
     template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the
-    template. split_reasoning False leaves reasoning in the text.
+    session, and where that has none to the template. split_reasoning False leaves reasoning in the text.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -35,7 +35,8 @@ class Session:
     """An engine with what its requests share: chat templates, grammar compiler and prefix cache.
 
     cache_bytes: budget of the prefix cache in host memory (0 turns it off). template: source text, instead of the
-    model's own. Raises ConfigError if the template does not compile.
+    model's own. thinking: on or off for chats that do not say, None leaves it to the template. Raises ConfigError if the
+    template does not compile.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class Session:
         *,
         cache_bytes: int = CACHE_BYTES,
         template: str | None = None,
+        thinking: bool | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
-        self.prompts = Prompts(engine.tokenizer, self.templates)
+        self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
         self.state = PromptState(engine, PrefixCache(cache_bytes))
         self.turns = Turns()
         self._grammars: GrammarCompiler | None = None
@@ -59,6 +61,11 @@ class Session:
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.tokenizer, self.engine.n_vocab)
         return self._grammars
+
+    @property
+    def can_switch_thinking(self) -> bool:
+        """Whether the chat template, if there is one, has a switch for thinking."""
+        return self.templates.has_default and self.templates.of(None)[0].supports_thinking
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
         """Render and tokenise a request's prompt, for run_chat or run_completion; any thread may, at any time.

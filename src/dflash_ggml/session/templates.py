@@ -25,6 +25,11 @@ class Templates:
         source = source or tokenizer.chat_template
         self._default = self._compile(source) if source else None
 
+    @property
+    def has_default(self) -> bool:
+        """Whether there is a template for requests that bring none."""
+        return self._default is not None
+
     def of(self, source: str | None) -> tuple[ChatTemplate, int | None]:
         """A template and the token with which it opens a turn, None if that is no control token.
 

@@ -1,0 +1,8 @@
+"""Words that depend on numbers."""
+
+from __future__ import annotations
+
+
+def count(n: int, noun: str) -> str:
+    """ "1 thread", "2 threads"."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,53 @@
+"""An answer as it comes: text on standard output, thinking dimmed before it, or on standard error where nobody watches."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+DIM, PLAIN = "\x1b[2m", "\x1b[22m"
+
+
+class Writer:
+    """text() and thinking() write at once, as UTF-8; end() closes the answer with a line's end.
+
+    Where `out` is a terminal both go there, thinking dimmed and an empty line behind it. In a pipe or a file `out` holds
+    the answer alone, and thinking goes to `notes`.
+    """
+
+    def __init__(self, out: TextIO, notes: TextIO) -> None:
+        self._out = out
+        self._aside = not out.isatty()
+        self._thoughts = notes if self._aside else out
+        self._dim, self._plain = (DIM, PLAIN) if self._thoughts.isatty() else ("", "")
+        self._is_thinking = False
+
+    def thinking(self, text: str) -> None:
+        """More of the reasoning."""
+        _write(self._thoughts, text if self._is_thinking else self._dim + text)
+        self._is_thinking = True
+
+    def text(self, text: str) -> None:
+        """More of the answer."""
+        self.end_thinking("" if self._aside else "\n")
+        _write(self._out, text)
+
+    def end(self) -> None:
+        """The answer is over."""
+        self.end_thinking()
+        _write(self._out, "\n")
+
+    def end_thinking(self, gap: str = "") -> None:
+        """The terminal writes as before; nothing where no thinking is open."""
+        if self._is_thinking:
+            _write(self._thoughts, f"{self._plain}\n{gap}")
+            self._is_thinking = False
+
+
+def _write(stream: TextIO, text: str) -> None:
+    buffer = getattr(stream, "buffer", None)
+    if buffer is None:  # a stream of text alone
+        stream.write(text)
+        return
+    stream.flush()
+    buffer.write(text.encode())
+    buffer.flush()

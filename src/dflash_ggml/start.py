@@ -1,0 +1,74 @@
+"""Where the commands start. Their modules take up to a second to import: Ctrl-C is answered from the first line on.
+
+Nothing but the standard library is imported here before that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+
+INTERRUPTED = 130
+
+
+def run() -> int:
+    """`dflash-run`."""
+    return start("cli.run")
+
+
+def chat() -> int:
+    """`dflash-chat`."""
+    return start("cli.chat")
+
+
+def serve() -> int:
+    """`dflash-serve`."""
+    return start("server.cli")
+
+
+def bench() -> int:
+    """`dflash-bench`."""
+    return start("bench.cli")
+
+
+def doctor() -> int:
+    """`dflash-doctor`."""
+    return start("cli.doctor")
+
+
+def start(module: str) -> int:
+    """The exit code of `main` in this module of ours; 130 and not a word where Ctrl-C ends it.
+
+    An import cannot be left cleanly: there Ctrl-C ends the process at once, and so it does when main has returned. A
+    SIGINT that is ignored, as in a background job of a shell, stays ignored.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    mine = handler is signal.default_int_handler
+    try:
+        if mine:
+            signal.signal(signal.SIGINT, _leave)
+        main = import_module(f"dflash_ggml.{module}").main
+        if mine:
+            signal.signal(signal.SIGINT, handler)
+        code = main()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if mine:
+        _flush()
+        signal.signal(signal.SIGINT, _leave)
+    return int(code)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # full, closed or none: the interpreter will say it

@@ -1,0 +1,85 @@
+"""Starting a command: Ctrl-C is answered from the first line on, without a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reference.terminal import Terminal
+
+COMMANDS = ["run", "chat", "serve", "bench", "doctor"]
+
+# Ctrl-C arrives while this module is imported, by Python itself or from inside a C module
+AT_IMPORT = """if True:
+    import os, signal, sys
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == {name!r}:
+                os.kill(os.getpid(), signal.SIGINT)
+    sys.meta_path.insert(0, Finder())
+    from dflash_ggml import start
+    sys.exit(start.{command}())
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["logging", "numpy", "dflash_ggml.config"])
+def test_interrupted_imports(command: str, name: str) -> None:
+    done = python(AT_IMPORT.format(name=name, command=command))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_nothing_slow_is_imported_before_ctrl_c_is_answered() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import dflash_ggml.start; print(*(set(sys.modules) - before))"
+    )
+    new = set(python(code).stdout.split())
+    assert "dflash_ggml.start" in new
+    assert not {"numpy", "logging", "argparse", "json", "importlib.metadata", "pathlib"} & new
+
+
+@pytest.mark.parametrize("where", ["main", "end"])
+def test_interrupted_elsewhere(where: str) -> None:
+    """In `main` wherever it may be, and while the interpreter ends."""
+    interrupt = "os.kill(os.getpid(), signal.SIGINT)"
+    body = interrupt if where == "main" else f"atexit.register(lambda: {interrupt})"
+    code = f"""if True:
+        import atexit, os, signal, sys, types
+        def main():
+            print("written")
+            {body}
+            return 0
+        sys.modules["dflash_ggml.cli.run"] = types.SimpleNamespace(main=main)
+        from dflash_ggml import start
+        sys.exit(start.run())
+    """
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "written\n", "")
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    code = AT_IMPORT.format(name="numpy", command="run").replace(
+        "from dflash", "signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv[1:] = ['--bogus']; from dflash"
+    )
+    done = python(code)
+    assert done.returncode == 2 and "--bogus" in done.stderr
+
+
+def test_ctrl_c_typed_while_a_model_loads(demo_target: Path) -> None:
+    """On a real terminal, as soon as anything is shown: exit code 130 and no traceback."""
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    code = "import sys; from dflash_ggml import start; sys.exit(start.run())"
+    with Terminal(sys.executable, "-c", code, "-t", "1", "-ngl", "0", "-p", "x", "-n", "-1") as terminal:
+        terminal.more()
+        terminal.type("\x03")
+        shown = terminal.rest()
+        assert terminal.process.wait(60) == 130 and "Traceback" not in shown
