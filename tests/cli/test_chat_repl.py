@@ -304,3 +304,19 @@ def test_standard_output_closed_or_full() -> None:
         line = f'echo Hi | exec "$@" -n 2 {redirection}'
         done = subprocess.run(["sh", "-c", line, "sh", *COMMAND], capture_output=True, text=True, timeout=300)
         assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_program_that_is_ended_leaves_its_terminal_in_order(tmp_path: Path) -> None:
+    """SIGTERM during an answer: what is typed is shown again, and the lines so far are kept."""
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    with Terminal(*COMMAND, "--history", str(tmp_path / "history")) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("def f(\n")
+        terminal.wait_for("def f(\r\n")
+        while len(terminal.seen) < 40:
+            terminal.more()
+        assert not terminal.echoes()
+        terminal.process.terminate()
+        terminal.rest()
+        assert terminal.echoes() and terminal.process.returncode == 143
+    assert (tmp_path / "history").read_text() == "def f(\n"

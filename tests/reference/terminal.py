@@ -16,7 +16,8 @@ class Terminal:
     """A program on a pseudo-terminal, which is its controlling one: Ctrl-C can be typed. columns: width."""
 
     def __init__(self, *command: str, columns: int = 80) -> None:
-        self.main, side = pty.openpty()
+        self.main, self._side = pty.openpty()
+        side = self._side
         fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
             command,
@@ -26,7 +27,6 @@ class Terminal:
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
-        os.close(side)
         self.seen = ""
 
     def __enter__(self) -> Terminal:
@@ -35,25 +35,27 @@ class Terminal:
     def __exit__(self, *exc: object) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self.main)
+        for end in (self.main, self._side):
+            os.close(end)
+
+    def echoes(self) -> bool:
+        """Whether what is typed is shown."""
+        return bool(termios.tcgetattr(self._side)[3] & termios.ECHO)
 
     def more(self) -> None:
-        """What is written next."""
+        """What is written next, however long it takes."""
+        assert select.select([self.main], [], [], 120)[0], f"nothing more came; seen: {self.seen!r}"
         self.seen += os.read(self.main, 4096).decode("utf-8", "replace")
 
     def rest(self) -> str:
-        """All that is written until the program ends."""
-        while True:
-            try:
-                piece = os.read(self.main, 65536)
-            except OSError:  # nobody has the other side open any more
-                return self.seen
-            self.seen += piece.decode("utf-8", "replace")
+        """All that is written until the program has ended."""
+        while self.process.poll() is None or select.select([self.main], [], [], 0)[0]:
+            if select.select([self.main], [], [], 0.1)[0]:
+                self.more()
+        return self.seen
 
     def wait_for(self, text: str, poke: signal.Signals | None = None, without: str = "\0") -> None:
-        """Read until `text` appears after what was waited for before, and nothing `without` before it.
-
-        poke: sent each second until it does.
+        """Read until `text` appears behind what was waited for before, with no `without` between; send `poke` each second.
 
         A signal that comes after readline's prompt and before its wait for input is only seen at the next one.
         """

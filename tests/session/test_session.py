@@ -91,6 +91,17 @@ def test_only_what_the_model_ended_is_completed(session: Session, cut: bool, arg
     assert events[-1] == Finish("length" if cut else "tool_calls")
 
 
+def test_an_answer_bound_by_a_schema_is_no_call(session: Session) -> None:
+    """Even one that looks like a call without its tags; without a schema it is one."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {}}}}
+    schema = {"type": "object", "properties": {"name": {"const": "f"}, "arguments": {"const": {}}}}
+    bound = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for asked, kinds in (({}, {ToolCallBegin}), ({"response_format": bound}, {TextDelta})):
+        session.engine.replies = ['</think>{"name": "f", "arguments": {}}']
+        events = list(run_chat(session, chat(tools=(tool,), max_tokens=60, **asked)))
+        assert {type(e) for e in events} & {ToolCallBegin, TextDelta} == kinds
+
+
 def test_thinking_of_chats_that_leave_it_open() -> None:
     """The session's word counts for them, and for no others."""
     engine = FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE))

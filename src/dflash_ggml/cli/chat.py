@@ -140,9 +140,8 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config(args)
     warn_of_threads(args.threads)
     meter, keyboard = Meter(sys.stderr), Keyboard()
-    signal.signal(
-        signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum)
-    )  # the terminal is left in order
+    for name in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left in order, and the history kept
+        signal.signal(name, lambda signum, frame: sys.exit(128 + signum))
     with meter, contextlib.ExitStack() as loaded:
         with keyboard.quiet():
             engine = loaded.enter_context(Engine.load(config, meter.bytes))

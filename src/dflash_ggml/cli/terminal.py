@@ -45,8 +45,9 @@ class Keyboard:
         if self._before is not None:
             import termios
 
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
-            self._before = None
+            before, self._before = self._before, None
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 @contextmanager

@@ -152,6 +152,7 @@ def run_chat(
         schemas=schemas if parse_calls else None,
         stops=stops,
         new_id=hooks.new_call_id,
+        bare=asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text",
     )
     one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
     generation = Generation(

@@ -33,6 +33,7 @@ class ChatParser:
     reasoning: "open" starts inside reasoning, "closed" outside, "off" leaves the tags in the text.
     schemas: tool name -> argument schema, None: tool-call tags stay in the text.
     stops: matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
+    bare: calls may come without their tags; False where the answer itself may have to look like one.
     Only `</think>` ends reasoning; calls inside it count where the output ends with them and it was never ended.
     """
 
@@ -43,8 +44,10 @@ class ChatParser:
         schemas: Mapping[str, Mapping[str, Any]] | None,
         stops: StopStrings | None = None,
         new_id: Callable[[int, str], str] = new_call_id,
+        bare: bool = True,
     ) -> None:
         self._schemas = schemas
+        self._bare = bare and schemas is not None
         self._split = reasoning != "off"
         self._stops = stops
         self._new_id = new_id
@@ -178,13 +181,14 @@ class ChatParser:
     @property
     def _markers(self) -> tuple[str, ...]:
         think = (THINK,) if self._split and not self._spoke else ()
-        return think + ((CALL, FUNCTION) if self._schemas is not None else ())
+        call = (CALL,) if self._schemas is not None else ()
+        return think + call + ((FUNCTION,) if self._bare else ())
 
     def _find_marker(self) -> tuple[int, str] | None:
         """The first thing in the buffer that may be no text: a tag, or an object that the answer begins with."""
         found = [(at, marker) for marker in self._markers if (at := self._buf.find(marker)) >= 0]
         blank = after_blanks(self._buf, 0)
-        if self._schemas is not None and not self._spoke and self._buf.startswith("{", blank):
+        if self._bare and not self._spoke and self._buf.startswith("{", blank):
             found.append((blank, "{"))
         first = min(found, default=None)
         if first is not None and first[1] == THINK and self._buf[: first[0]].strip():

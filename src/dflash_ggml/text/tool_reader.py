@@ -186,10 +186,8 @@ class ToolCallReader:
         ending = _FORGOTTEN_END.search(self._buf)
         if not self._cut and self._buf.rstrip().endswith((END_FUNCTION, END_CALL)):
             if self._quotes and ValueScan(quotes=False).look(self._buf, True) is not None:
-                self._quotes, self._scan = (
-                    False,
-                    ValueScan(quotes=False),
-                )  # what looked like a quoted call was none
+                # what looked like a quoted call was none
+                self._quotes, self._scan = False, ValueScan(quotes=False)
                 return True
             if ending is not None:
                 self._end_value(self._buf[start : ending.start()], start, late=True)
