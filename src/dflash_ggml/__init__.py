@@ -8,8 +8,7 @@ work without the compiled binding.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # typing's takes longer than all the rest, and Ctrl-C is answered only after this file
 
 _HOME = {
     "Llama": "llama",
@@ -58,10 +57,12 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib import metadata  # slow: commands that were just started answer Ctrl-C after this file
+        from importlib import metadata
 
         value: object = metadata.version("dflash-ggml")
     elif name in _HOME:
+        from importlib import import_module
+
         value = getattr(import_module(f"dflash_ggml.{_HOME[name]}"), name)
     else:
         raise AttributeError(f"module 'dflash_ggml' has no attribute {name!r}")

@@ -1,15 +1,13 @@
 """Where the commands start. Their modules take up to a second to import: Ctrl-C is answered from the first line on.
 
-Nothing but the standard library is imported here before that.
+Nothing is imported before that which the interpreter does not have already, even `signal` would bring `enum` and more.
 """
 
 from __future__ import annotations
 
+import _signal
 import os
-import signal
 import sys
-from importlib import import_module
-from types import FrameType
 
 INTERRUPTED = 130
 
@@ -45,24 +43,26 @@ def start(module: str) -> int:
     An import cannot be left cleanly: there Ctrl-C ends the process at once, and so it does when main has returned. A
     SIGINT that is ignored, as in a background job of a shell, stays ignored.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    mine = handler is signal.default_int_handler
+    handler = _signal.getsignal(_signal.SIGINT)
+    mine = handler is _signal.default_int_handler
     try:
         if mine:
-            signal.signal(signal.SIGINT, _leave)
-        main = import_module(f"dflash_ggml.{module}").main
+            _signal.signal(_signal.SIGINT, _leave)
+        name = f"dflash_ggml.{module}"
+        __import__(name)
+        main = sys.modules[name].main
         if mine:
-            signal.signal(signal.SIGINT, handler)
+            _signal.signal(_signal.SIGINT, handler)
         code = main()
     except KeyboardInterrupt:
         code = INTERRUPTED
     if mine:
         _flush()
-        signal.signal(signal.SIGINT, _leave)
+        _signal.signal(_signal.SIGINT, _leave)
     return int(code)
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
+def _leave(signum: int, frame: object) -> None:
     os._exit(INTERRUPTED)
 
 

@@ -20,18 +20,18 @@ from .writer import Writer
 HELP = """Write a message and press Enter. A line that ends in \\ goes on; \"\"\" begins and ends a long text.
 Ctrl-C stops the answer, Ctrl-D ends the program.
 
-/system [TEXT]   set the system message; without TEXT show it, "/system -" removes it
-/reset           forget the conversation (the system message stays)
-/undo            take the last question and its answer back
-/save FILE       write the conversation as JSON
-/load FILE       read it again, in place of this one
+/system [TEXT]       set the system message; without TEXT show it, "/system -" removes it
+/reset               forget the conversation (the system message stays)
+/undo                take the last question and its answer back
+/save FILE           write the conversation as JSON
+/load FILE           read it again, in place of this one
 /think on|off|auto   the model's thinking; without a word show it
-/set             show all sampling options; /set NAME shows one, /set NAME VALUE sets it: /set temperature 0.2
-                 /set max_tokens N bounds an answer, "none" lets it fill the context
-/tokens          how full the context is
-/stats           speed and acceptance, of the last answer and of all
-/help            this text
-/quit            end the program, as /exit does
+/set                 show all sampling options; /set NAME shows one, /set NAME VALUE sets it: /set temperature 0.2
+                     /set max_tokens N bounds an answer, "none" lets it fill the context
+/tokens              how full the context is
+/stats               speed and acceptance, of the last answer and of all
+/help                this text
+/quit                end the program, as /exit does
 
 A message that begins with a slash is written with two: //etc is a path. What is typed during an answer is taken next."""
 

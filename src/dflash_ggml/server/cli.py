@@ -273,7 +273,10 @@ def _announce(server: Server, service: Service) -> None:
         if server.should_exit:
             return
         time.sleep(0.02)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    sockets = server.servers[0].sockets
+    if not sockets:  # stopped in the same moment
+        return
+    port = sockets[0].getsockname()[1]
     host = f"[{server.config.host}]" if ":" in server.config.host else server.config.host
     names = ", ".join(service.settings.names)
     print(f"dflash-serve: {names} ready at http://{host}:{port}/", file=sys.stderr, flush=True)
