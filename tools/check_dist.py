@@ -33,7 +33,7 @@ IN_WHEEL = [
     "/licenses/licenses/marked.txt",
     "/licenses/licenses/temml.txt",
 ]
-NOT_IN_WHEEL = (".c", ".h", ".a", ".cmake", "build_ffi.py")
+NOT_IN_WHEEL = (".c", ".h", ".a", ".cmake", ".jinja", "build_ffi.py")
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:

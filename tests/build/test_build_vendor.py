@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import vendor
+from reference import vendored
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = {
@@ -210,6 +211,20 @@ def test_pip_is_called_without_what_an_outer_build_leaves_behind(monkeypatch: py
     environment = vendor._pip_environment()
     assert "leak" not in environment.values()
     assert environment["PIP_CERT"] == "kept"
+
+
+def test_real_models_files_may_be_missing_from_another_source_only(
+    tmp_path: Path, patches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests that need them are skipped there, and fail where the pinned source was taken."""
+    monkeypatch.setattr(vendored, "TREE", tmp_path)
+    vendor.fill(tmp_path, patches, source=make_archive(tmp_path.parent / f"{tmp_path.name}.tar.gz"))
+    assert vendored.vendored("templates/Qwen3.5-4B.jinja").read_bytes() == b"{{ messages }}\n"
+    with pytest.raises(pytest.skip.Exception, match="DFLASH_LLAMA_CPP has no models/templates/x"):
+        vendored.vendored("templates/x")
+    monkeypatch.setattr(vendor, "SHA256", json.loads((tmp_path / "pin.json").read_text())["source"])
+    with pytest.raises(AssertionError, match="run `make build`"):
+        vendored.vendored("templates/x")
 
 
 def test_the_built_tree_is_the_one_these_patches_make() -> None:
