@@ -160,7 +160,7 @@ static int check(cudaStream_t s, const bool small, const int only_type) {
                     e += (y[i] - r[i])*(y[i] - r[i]); e8 += (r8[i] - r[i])*(r8[i] - r[i]); n += r[i]*r[i];
                 }
                 const bool same = memcmp(y.data(), again.data(), 4ll*rows*64) == 0;
-                const bool ok = e/n < 1e-6 && same;
+                const bool ok = (e/n < 1e-6 || e < 1e-2*e8) && same; // the one value of a small case may be almost zero
                 if (!ok) {
                     ++bad;
                     printf("%-6s %-18s %6d %6d %5d %12.3e %12.3e %s FAIL\n", type_name[v.type], v.label().c_str(), k, rows, cols, e/n, e8/n,
