@@ -46,9 +46,10 @@ def both(
     nodes: Sequence[int] = (),
     processors: Sequence[Forbid] = (),
     n: int = 8,
+    n_exempt: int = 0,
 ) -> int:
     """Draws n tokens both ways and compares; the number of times that the whole row was asked for."""
-    whole, ours = (Sampler(params, len(row), processors) for _ in "ab")
+    whole, ours = (Sampler(params, len(row), processors, n_exempt=n_exempt) for _ in "ab")
     asked = watch(ours, history, nodes)
     assert asked is not None
     reduced, fetched = reduced_row(row, asked), 0
@@ -217,6 +218,17 @@ def test_more_changes_than_can_be_watched() -> None:
     assert both(replace(long, top_p=0.8), row, history) == 0
     assert both(long, row, history, n=5) == 5, "masses would need every lowered logit"
     assert both(replace(long, repeat_penalty=0.8, top_k=20), row, history, n=5) == 5
+
+
+@pytest.mark.parametrize("last_n", [-1, 3, 64])
+def test_a_beginning_that_no_penalty_counts(last_n: int) -> None:
+    for seed in range(6):
+        row = likely(seed, 2000)
+        best = np.argsort(-row)[:6].tolist()
+        options = replace(OPEN, top_k=20, repeat_penalty=1.5, frequency_penalty=0.4, penalty_last_n=last_n)
+        for change in ({}, {"temperature": 0.0}, {"top_k": 0}):
+            for n_exempt in (2, 6, 9):
+                both(replace(options, **change), row, best + best[:2], best[:1], n_exempt=n_exempt)
 
 
 def test_a_block_that_is_nearly_forbidden_is_fetched() -> None:

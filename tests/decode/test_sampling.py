@@ -133,6 +133,17 @@ def test_penalties_act_on_the_last_tokens_only(last_n: int, expected: list[float
     assert Sampler(params, 4).probs(row, history) == pytest.approx(softmax(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize("last_n", [-1, 2, 5, 64])
+@pytest.mark.parametrize("n_exempt", [1, 3, 6, 9])
+def test_a_beginning_that_no_penalty_counts(last_n: int, n_exempt: int) -> None:
+    params = replace(NEUTRAL, repeat_penalty=1.5, frequency_penalty=0.25, penalty_last_n=last_n)
+    row, history = random_row(4), [0, 0, 0, 1, 2, 2, 1, 7]
+    sampler = Sampler(params, 50, n_exempt=n_exempt)
+    for n in (3, 6, 8):
+        expected = Sampler(params, 50).probs(row, history[n_exempt:n])
+        assert np.array_equal(sampler.probs(row, history[:n]), expected)
+
+
 class Anew(Sampler):
     """The reference for histories: converts the whole of it for every token."""
 

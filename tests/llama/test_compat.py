@@ -90,7 +90,7 @@ def test_surface(facade: Any) -> None:
 
 def test_what_is_not_there_says_so(facade: Any) -> None:
     with pytest.raises(AttributeError, match="libllama's functions are not there"):
-        facade.llama_backend_init()
+        facade.llama_load_model_from_file()
     with pytest.raises(ImportError):
         importlib.import_module("llama_cpp.mtmd_cpp")
 

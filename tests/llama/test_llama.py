@@ -56,11 +56,10 @@ def test_options_without_meaning_warn_once_and_unknown_ones_are_swallowed(model_
         ({"lora_path": "x"}, "lora_path"),
         ({"rope_freq_base": 1e6}, "rope_freq_base"),
         ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx"),
-        ({"type_k": 8, "type_v": 8}, "type_k=8"),
-        ({"type_k": 1}, "both the same"),
+        ({"type_k": 99}, "99 is no type of a K/V cache"),
         ({"kv_overrides": {"qwen35.block_count": 3}}, "qwen35.block_count"),
         ({"mode": "fast"}, "mode"),
-        ({"chat_format": "llama-2"}, "Invalid chat handler: llama-2"),
+        ({"chat_format": "llama-99"}, "Invalid chat handler: llama-99"),
     ],
 )
 def test_what_would_change_the_results_is_refused(model_path: str, options: dict, words: str) -> None:
@@ -71,7 +70,8 @@ def test_what_would_change_the_results_is_refused(model_path: str, options: dict
 def test_attributes_that_others_read(llm: ToyLlama) -> None:
     assert llm.n_ctx() == llm.context_params.n_ctx == llm._n_ctx == 1024
     assert llm.n_vocab() == llm._n_vocab == llm.toy.n_vocab and llm.n_embd() == 64
-    assert (llm.token_bos(), llm.token_eos()) == (-1, llm._token_eos)
+    assert (llm.token_bos(), llm.token_eos()) == (llm.toy.tokenizer.id_of("<|endoftext|>"), llm._token_eos)
+    assert llm.tokenize(b"a") == [97]  # and no text begins with it
     assert llm.detokenize([llm.token_nl()]) == b"\n" and llm.pooling_type() == -1
     assert llm.metadata["tokenizer.ggml.add_bos_token"] == "false"
     assert llm.metadata["qwen35.rope.freq_base"] == "10000000.000000"
@@ -79,8 +79,29 @@ def test_attributes_that_others_read(llm: ToyLlama) -> None:
     assert llm.chat_format == "chat_template.default" in llm._chat_handlers
     assert llm.input_ids.dtype == np.intc and len(llm.input_ids) == 1024 and llm._scores_buffer is None
     assert llm._is_hybrid and llm.cache is None and llm.last_n_tokens_size == 64
+<<<<<<< HEAD
+=======
+    with pytest.raises(RuntimeError):
+        llm.create_embedding("x")
+    assert (llm.lora_path, llm.lora_base, llm.lora_scale, llm.numa) == (None, None, 1.0, False)
+    assert (llm.tensor_split, llm.kv_overrides, llm.spm_infill) == (None, None, False)
+    assert isinstance(llm.model, int) and isinstance(llm.ctx, int) and llm.model != llm.ctx
+>>>>>>> fa03ebe (llama: penalties count what is generated, as in llama-cpp-python, and values out of its range are told instead of refused)
     with pytest.raises(AttributeError, match="no libllama"):
-        llm.ctx  # noqa: B018
+        llm._candidates  # noqa: B018
+
+
+def test_the_cache_is_f16_where_llama_cpp_would_take_a_smaller_one(model_path: str) -> None:
+    with pytest.warns(UserWarning, match="type_k=8, type_v=8: the K/V cache is all f16"):
+        assert ToyLlama(model_path, type_k=8, type_v=8).toy.config.kv_type == "f16"
+    with pytest.warns(UserWarning, match="type_k=None, type_v=0: the K/V cache is all f32"):
+        assert ToyLlama(model_path, type_v=0).toy.config.kv_type == "f32"
+
+
+@pytest.mark.parametrize(("given", "runs"), [(None, 2), (0, 2), (-1, 2), (3, 3)])
+def test_threads_are_those_that_run(model_path: str, given: int | None, runs: int) -> None:
+    llm = ToyLlama(model_path, n_threads=given)
+    assert (llm.n_threads, llm.n_threads_batch, llm.context_params.n_threads) == (runs, runs, runs)
 
 
 # --- text completions
@@ -184,9 +205,9 @@ def test_overflow_has_the_words_that_servers_match(llm: ToyLlama) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"top_p": 2}, "top_p"),
-        ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"logit_bias": {99999: 1}}, "logit_bias"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias"),
         ({"suffix": "x"}, "fill-in-the-middle"),
         ({"logprobs": -1}, "logprobs"),
         ({"grammar": 3}, "grammar"),
@@ -196,6 +217,30 @@ def test_overflow_has_the_words_that_servers_match(llm: ToyLlama) -> None:
 def test_bad_values_are_named(llm: ToyLlama, options: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         llm(**{"prompt": "p", **options})
+
+
+@pytest.mark.parametrize(
+    ("given", "taken", "words"),
+    [
+        ({"top_p": 1.5}, {"top_p": 1.0}, "top_p 1.5 is taken as 1"),
+        ({"min_p": -1}, {"min_p": 0.0}, "min_p -1 is taken as 0"),
+        ({"typical_p": 2.0, "top_p": -0.1}, {"typical_p": 1.0, "top_p": 0.0}, "top_p -0.1.*; typical_p 2.0"),
+        ({"repeat_penalty": 0}, {"repeat_penalty": 1.0}, "repeat_penalty 0 is no penalty"),
+        ({"mirostat_mode": 3}, {"mirostat_mode": 0}, "mirostat_mode 3"),
+        (
+            {"logit_bias": {99999: 1, 65: 2, -3: 1}},
+            {"logit_bias": {65: 2}},
+            "logit_bias -3 is no token id below",
+        ),
+    ],
+)
+def test_values_out_of_range_are_told_once_and_brought_in(
+    llm: ToyLlama, given: dict, taken: dict, words: str
+) -> None:
+    with pytest.warns(UserWarning, match=words) as said:
+        text = llm("abc", max_tokens=8, seed=3, **given)["choices"][0]["text"]
+    assert len(said) == 1 and said[0].filename == __file__
+    assert text == llm("abc", max_tokens=8, seed=3, **taken)["choices"][0]["text"]
 
 
 def test_prompt_as_tokens_and_echo(llm: ToyLlama) -> None:
@@ -280,6 +325,40 @@ def test_logit_bias_and_processors_work_together(llm: ToyLlama) -> None:
         logit_bias={"66": 99, 67: 50},
     )
     assert out["choices"][0]["text"] == "CCCC" and seen == [1, 2, 3, 4]
+
+
+def test_callables_without_a_list(llm: ToyLlama) -> None:
+    def only_b(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        scores[:] = -np.inf
+        scores[66] = 0
+        return scores
+
+    def after_four(ids: np.ndarray, row: np.ndarray) -> bool:
+        return len(ids) >= 4
+
+    out = llm("p", max_tokens=9, logits_processor=only_b, stopping_criteria=after_four)  # type: ignore[arg-type]
+    assert out["choices"][0]["text"] == "BBB"
+    chat = llm.create_chat_completion(
+        [{"role": "user", "content": "x"}], max_tokens=3, logits_processor=only_b
+    )  # type: ignore[arg-type]
+    assert chat["choices"][0]["message"]["content"] == "BBB"  # type: ignore[index]
+    tokens = llm.generate(llm.tokenize(b"p"), logits_processor=only_b, stopping_criteria=after_four)  # type: ignore[arg-type]
+    assert list(tokens) == [66] * 3
+
+
+def test_penalties_count_what_is_generated(llm: ToyLlama, model_path: str) -> None:
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "frequency_penalty": 60.0}
+    favoured = {"logit_bias": {65: 100, 66: 50}}
+    # 100, then 100 - 60 against 50, then 40 against -10
+    assert llm("AAAA", **favoured, **options)["choices"][0]["text"].startswith("ABA")
+    assert ToyLlama(model_path, penalize_prompt=True)("AAAA", **favoured, **options)["choices"][0][
+        "text"
+    ].startswith("B")
+    for mode in ("plain", "tree"):
+        texts = [llm("AB" * 9, mode=mode, **favoured, **options)["choices"][0]["text"] for _ in "12"]
+        assert texts[0] == texts[1] and texts[0].startswith("ABA")
+    greedy = list(zip(range(6), llm.generate(llm.tokenize(b"AAAA"), temp=0, repeat_penalty=1e6)))
+    assert len({token for _, token in greedy}) == 6  # none of its own again
 
 
 def test_processors_see_the_true_history_in_order(llm: ToyLlama) -> None:

@@ -17,6 +17,7 @@ from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.errors import ConfigError, DeviceError, DflashError, ModelFileError
 from dflash_ggml.llama.cache import LlamaRAMCache
 from dflash_ggml.llama.llama import Llama
+from dflash_ggml.llama.speculative import LlamaPromptLookupDecoding
 from dflash_ggml.llama.tokenizer import LlamaTokenizer
 from dflash_ggml.session.events import Begin
 from dflash_ggml.session.requests import ChatRequest
@@ -237,9 +238,22 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
         Llama(str(target), draft_model=False, mode="tree", verbose=False)
     with pytest.raises(ConfigError, match="nowhere"):
         Llama(str(target), draft_model=tmp_path / "nowhere", verbose=False)
-    with pytest.warns(UserWarning, match="a function cannot draft here") as said:
+    draft.unlink()
+    with pytest.warns(UserWarning, match="a function does not draft here.*decoding plainly") as said:
         Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
-    assert said[0].filename == __file__
+    assert len(said) == 1 and said[0].filename == __file__
+    draft.symlink_to(demo_draft)
+    with (
+        pytest.warns(UserWarning, match="LlamaPromptLookupDecoding .* drafting with model-DFlash") as said,
+        Llama(
+            str(target),
+            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2),
+            n_ctx=256,
+            n_threads=1,
+            verbose=False,
+        ) as llm,
+    ):
+        assert len(said) == 1 and llm.engine.has_draft
 
 
 def test_a_found_draft_that_fails_on_the_device(

@@ -101,6 +101,7 @@ def test_constructor() -> None:
         "reproducible",
         "draft_window",
         "prefix_cache_bytes",
+        "penalize_prompt",
     ]
     options = [written(p) for p in parameters(LlamaOptions)]
     assert options == ["model_path", *keywords]

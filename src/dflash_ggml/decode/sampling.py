@@ -47,11 +47,18 @@ class Mask(Protocol):
 class Sampler:
     """Draws tokens for one sequence; holds the random generator and mirostat's running state.
 
-    Call `sample` once per emitted token, in text order. Raises ConfigError on bad options or a logit bias for
-    an id outside the vocabulary.
+    Call `sample` once per emitted token, in text order. n_exempt: length of a beginning of the text, such as the
+    prompt, that no penalty counts. Raises ConfigError on bad options or a logit bias for an id outside the vocabulary.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        processors: Sequence[Processor] = (),
+        *,
+        n_exempt: int = 0,
+    ) -> None:
         params.validate()
         for token in params.logit_bias:
             require(0 <= token < n_vocab, "logit_bias", token, f"keyed by token ids below {n_vocab}")
@@ -68,7 +75,9 @@ class Sampler:
         self.by_count = params.frequency_penalty != 0 or params.presence_penalty != 0
         self._repeat = float(np.float32(params.repeat_penalty))
         self._masked = bool(self.processors) and all(isinstance(p, Mask) for p in self.processors)
-        self._history = History(n_vocab, counted=self._whole)
+        self._n_exempt = n_exempt
+        self._counted = self._whole and not n_exempt
+        self._history = History(n_vocab, counted=self._counted)
         self._all_ids = np.arange(n_vocab)
         self._mu = 2 * params.mirostat_tau
 
@@ -165,10 +174,10 @@ class Sampler:
         """Ids under a penalty, each once, and how often they were seen."""
         if not self.penalises:
             return _NONE, _NONE
-        if self._whole:
+        if self._counted:
             self._history.follow(history)
             return self._history.counts
-        window = np.sort(np.asarray(history[-self.params.penalty_last_n :], np.int64))
+        window = np.sort(np.asarray(self._window(history), np.int64))
         # np.unique takes thrice as long for so few
         starts = np.ones(len(window) + 1, bool)
         np.not_equal(window[1:], window[:-1], out=starts[1:-1])
@@ -191,13 +200,18 @@ class Sampler:
 
     def recent(self, history: Sequence[int]) -> dict[int, int]:
         """Ids under a penalty and, where that counts, how often they were seen; where `lowers_recent`."""
-        window = history[-self.params.penalty_last_n :]
+        window = self._window(history)
         return Counter(window) if self.by_count else dict.fromkeys(window, 1)
+
+    def _window(self, history: Sequence[int]) -> Sequence[int]:
+        """The tokens that penalties count."""
+        n = len(history) if self._whole else self.params.penalty_last_n
+        return history[max(len(history) - n, self._n_exempt) :]
 
     def changed(self, seen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids whose logits bias or penalties change, rising; seen: those under a penalty."""
         if not len(self._bias_ids):
-            return seen if not self._whole else np.sort(seen)
+            return seen if not self._counted else np.sort(seen)
         return np.unique(np.concatenate((self._bias_ids, seen)))
 
     def rescored(

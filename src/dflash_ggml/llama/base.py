@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import warnings
@@ -20,6 +19,8 @@ from ..decode.recommended import recommended, told
 from ..errors import ConfigError, DflashError
 from ..session.session import Session
 from .cache import BaseLlamaCache
+from .context import LlamaContext
+from .model import LlamaModel
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .tokenizer import LlamaTokenizer
 
@@ -40,18 +41,18 @@ class LlamaBase:
         self._engine: Engine | None = None
         self._session: Session | None = None
         if options.vocab_only:
-            tokenizer, params, raw_metadata, n_ctx = self._load_vocabulary()
+            self._model = LlamaModel(path_model=options.model_path)
+            n_ctx = options.n_ctx or self._model.n_ctx_train()
         else:
-            self._engine = self._open_engine()
-            self._session = Session(self._engine, cache_bytes=options.prefix_cache_bytes)
-            tokenizer, params = self._engine.tokenizer, self._engine.params
-            raw_metadata, n_ctx = self._engine.metadata, self._engine.n_ctx
-        self._engine_tokenizer = tokenizer
-        self._params = params
+            engine = self._engine = self._open_engine()
+            self._session = Session(engine, cache_bytes=options.prefix_cache_bytes)
+            self._model = LlamaModel.of(options.model_path, engine.tokenizer, engine.params, engine.metadata)
+            n_ctx = engine.n_ctx
         self._n_ctx = n_ctx
-        self._n_vocab = params.n_vocab
-        self.metadata = text_metadata(raw_metadata)
-        self._recommended = recommended(raw_metadata)
+        self._n_vocab = self._model.n_vocab()
+        self._ctx = LlamaContext.of(self)
+        self.metadata = self._model.metadata()
+        self._recommended = recommended({} if self._engine is None else self._engine.metadata)
         if self._recommended and self.verbose:
             print(
                 f"sampling as the model file has it, where not given: {told(self._recommended)}",
@@ -60,8 +61,12 @@ class LlamaBase:
         for key, value in (options.kv_overrides or {}).items():
             self.metadata[key] = str(value)
         self.n_batch = min(n_ctx, options.n_batch)
-        self.n_threads = options.n_threads or max(multiprocessing.cpu_count() // 2, 1)
-        self.n_threads_batch = options.n_threads_batch or multiprocessing.cpu_count()
+        from ..ggml.device import physical_cores
+
+        # one pool for single tokens and batches
+        self.n_threads = self.n_threads_batch = (
+            options.threads or physical_cores() if self._engine is None else self._engine.device.n_threads
+        )
         self.context_params = SimpleNamespace(
             n_ctx=n_ctx,
             n_batch=self.n_batch,
@@ -71,6 +76,13 @@ class LlamaBase:
         self.model_params = SimpleNamespace(n_gpu_layers=options.n_gpu_layers, main_gpu=options.main_gpu)
         self.last_n_tokens_size = options.last_n_tokens_size
         self.draft_model = options.draft_model
+        self.tensor_split, self.kv_overrides = options.tensor_split, options.kv_overrides
+        self.lora_base, self.lora_scale, self.lora_path = (
+            options.lora_base,
+            options.lora_scale,
+            options.lora_path,
+        )
+        self.numa, self.spm_infill = options.numa, options.spm_infill
         self.cache: BaseLlamaCache | None = None
         self.tokenizer_ = options.tokenizer or LlamaTokenizer(self)
         self.n_tokens = 0
@@ -107,16 +119,16 @@ class LlamaBase:
             return path, False
         if named is False or self._options.mode == "plain":
             return None, False
-        if named is not None:
-            message = (
-                f"draft_model: a {type(named).__name__} cannot draft here, pass the path of a DFlash draft"
-            )
-            warnings.warn(f"{message}; decoding plainly", stacklevel=5)
-            return None, False
         from ..drafts.beside import draft_beside
 
         beside = draft_beside(Path(self.model_path))
-        if beside.path is None:
+        if named is not None:  # a Python drafter
+            instead = "decoding plainly" if beside.path is None else f"drafting with {beside.path.name}"
+            warnings.warn(
+                f"draft_model: a {type(named).__name__} does not draft here, pass the path of a DFlash draft; {instead}",
+                stacklevel=5,
+            )
+        elif beside.path is None:
             why = beside.why.replace("draft", "DFlash draft", 1)
             warnings.warn(
                 f"{why}: decoding plainly; pass draft_model=PATH for speculation, draft_model=False to silence this",
@@ -124,20 +136,9 @@ class LlamaBase:
             )
         return beside.path, True
 
-    def _load_vocabulary(self) -> tuple[Any, Any, Any, int]:
-        from ..files.gguf import GGUFFile
-        from ..models.registry import read_target
-        from ..text.tokenizer import Tokenizer
-
-        file = GGUFFile(Path(self.model_path))
-        params = read_target(file)
-        return Tokenizer.from_gguf(file), params, file.metadata, self._options.n_ctx or params.n_ctx_train
-
     def __getattr__(self, name: str) -> Any:
-        if name in ("ctx", "model", "_ctx", "_model", "_batch", "_candidates"):
-            raise AttributeError(
-                f"{name}: there is no libllama behind this Llama, so its pointers do not exist"
-            )
+        if name in ("_batch", "_candidates", "_sampler", "_stack"):
+            raise AttributeError(f"{name}: there is no libllama behind this Llama, so its parts do not exist")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
@@ -155,6 +156,16 @@ class LlamaBase:
         return self._session
 
     # --- what others look at
+
+    @property
+    def model(self) -> int | None:
+        """A handle of the model for `llama_cpp.llama_model_*`; None after close()."""
+        return self._model.model
+
+    @property
+    def ctx(self) -> int:
+        """A handle of the context for `llama_cpp.llama_decode` and the like."""
+        return self._ctx.ctx
 
     @property
     def _input_ids(self) -> npt.NDArray[np.intc]:
@@ -188,7 +199,7 @@ class LlamaBase:
 
     def n_embd(self) -> int:
         """Width of the model's hidden state."""
-        return self._params.n_embd
+        return self._model.n_embd()
 
     def n_vocab(self) -> int:
         """Width of a logits row."""
@@ -196,15 +207,15 @@ class LlamaBase:
 
     def token_eos(self) -> int:
         """End-of-sequence id, -1 if there is none."""
-        return -1 if self._engine_tokenizer.eos_id is None else self._engine_tokenizer.eos_id
+        return self._model.token_eos()
 
     def token_bos(self) -> int:
         """Begin-of-sequence id, -1 if there is none."""
-        return -1 if self._engine_tokenizer.bos_id is None else self._engine_tokenizer.bos_id
+        return self._model.token_bos()
 
     def token_nl(self) -> int:
         """Id of a line feed."""
-        return self._engine_tokenizer.encode("\n")[-1]
+        return self._model.token_nl()
 
     def tokenizer(self) -> LlamaTokenizer:
         """The model's own tokenizer."""
@@ -241,6 +252,8 @@ class LlamaBase:
 
     def _free(self) -> None:
         engine, self._engine, self._session = getattr(self, "_engine", None), None, None
+        if "_model" in vars(self):
+            self._model.close()
         if engine is not None:
             engine.close()
 
@@ -252,16 +265,3 @@ class LlamaBase:
 
     def __del__(self) -> None:
         self._free()  # waits for nobody: whoever holds the turn is as unreachable as this
-
-
-def text_metadata(metadata: Any) -> dict[str, str]:
-    """A model file's metadata as texts: arrays left out, booleans true/false, floats with six decimals."""
-    out = {}
-    for key, value in metadata.items():
-        if isinstance(value, (bool, np.bool_)):
-            out[key] = "true" if value else "false"
-        elif isinstance(value, (float, np.floating)):
-            out[key] = f"{value:f}"
-        elif isinstance(value, (str, int, np.integer)):
-            out[key] = str(value)
-    return out

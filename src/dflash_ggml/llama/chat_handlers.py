@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import ConfigError
-from ..text.template import CHATML
+from .chat_formats import CHATML, FORMATS
+from .formatter import ChatFormatter, chat_formatter_to_chat_completion_handler
+from .template_handler import TemplateHandler
+
+# llama-cpp-python's handlers of models that look at pictures
+VISION_HANDLERS = (
+    "Llava15ChatHandler",
+    "Llava16ChatHandler",
+    "MTMDChatHandler",
+    "Gemma4ChatHandler",
+    "ObsidianChatHandler",
+    "MoondreamChatHandler",
+    "NanoLlavaChatHandler",
+    "Llama3VisionAlphaChatHandler",
+    "MiniCPMv26ChatHandler",
+    "Qwen25VLChatHandler",
+)
 
 
 class ChatHandler(Protocol):
@@ -15,36 +32,110 @@ class ChatHandler(Protocol):
     def __call__(self, *, llama: Any, messages: Any, **kwargs: Any) -> Any: ...
 
 
-class TemplateHandler:
-    """A handler that renders one template (its source text) and parses the answer natively."""
+class LlamaChatCompletionHandlerNotFoundException(ConfigError):
+    """No handler is known by that name."""
 
-    def __init__(self, template: str) -> None:
-        self.template = template
+
+class _OwnCalls(TemplateHandler):
+    """Stands for formats whose marks for tool calls are not spoken here: the model's own template, and one warning."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(CHATML.template, CHATML.stop)
+        self.name = name
 
     def __call__(self, *, llama: Any, messages: Any, **kwargs: Any) -> Any:
-        return llama._chat(self.template, messages, **kwargs)
+        own = llama._chat_handlers.get("chat_template.default")
+        instead = "the model's own template" if own is not None else "ChatML"
+        warnings.warn(f"chat_format {self.name!r}: tools are called as in {instead}", stacklevel=3)
+        if own is not None:
+            return own(llama=llama, messages=messages, **kwargs)
+        return super().__call__(llama=llama, messages=messages, **kwargs)
 
 
-# Registered by users with `register_chat_completion_handler`; as in llama-cpp-python, shared by all models.
-_REGISTRY: dict[str, ChatHandler] = {"chatml": TemplateHandler(CHATML)}
+# As in llama-cpp-python, shared by all models; users add to it with `register_chat_completion_handler`.
+_REGISTRY: dict[str, ChatHandler] = {
+    name: TemplateHandler(chat_format.template, chat_format.stop) for name, chat_format in FORMATS.items()
+}
+# its tools are described in the system message, as for every template that does not know of tools
+_REGISTRY["chatml-function-calling"] = _REGISTRY["chatml"]
+_REGISTRY |= {name: _OwnCalls(name) for name in ("functionary", "functionary-v1", "functionary-v2")}
+
+
+class LlamaChatCompletionHandlerRegistry:
+    """The registered handlers; every object of this class shows the same."""
+
+    @property
+    def _chat_handlers(self) -> dict[str, ChatHandler]:
+        return _REGISTRY
+
+    def register_chat_completion_handler(
+        self, name: str, chat_handler: ChatHandler, overwrite: bool = False
+    ) -> None:
+        """Make a handler known as chat_format=name. Raises ValueError if the name is taken."""
+        if name in _REGISTRY and not overwrite:
+            raise ValueError(
+                f"a chat handler named {name!r} is already registered; overwrite=True replaces it"
+            )
+        _REGISTRY[name] = chat_handler
+
+    def unregister_chat_handler(self, name: str) -> None:
+        """Forget a handler. Raises ValueError if there is none of that name."""
+        if name not in _REGISTRY:
+            raise ValueError(f"no chat handler named {name!r} is registered")
+        del _REGISTRY[name]
+
+    def get_chat_completion_handler_by_name(self, name: str) -> ChatHandler:
+        """The handler of a format. Raises LlamaChatCompletionHandlerNotFoundException listing the known ones."""
+        if name not in _REGISTRY:
+            raise LlamaChatCompletionHandlerNotFoundException(
+                f"Invalid chat handler: {name} (valid formats: {sorted(_REGISTRY)} and the model file's own templates)"
+            )
+        return _REGISTRY[name]
 
 
 def register_chat_completion_handler(name: str) -> Callable[[ChatHandler], ChatHandler]:
     """Decorator that makes a handler known as chat_format=name. Raises ValueError if the name is taken."""
 
     def decorate(handler: ChatHandler) -> ChatHandler:
-        if name in _REGISTRY:
-            raise ValueError(f"a chat handler named {name!r} is already registered")
-        _REGISTRY[name] = handler
+        LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(name, handler)
         return handler
 
     return decorate
 
 
+def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
+    """Decorator that makes a formatter known as chat_format=name. Raises ValueError if the name is taken."""
+
+    def decorate(formatter: ChatFormatter) -> ChatFormatter:
+        register_chat_completion_handler(name)(chat_formatter_to_chat_completion_handler(formatter))
+        return formatter
+
+    return decorate
+
+
 def get_chat_completion_handler(name: str) -> ChatHandler:
-    """The handler of a format. Raises ConfigError listing the known ones."""
-    if name not in _REGISTRY:
+    """The handler of a format. Raises LlamaChatCompletionHandlerNotFoundException listing the known ones."""
+    return LlamaChatCompletionHandlerRegistry().get_chat_completion_handler_by_name(name)
+
+
+def guess_chat_format_from_gguf_metadata(metadata: dict[str, str]) -> str | None:
+    """The name of the format whose template a file carries, word for word; None for all others."""
+    source = metadata.get("tokenizer.chat_template")
+    return next((name for name, known in FORMATS.items() if known.template == source), None)
+
+
+def _refused(name: str) -> type:
+    """A class that cannot be constructed, and says why."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
         raise ConfigError(
-            f"Invalid chat handler: {name} (valid formats: {sorted(_REGISTRY)} and the model file's own templates)"
+            f"{name}: there is no image encoder here; leave chat_handler and clip_model_path away, "
+            "images then become a line of text"
         )
-    return _REGISTRY[name]
+
+    doc = "A handler for pictures; cannot be constructed: this engine reads text only."
+    return type(name, (), {"__init__": refuse, "from_pretrained": staticmethod(refuse), "__doc__": doc})
+
+
+VISION: dict[str, type] = {name: _refused(name) for name in VISION_HANDLERS}
+VISION["Llama3VisionAlpha"] = VISION["Llama3VisionAlphaChatHandler"]

@@ -1,7 +1,7 @@
 """Run code written for llama-cpp-python unchanged: `dflash_ggml.compat.install()` before it imports `llama_cpp`.
 
-The facade has the public Python surface (Llama, grammars, caches, tokenizers, processors, chat handlers). It has none
-of libllama's C functions: code that reaches for those gets an AttributeError that says so.
+The facade has the public Python surface (Llama, grammars, caches, tokenizers, processors, chat formats and handlers, types,
+constants) and those functions of llama.h that need no libllama. Code that reaches for others gets an AttributeError that says so.
 """
 
 from __future__ import annotations
@@ -14,56 +14,74 @@ from typing import Any
 from ..errors import ConfigError
 from ..text import grammar
 from . import cache as llama_cache
-from . import chat_handlers, llama
+from . import chat_formats, chat_handlers, formatter, functions, internals, llama
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
 from . import types as llama_types
-from .options import LLAMA_DEFAULT_SEED
+from .constants import CONSTANTS
+from .context import LlamaBatch, LlamaContext
+from .distribution import DistributionFinder
+from .model import LlamaModel
+from .speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+
+__all__ = ["VERSION", "LlamaDraftModel", "install", "uninstall"]
 
 VERSION = "0.3.36"  # of the surface that the facade has
 
+
+def _of(module: ModuleType, names: str) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in names.split()}
+
+
+_STATE = _of(
+    llama_state,
+    "LlamaState LogitsProcessor LogitsProcessorList StoppingCriteria StoppingCriteriaList MinTokensLogitsProcessor",
+)
+_CACHE = _of(llama_cache, "BaseLlamaCache LlamaCache LlamaRAMCache LlamaDiskCache")
+_TOKENIZER = _of(llama_tokenizer, "BaseLlamaTokenizer LlamaTokenizer LlamaHFTokenizer")
 _GRAMMAR = {"LlamaGrammar": grammar.LlamaGrammar}
-_STATE = {
-    name: getattr(llama_state, name)
-    for name in (
-        "LlamaState",
-        "LogitsProcessor",
-        "LogitsProcessorList",
-        "StoppingCriteria",
-        "StoppingCriteriaList",
-        "MinTokensLogitsProcessor",
-    )
+_SPECULATIVE = {
+    "LlamaDraftModel": LlamaDraftModel,
+    "LlamaPromptLookupDecoding": LlamaPromptLookupDecoding,
 }
-_CACHE = {
-    name: getattr(llama_cache, name)
-    for name in ("BaseLlamaCache", "LlamaCache", "LlamaRAMCache", "LlamaDiskCache")
+_TYPES = {
+    name: value
+    for name, value in vars(llama_types).items()
+    if name[0].isupper() and name not in ("TYPE_CHECKING", "TypedDict", "Any", "Literal", "Union")
 }
-_TOKENIZER = {
-    name: getattr(llama_tokenizer, name)
-    for name in ("BaseLlamaTokenizer", "LlamaTokenizer", "LlamaHFTokenizer")
+_UTILS = _of(internals, "suppress_stdout_stderr Singleton MetaSingleton")
+_LOGGER = _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL")
+_INTERNALS = {
+    "LlamaModel": LlamaModel,
+    "LlamaContext": LlamaContext,
+    "LlamaBatch": LlamaBatch,
+    **_of(internals, "LlamaSamplingParams normalize_embedding"),
+    **{name: internals.absent(name, advice) for name, advice in internals.ABSENT.items()},
 }
 _CHAT = {
-    name: getattr(chat_handlers, name)
-    for name in ("register_chat_completion_handler", "get_chat_completion_handler")
-} | {"LlamaChatCompletionHandler": chat_handlers.ChatHandler}
-_CONSTANTS = {
-    "LLAMA_DEFAULT_SEED": LLAMA_DEFAULT_SEED,
-    "LLAMA_SPLIT_MODE_NONE": 0,
-    "LLAMA_SPLIT_MODE_LAYER": 1,
-    "LLAMA_SPLIT_MODE_ROW": 2,
-    "LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED": -1,
-    "LLAMA_POOLING_TYPE_UNSPECIFIED": -1,
-    "LLAMA_ATTENTION_TYPE_UNSPECIFIED": -1,
-    "GGML_TYPE_F32": 0,
-    "GGML_TYPE_F16": 1,
+    **{name: getattr(formatter, name) for name in formatter.__all__},
+    **_of(
+        chat_handlers,
+        "LlamaChatCompletionHandlerNotFoundException LlamaChatCompletionHandlerRegistry get_chat_completion_handler "
+        "guess_chat_format_from_gguf_metadata register_chat_completion_handler register_chat_format",
+    ),
+    **chat_handlers.VISION,
+    **chat_formats.FUNCTION_NAMES,
+    "LlamaChatCompletionHandler": chat_handlers.ChatHandler,
+    "functionary_chat_handler": chat_handlers.get_chat_completion_handler("functionary"),
+    "functionary_v1_v2_chat_handler": chat_handlers.get_chat_completion_handler("functionary-v2"),
+    "chatml_function_calling": chat_handlers.get_chat_completion_handler("chatml-function-calling"),
+    "CHATML_CHAT_TEMPLATE": chat_formats.FORMATS["chatml"].template,
+    "CHATML_BOS_TOKEN": "<s>",
+    "CHATML_EOS_TOKEN": "<|im_end|>",
+    "MISTRAL_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["mistral-instruct"].template,
+    "MISTRAL_INSTRUCT_BOS_TOKEN": "<s>",
+    "MISTRAL_INSTRUCT_EOS_TOKEN": "</s>",
+    "MIXTRAL_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["mistral-instruct"].template,
+    "LLAMA3_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["llama-3"].template,
 }
-
-
-class LlamaDraftModel:
-    """Base class of llama-cpp-python's Python drafters. Accepted by Llama(draft_model=...), which then decodes plainly."""
-
-    def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
-        raise NotImplementedError
+_C_NAMES = {**CONSTANTS, **functions.FUNCTIONS}
+_finder = DistributionFinder(VERSION)
 
 
 class _Facade(ModuleType):
@@ -80,7 +98,8 @@ class _Facade(ModuleType):
 def install() -> ModuleType:
     """Put the facade into sys.modules as `llama_cpp` and return it; a second call changes nothing.
 
-    Raises ConfigError if the real llama_cpp has already been imported.
+    Package metadata tells its version under the name llama-cpp-python. Raises ConfigError if the real llama_cpp has already
+    been imported.
     """
     present = sys.modules.get("llama_cpp")
     if isinstance(present, _Facade):
@@ -90,23 +109,36 @@ def install() -> ModuleType:
             "llama_cpp is already imported: call dflash_ggml.compat.install() before anything imports it"
         )
     public = {"Llama": llama.Llama, **_GRAMMAR, **_STATE, **_CACHE, **_TOKENIZER}
-    draft = {"LlamaDraftModel": LlamaDraftModel}
     parts = {
-        "llama": public,
+        "llama": {**public, **_TYPES, "LlamaDraftModel": LlamaDraftModel},
         "llama_grammar": _GRAMMAR,
         "llama_cache": _CACHE,
         "llama_tokenizer": _TOKENIZER,
         "llama_chat_format": _CHAT,
-        "llama_speculative": draft,
-        "llama_cpp": _CONSTANTS,
-        "llama_types": {k: v for k, v in vars(llama_types).items() if not k.startswith("_")},
+        "llama_speculative": _SPECULATIVE,
+        "llama_cpp": {**_C_NAMES, "_lib": functions.Library},
+        "llama_types": _TYPES,
+        "_internals": _INTERNALS,
+        "_utils": _UTILS,
+        "_logger": _LOGGER,
     }
-    package = _module("llama_cpp", {**_CONSTANTS, **public, "__version__": VERSION}, package=True)
+    top = {
+        **_C_NAMES,
+        **public,
+        **_TYPES,
+        "LlamaDraftModel": LlamaDraftModel,
+        "set_verbose": internals.set_verbose,
+        "suppress_stdout_stderr": internals.suppress_stdout_stderr,
+        "__version__": VERSION,
+    }
+    package = _module("llama_cpp", top, package=True)
     sys.modules["llama_cpp"] = package
     for name, content in parts.items():
         module = _module(f"llama_cpp.{name}", content, package=False)
         sys.modules[module.__name__] = module
         setattr(package, name, module)
+    package.__dict__["internals"] = sys.modules["llama_cpp._internals"]
+    sys.meta_path.insert(0, _finder)
     return package
 
 
@@ -115,6 +147,7 @@ def uninstall() -> None:
     if isinstance(sys.modules.get("llama_cpp"), _Facade):
         for name in [n for n in sys.modules if n == "llama_cpp" or n.startswith("llama_cpp.")]:
             del sys.modules[name]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _finder]
 
 
 def _module(name: str, content: dict[str, Any], package: bool) -> _Facade:

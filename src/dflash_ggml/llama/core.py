@@ -61,6 +61,27 @@ class LlamaCore(LlamaBase):
         self.n_tokens = len(ids)
         self._requires_eval = False
 
+    def _logits_at(self, ids: list[int], places: Sequence[int]) -> npt.NDArray[np.single]:
+        """Evaluate exactly ids; the logits after these places in it, rising, float32 [n places, n_vocab]: a pass for each."""
+        rows = np.empty((len(places), self._n_vocab), np.single)
+        with self.session.turns.taken(), self._whole():
+            state, engine = self.session.state, self.engine
+            at = places[0] + 1 if places else len(ids)
+            list(state.advance(ids[:at], state.seek(ids[:at]), (), None))
+            for row, place in enumerate(places):
+                if place >= at:
+                    engine.prefill(ids[at : place + 1])
+                    state.evaluated()
+                    at = place + 1
+                rows[row] = engine.logits
+            if at < len(ids):
+                engine.prefill(ids[at:])
+                state.evaluated()
+        self.input_ids[: len(ids)] = ids
+        self.n_tokens = len(ids)
+        self._requires_eval = False
+        return rows
+
     @contextmanager
     def _whole(self) -> Iterator[None]:
         """Leave the engine empty when its work is broken off: an interrupt may have torn the state."""
@@ -91,7 +112,8 @@ class LlamaCore(LlamaBase):
     ) -> int:
         """A token from the logits after the last evaluated token, or after position idx (needs logits_all).
 
-        tfs_z and penalize_nl have no effect, as in llama-cpp-python. Raises ConfigError when nothing was evaluated.
+        Penalties count the text so far: nobody knows which part of it is a prompt. tfs_z and penalize_nl have no effect, as in
+        llama-cpp-python. Raises ConfigError when nothing was evaluated.
         """
         if self.n_tokens == 0:
             raise ConfigError("sample: nothing has been evaluated yet; call eval first")
@@ -128,6 +150,7 @@ class LlamaCore(LlamaBase):
         logits_processor: Any,
         grammar: Any,
         keeper: RowKeeper | None = None,
+        n_exempt: int = 0,
         **sampling: Any,
     ) -> Sampler:
         """A sampler of this vocabulary; n_prompt: length of the text that the grammar does not bind."""
@@ -135,8 +158,11 @@ class LlamaCore(LlamaBase):
         rules = [] if spec is None else [self.session.grammars.processor(spec, n_prompt)]
         first = [] if keeper is None else [keeper]
         sampling = settled(sampling, self._recommended)
-        params = sampling_params(seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, **sampling)
-        return Sampler(params, self._n_vocab, [*first, *as_tuple(logits_processor), *rules])
+        params = sampling_params(
+            seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **sampling
+        )
+        processors = [*first, *as_tuple(logits_processor), *rules]
+        return Sampler(params, self._n_vocab, processors, n_exempt=n_exempt)
 
     def generate(
         self,
@@ -170,6 +196,7 @@ class LlamaCore(LlamaBase):
         sampler = self._sampler(
             n_prompt=len(ids),
             keeper=keeper,
+            n_exempt=0 if self._options.penalize_prompt else len(ids),
             logits_processor=logits_processor,
             grammar=grammar,
             temperature=temp,

@@ -17,7 +17,7 @@ from ..session.session import CACHE_BYTES, run_chat, run_completion
 from ..text.grammar import LlamaGrammar
 from ..text.tools import check_tools
 from .chat_completion import chat_body, chat_chunks
-from .chat_handlers import ChatHandler, TemplateHandler, get_chat_completion_handler
+from .chat_handlers import ChatHandler, get_chat_completion_handler
 from .completion import Heading, completion_body, completion_chunks
 from .embedding import LlamaEmbeddings
 from .left_out import CHAT_TEMPERATURE, MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
@@ -25,6 +25,7 @@ from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
 from .requests import (
     SAMPLING_OPTIONS,
+    as_tuple,
     chat_request,
     completion_request,
     hooks_of,
@@ -32,6 +33,7 @@ from .requests import (
     sampling_params,
 )
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
+from .template_handler import TemplateHandler
 
 if TYPE_CHECKING:
     from ..engine.step import Step
@@ -50,7 +52,8 @@ class Llama(LlamaEmbeddings):
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
     mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window: how to speculate (see EngineConfig).
-    prefix_cache_bytes: host memory for cached prefixes.
+    prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
+    count what is generated only.
 
     Raises ValueError for a missing file, ModelFileError, ConfigError or DeviceError.
     """
@@ -111,6 +114,7 @@ class Llama(LlamaEmbeddings):
         reproducible: bool = False,
         draft_window: int | None = None,
         prefix_cache_bytes: int = CACHE_BYTES,
+        penalize_prompt: bool = False,
         **kwargs: Any,
     ) -> None:
         given = locals()
@@ -202,6 +206,7 @@ class Llama(LlamaEmbeddings):
             max_tokens=max_tokens,
             stop=stop,
             grammar=grammar,
+            penalize_prompt=self._options.penalize_prompt,
             mode=mode,
             budget=budget,
             suffix=suffix,
@@ -209,7 +214,7 @@ class Llama(LlamaEmbeddings):
             prompt_logprobs=echo and logprobs is not None,
         )
         head = Heading(self.model_path if model is None else model)
-        processors = self._row_keeper() + list(logits_processor or ())
+        processors = [*self._row_keeper(), *as_tuple(logits_processor)]
         events = self._events(request, hooks_of(processors, stopping_criteria, on_step))
         text = None
         if echo:
@@ -253,7 +258,9 @@ class Llama(LlamaEmbeddings):
         """Sampler options with the call's seed, or the next of the constructor seed's chain."""
         self.set_seed(seed if seed is not None else random.Random(self._seed).randint(0, 2**32))
         options = settled(options, self._recommended)
-        return sampling_params(seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, **options)
+        return sampling_params(
+            seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **options
+        )
 
     # --- chat
 
@@ -320,6 +327,7 @@ class Llama(LlamaEmbeddings):
         tfs_z: float = 1.0,
         temperature: float = CHAT_TEMPERATURE,
         logits_processor: Any = None,
+        stopping_criteria: Any = None,
         on_step: Callable[[Step], None] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         enable_thinking: bool | None = None,
@@ -338,6 +346,7 @@ class Llama(LlamaEmbeddings):
             chat_template_kwargs=chat_template_kwargs,
             enable_thinking=enable_thinking,
             parallel_tool_calls=parallel_tool_calls,
+            penalize_prompt=self._options.penalize_prompt,
             **options,
         )
         check_tools(all_tools)
@@ -346,8 +355,8 @@ class Llama(LlamaEmbeddings):
         def new_id(index: int, name: str) -> str:
             return f"call__{index}_{name}_{head.id}"
 
-        processors = self._row_keeper() + list(logits_processor or ())
-        events = self._events(request, hooks_of(processors, on_step=on_step, new_call_id=new_id))
+        processors = [*self._row_keeper(), *as_tuple(logits_processor)]
+        events = self._events(request, hooks_of(processors, stopping_criteria, on_step, new_call_id=new_id))
         legacy = isinstance(request.tool_choice, NamedTool) or functions is not None
         return (chat_chunks if stream else chat_body)(events, head, legacy_call=legacy)
 

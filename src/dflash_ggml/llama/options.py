@@ -11,9 +11,18 @@ from typing import Any
 from ..config import Calibrate, EngineConfig, KvType, Mode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
+from .constants import LLAMA_DEFAULT_SEED
 
-LLAMA_DEFAULT_SEED = 0xFFFFFFFF
 _KV_TYPES: dict[int | None, KvType] = {None: "auto", 0: "f32", 1: "f16"}  # ggml type numbers
+_OTHER_KV_TYPES = (
+    2,
+    3,
+    6,
+    7,
+    8,
+    20,
+    30,
+)  # Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, BF16: what else llama.cpp caches in
 _OVERRIDABLE = ("tokenizer.chat_template",)
 _ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is what LangChain always sends
 
@@ -75,6 +84,7 @@ class LlamaOptions:
     reproducible: bool = False
     draft_window: int | None = None
     prefix_cache_bytes: int = CACHE_BYTES
+    penalize_prompt: bool = False
 
     def check(self) -> None:
         """Raise ConfigError for what would change the results but cannot be done; warn once of what has no meaning here."""
@@ -102,18 +112,30 @@ class LlamaOptions:
             raise ConfigError(
                 f"kv_overrides: {unknown[0]!r} cannot be overridden, only {', '.join(_OVERRIDABLE)}"
             )
-        self.kv_type()
+        kv_type = self.kv_type()
         ignored = [name for name, neutral in _no_meaning() if getattr(self, name) != neutral]
-        if ignored:
-            warnings.warn(f"these options have no meaning in dflash-ggml: {', '.join(ignored)}", stacklevel=4)
+        told = [f"these options have no meaning in dflash-ggml: {', '.join(ignored)}"] if ignored else []
+        if self.type_k != self.type_v or self.type_k not in _KV_TYPES:
+            told.append(f"type_k={self.type_k}, type_v={self.type_v}: the K/V cache is all {kv_type}")
+        if told:
+            warnings.warn("; ".join(told), stacklevel=4)
 
     def kv_type(self) -> KvType:
-        """The K/V cache's element type. Raises ConfigError for types other than f16 and f32, or two different ones."""
-        if self.type_k != self.type_v or self.type_k not in _KV_TYPES:
+        """The K/V cache's element type: f16 where llama.cpp would take a smaller one. Raises ConfigError for unknown numbers."""
+        both = (self.type_k, self.type_v)
+        unknown = [t for t in both if t not in _KV_TYPES and t not in _OTHER_KV_TYPES]
+        if unknown:
             raise ConfigError(
-                f"type_k={self.type_k}, type_v={self.type_v}: the K/V cache is f16 (1) or f32 (0), both the same"
+                f"type_k, type_v: {unknown[0]!r} is no type of a K/V cache; take 1 (f16) or 0 (f32)"
             )
-        return _KV_TYPES[self.type_k]
+        if both[0] == both[1]:
+            return _KV_TYPES.get(both[0], "f16")
+        return "f32" if 0 in both else "f16"
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads; None, as 0 and less, leaves the number to the engine."""
+        return self.n_threads if self.n_threads and self.n_threads > 0 else None
 
     def engine_config(self, draft: Path | None) -> EngineConfig:
         """The engine's configuration with this draft (None: plain decoding)."""
@@ -122,7 +144,7 @@ class LlamaOptions:
             draft=draft,
             n_ctx=self.n_ctx,
             n_batch=max(min(self.n_batch, self.n_ctx) if self.n_ctx else self.n_batch, 1),
-            n_threads=self.n_threads,
+            n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,
             main_gpu=self.main_gpu,
             mode="plain" if draft is None and self.mode == "auto" else self.mode,

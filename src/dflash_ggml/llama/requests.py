@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
@@ -10,6 +10,7 @@ from ..errors import ConfigError
 from ..session.hooks import Hooks
 from ..session.requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, ToolChoice
 from ..text.grammar import LlamaGrammar
+from .lenient import sampling_in_range, usable_messages
 from .options import LLAMA_DEFAULT_SEED
 
 # of the sampler's options those that the methods take under the same name and pass on as they are
@@ -19,19 +20,15 @@ SAMPLING_OPTIONS = tuple(
 
 
 def sampling_params(
-    *,
-    seed: int,
-    last_n_tokens_size: int,
-    temperature: float,
-    logit_bias: Mapping[Any, float] | None = None,
-    **options: Any,
+    *, seed: int, last_n_tokens_size: int, n_vocab: int, temperature: float, **options: Any
 ) -> SamplingParams:
-    """Sampler options; a seed of -1 or 2^32-1 asks for fresh entropy, as in llama.cpp."""
+    """Sampler options, brought into range; a seed of -1 or 2^32-1 asks for fresh entropy, as in llama.cpp."""
     seed &= 0xFFFFFFFF
+    options = sampling_in_range(options, n_vocab)
     return SamplingParams(
         temperature=temperature,
         penalty_last_n=last_n_tokens_size,
-        logit_bias={int(k): float(v) for k, v in (logit_bias or {}).items()},
+        logit_bias=options["logit_bias"],
         seed=None if seed == LLAMA_DEFAULT_SEED else seed,
         **{name: options[name] for name in SAMPLING_OPTIONS if name in options},
     )
@@ -63,6 +60,7 @@ def shared_options(
     max_tokens: int | None,
     stop: str | Sequence[str] | None,
     grammar: Any,
+    penalize_prompt: bool,
     mode: Any = None,
     budget: int | None = None,
 ) -> dict[str, Any]:
@@ -72,6 +70,7 @@ def shared_options(
         "max_tokens": None if max_tokens is None or max_tokens <= 0 else max_tokens,
         "stop": stop_strings(stop),
         "grammar": grammar_spec(grammar),
+        "penalize_prompt": penalize_prompt,
         "mode": mode,
         "budget": budget,
     }
@@ -81,7 +80,8 @@ def as_tuple(functions: Any) -> tuple[Any, ...]:
     """A list of callables, one callable, or None."""
     if functions is None:
         return ()
-    return tuple(functions) if isinstance(functions, (list, tuple)) else (functions,)
+    listed = isinstance(functions, Iterable) and (isinstance(functions, list) or not callable(functions))
+    return tuple(functions) if listed else (functions,)
 
 
 def hooks_of(
@@ -151,7 +151,7 @@ def chat_request(
 ) -> ChatRequest:
     """A chat; `options` as in shared_options."""
     return ChatRequest(
-        messages=messages,
+        messages=usable_messages(messages),
         template=template,
         tools=tools,
         tool_choice=tool_choice_of(tool_choice),

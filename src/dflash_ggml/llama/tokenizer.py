@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from ..files.gguf import GGUFFile
-from ..text.tokenizer import Tokenizer
+from .model import LlamaModel
 
 
-class HasVocabulary(Protocol):
+class HasModel(Protocol):
     """What a LlamaTokenizer needs of a Llama."""
 
-    _engine_tokenizer: Tokenizer
+    _model: LlamaModel
 
 
 class BaseLlamaTokenizer(ABC):
@@ -35,24 +33,18 @@ class BaseLlamaTokenizer(ABC):
 class LlamaTokenizer(BaseLlamaTokenizer):
     """The model's own tokenizer."""
 
-    def __init__(self, llama: HasVocabulary) -> None:
-        self._tokenizer = llama._engine_tokenizer
+    def __init__(self, llama: HasModel) -> None:
+        self._model = llama._model
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
-        """Ids of UTF-8 text (invalid bytes are dropped); BOS only if the model wants one."""
-        tokenizer = self._tokenizer
-        bos = tokenizer.bos_ids if add_bos else []
-        return bos + tokenizer.encode(text.decode("utf-8", "ignore"), special=special)
+        """Ids of UTF-8 text, each byte that is none read as U+FFFD; BOS only if the model wants one."""
+        return self._model.tokenize(text, add_bos, special)
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
         """Bytes of ids; control tokens are left out unless special. Byte-level pieces do not depend on prev_tokens."""
-        tokenizer = self._tokenizer
-        known = (
-            int(t) for t in tokens if special or t >= tokenizer.n_vocab or not tokenizer.is_control(int(t))
-        )
-        return b"".join(tokenizer.piece(t) for t in known)
+        return self._model.detokenize(tokens, special)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
         """Ids of text."""
@@ -65,8 +57,7 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     @classmethod
     def from_ggml_file(cls, path: str) -> LlamaTokenizer:
         """The tokenizer of a model file, without its weights."""
-        with GGUFFile(Path(path)) as file:
-            return cls(SimpleNamespace(_engine_tokenizer=Tokenizer.from_gguf(file)))
+        return cls(SimpleNamespace(_model=LlamaModel(path_model=path)))
 
 
 class LlamaHFTokenizer(BaseLlamaTokenizer):

@@ -68,7 +68,10 @@ class Generation:
         # a grammar says itself when the answer may end
         grammars: list[Processor] = [grammar] if grammar is not None else self._unending()
         self._sampler = Sampler(
-            options.sampling, self.engine.n_vocab, [*first, *hooks.logits_processor, *grammars]
+            options.sampling,
+            self.engine.n_vocab,
+            [*first, *hooks.logits_processor, *grammars],
+            n_exempt=0 if options.penalize_prompt else len(ids),
         )
         self._text = np.empty(self.engine.n_ctx + 1, np.int32)  # prompt and output, for stopping criteria
         self._text[: len(ids)] = ids

@@ -161,6 +161,10 @@ class Tokenizer:
         """The id of the token stored as `text`, e.g. `<think>`; None when there is none."""
         return self._ids.get(text)
 
+    def kind(self, token: int) -> int:
+        """The token's type, 1 normal to 6 byte, as in GGUF."""
+        return self._types[token]
+
     def is_control(self, token: int) -> bool:
         """True for tokens that carry structure, not text; they are decoded only on request."""
         return self._types[token] in (CONTROL, UNKNOWN)

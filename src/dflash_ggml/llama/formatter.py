@@ -1,0 +1,195 @@
+"""Chat formatters as llama-cpp-python has them: messages in, a prompt and its stop strings out; and handlers made of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..errors import ConfigError
+from ..text.template import ChatTemplate, content_text
+from .state import StoppingCriteriaList
+from .template_handler import TemplateHandler, listed
+
+# the template of a prompt that a formatter has made already: `prompt` comes in as a keyword of the template
+FORMATTED = "{{ formatted_prompt }}"
+
+
+@dataclass
+class ChatFormatterResponse:
+    """What a formatter gives: the prompt, strings that end the answer, criteria, and whether BOS is already in the prompt."""
+
+    prompt: str
+    stop: str | list[str] | None = None
+    stopping_criteria: StoppingCriteriaList | None = None
+    added_special: bool = False
+
+
+class ChatFormatter(Protocol):
+    """Makes a prompt of messages."""
+
+    def __call__(self, *, messages: Any, **kwargs: Any) -> ChatFormatterResponse: ...
+
+
+def plain_rows(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with plain texts and the roles that every format has."""
+    rows = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ConfigError(f"messages[{i}]: expected an object with role and content")
+        role = {"developer": "system", "tool": "tool", "function": "tool"}.get(str(message.get("role")))
+        role = role or (message["role"] if message.get("role") in ("system", "assistant") else "user")
+        text = content_text(message.get("content"), f"messages[{i}].content")
+        rows.append({**message, "role": role, "content": text})
+    return rows
+
+
+class Jinja2ChatFormatter:
+    """Renders a chat template. eos_token ends the answer; stop_token_ids: tokens that do, too."""
+
+    def __init__(
+        self,
+        template: str,
+        eos_token: str,
+        bos_token: str,
+        add_generation_prompt: bool = True,
+        stop_token_ids: list[int] | None = None,
+    ) -> None:
+        self.template = template
+        self.eos_token = eos_token
+        self.bos_token = bos_token
+        self.add_generation_prompt = add_generation_prompt
+        self.stop_token_ids = None if stop_token_ids is None else set(stop_token_ids)
+        self._compiled = ChatTemplate(template, bos_token=bos_token, eos_token=eos_token)
+
+    def __call__(
+        self,
+        *,
+        messages: Any,
+        functions: Any = None,
+        function_call: Any = None,
+        tools: Any = None,
+        tool_choice: Any = None,
+        **kwargs: Any,
+    ) -> ChatFormatterResponse:
+        """The prompt. Raises ConfigError with the template's own words when it refuses the conversation."""
+        named = {"functions": functions, "function_call": function_call, "tool_choice": tool_choice}
+        prompt = self._compiled.render(
+            messages,
+            tools=tools or (),
+            add_generation_prompt=self.add_generation_prompt,
+            **{**named, **kwargs},
+        )
+        ids = self.stop_token_ids
+        criteria = None if ids is None else StoppingCriteriaList([lambda tokens, row: int(tokens[-1]) in ids])
+        return ChatFormatterResponse(prompt, [self.eos_token], criteria, added_special=True)
+
+    def to_chat_handler(self) -> Callable[..., Any]:
+        """A handler that answers with this template."""
+        if type(self) is not Jinja2ChatFormatter or not self.add_generation_prompt or self.stop_token_ids:
+            return chat_formatter_to_chat_completion_handler(self)
+        tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        return TemplateHandler(self.template, stop=(self.eos_token,), variables=tokens)
+
+
+def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> Callable[..., Any]:
+    """A chat handler for Llama(chat_handler=...): the formatter makes the prompt, this package does the rest.
+
+    Tools that a formatter does not render are not described to the model.
+    """
+
+    def handler(*, llama: Any, messages: Any, **kwargs: Any) -> Any:
+        given = {name: kwargs.get(name) for name in ("functions", "function_call", "tools", "tool_choice")}
+        more = dict(kwargs.pop("chat_template_kwargs", None) or {})
+        made = chat_formatter(messages=messages, **given, **more)
+        tokenizer = llama._model.tokenizer
+        bos = "" if made.added_special else "".join(tokenizer.tokens[i] for i in tokenizer.bos_ids)
+        return llama._chat(
+            FORMATTED,
+            [{"role": "user", "content": ""}],  # the formatter has read them, however they look
+            stop=[*listed(kwargs.pop("stop", None)), *listed(made.stop)],
+            stopping_criteria=made.stopping_criteria,
+            chat_template_kwargs={"formatted_prompt": bos + made.prompt},
+            **kwargs,
+        )
+
+    return handler
+
+
+def hf_tokenizer_config_to_chat_formatter(
+    tokenizer_config: dict[str, Any], add_generation_prompt: bool = True
+) -> ChatFormatter:
+    """A formatter from a tokenizer_config.json. Raises ConfigError if it lacks template or tokens.
+
+    A template that does not know of add_generation_prompt gets an empty message of the assistant at the end instead.
+    """
+    lacking = [
+        key
+        for key in ("chat_template", "bos_token", "eos_token")
+        if not isinstance(tokenizer_config.get(key), str)
+    ]
+    if lacking:
+        raise ConfigError(f"tokenizer_config: {lacking[0]!r} is missing or no text")
+    bos, eos = tokenizer_config["bos_token"], tokenizer_config["eos_token"]
+    source = tokenizer_config["chat_template"]
+    template = ChatTemplate(source, bos_token=bos, eos_token=eos)
+    empty_turn = add_generation_prompt and "add_generation_prompt" not in source
+
+    def format_tokenizer_config(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
+        rows = [*messages, {"role": "assistant", "content": ""}] if empty_turn else list(messages)
+        tools = kwargs.pop("tools", None) or ()
+        prompt = template.render(rows, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+        return ChatFormatterResponse(prompt, [eos, bos], added_special=True)
+
+    return format_tokenizer_config
+
+
+def hf_tokenizer_config_to_chat_completion_handler(
+    tokenizer_config: dict[str, Any], add_generation_prompt: bool = True
+) -> Callable[..., Any]:
+    """The same as a handler."""
+    return chat_formatter_to_chat_completion_handler(
+        hf_tokenizer_config_to_chat_formatter(tokenizer_config, add_generation_prompt)
+    )
+
+
+def hf_autotokenizer_to_chat_formatter(
+    pretrained_model_name_or_path: str | os.PathLike[str],
+) -> ChatFormatter:
+    """A formatter that asks a transformers tokenizer; needs the transformers package."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ImportError(
+            "hf_autotokenizer_to_chat_formatter needs transformers: pip install transformers"
+        ) from None
+    tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path)
+
+    def format_autotokenizer(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
+        kwargs.setdefault("add_generation_prompt", True)
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        return ChatFormatterResponse(str(prompt), tokenizer.eos_token, added_special=True)
+
+    return format_autotokenizer
+
+
+def hf_autotokenizer_to_chat_completion_handler(
+    pretrained_model_name_or_path: str | os.PathLike[str],
+) -> Callable[..., Any]:
+    """The same as a handler."""
+    return chat_formatter_to_chat_completion_handler(
+        hf_autotokenizer_to_chat_formatter(pretrained_model_name_or_path)
+    )
+
+
+__all__ = [
+    "ChatFormatter",
+    "ChatFormatterResponse",
+    "Jinja2ChatFormatter",
+    "chat_formatter_to_chat_completion_handler",
+    "hf_autotokenizer_to_chat_completion_handler",
+    "hf_autotokenizer_to_chat_formatter",
+    "hf_tokenizer_config_to_chat_completion_handler",
+    "hf_tokenizer_config_to_chat_formatter",
+]

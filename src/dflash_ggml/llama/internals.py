@@ -1,0 +1,107 @@
+"""What users import from llama-cpp-python's inner modules: `_internals`, `_utils`, `_logger`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import numpy as np
+
+from ..errors import ConfigError
+
+logger = logging.getLogger("llama-cpp-python")
+# ggml's levels of messages, none to debug and "goes on", in terms of logging
+GGML_LOG_LEVEL_TO_LOGGING_LEVEL = dict(
+    enumerate((logging.CRITICAL, logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG, logging.DEBUG))
+)
+
+# wrappers of libllama's objects that have nothing behind them here
+ABSENT = {
+    "LlamaSampler": "pass the sampling keywords to Llama's methods, or a logits_processor",
+    "CustomSampler": "pass a logits_processor",
+    "LlamaSamplingContext": "pass the sampling keywords to Llama's methods",
+    "LlamaTokenDataArray": "pass a logits_processor, which sees the whole row",
+}
+
+
+def set_verbose(verbose: bool) -> None:
+    """The level of llama-cpp-python's logger, to which this package writes nothing."""
+    logger.setLevel(logging.DEBUG if verbose else logging.ERROR)
+
+
+def normalize_embedding(embedding: Sequence[float]) -> Sequence[float]:
+    """A vector of length 1; a vector of zeros stays as it is."""
+    norm = float(np.linalg.norm(embedding))
+    return embedding if norm == 0 else [float(v) / norm for v in embedding]
+
+
+@dataclass
+class LlamaSamplingParams:
+    """Sampling options under llama.cpp's older names; nothing here reads them."""
+
+    n_prev: int = 64
+    n_probs: int = 0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    tfs_z: float = 1.0
+    typical_p: float = 1.0
+    temp: float = 0.8
+    penalty_last_n: int = 64
+    penalty_repeat: float = 1.0
+    penalty_freq: float = 0.0
+    penalty_present: float = 0.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    penalize_nl: bool = True
+    grammar: str = ""
+    cfg_negative_prompt: str = ""
+    cfg_scale: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+class suppress_stdout_stderr:
+    """A context in which nothing is printed; disable: one that changes nothing."""
+
+    def __init__(self, disable: bool = True) -> None:
+        self.disable = disable
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> suppress_stdout_stderr:
+        if not self.disable:
+            sink: TextIO = self._stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            self._stack.enter_context(contextlib.redirect_stdout(sink))
+            self._stack.enter_context(contextlib.redirect_stderr(sink))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+
+class MetaSingleton(type):
+    """The type of classes of which there is one object."""
+
+    _instances: dict[type, Any] = {}
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls not in cls._instances:
+            cls._instances[cls] = super().__call__(*args, **kwargs)
+        return cls._instances[cls]
+
+
+class Singleton(metaclass=MetaSingleton):
+    """A base for classes of which there is one object."""
+
+
+def absent(name: str, advice: str) -> type:
+    """A class that cannot be constructed, and says why."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise ConfigError(f"{name}: there is no libllama here; {advice}")
+
+    return type(name, (), {"__init__": refuse, "__doc__": "Cannot be constructed: there is no libllama."})

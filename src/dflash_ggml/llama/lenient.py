@@ -1,0 +1,65 @@
+"""What llama-cpp-python takes though it has no meaning: brought into range, and told in one warning per call."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..text.template import ROLES
+
+_SHARES = ("top_p", "min_p", "typical_p")
+_OTHER_NAMES = ("developer", "function")  # of roles that the templates' layer knows
+
+
+def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
+    """Sampler options as the sampler takes them: shares between 0 and 1, penalties above 0, a bias on known ids only."""
+    out, told = dict(options), []
+    for name in _SHARES:
+        value = out.get(name)
+        if isinstance(value, (int, float)) and not 0 <= value <= 1 and not math.isnan(value):
+            out[name] = min(max(value, 0.0), 1.0)
+            told.append(f"{name} {value} is taken as {out[name]:g}")
+    penalty = out.get("repeat_penalty")
+    if isinstance(penalty, (int, float)) and penalty <= 0:
+        out["repeat_penalty"] = 1.0
+        told.append(f"repeat_penalty {penalty} is no penalty, none is applied")
+    if out.get("mirostat_mode", 0) not in (0, 1, 2):
+        told.append(f"mirostat_mode {out['mirostat_mode']} is none of 0, 1, 2 and taken as 0")
+        out["mirostat_mode"] = 0
+    bias = {int(k): float(v) for k, v in (out.get("logit_bias") or {}).items()}
+    unknown = sorted(token for token in bias if not 0 <= token < n_vocab)
+    if unknown:
+        told.append(f"logit_bias {unknown[0]} is no token id below {n_vocab} and left out")
+    out["logit_bias"] = {token: value for token, value in bias.items() if 0 <= token < n_vocab}
+    _warn(told)
+    return out
+
+
+def usable_messages(messages: Any) -> Any:
+    """The conversation with roles that templates know, and at least one message; what is no list stays as it is."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        return messages
+    out, told = [], []
+    for i, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, Mapping) else "user"
+        if role not in (*ROLES, *_OTHER_NAMES):
+            told.append(f"messages[{i}].role {role!r} is read as 'user'")
+            message = {**message, "role": "user"}
+        out.append(message)
+    if not out:
+        told.append("messages is empty: an empty message of the user stands in")
+        out = [{"role": "user", "content": ""}]
+    _warn(told)
+    return out
+
+
+def _warn(told: Sequence[str]) -> None:
+    """One warning, shown at the line that called into this package."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("dflash_ggml."):
+        frame, level = frame.f_back, level + 1
+    if told:
+        warnings.warn("; ".join(told), stacklevel=level)

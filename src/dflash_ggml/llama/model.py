@@ -1,0 +1,195 @@
+"""`Llama._model`: what llama-cpp-python's inner object tells of a model, from the file's header and the tokenizer."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..files.gguf import GGUFFile
+from ..text.tokenizer import BYTE, CONTROL, END_TEXTS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Tokenizer
+from .constants import CONSTANTS
+from .handles import handle_for
+from .metadata import text_metadata
+
+_ATTRIBUTES = {
+    kind: CONSTANTS[f"LLAMA_TOKEN_ATTR_{name}"]
+    for kind, name in (
+        (NORMAL, "NORMAL"),
+        (UNKNOWN, "UNKNOWN"),
+        (CONTROL, "CONTROL"),
+        (USER_DEFINED, "USER_DEFINED"),
+        (UNUSED, "UNUSED"),
+        (BYTE, "BYTE"),
+    )
+}
+# special token -> texts by which it is known where the file does not declare it
+_KNOWN_TEXTS = {
+    "bos": ("<|endoftext|>",),  # no file of this family declares one, and some libraries cannot do without
+    "eot": END_TEXTS,
+    "fim_pre": ("<|fim_prefix|>",),
+    "fim_suf": ("<|fim_suffix|>",),
+    "fim_mid": ("<|fim_middle|>",),
+    "fim_pad": ("<|fim_pad|>",),
+    "fim_rep": ("<|repo_name|>",),
+    "fim_sep": ("<|file_sep|>",),
+}
+_DECLARED = {"pad": "padding", "cls": "bos"}  # the file's name of a special token where llama.h has another
+
+
+class LlamaModel:
+    """A model by its header: sizes, metadata, vocabulary. `model` and `vocab` are handles for the `llama_*` functions.
+
+    Opened with a path it reads the header alone, without weights. Raises ValueError for a missing file, ModelFileError.
+    """
+
+    def __init__(self, *, path_model: str, params: Any = None, verbose: bool = True) -> None:
+        if not os.path.exists(path_model):
+            raise ValueError(f"Model path does not exist: {path_model}")
+        from ..models.registry import read_target
+
+        with GGUFFile(Path(path_model)) as file:
+            self._fill(path_model, Tokenizer.from_gguf(file), read_target(file), file.metadata)
+        self.params, self.verbose = params, verbose
+
+    @classmethod
+    def of(cls, path: str, tokenizer: Tokenizer, target: Any, metadata: Mapping[str, Any]) -> LlamaModel:
+        """The model that an engine has opened."""
+        self = cls.__new__(cls)
+        self._fill(path, tokenizer, target, metadata)
+        self.params, self.verbose = None, False
+        return self
+
+    def _fill(self, path: str, tokenizer: Tokenizer, target: Any, metadata: Mapping[str, Any]) -> None:
+        self.path_model = path
+        self.tokenizer = tokenizer
+        self.target = target
+        self._texts = text_metadata(metadata)
+        self.model: int | None = handle_for(self)
+        self.vocab: int | None = self.model
+
+    def close(self) -> None:
+        """Forget the handles."""
+        self.model = self.vocab = None
+
+    # --- sizes
+
+    def vocab_type(self) -> int:
+        """Byte-level BPE, the only kind that is supported."""
+        return CONSTANTS["LLAMA_VOCAB_TYPE_BPE"]
+
+    def n_vocab(self) -> int:
+        return self.target.n_vocab
+
+    def n_ctx_train(self) -> int:
+        return self.target.n_ctx_train
+
+    def n_embd(self) -> int:
+        return self.target.n_embd
+
+    def n_layer(self) -> int:
+        return self.target.n_layers
+
+    def n_params(self) -> int:
+        """Number of weights of the tensors that are used."""
+        return sum(math.prod(shape) for shape in self.target.tensors().values())
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.path.getsize(self.path_model)
+
+    def rope_freq_scale_train(self) -> float:
+        return 1.0
+
+    def desc(self) -> str:
+        """Architecture and name."""
+        told = (self._texts.get(key) for key in ("general.architecture", "general.name"))
+        return " ".join(part for part in told if part)
+
+    def metadata(self) -> dict[str, str]:
+        """The file's metadata as texts."""
+        return dict(self._texts)
+
+    # --- vocabulary
+
+    def token_get_text(self, token: int) -> str:
+        """The token as it is stored; "" for padding ids."""
+        return self.tokenizer.tokens[token] if 0 <= token < self.tokenizer.n_vocab else ""
+
+    def token_get_score(self, token: int) -> float:
+        """0: byte-level BPE has ranks of merges instead."""
+        return 0.0
+
+    def token_get_attr(self, token: int) -> int:
+        """One of `LLAMA_TOKEN_ATTR_*`."""
+        known = 0 <= token < self.tokenizer.n_vocab
+        return _ATTRIBUTES.get(self.tokenizer.kind(token) if known else UNUSED, 0)
+
+    def special(self, name: str) -> int:
+        """Id of a special token by llama.h's name ("eot", "fim_pre", ...), -1 if there is none."""
+        declared = self.tokenizer.special_ids.get(_DECLARED.get(name, name))
+        if declared is not None:
+            return declared
+        found = (self.tokenizer.id_of(text) for text in _KNOWN_TEXTS.get(name, ()))
+        return next((i for i in found if i is not None), -1)
+
+    def token_bos(self) -> int:
+        return self.special("bos")
+
+    def token_eos(self) -> int:
+        return self.special("eos")
+
+    def token_cls(self) -> int:
+        return self.special("cls")
+
+    def token_sep(self) -> int:
+        return self.special("sep")
+
+    def token_eot(self) -> int:
+        return self.special("eot")
+
+    def token_nl(self) -> int:
+        return self.tokenizer.encode("\n")[-1]
+
+    def token_prefix(self) -> int:
+        return self.special("fim_pre")
+
+    def token_middle(self) -> int:
+        return self.special("fim_mid")
+
+    def token_suffix(self) -> int:
+        return self.special("fim_suf")
+
+    def add_bos_token(self) -> bool:
+        return self.tokenizer.add_bos
+
+    def add_eos_token(self) -> bool:
+        return False
+
+    # --- text
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of UTF-8 text, each byte that is none read as U+FFFD; BOS only if the model wants one."""
+        bos = self.tokenizer.bos_ids if add_bos else []
+        return bos + self.tokenizer.encode(lossy_text(text), special=special)
+
+    def token_to_piece(self, token: int, special: bool = False) -> bytes:
+        """Bytes of a token; nothing for a control token unless special, and for padding ids."""
+        tokenizer = self.tokenizer
+        hidden = not special and token < tokenizer.n_vocab and tokenizer.is_control(token)
+        return b"" if hidden else tokenizer.piece(token)
+
+    def detokenize(self, tokens: Iterable[int], special: bool = False) -> bytes:
+        """Bytes of ids; control tokens are left out unless special."""
+        return b"".join(self.token_to_piece(int(t), special) for t in tokens)
+
+
+def lossy_text(text: bytes) -> str:
+    """Text of UTF-8 bytes; every byte that is none becomes one U+FFFD, as in llama.cpp."""
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        return re.sub("[\udc80-\udcff]", "\ufffd", text.decode("utf-8", "surrogateescape"))

@@ -1,0 +1,259 @@
+"""Chat formats by name, formatters and handlers as llama-cpp-python's users make them. Toy engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.llama.chat_formats import FORMATS, FUNCTION_NAMES
+from dflash_ggml.llama.chat_handlers import (
+    VISION,
+    LlamaChatCompletionHandlerNotFoundException,
+    LlamaChatCompletionHandlerRegistry,
+    get_chat_completion_handler,
+    guess_chat_format_from_gguf_metadata,
+    register_chat_format,
+)
+from dflash_ggml.llama.formatter import (
+    ChatFormatterResponse,
+    Jinja2ChatFormatter,
+    chat_formatter_to_chat_completion_handler,
+    hf_tokenizer_config_to_chat_completion_handler,
+    hf_tokenizer_config_to_chat_formatter,
+)
+from reference.toy_llama import ToyLlama
+
+TALK = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "three"},
+]
+# what the models' makers published for TALK
+PUBLISHED = {
+    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
+    "<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n",
+    "llama-2": "[INST] <<SYS>>\nS\n<</SYS>>\n\none [/INST] two </s><s>[INST] three [/INST]",
+    "llama-3": "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+    "one<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\ntwo<|eot_id|><|start_header_id|>user"
+    "<|end_header_id|>\n\nthree<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    "mistral-instruct": "[INST] S\n\none [/INST]two</s>[INST] three [/INST]",
+    "gemma": "<start_of_turn>user\nS\n\none<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<start_of_turn>user\n"
+    "three<end_of_turn>\n<start_of_turn>model\n",
+    "zephyr": "<|system|>\nS</s>\n<|user|>\none</s>\n<|assistant|>\ntwo</s>\n<|user|>\nthree</s>\n<|assistant|>\n",
+    "vicuna": "S USER: one ASSISTANT: two</s>USER: three ASSISTANT:",
+    "alpaca": "S\n\n### Instruction:\none\n\n### Response:\ntwo\n\n### Instruction:\nthree\n\n### Response:\n",
+    "phind": "### System Prompt\nS\n\n### User Message\none\n\n### Assistant\ntwo\n\n### User Message\nthree\n\n"
+    "### Assistant\n",
+    "openchat": "S<|end_of_turn|>GPT4 Correct User: one<|end_of_turn|>GPT4 Correct Assistant: two<|end_of_turn|>"
+    "GPT4 Correct User: three<|end_of_turn|>GPT4 Correct Assistant:",
+    "saiga": "<s>system\nS</s><s>user\none</s><s>bot\ntwo</s><s>user\nthree</s><s>bot\n",
+}
+# all that llama-cpp-python 0.3.36 registers
+NAMES = """llama-2 llama-3 alpaca qwen vicuna oasst_llama baichuan-2 baichuan openbuddy redpajama-incite snoozy phind
+    intel open-orca mistrallite zephyr pygmalion chatml mistral-instruct chatglm3 openchat saiga gemma
+    functionary functionary-v1 functionary-v2 chatml-function-calling"""
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("toy") / "toy.gguf"
+    path.touch()
+    return str(path)
+
+
+def ask(llm: ToyLlama, reply: str, **options: Any) -> tuple[str, str]:
+    """(prompt, content) of an answer to TALK."""
+    llm.toy.replies = [reply]
+    seen: list[Any] = []
+
+    def watch(ids: Any, scores: Any) -> Any:
+        seen.append(ids.tolist())
+        return scores
+
+    out: Any = llm.create_chat_completion(
+        TALK, max_tokens=60, temperature=0, logits_processor=watch, **options
+    )
+    prompt = llm.detokenize(seen[0], special=True).decode()
+    return prompt, out["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_prompts(name: str) -> None:
+    assert FORMATS[name](messages=TALK).prompt == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_shows_each_message_once_and_opens_the_answer(name: str) -> None:
+    form = FORMATS[name]
+    made = form(messages=TALK)
+    places = [made.prompt.index(text) for text in ("S", "one", "two", "three")]
+    assert places == sorted(places) and made.prompt.endswith(form.opening)
+    assert FUNCTION_NAMES[{"vicuna": "format"}.get(name, "format_" + _snake(name))] is form
+    odd = [
+        {"role": "user", "content": [{"type": "text", "text": "one"}]},
+        {"role": "narrator", "content": "x"},
+    ]
+    assert form(messages=odd).prompt.count("one") == 1 and made.stop == list(form.stop)
+
+
+def _snake(name: str) -> str:
+    known = {"llama-2": "llama2", "llama-3": "llama3", "baichuan-2": "baichuan2"}
+    return known.get(name, name.replace("-", "_"))
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+@pytest.mark.filterwarnings("ignore:chat_format")
+def test_every_name_answers(model_path: str, name: str) -> None:
+    llm = ToyLlama(model_path, chat_format=name)
+    prompt, content = ask(llm, "fine")
+    assert content == "fine" and prompt.count("three") == 1
+    if name in PUBLISHED:
+        assert prompt == PUBLISHED[name]
+
+
+def test_the_formats_stop_at_their_own_marks(model_path: str) -> None:
+    _, content = ask(ToyLlama(model_path, chat_format="zephyr"), "good</s>\n<|user|>\nmore", stop="X")
+    assert content == "good"
+    _, content = ask(ToyLlama(model_path, chat_format="zephyr"), "gXood</s>", stop="X")
+    assert content == "g"
+
+
+def test_functionary_speaks_the_models_own_tool_calls_and_says_so(model_path: str) -> None:
+    llm = ToyLlama(model_path, chat_format="functionary-v2")
+    with pytest.warns(UserWarning, match="functionary-v2.*the model's own template") as said:
+        prompt, _ = ask(llm, "fine")
+    assert len(said) == 1 and prompt == ask(ToyLlama(model_path), "fine")[0]
+
+
+def test_function_calling_without_a_template_for_tools(model_path: str) -> None:
+    llm = ToyLlama(model_path, chat_format="chatml-function-calling", call_tags=False)
+    llm.toy.replies = ['<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>']
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    out: Any = llm.create_chat_completion(TALK, tools=[tool], tool_choice="auto", temperature=0)
+    assert out["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
+
+
+# --- formatters
+
+
+def test_a_jinja_formatter_and_its_handler(model_path: str) -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}bot: {% endif %}"
+    )
+    formatter = Jinja2ChatFormatter(source, eos_token="<e>", bos_token="<b>")
+    made = formatter(messages=TALK[1:2], tools=[])
+    assert (made.prompt, made.stop, made.added_special) == ("<b>user: one<e>bot: ", ["<e>"], True)
+    assert made.stopping_criteria is None
+    llm = ToyLlama(model_path, chat_handler=formatter.to_chat_handler())
+    prompt, content = ask(llm, "well<e>more")
+    assert prompt == "<b>system: S<e>user: one<e>assistant: two<e>user: three<e>bot: " and content == "well"
+
+    stops = Jinja2ChatFormatter(source, "<e>", "<b>", add_generation_prompt=False, stop_token_ids=[ord("a")])
+    made = stops(messages=TALK[:1])
+    assert made.prompt == "<b>system: S<e>"
+    assert made.stopping_criteria is not None and made.stopping_criteria([1, ord("a")], None)  # type: ignore[arg-type]
+    prompt, content = ask(ToyLlama(model_path, chat_handler=stops.to_chat_handler()), "wape")
+    assert prompt.endswith("user: three<e>") and content == "wa"  # asked before the next token is taken
+
+    with pytest.raises(ConfigError, match="does not compile"):
+        Jinja2ChatFormatter("{% if %}", "", "")
+
+
+def test_a_formatter_of_ones_own(model_path: str) -> None:
+    @register_chat_format("shouting")
+    def shout(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
+        return ChatFormatterResponse(" ".join(m["content"].upper() for m in messages) + "?", stop="!")
+
+    try:
+        with pytest.raises(ValueError, match="already registered"):
+            register_chat_format("shouting")(shout)
+        llm = ToyLlama(model_path, chat_format="shouting")
+        assert ask(llm, "<think>\nso\n</think>\n\nYES! NO") == ("S ONE TWO THREE?", "YES")
+        llm.toy.replies = ["YES! NO"]
+        chunks: Any = llm.create_chat_completion(TALK, stream=True, temperature=0)
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "YES"
+    finally:
+        LlamaChatCompletionHandlerRegistry().unregister_chat_handler("shouting")
+    with pytest.raises(LlamaChatCompletionHandlerNotFoundException, match="Invalid chat handler: shouting"):
+        get_chat_completion_handler("shouting")
+
+
+def test_a_formatter_may_read_messages_that_nobody_else_can(model_path: str) -> None:
+    def odd(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
+        return ChatFormatterResponse("|".join(m["parts"][0]["v"] for m in messages))
+
+    llm = ToyLlama(model_path, chat_handler=chat_formatter_to_chat_completion_handler(odd))
+    llm.toy.replies = ["ok"]
+    out: Any = llm.create_chat_completion([{"who": "me", "parts": [{"v": "hi"}]}], temperature=0)
+    assert out["choices"][0]["message"]["content"] == "ok" and out["usage"]["prompt_tokens"] == 2
+
+
+def test_a_formatter_from_a_tokenizer_config(model_path: str) -> None:
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    config = {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
+    made = hf_tokenizer_config_to_chat_formatter(config)(messages=TALK[1:2])
+    assert (made.prompt, made.stop) == ("<s>[user]one[assistant]", ["</s>", "<s>"])
+    knows = {**config, "chat_template": template + "{% if add_generation_prompt %}[bot]{% endif %}"}
+    assert hf_tokenizer_config_to_chat_formatter(knows)(messages=TALK[1:2]).prompt == "<s>[user]one[bot]"
+    without = hf_tokenizer_config_to_chat_formatter(knows, add_generation_prompt=False)
+    assert without(messages=TALK[1:2]).prompt == "<s>[user]one"
+    llm = ToyLlama(model_path, chat_handler=hf_tokenizer_config_to_chat_completion_handler(knows))
+    assert ask(llm, "a</s>b")[1] == "a"
+    with pytest.raises(ConfigError, match="tokenizer_config: 'eos_token' is missing"):
+        hf_tokenizer_config_to_chat_formatter({"chat_template": "x", "bos_token": ""})
+
+
+def test_guessing_a_format() -> None:
+    known = {"tokenizer.chat_template": FORMATS["zephyr"].template}
+    assert guess_chat_format_from_gguf_metadata(known) == "zephyr"
+    assert guess_chat_format_from_gguf_metadata({"tokenizer.chat_template": "{{ x }}"}) is None
+    assert guess_chat_format_from_gguf_metadata({}) is None
+
+
+def test_the_registry() -> None:
+    registry, handler = LlamaChatCompletionHandlerRegistry(), lambda **kwargs: {}
+    registry.register_chat_completion_handler("mine", handler)
+    try:
+        assert LlamaChatCompletionHandlerRegistry().get_chat_completion_handler_by_name("mine") is handler
+        with pytest.raises(ValueError, match="overwrite=True"):
+            registry.register_chat_completion_handler("mine", handler)
+        registry.register_chat_completion_handler("mine", handler, overwrite=True)
+    finally:
+        registry.unregister_chat_handler("mine")
+    with pytest.raises(ValueError, match="no chat handler named 'mine'"):
+        registry.unregister_chat_handler("mine")
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_handlers_for_pictures_say_what_is_not_there(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no image encoder here"):
+        VISION[name](clip_model_path="mmproj.gguf")
+    with pytest.raises(ConfigError, match="there is no image encoder here"):
+        VISION[name].from_pretrained(repo_id="x", filename="*mmproj*")  # type: ignore[attr-defined]
+
+
+# --- conversations that others would refuse
+
+
+def test_unknown_roles_and_empty_conversations(model_path: str) -> None:
+    llm = ToyLlama(model_path)
+    llm.toy.replies = ["a", "b"]
+    with pytest.warns(UserWarning, match=r"messages\[0\].role 'narrator' is read as 'user'") as said:
+        out: Any = llm.create_chat_completion([{"role": "narrator", "content": "x"}], temperature=0)
+    assert len(said) == 1 and said[0].filename == __file__ and out["choices"][0]["message"]["content"] == "a"
+    with pytest.warns(UserWarning, match="messages is empty"):
+        out = llm.create_chat_completion([], temperature=0)
+    assert out["choices"][0]["message"]["content"] == "b"
+    with pytest.raises(ConfigError, match="expected a non-empty list"):
+        llm.create_chat_completion("hello")  # type: ignore[arg-type]
+
+
+def test_the_fallback_without_a_template_is_chatml(model_path: str) -> None:
+    llm = ToyLlama(model_path, toy_template="")
+    del llm.metadata["tokenizer.chat_template"], llm._chat_handlers["chat_template.default"]
+    llm.chat_format = "chatml"
+    assert ask(llm, "fine")[0] == PUBLISHED["chatml"]
