@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,28 @@ def test_only_the_end_is_allowed_when_the_grammar_is_done() -> None:
     processor = COMPILER.processor(GrammarSpec("regex", "ab"), 3)
     assert texts(allowed(processor, TOKENIZER.encode("a"))) == {"b"}
     assert allowed(processor, TOKENIZER.encode("ab")) == TOKENIZER.eog_ids
+
+
+def test_a_library_that_knows_of_one_end_only() -> None:
+    """As older versions, to which guidance is pinned."""
+    compiler = GrammarCompiler(TOKENIZER, N_VOCAB)
+    library, asked = compiler._library, []
+
+    class Older:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(library, name)
+
+        def LLTokenizer(self, *arguments: Any, eos_token: Any, **more: Any) -> Any:
+            asked.append(eos_token)
+            if isinstance(eos_token, list):
+                raise TypeError("argument 'eos_token': 'list' object cannot be interpreted as an integer")
+            return library.LLTokenizer(*arguments, eos_token=eos_token, **more)
+
+    compiler._library = Older()
+    processor = compiler.processor(GrammarSpec("regex", "ab"), len(PROMPT))
+    assert asked == [sorted(TOKENIZER.eog_ids), TOKENIZER.eos_id]
+    assert texts(allowed(processor, [])) == {"a"}
+    assert allowed(processor, TOKENIZER.encode("ab")) == {TOKENIZER.eos_id}
 
 
 @settings(max_examples=30, deadline=None)

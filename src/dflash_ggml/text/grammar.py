@@ -142,12 +142,14 @@ class GrammarCompiler:
     def _tokens(self) -> LLTokenizer:
         with self._lock:
             if self._vocabulary is None:
-                lib = self._library
-                self._vocabulary = lib.LLTokenizer(
-                    lib.TokenizerWrapper(_Vocabulary(self.tokenizer)),
-                    n_vocab=self.n_vocab,
-                    eos_token=sorted(self.tokenizer.eog_ids),
-                )
+                lib, known = self._library, _Vocabulary(self.tokenizer)
+                wrapper, ends = lib.TokenizerWrapper(known), sorted(self.tokenizer.eog_ids)
+                try:
+                    self._vocabulary = lib.LLTokenizer(wrapper, n_vocab=self.n_vocab, eos_token=ends)
+                except TypeError:  # older versions, to which guidance is pinned, take one
+                    self._vocabulary = lib.LLTokenizer(
+                        wrapper, n_vocab=self.n_vocab, eos_token=known.eos_token_id
+                    )
             return self._vocabulary
 
 
