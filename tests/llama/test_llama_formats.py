@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dflash_ggml.errors import ConfigError
+from dflash_ggml.llama import chat_from_text
 from dflash_ggml.llama.chat_formats import FORMATS, FUNCTION_NAMES
 from dflash_ggml.llama.chat_handlers import (
     VISION,
@@ -23,6 +25,8 @@ from dflash_ggml.llama.formatter import (
     hf_tokenizer_config_to_chat_completion_handler,
     hf_tokenizer_config_to_chat_formatter,
 )
+from dflash_ggml.text.grammar import GrammarCompiler
+from reference.fake_engine import byte_vocabulary
 from reference.toy_llama import ToyLlama
 
 TALK = [
@@ -205,6 +209,64 @@ def test_a_formatter_from_a_tokenizer_config(model_path: str) -> None:
     assert ask(llm, "a</s>b")[1] == "a"
     with pytest.raises(ConfigError, match="tokenizer_config: 'eos_token' is missing"):
         hf_tokenizer_config_to_chat_formatter({"chat_template": "x", "bos_token": ""})
+
+
+def test_a_handler_of_ones_own_over_a_text_completion(model_path: str) -> None:
+    """Written as those are that import llama-cpp-python's helpers."""
+    convert = chat_from_text.NAMES["_convert_completion_to_chat"]
+
+    def handler(*, llama: Any, messages: Any, stream: bool = False, **kwargs: Any) -> Any:
+        rows = chat_from_text.mapped_roles(messages, {"user": "U", "assistant": "A"})
+        prompt = chat_from_text.first_system_message(messages) + "".join(f"{r}:{t}" for r, t in rows)
+        grammar = chat_from_text.grammar_for_response_format({"type": "text"})
+        return convert(
+            llama.create_completion(prompt, stream=stream, logprobs=1, grammar=grammar, max_tokens=9),
+            stream=stream,
+        )
+
+    llm = ToyLlama(model_path, chat_handler=handler)
+    llm.toy.replies = ["well", "well"]
+    out: Any = llm.create_chat_completion(TALK)
+    assert (out["object"], out["usage"]["prompt_tokens"]) == (
+        "chat.completion",
+        len(llm.tokenize(b"SU:oneA:twoU:three")),
+    )
+    (choice,) = out["choices"]
+    assert "".join(e["token"] for e in choice["logprobs"]["content"]) == choice["message"]["content"] != ""
+    chunks: Any = list(llm.create_chat_completion(TALK, stream=True))
+    deltas = [c["choices"][0]["delta"] for c in chunks]
+    assert deltas[0] == {"role": "assistant"} and deltas[-1] == {}
+    assert chunks[-1]["choices"][0]["finish_reason"] and chunks[0]["object"] == "chat.completion.chunk"
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a": [1, -2.5e3, {}], "b": "x\\n\\u00e9"}', True),
+        ('{\n  "a": true,\n  "b": null\n}', True),
+        ("[]", True),
+        ('{"a":   1}', False),
+        ('{"a" 1}', False),
+        ("01", False),
+        ("123456789012345678", False),
+    ],
+)
+def test_json_as_gbnf(text: str, fits: bool) -> None:
+    pytest.importorskip("llguidance")
+    tokenizer = byte_vocabulary()
+    processor = GrammarCompiler(tokenizer, tokenizer.n_vocab).processor(
+        chat_from_text.grammar_for_json().spec, 0
+    )
+    ids, row = tokenizer.encode(text), np.zeros(tokenizer.n_vocab, np.float32)
+    rows = [processor(np.array(ids[:i], np.int32), row) for i in range(len(ids) + 1)] if fits else []
+    assert all(np.isfinite(rows[i][ids[i]]) for i in range(len(rows) - 1))
+    if fits:
+        assert np.isfinite(rows[-1][list(tokenizer.eog_ids)]).any()
+        return
+    for i in range(len(ids)):
+        if not np.isfinite(processor(np.array(ids[:i], np.int32), row)[ids[i]]):
+            return
+    raise AssertionError(f"{text} was let through")
 
 
 def test_guessing_a_format() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..text import grammar
 from . import cache as llama_cache
-from . import chat_formats, chat_handlers, formatter, functions, internals, llama
+from . import chat_formats, chat_from_text, chat_handlers, formatter, functions, internals, llama
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
 from . import types as llama_types
@@ -39,7 +39,12 @@ _STATE = _of(
 )
 _CACHE = _of(llama_cache, "BaseLlamaCache LlamaCache LlamaRAMCache LlamaDiskCache")
 _TOKENIZER = _of(llama_tokenizer, "BaseLlamaTokenizer LlamaTokenizer LlamaHFTokenizer")
-_GRAMMAR = {"LlamaGrammar": grammar.LlamaGrammar}
+_GRAMMAR = {
+    "LlamaGrammar": grammar.LlamaGrammar,
+    "LLAMA_GRAMMAR_DEFAULT_ROOT": "root",
+    "JSON_GBNF": chat_from_text.JSON_GBNF,
+    "JSON_ARR_GBNF": chat_from_text.JSON_ARR_GBNF,
+}
 _SPECULATIVE = {
     "LlamaDraftModel": LlamaDraftModel,
     "LlamaPromptLookupDecoding": LlamaPromptLookupDecoding,
@@ -65,6 +70,7 @@ _CHAT = {
         "LlamaChatCompletionHandlerNotFoundException LlamaChatCompletionHandlerRegistry get_chat_completion_handler "
         "guess_chat_format_from_gguf_metadata register_chat_completion_handler register_chat_format",
     ),
+    **chat_from_text.NAMES,
     **chat_handlers.VISION,
     **chat_formats.FUNCTION_NAMES,
     "LlamaChatCompletionHandler": chat_handlers.ChatHandler,
@@ -108,7 +114,7 @@ def install() -> ModuleType:
         raise ConfigError(
             "llama_cpp is already imported: call dflash_ggml.compat.install() before anything imports it"
         )
-    public = {"Llama": llama.Llama, **_GRAMMAR, **_STATE, **_CACHE, **_TOKENIZER}
+    public = {"Llama": llama.Llama, "LlamaGrammar": grammar.LlamaGrammar, **_STATE, **_CACHE, **_TOKENIZER}
     parts = {
         "llama": {**public, **_TYPES, "LlamaDraftModel": LlamaDraftModel},
         "llama_grammar": _GRAMMAR,
@@ -137,6 +143,8 @@ def install() -> ModuleType:
         module = _module(f"llama_cpp.{name}", content, package=False)
         sys.modules[module.__name__] = module
         setattr(package, name, module)
+    for name in ("llama", "llama_cpp", "llama_types", "llama_grammar"):  # as its handlers see them
+        sys.modules["llama_cpp.llama_chat_format"].__dict__[name] = sys.modules[f"llama_cpp.{name}"]
     package.__dict__["internals"] = sys.modules["llama_cpp._internals"]
     sys.meta_path.insert(0, _finder)
     return package

@@ -8,10 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..text.template import ROLES
-
 _SHARES = ("top_p", "min_p", "typical_p")
-_OTHER_NAMES = ("developer", "function")  # of roles that the templates' layer knows
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def usable_messages(messages: Any) -> Any:
     out, told = [], []
     for i, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else "user"
-        if role not in (*ROLES, *_OTHER_NAMES):
+        if role not in _ROLES:
             told.append(f"messages[{i}].role {role!r} is read as 'user'")
             message = {**message, "role": "user"}
         out.append(message)

@@ -19,15 +19,11 @@ from ..errors import ConfigError
 from .roles import Renders, probe
 
 ToolFormat = Literal["xml", "json"]
-<<<<<<< HEAD
 _ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}")  # templates write it into the prompt, so no marks can be in it
 CHATML = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
 )
-=======
-ROLES = ("system", "user", "assistant", "tool")
->>>>>>> fa03ebe (llama: penalties count what is generated, as in llama-cpp-python, and values out of its range are told instead of refused)
 
 # Never survives tokenisation of real text; cut off before it is seen. A template that trims takes its blank away.
 _CONTINUE_MARK = "\x00continue\x00 "
