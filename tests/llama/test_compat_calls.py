@@ -209,3 +209,50 @@ def test_as_llm_gguf_does(facade: Any, llm: ToyLlama) -> None:
     talk: Any = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
     chunks: Any = other.create_chat_completion(messages=talk, stream=True)
     assert "".join(c["choices"][0].get("delta", {}).get("content") or "" for c in chunks)
+
+
+# --- llama_cpp.server
+
+
+def test_the_servers_app(facade: Any, demo_target: Path) -> None:
+    testclient = pytest.importorskip("starlette.testclient")
+    pytest.importorskip("uvicorn")
+    from llama_cpp.server.app import Settings, create_app
+
+    settings = Settings(
+        model=str(demo_target),
+        model_alias="demo",
+        n_ctx=256,
+        n_threads=1,
+        api_key="k",
+        draft_model="prompt-lookup-decoding",
+        chat_format="llama-2",
+        interrupt_requests=True,
+    )
+    assert (settings.host, settings.port, settings.n_ctx) == ("localhost", 8000, 256)
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+    with testclient.TestClient(create_app(settings=settings)) as client:
+        while client.get("/health").status_code == 503:
+            pass
+        assert client.post("/v1/chat/completions", json=asked).status_code == 401
+        client.headers["authorization"] = "Bearer k"
+        answer = client.post("/v1/chat/completions", json=asked).json()
+        assert answer["model"] == "demo" and answer["usage"]["completion_tokens"] == 3
+        prompt = len(client.post("/tokenize", json={"content": "[INST] hi [/INST]"}).json()["tokens"])
+        assert answer["usage"]["prompt_tokens"] == prompt
+
+
+def test_the_servers_settings(facade: Any) -> None:
+    pytest.importorskip("starlette")
+    from llama_cpp.server.app import create_app
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
+
+    with pytest.raises(ConfigError, match="expected settings"):
+        create_app()
+    with pytest.raises(ConfigError, match="not 'nope'"):
+        create_app(server_settings=ServerSettings(), model_settings=[ModelSettings("x", chat_format="nope")])
+    with pytest.warns(UserWarning, match="one model is served: a.gguf"):
+        create_app(
+            server_settings=ServerSettings(port=1),
+            model_settings=[ModelSettings("a.gguf"), ModelSettings("b.gguf")],
+        )

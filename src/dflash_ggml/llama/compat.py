@@ -22,6 +22,7 @@ from .constants import CONSTANTS
 from .context import LlamaBatch, LlamaContext
 from .distribution import DistributionFinder
 from .model import LlamaModel
+from .served import ModelSettings, ServerSettings, Settings, create_app
 from .speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 
 __all__ = ["VERSION", "LlamaDraftModel", "install", "uninstall"]
@@ -86,6 +87,7 @@ _CHAT = {
     "MIXTRAL_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["mistral-instruct"].template,
     "LLAMA3_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["llama-3"].template,
 }
+_SETTINGS = {"Settings": Settings, "ServerSettings": ServerSettings, "ModelSettings": ModelSettings}
 _C_NAMES = {**CONSTANTS, **functions.FUNCTIONS}
 _finder = DistributionFinder(VERSION)
 
@@ -127,6 +129,9 @@ def install() -> ModuleType:
         "_internals": _INTERNALS,
         "_utils": _UTILS,
         "_logger": _LOGGER,
+        "server": {},
+        "server.settings": _SETTINGS,
+        "server.app": {**_SETTINGS, "create_app": create_app},
     }
     top = {
         **_C_NAMES,
@@ -140,9 +145,10 @@ def install() -> ModuleType:
     package = _module("llama_cpp", top, package=True)
     sys.modules["llama_cpp"] = package
     for name, content in parts.items():
-        module = _module(f"llama_cpp.{name}", content, package=False)
+        module = _module(f"llama_cpp.{name}", content, package=name == "server")
         sys.modules[module.__name__] = module
-        setattr(package, name, module)
+        above, _, last = module.__name__.rpartition(".")
+        setattr(sys.modules[above], last, module)
     for name in ("llama", "llama_cpp", "llama_types", "llama_grammar"):  # as its handlers see them
         sys.modules["llama_cpp.llama_chat_format"].__dict__[name] = sys.modules[f"llama_cpp.{name}"]
     package.__dict__["internals"] = sys.modules["llama_cpp._internals"]
