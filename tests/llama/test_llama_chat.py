@@ -323,8 +323,8 @@ def test_results_go_back_to_the_model(llm: ToyLlama) -> None:
             {"tools": TOOLS, "tool_choice": {"function": {"name": "nope"}}},
             "Tool choice 'nope' not found in tools.",
         ),
-        ({"tool_choice": "required"}, "needs tools"),
-        ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice: 'perhaps'"),
+        ({"tools": TOOLS, "tool_choice": {"name": "weather"}}, "tool_choice: {'name': 'weather'}"),
+        ({"tools": TOOLS, "tool_choice": 3}, "tool_choice: 3"),
         ({"tools": [{"type": "mcp"}]}, r"tools\[0\]"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, "exclude each other"),
@@ -414,3 +414,27 @@ def test_openai_types(plain: ToyLlama) -> None:
     assert plain.create_chat_completion_openai_v1(HI).choices[0].message.content == "Hello"
     chunks = list(plain.create_chat_completion_openai_v1(HI, stream=True))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [], "tool_choice": NAMED}, "there are no tools"),
+        ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice 'perhaps' is none of .* taken as auto"),
+    ],
+)
+def test_choices_without_meaning_are_left_out_with_a_warning(
+    llm: ToyLlama, options: dict[str, Any], words: str
+) -> None:
+    llm.toy.replies = ["</think>\n\nfine"]
+    with pytest.warns(UserWarning, match=words) as said:
+        out: Any = llm.create_chat_completion(HI, temperature=0, **options)
+    assert len(said) == 1 and said[0].filename == __file__
+    assert out["choices"][0]["message"]["content"] == "fine"
+
+
+def test_any_is_required(llm: ToyLlama) -> None:
+    pytest.importorskip("llguidance")
+    out: Any = llm.create_chat_completion(HI, tools=[PING], tool_choice="any", enable_thinking=False)
+    assert out["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "ping"

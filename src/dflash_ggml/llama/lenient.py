@@ -54,6 +54,19 @@ def usable_messages(messages: Any) -> Any:
     return out
 
 
+def usable_choice(choice: Any, tools: Sequence[Any]) -> Any:
+    """A tool_choice that has something to choose from; what is no choice at all stays as it is."""
+    if choice == "any":  # some clients' word
+        choice = "required"
+    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+        _warn([f"tool_choice {choice!r} is none of auto, none, required and taken as auto"])
+        return "auto"
+    if not tools and choice not in (None, "auto", "none"):
+        _warn(["tool_choice asks for a call, but there are no tools: it is left out"])
+        return None
+    return choice
+
+
 def _warn(told: Sequence[str]) -> None:
     """One warning, shown at the line that called into this package."""
     frame, level = inspect.currentframe(), 1

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from ..session.hooks import Hooks
 from ..session.requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, ToolChoice
 from ..text.grammar import LlamaGrammar
-from .lenient import sampling_in_range, usable_messages
+from .lenient import sampling_in_range, usable_choice, usable_messages
 from .options import LLAMA_DEFAULT_SEED
 
 # of the sampler's options those that the methods take under the same name and pass on as they are
@@ -154,7 +154,7 @@ def chat_request(
         messages=usable_messages(messages),
         template=template,
         tools=tools,
-        tool_choice=tool_choice_of(tool_choice),
+        tool_choice=tool_choice_of(usable_choice(tool_choice, tools)),
         parallel_tool_calls=parallel_tool_calls,
         response_format=response_format,
         logprobs=(top_logprobs or 0) if logprobs else None,
