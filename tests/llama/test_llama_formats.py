@@ -314,6 +314,19 @@ def test_unknown_roles_and_empty_conversations(model_path: str) -> None:
         llm.create_chat_completion("hello")  # type: ignore[arg-type]
 
 
+def test_pictures_become_a_line_of_text(model_path: str) -> None:
+    llm = ToyLlama(model_path)
+    llm.toy.replies = ["a"]
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    talk: Any = [{"role": "user", "content": [{"type": "text", "text": "see "}, picture]}]
+    with pytest.warns(UserWarning, match=r"messages\[0\].content\[1\]: this model reads text only") as said:
+        out: Any = llm.create_chat_completion(talk, temperature=0)
+    assert len(said) == 1 and talk[0]["content"][1] is picture
+    text = "see [image left out: this model reads text only]"
+    same: Any = llm.create_chat_completion([{"role": "user", "content": text}], max_tokens=1)
+    assert out["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
+
+
 def test_the_fallback_without_a_template_is_chatml(model_path: str) -> None:
     llm = ToyLlama(model_path, toy_template="")
     del llm.metadata["tokenizer.chat_template"], llm._chat_handlers["chat_template.default"]

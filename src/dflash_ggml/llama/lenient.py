@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SHARES = ("top_p", "min_p", "typical_p")
+_LABELS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "file": "document"}
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -37,7 +38,7 @@ def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any
 
 
 def usable_messages(messages: Any) -> Any:
-    """The conversation with roles that templates know, and at least one message; what is no list stays as it is."""
+    """The conversation in text, with roles that templates know, and at least one message; what is no list stays as it is."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         return messages
     out, told = [], []
@@ -46,12 +47,27 @@ def usable_messages(messages: Any) -> Any:
         if role not in _ROLES:
             told.append(f"messages[{i}].role {role!r} is read as 'user'")
             message = {**message, "role": "user"}
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, (list, tuple)):
+            parts = [_readable(part) for part in content]
+            left_out = [k for k, part in enumerate(parts) if part is not content[k]]
+            if left_out:
+                told.append(f"messages[{i}].content[{left_out[0]}]: this model reads text only")
+                message = {**message, "content": parts}
         out.append(message)
     if not out:
         told.append("messages is empty: an empty message of the user stands in")
         out = [{"role": "user", "content": ""}]
     _warn(told)
     return out
+
+
+def _readable(part: Any) -> Any:
+    """A part of a message's content; in place of one that is no text, a line that says what was left out."""
+    if not isinstance(part, Mapping) or isinstance(part.get("text"), str) or "type" not in part:
+        return part
+    label = _LABELS.get(str(part["type"]), part["type"])
+    return {"type": "text", "text": f"[{label} left out: this model reads text only]"}
 
 
 def usable_choice(choice: Any, tools: Sequence[Any]) -> Any:
