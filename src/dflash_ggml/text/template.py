@@ -20,10 +20,6 @@ from .roles import Renders, probe
 
 ToolFormat = Literal["xml", "json"]
 _ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}")  # templates write it into the prompt, so no marks can be in it
-CHATML = (
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
-)
 
 # Never survives tokenisation of real text; cut off before it is seen. A template that trims takes its blank away.
 _CONTINUE_MARK = "\x00continue\x00 "
