@@ -15,6 +15,7 @@ import pytest
 from dflash_ggml import compat
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama import types as llama_types
+from dflash_ggml.llama.context import LlamaContext
 from dflash_ggml.llama.functions import FUNCTIONS
 from dflash_ggml.llama.llama import Llama
 from dflash_ggml.llama.model import LlamaModel
@@ -119,14 +120,14 @@ def test_version_metadata(facade: Any) -> None:
 
 
 def test_inner_modules(facade: Any) -> None:
-    from llama_cpp._internals import LlamaSampler, LlamaSamplingParams, normalize_embedding
+    from llama_cpp._internals import CustomSampler, LlamaSamplingParams, normalize_embedding
     from llama_cpp._logger import logger, set_verbose
     from llama_cpp._utils import Singleton, suppress_stdout_stderr
 
     assert normalize_embedding([3.0, 4.0]) == [0.6, 0.8] and normalize_embedding([0.0]) == [0.0]
     assert LlamaSamplingParams().temp == 0.8
-    with pytest.raises(ConfigError, match="LlamaSampler: there is no libllama here"):
-        LlamaSampler()
+    with pytest.raises(ConfigError, match="CustomSampler: there is no libllama here"):
+        CustomSampler(lambda candidates: None)
     before = logger.level
     set_verbose(False)
     assert logger.level == 40 and facade.set_verbose is set_verbose
@@ -328,7 +329,7 @@ def test_decoding_gives_the_rows_of_eval(llm: ToyLlama) -> None:
 
 
 def test_what_a_batch_may_not_be(llm: ToyLlama, facade: Any) -> None:
-    from llama_cpp._internals import LlamaBatch, LlamaContext
+    from llama_cpp._internals import LlamaBatch
 
     batch = LlamaBatch(n_tokens=4, embd=0, n_seq_max=1)
     batch.set_batch([1, 2, 3], n_past=0, logits_all=False)
@@ -354,6 +355,97 @@ def test_what_a_batch_may_not_be(llm: ToyLlama, facade: Any) -> None:
     assert facade.llama_decode(llm.ctx, facade.llama_batch_get_one(ids, 2)) == 0 and llm.n_tokens == 5
     with pytest.raises(ConfigError, match="a context comes with its Llama"):
         LlamaContext(model=llm._model)
+
+
+# --- the inner classes, as scripts use them that go below Llama
+
+
+def test_a_loop_over_the_inner_classes(facade: Any, demo_target: Path) -> None:
+    internals = facade.internals
+    params = facade.llama_model_default_params()
+    params.load_mode = facade.LLAMA_LOAD_MODE_NONE
+    model = internals.LlamaModel(path_model=str(demo_target), params=params)
+    settings = facade.llama_context_default_params()
+    settings.n_ctx, settings.n_batch, settings.n_threads, settings.logits_all = 64, 16, 1, False
+    context = internals.LlamaContext(model=model, params=settings)
+    tokens = model.tokenize(b"def add(a, b):", add_bos=True, special=True)
+    batch = internals.LlamaBatch(n_tokens=16, embd=0, n_seq_max=1)
+    sampler = internals.LlamaSampler()
+    sampler.add_top_k(50)
+    sampler.add_top_p(0.9, 1)
+    sampler.add_greedy()
+    result, n_eval, step = list(tokens), 0, list(tokens)
+    for _ in range(4):
+        batch.set_batch(step, n_past=n_eval, logits_all=False)
+        context.decode(batch)
+        n_eval += len(step)
+        step = [sampler.sample(context, -1)]
+        result += step
+    with Llama(str(demo_target), draft_model=False, n_ctx=64, n_threads=1, verbose=False) as other:
+        text: Any = other("def add(a, b):", max_tokens=4, temperature=0)
+    assert model.detokenize(result[len(tokens) :], special=True).decode() == text["choices"][0]["text"]
+    assert context.n_ctx() == 64 and facade.llama_n_ctx(context.ctx) == 64
+    model.close()
+    assert context.ctx is None and model.model is None
+
+
+def test_the_sampler_chain(llm: ToyLlama, facade: Any) -> None:
+    from llama_cpp._internals import LlamaBatch, LlamaSampler
+
+    batch = LlamaBatch(n_tokens=4)
+    batch.set_batch([1, 2, 3], n_past=0, logits_all=True)
+    llm._ctx.decode(batch)
+    row = llm._ctx.row(-1)
+    order = np.argsort(-row)
+
+    def drawn(*steps: tuple[Any, ...], n: int = 6) -> list[int]:
+        sampler = LlamaSampler()
+        for name, *arguments in steps:
+            getattr(sampler, name)(*arguments)
+        return [sampler.sample(llm._ctx) for _ in range(n)]
+
+    assert drawn(("add_greedy",)) == [order[0]] * 6
+    assert drawn(("add_temp", 0.0)) == drawn(("add_top_k", 1), ("add_dist", 3)) == [order[0]] * 6
+    assert set(drawn(("add_top_k", 3), ("add_temp", 5.0), ("add_dist", 3), n=60)) == set(order[:3])
+    assert drawn(("add_temp", 2.0), ("add_dist", 7)) == drawn(("add_temp", 2.0), ("add_dist", 7))
+    lowered = drawn(("add_penalties", llm.n_vocab(), 64, 1.0, 1e6, 0.0), ("add_greedy",))
+    assert lowered == order[:6].tolist()  # what was drawn is out, what was decoded is not
+    assert drawn(("add_logit_bias", llm.n_vocab(), {5: 1e6}), ("add_greedy",), n=1) == [5]
+    assert (
+        len(drawn(("add_mirostat_v2", 4, 5.0, 0.1)))
+        == len(drawn(("add_typical", 0.5), ("add_min_p", 0.1)))
+        == 6
+    )
+
+    sampler = LlamaSampler()
+    sampler.add_dist(9)
+    sampler.add_softmax()
+    first = [sampler.sample(llm._ctx, 0) for _ in range(9)]
+    assert sampler.get_seed() == 9 and sampler.clone().get_seed() == 9
+    sampler.reset()
+    assert [sampler.sample(llm._ctx, 0) for _ in range(9)] == first
+    sampler.add_penalties(llm.n_vocab(), 64, 1.0, 1e6, 0.0)
+    sampler.add_greedy()
+    sampler.reset()
+    sampler.accept(int(order[0]))
+    assert sampler.sample(llm._ctx) == order[1]
+    with pytest.raises(AttributeError, match="LlamaSampler.add_dry: there is no such step"):
+        sampler.add_dry()
+
+
+def test_a_grammar_in_the_sampler_chain(llm: ToyLlama, facade: Any) -> None:
+    pytest.importorskip("llguidance")
+    sampler = facade.internals.LlamaSampler()
+    sampler.add_grammar(llm._model, facade.LlamaGrammar.from_string('root ::= "ab" [0-9]'))
+    sampler.add_dist(1)
+    batch = facade.internals.LlamaBatch(n_tokens=1)
+    batch.set_batch([1], n_past=0, logits_all=False)
+    llm._ctx.decode(batch)
+    text = llm.detokenize([sampler.sample(llm._ctx) for _ in range(3)])
+    assert text[:2] == b"ab" and text[2:].isdigit()
+    with pytest.raises(ConfigError, match="cannot be cloned"):
+        sampler.clone()
+    sampler.close()
 
 
 # --- drafters

@@ -163,7 +163,7 @@ class LlamaBase:
         return self._model.model
 
     @property
-    def ctx(self) -> int:
+    def ctx(self) -> int | None:
         """A handle of the context for `llama_cpp.llama_decode` and the like."""
         return self._ctx.ctx
 

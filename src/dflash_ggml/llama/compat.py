@@ -14,14 +14,24 @@ from typing import Any
 from ..errors import ConfigError
 from ..text import grammar
 from . import cache as llama_cache
-from . import chat_formats, chat_from_text, chat_handlers, formatter, functions, internals, llama
+from . import (
+    chat_formats,
+    chat_from_text,
+    chat_handlers,
+    formatter,
+    functions,
+    internals,
+    llama,
+    opened_context,
+)
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
 from . import types as llama_types
 from .constants import CONSTANTS
-from .context import LlamaBatch, LlamaContext
+from .context import LlamaBatch
 from .distribution import DistributionFinder
 from .model import LlamaModel
+from .sampler_chain import LlamaSampler
 from .served import ModelSettings, ServerSettings, Settings, create_app
 from .speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 
@@ -59,7 +69,8 @@ _UTILS = _of(internals, "suppress_stdout_stderr Singleton MetaSingleton")
 _LOGGER = _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL")
 _INTERNALS = {
     "LlamaModel": LlamaModel,
-    "LlamaContext": LlamaContext,
+    "LlamaContext": opened_context.OpenedContext,
+    "LlamaSampler": LlamaSampler,
     "LlamaBatch": LlamaBatch,
     **_of(internals, "LlamaSamplingParams normalize_embedding"),
     **{name: internals.absent(name, advice) for name, advice in internals.ABSENT.items()},
@@ -88,7 +99,7 @@ _CHAT = {
     "LLAMA3_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["llama-3"].template,
 }
 _SETTINGS = {"Settings": Settings, "ServerSettings": ServerSettings, "ModelSettings": ModelSettings}
-_C_NAMES = {**CONSTANTS, **functions.FUNCTIONS}
+_C_NAMES = {**CONSTANTS, **functions.FUNCTIONS, **opened_context.FUNCTIONS}
 _finder = DistributionFinder(VERSION)
 
 

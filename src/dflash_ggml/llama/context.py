@@ -69,8 +69,8 @@ class LlamaContext:
     """A context as llama.h sees it. `ctx` is a handle for the `llama_*` functions; made by a Llama only."""
 
     model: LlamaModel
-    ctx: int
-    memory: int
+    ctx: int | None
+    memory: int | None
     _llama: weakref.ref[Any]
     _rows: npt.NDArray[np.single]
     _row_of: dict[int, int]  # place in the last batch -> row
@@ -84,12 +84,15 @@ class LlamaContext:
     def of(cls, llama: Any) -> LlamaContext:
         """The context of a Llama, which it does not keep alive."""
         self = cls.__new__(cls)
+        self._bind(llama)
+        return self
+
+    def _bind(self, llama: Any) -> None:
         self._llama = weakref.ref(llama)
         self.model = llama._model
         self.ctx = self.memory = handle_for(self)
         self._rows = np.empty((0, llama._n_vocab), np.single)
         self._row_of = {}
-        return self
 
     @property
     def llama(self) -> HasContext:
@@ -147,14 +150,18 @@ class LlamaContext:
         """Pointer to the rows of the last batch, float [n wanted, n_vocab]; they live until the next one."""
         return self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
-    def get_logits_ith(self, i: int) -> Any:
-        """Pointer to the row of the i-th token of the last batch; below 0: of the wanted ones, from the end."""
+    def row(self, i: int) -> npt.NDArray[np.single]:
+        """Logits of the i-th token of the last batch, float32 [n_vocab]; below 0: of the wanted ones, from the end."""
         row = len(self._rows) + i if i < 0 else self._row_of.get(i, -1)
         if not 0 <= row < len(self._rows):
             raise ConfigError(
                 f"llama_get_logits_ith: no logits were asked for at place {i} of the last batch"
             )
-        return self._rows[row].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        return self._rows[row]
+
+    def get_logits_ith(self, i: int) -> Any:
+        """Pointer to `row`."""
+        return self.row(i).ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def reset_timings(self) -> None:
         """Nothing: timings come with every answer."""

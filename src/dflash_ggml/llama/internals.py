@@ -21,7 +21,6 @@ GGML_LOG_LEVEL_TO_LOGGING_LEVEL = dict(
 
 # wrappers of libllama's objects that have nothing behind them here
 ABSENT = {
-    "LlamaSampler": "pass the sampling keywords to Llama's methods, or a logits_processor",
     "CustomSampler": "pass a logits_processor",
     "LlamaSamplingContext": "pass the sampling keywords to Llama's methods",
     "LlamaTokenDataArray": "pass a logits_processor, which sees the whole row",

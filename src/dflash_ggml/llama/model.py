@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,12 @@ class LlamaModel:
         self._texts = text_metadata(metadata)
         self.model: int | None = handle_for(self)
         self.vocab: int | None = self.model
+        self.on_close: list[Callable[[], None]] = []
 
     def close(self) -> None:
-        """Forget the handles."""
+        """Forget the handles, and end the contexts made of it."""
+        while self.on_close:
+            self.on_close.pop()()
         self.model = self.vocab = None
 
     # --- sizes
