@@ -121,7 +121,14 @@ class LlamaContext:
         llama._requires_eval = True
         return True
 
-    def decode(self, batch: Any) -> int:
+    def decode(self, batch: Any) -> None:
+        """As evaluate. Raises RuntimeError where the context is full."""
+        if code := self.evaluate(batch):
+            raise RuntimeError(
+                f"llama_decode returned {code}: the batch does not fit a context of {self.n_ctx()} tokens"
+            )
+
+    def evaluate(self, batch: Any) -> int:
         """Evaluate a batch (llama_batch or LlamaBatch): one sequence, positions rising from one that is known.
 
         Each token whose logits are wanted costs a pass, the others share them. 0, or 1 where the context is full.

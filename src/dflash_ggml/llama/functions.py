@@ -157,8 +157,8 @@ def llama_batch_free(batch: llama_batch) -> None:
 
 
 def llama_decode(ctx: Any, batch: llama_batch) -> int:
-    """See LlamaContext.decode."""
-    return _context(ctx).decode(batch)
+    """See LlamaContext.evaluate."""
+    return _context(ctx).evaluate(batch)
 
 
 def llama_get_logits_ith(ctx: Any, i: int) -> Any:
