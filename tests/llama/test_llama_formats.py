@@ -301,11 +301,19 @@ def test_handlers_for_pictures_say_what_is_not_there(name: str) -> None:
 # --- conversations that others would refuse
 
 
-def test_unknown_roles_and_empty_conversations(model_path: str) -> None:
+@pytest.mark.filterwarnings("ignore:messages.* is read as")
+def test_unknown_roles_are_answered(model_path: str) -> None:
+    llm = ToyLlama(model_path, chat_format="llama-2")
+    llm.toy.replies = ["a"]
+    out: Any = llm.create_chat_completion([{"role": "narrator", "content": "x"}], temperature=0)
+    assert out["choices"][0]["message"]["content"] == "a"
+
+
+def test_odd_roles_and_empty_conversations(model_path: str) -> None:
     llm = ToyLlama(model_path)
     llm.toy.replies = ["a", "b"]
-    with pytest.warns(UserWarning, match=r"messages\[0\].role 'narrator' is read as 'user'") as said:
-        out: Any = llm.create_chat_completion([{"role": "narrator", "content": "x"}], temperature=0)
+    with pytest.warns(UserWarning, match=r"messages\[0\].role '<b>' is read as 'user'") as said:
+        out: Any = llm.create_chat_completion([{"role": "<b>", "content": "x"}], temperature=0)
     assert len(said) == 1 and said[0].filename == __file__ and out["choices"][0]["message"]["content"] == "a"
     with pytest.warns(UserWarning, match="messages is empty"):
         out = llm.create_chat_completion([], temperature=0)

@@ -210,7 +210,7 @@ class LlamaBase:
         return self._model.token_eos()
 
     def token_bos(self) -> int:
-        """Begin-of-sequence id, -1 if there is none."""
+        """Begin-of-sequence id; that of <|endoftext|> where the file declares none, -1 without either."""
         return self._model.token_bos()
 
     def token_nl(self) -> int:

@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import ConfigError
+from ..text.template import normalise_messages
+
 _SHARES = ("top_p", "min_p", "typical_p")
 _LABELS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "file": "document"}
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def usable_messages(messages: Any) -> Any:
     out, told = [], []
     for i, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else "user"
-        if role not in _ROLES:
+        if not _is_role(role):
             told.append(f"messages[{i}].role {role!r} is read as 'user'")
             message = {**message, "role": "user"}
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -60,6 +62,15 @@ def usable_messages(messages: Any) -> Any:
         out = [{"role": "user", "content": ""}]
     _warn(told)
     return out
+
+
+def _is_role(role: Any) -> bool:
+    """Whether the templates' layer takes this for a role."""
+    try:
+        normalise_messages([{"role": role, "content": ""}])
+    except ConfigError:
+        return False
+    return True
 
 
 def _readable(part: Any) -> Any:
