@@ -26,7 +26,7 @@ from dflash_ggml.llama.formatter import (
     hf_tokenizer_config_to_chat_formatter,
 )
 from dflash_ggml.text.grammar import GrammarCompiler
-from reference.fake_engine import byte_vocabulary
+from reference.fake_engine import TOOL_TEMPLATE, byte_vocabulary
 from reference.toy_llama import ToyLlama
 
 TALK = [
@@ -162,6 +162,14 @@ def test_a_jinja_formatter_and_its_handler(model_path: str) -> None:
     assert made.stopping_criteria is not None and made.stopping_criteria([1, ord("a")], None)  # type: ignore[arg-type]
     prompt, content = ask(ToyLlama(model_path, chat_handler=stops.to_chat_handler()), "wape")
     assert prompt.endswith("user: three<e>") and content == "wa"  # asked before the next token is taken
+
+    # as llama-cpp-python's own code makes them: the template itself is used, with its tools and its way of calling them
+    llm = ToyLlama(model_path)
+    usual = Jinja2ChatFormatter(TOOL_TEMPLATE, "<|im_end|>", "", stop_token_ids=[llm.token_eos()])
+    llm = ToyLlama(model_path, chat_handler=usual.to_chat_handler())
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    prompt, _ = ask(llm, "no</think>\n\nfine", tools=[tool])
+    assert prompt.startswith('<|im_start|>system\n{"type": "function"') and prompt.endswith("<think>\n")
 
     with pytest.raises(ConfigError, match="does not compile"):
         Jinja2ChatFormatter("{% if %}", "", "")

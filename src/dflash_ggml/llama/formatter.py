@@ -87,10 +87,18 @@ class Jinja2ChatFormatter:
 
     def to_chat_handler(self) -> Callable[..., Any]:
         """A handler that answers with this template."""
-        if type(self) is not Jinja2ChatFormatter or not self.add_generation_prompt or self.stop_token_ids:
-            return chat_formatter_to_chat_completion_handler(self)
+        formatted = chat_formatter_to_chat_completion_handler(self)
+        if type(self) is not Jinja2ChatFormatter or not self.add_generation_prompt:
+            return formatted
         tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
-        return TemplateHandler(self.template, stop=(self.eos_token,), variables=tokens)
+        native = TemplateHandler(self.template, stop=(self.eos_token,), variables=tokens)
+
+        def handler(*, llama: Any, messages: Any, **kwargs: Any) -> Any:
+            # tokens that end every answer need no watching
+            ends = (self.stop_token_ids or set()) <= llama._model.tokenizer.eog_ids
+            return (native if ends else formatted)(llama=llama, messages=messages, **kwargs)
+
+        return handler
 
 
 def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> Callable[..., Any]:
