@@ -256,3 +256,15 @@ def test_the_servers_settings(facade: Any) -> None:
             server_settings=ServerSettings(port=1),
             model_settings=[ModelSettings("a.gguf"), ModelSettings("b.gguf")],
         )
+
+
+def test_the_servers_app_samples_as_the_file_recommends(facade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = pytest.importorskip("dflash_ggml.server.app")
+    from dflash_ggml.llama import served
+
+    made: list[Any] = []
+    make_service = app.make_service
+    monkeypatch.setattr(served, "file_metadata", lambda path: {"general.sampling.temp": 0.25})
+    monkeypatch.setattr(app, "make_service", lambda *a, **k: (made.append(a[1]), make_service(*a, **k))[1])
+    served.create_app(served.Settings(model="a.gguf"))
+    assert made[0].sampling.temperature == 0.25 and made[0].names == ("a",)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ..cli.arguments import file_metadata
+from ..decode.recommended import recommended
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError
 from ..session.session import Session
@@ -65,8 +67,9 @@ def create_app(
     model, server = models[0], server_settings if server_settings is not None else settings
     keys = [key] if (key := getattr(server, "api_key", None)) else []
     names = (model.model_alias or Path(model.model).stem,)
-    service = make_service(_opener(model), Served(names=names, sampling=SamplingParams()), keys=keys)
-    return create(service)
+    options: dict[str, Any] = {**recommended(file_metadata(Path(model.model)))}
+    served = Served(names=names, sampling=SamplingParams(**options))
+    return create(make_service(_opener(model), served, keys=keys))
 
 
 def _opener(model: Any) -> Callable[[Any], Any]:
