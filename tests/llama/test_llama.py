@@ -79,14 +79,9 @@ def test_attributes_that_others_read(llm: ToyLlama) -> None:
     assert llm.chat_format == "chat_template.default" in llm._chat_handlers
     assert llm.input_ids.dtype == np.intc and len(llm.input_ids) == 1024 and llm._scores_buffer is None
     assert llm._is_hybrid and llm.cache is None and llm.last_n_tokens_size == 64
-<<<<<<< HEAD
-=======
-    with pytest.raises(RuntimeError):
-        llm.create_embedding("x")
     assert (llm.lora_path, llm.lora_base, llm.lora_scale, llm.numa) == (None, None, 1.0, False)
     assert (llm.tensor_split, llm.kv_overrides, llm.spm_infill) == (None, None, False)
     assert isinstance(llm.model, int) and isinstance(llm.ctx, int) and llm.model != llm.ctx
->>>>>>> fa03ebe (llama: penalties count what is generated, as in llama-cpp-python, and values out of its range are told instead of refused)
     with pytest.raises(AttributeError, match="no libllama"):
         llm._candidates  # noqa: B018
 

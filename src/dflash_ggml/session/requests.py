@@ -26,17 +26,12 @@ __all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec
 class GenerationOptions:
     """What completions and chats share.
 
-<<<<<<< HEAD
     max_tokens: None fills the context, 0 only takes the prompt in. logprobs: None for none, else how many alternatives
     per token (0 is allowed). mode and budget override the engine's speculation for this request. return_steps: a
     StepReport of every step. return_tokens: deltas name their tokens also without logprobs.
     min_tokens: the answer does not end of its own accord before; ignore_eos: it never does (a grammar still ends it).
     stop_token_ids: tokens that end it too, and are not shown.
-=======
-    max_tokens: None fills the context. logprobs: None for none, else how many alternatives per token (0 is allowed).
-    mode and budget override the engine's speculation for this request. return_steps: a StepReport of every step.
     penalize_prompt: penalties count the prompt too, not only what is generated.
->>>>>>> fa03ebe (llama: penalties count what is generated, as in llama-cpp-python, and values out of its range are told instead of refused)
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -47,14 +42,11 @@ class GenerationOptions:
     mode: Mode | None = None
     budget: int | None = None
     return_steps: bool = False
-<<<<<<< HEAD
     return_tokens: bool = False
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-=======
     penalize_prompt: bool = True
->>>>>>> fa03ebe (llama: penalties count what is generated, as in llama-cpp-python, and values out of its range are told instead of refused)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
