@@ -8,7 +8,7 @@ import pytest
 
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.text.roles import Renders, fit
-from dflash_ggml.text.template import CHATML, ChatTemplate, normalise_messages
+from dflash_ggml.text.template import ChatTemplate, normalise_messages
 
 # as the published Qwen3.5 template: system only first, a user's words somewhere, and none but four roles
 STRICT = (
@@ -30,6 +30,11 @@ ALTERNATING = (
 FORGETFUL = (
     "{%- for m in messages %}{% if m.role in ['user', 'assistant'] or loop.first %}"
     "[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+)
+
+CHATML = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{{ '\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{%- endif %}"
 )
 
 
