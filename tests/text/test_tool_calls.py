@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from dflash_ggml.text.chat_parser import ChatParser
 from dflash_ggml.text.deltas import ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, ToolCallEnd
+from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.stopping import StopStrings
+from dflash_ggml.text.tool_grammar import forced_call_grammar
 from dflash_ggml.text.tools import check_tools, coerce, parameter_types, standard_types
+from reference.fake_engine import byte_vocabulary
 
 WRITE = {
     "type": "object",
@@ -439,6 +442,38 @@ def test_any_value_survives_that_does_not_end_itself(value: str) -> None:
         return
     text = call("write", ("path", "p"), ("content", value))
     assert read(list(text)).arguments == [("write", {"path": "p", "content": value})]
+
+
+@pytest.mark.parametrize("form", ["xml", "json"])
+def test_what_a_forced_call_may_write_is_read_back(form: Any) -> None:
+    """Whatever the grammar of forced calls lets through is a call to the parser, with the value that was written."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra: grammar)")
+    vocabulary = byte_vocabulary()
+    compiler = GrammarCompiler(vocabulary, vocabulary.n_vocab)
+    schemas = {"write": SCHEMAS["write"]}
+    matcher = compiler.matcher(forced_call_grammar(schemas, form, several=True))
+    n_accepted = 0
+
+    def is_allowed(text: str) -> bool:
+        matcher.reset()
+        ids = vocabulary.encode(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(st.sampled_from((*FRAGMENTS, "</p", "<b>\n")), max_size=5).map("".join))
+    def check(value: str) -> None:
+        nonlocal n_accepted
+        arguments = {"path": "p", "content": value}
+        if form == "xml":
+            text = call("write", *arguments.items())
+        else:
+            text = f"<tool_call>\n{json.dumps({'name': 'write', 'arguments': arguments})}\n</tool_call>"
+        if is_allowed(f"{text}\n{text}"):
+            n_accepted += 1
+            assert read(list(f"{text}\n{text}")).arguments == [("write", arguments)] * 2
+
+    check()
+    assert n_accepted > 20
 
 
 @pytest.mark.parametrize("piece", ["</para<", "<function=", "</parameter>\n", "\n<parameter=path>", "<b>\n"])
