@@ -380,6 +380,17 @@ def test_reasoning_that_the_model_opens() -> None:
     assert (out.reasoning, out.text) == ("why <think>", "answer <think>b</think>")
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [{"required": True}, {"required": [["a"]], "properties": ["a"]}, {"properties": {"a": 1}, "type": 3}],
+)
+def test_a_schema_that_makes_no_sense_spoils_no_call(schema: dict[str, Any]) -> None:
+    parser = ChatParser(reasoning="closed", schemas={"odd": schema})
+    events = parser.feed(call("odd", ("a", "x\n<parameter=b>\ny"))) + parser.flush()
+    arguments = "".join(e.json for e in events if isinstance(e, ToolCallArgs))
+    assert json.loads(arguments) == {"a": "x\n<parameter=b>\ny"}
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_cut_call_keeps_what_there_was(cut: bool) -> None:
     """Every beginning of a call gives a beginning of its arguments, and no complete object before the call has ended."""

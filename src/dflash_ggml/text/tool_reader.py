@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .call_opening import (
@@ -192,13 +192,13 @@ class ToolCallReader:
             if ending is not None:
                 self._end_value(self._buf[start : ending.start()], start, late=True)
                 self._buf = self._buf[ending.start(1) :]
-                self._settle(self._parameters.get("properties") or {})
+                self._settle(self._lacking("properties"))
                 self._close_object()
                 self._state = self._after
                 return True
         end = len(self._buf) - partial_suffix(self._buf, _CLOSING)
         if self._late:
-            self._settle(())
+            self._settle(set())
             if not self._repeated:
                 self._emit_key(self._key)
                 self._emit_args('"' + _escape(self._buf[start:end]) if self._is_text(self._key) else "")
@@ -285,19 +285,26 @@ class ToolCallReader:
         if self._repeated:
             return
         sent = self._sent - start if self._streaming else -1
-        required = self._parameters.get("required") or ()
         late = late or bool(self._late)
         if not late and self._scan.odd is not None:
-            late = any(key in required and key not in self._keys for key in _KEY_LINE.findall(text))
+            late = not self._lacking("required").isdisjoint(_KEY_LINE.findall(text))
         if late:
             self._late.append((self._key, text, sent))
         else:
             self._send_value(self._key, text, sent)
         self._streaming = False
 
-    def _settle(self, wanted: Iterable[str]) -> None:
-        """Send what is late; lines `<parameter=key>` inside it begin the `wanted` keys that the call lacks."""
-        keys, late, self._late = {key for key in wanted if key not in self._keys}, self._late, []
+    def _lacking(self, keyword: str) -> set[str]:
+        """Names under this keyword of the tool's schema that the call has not given."""
+        names = self._parameters.get(keyword)
+        known = (
+            {name for name in names if isinstance(name, str)} if isinstance(names, (list, Mapping)) else set()
+        )
+        return known - set(self._keys)
+
+    def _settle(self, keys: set[str]) -> None:
+        """Send what is late; lines `<parameter=key>` inside it begin parameters of these `keys`."""
+        late, self._late = self._late, []
         for i, (key, text, sent) in enumerate(late):
             start = 0
             for match in (*_KEY_LINE.finditer(text), None):
@@ -328,7 +335,7 @@ class ToolCallReader:
         self._n_keys_sent += 1
 
     def _close_object(self) -> None:
-        self._settle(self._parameters.get("required") or ())
+        self._settle(self._lacking("required"))
         self._emit_args("}" if self._n_keys_sent else "{}")
         self._end_call()
 
