@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import ModelFileError
+from dflash_ggml.ggml.bindings import lib
 from dflash_ggml.ggml.device import BF16, F16, F32, Device, list_devices
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights, bf16_as_f16
+
+Q8_0 = lib.GGML_TYPE_Q8_0
 
 
 def bf16(values: np.ndarray) -> np.ndarray:
@@ -53,6 +56,34 @@ def test_mapped_and_copied_tensors_read_the_same(aligned):
     g.inputs["x"].array[:] = vector
     g.run()
     np.testing.assert_allclose(device.read(y), matrix @ vector, rtol=1e-5, atol=1e-5)
+    for thing in (g, workspace, weights, device):
+        thing.close()
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 8])
+@pytest.mark.parametrize("columns", [1, 16, 32, 189])
+def test_rows_of_few_blocks_multiply_right(blocks: int, columns: int):
+    """Results land where other values lay before, as they do in memory that graphs share."""
+    device = Device.cpu(1)
+    rng = np.random.default_rng(0)
+    k, rows = 32 * blocks, 64
+    quants = rng.integers(-127, 128, (rows, blocks, 32)).astype(np.int8)
+    scales = rng.uniform(0.01, 0.02, (rows, blocks, 1)).astype(np.float16)
+    data = np.concatenate([scales.view(np.int8), quants], 2).reshape(-1).view(np.uint8)
+    weights = Weights(device, {"w": Source(Q8_0, (k, rows), np.ascontiguousarray(data))}).fill()
+    g = Graph(device, 16)
+    x = g.input("x", F32, k, columns)
+    y = g.output(g.mul_mat(weights["w"], x))
+    workspace = Workspace(device)
+    g.place(workspace)
+    device.write(y, np.full((columns, rows), 1e30, np.float32))
+    values = rng.normal(size=(columns, k)).astype(np.float32)
+    g.inputs["x"].array[:] = values
+    g.run()
+    expected = values @ (quants * scales.astype(np.float32)).reshape(rows, k).T
+    np.testing.assert_allclose(
+        device.read(y).reshape(columns, rows), expected, atol=0.02 * np.abs(expected).max()
+    )
     for thing in (g, workspace, weights, device):
         thing.close()
 

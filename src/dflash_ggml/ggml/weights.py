@@ -63,7 +63,7 @@ class Weights(Mapping):
         for name, s in sources.items():
             is_matrix = len(s.shape) == 2 and s.shape[1] > 1 and name not in gathered and s.type != F32
             chosen = next(
-                (b for b in device.matmul_buffer_types() if is_matrix and _can_multiply(device, s, b)), plain
+                (b for b in device.matmul_buffer_types() if is_matrix and _suits(device, s, b)), plain
             )
             if is_matrix and chosen == plain and not _can_multiply(device, s, plain):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
@@ -149,6 +149,12 @@ class Weights(Mapping):
 def _is_aligned(data) -> bool:
     """Whether ggml may use the bytes where they lie; safetensors files promise no alignment."""
     return int(ffi.cast("uintptr_t", ffi.from_buffer(data))) % TENSOR_ALIGNMENT == 0
+
+
+def _suits(device: Device, s: Source, buffer_type) -> bool:
+    """Whether a matrix may lie in a layout made for products. Rows of one block may not: ggml's AMX kernels add what they sum over
+    them, from 32 columns on, to memory that nobody has cleared."""
+    return s.shape[0] > lib.ggml_blck_size(s.type) and _can_multiply(device, s, buffer_type)
 
 
 def _can_multiply(device: Device, s: Source, buffer_type) -> bool:
