@@ -152,8 +152,8 @@ def _is_aligned(data) -> bool:
 
 
 def _suits(device: Device, s: Source, buffer_type) -> bool:
-    """Whether a matrix may lie in a layout made for products. Rows of one block may not: ggml's AMX kernels add what they sum over
-    them, from 32 columns on, to memory that nobody has cleared."""
+    """Whether a matrix may lie in a layout made for products. Rows of one block may not: from 32 columns on, ggml's AMX kernels
+    add what they sum over them to memory that nobody has cleared."""
     return s.shape[0] > lib.ggml_blck_size(s.type) and _can_multiply(device, s, buffer_type)
 
 
