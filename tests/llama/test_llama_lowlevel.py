@@ -328,6 +328,26 @@ def test_decoding_gives_the_rows_of_eval(llm: ToyLlama) -> None:
     assert llm.sample(temp=0) == int(expected[7].argmax())
 
 
+def test_rows_of_a_long_text(llm: ToyLlama) -> None:
+    """More than are read in one pass."""
+    ids = llm.tokenize(b"0123456789" * 9)
+    places = [2, 33, 34, 35, 66, 70]
+    wanted = [i in places for i in range(len(ids))]
+    batch = c("llama_batch_init", len(ids), 0, 1)
+    batch.n_tokens = len(ids)
+    for i, token in enumerate(ids):
+        batch.token[i], batch.pos[i], batch.seq_id[i][0], batch.n_seq_id[i] = token, i, 0, 1
+        batch.logits[i] = wanted[i]
+    assert c("llama_decode", llm.ctx, batch) == 0 and llm._input_ids.tolist() == ids
+    whole = ToyLlama(llm.model_path, logits_all=True)
+    whole.eval(ids)
+    for i in places:
+        assert np.array_equal(llm._ctx.row(i), whole.scores[i])
+        llm.reset()
+        llm.eval(ids[: i + 1])
+        assert np.array_equal(llm.engine.logits, whole.scores[i])
+
+
 def test_what_a_batch_may_not_be(llm: ToyLlama, facade: Any) -> None:
     from llama_cpp._internals import LlamaBatch
 

@@ -131,7 +131,7 @@ class LlamaContext:
     def evaluate(self, batch: Any) -> int:
         """Evaluate a batch (llama_batch or LlamaBatch): one sequence, positions rising from one that is known.
 
-        Each token whose logits are wanted costs a pass, the others share them. 0, or 1 where the context is full.
+        0, or 1 where the context is full.
         Raises ConfigError for several sequences, embeddings or gaps.
         """
         batch = getattr(batch, "batch", batch)

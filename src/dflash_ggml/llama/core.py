@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..decode.sampling import Sampler, log_softmax
 from ..errors import ConfigError
 from ..session.prefix_cache import common_prefix
+from ..session.prompt_state import ROWS_AT_ONCE
 from ..session.row_keeper import RowKeeper
 from ..text.grammar import LlamaGrammar
 from .base import LlamaBase
@@ -48,34 +49,43 @@ class LlamaCore(LlamaBase):
 
     def _evaluate(self, ids: list[int]) -> None:
         """Bring the engine to exactly ids, with the logits of the last one."""
-        state, engine = self.session.state, self.engine
-        # with logits_all, rows exist for the tokens evaluated before, and each new one needs its own pass
+        state = self.session.state
+        # with logits_all, rows exist for the tokens evaluated before
         known = common_prefix(self._input_ids, ids) if self._logits_all else len(ids)
         with self._whole():
             list(state.advance(ids[:known], state.seek(ids[:known]), (), None))
-            for i in range(known, len(ids)):
-                engine.prefill([ids[i]])
-                state.evaluated()
-                self.scores[i] = engine.logits
+            for i, row in self._read(ids, known, len(ids)):
+                self.scores[i] = row
         self.input_ids[: len(ids)] = ids
         self.n_tokens = len(ids)
         self._requires_eval = False
 
+    def _read(self, ids: list[int], start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+        """Append ids[start:stop] to a context of ids[:start]; yields each place with the logits after it."""
+        for at in range(start, stop, ROWS_AT_ONCE):
+            rows: list[npt.NDArray[np.float32]] = []
+            self.engine.prefill(ids[at : min(at + ROWS_AT_ONCE, stop)], take_row=rows.append)
+            self.session.state.evaluated()
+            yield from enumerate(rows, at)
+
     def _logits_at(self, ids: list[int], places: Sequence[int]) -> npt.NDArray[np.single]:
-        """Evaluate exactly ids; the logits after these places in it, rising, float32 [n places, n_vocab]: a pass for each."""
+        """Evaluate exactly ids; the logits after these places in it, rising, float32 [n places, n_vocab].
+
+        From the first of them to the last a pass takes 32 tokens.
+        """
         rows = np.empty((len(places), self._n_vocab), np.single)
         with self.session.turns.taken(), self._whole():
             state, engine = self.session.state, self.engine
             at = places[0] + 1 if places else len(ids)
             list(state.advance(ids[:at], state.seek(ids[:at]), (), None))
-            for row, place in enumerate(places):
-                if place >= at:
-                    engine.prefill(ids[at : place + 1])
-                    state.evaluated()
-                    at = place + 1
-                rows[row] = engine.logits
-            if at < len(ids):
-                engine.prefill(ids[at:])
+            rows[:1] = engine.logits
+            row_of = {place: row for row, place in enumerate(places)}
+            stop = places[-1] + 1 if places else at
+            for place, row in self._read(ids, at, stop):
+                if place in row_of:
+                    rows[row_of[place]] = row
+            if stop < len(ids):
+                engine.prefill(ids[stop:])
                 state.evaluated()
         self.input_ids[: len(ids)] = ids
         self.n_tokens = len(ids)
