@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ pytest.importorskip("llguidance")
 from dflash_ggml.errors import ConfigError, DflashError
 from dflash_ggml.text.grammar import GrammarCompiler, GrammarProcessor, LlamaGrammar
 from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec, response_format_spec
+from dflash_ggml.text.json_options import json_options
 from dflash_ggml.text.tool_grammar import (
     call_or_answer_grammar,
     fits_parameter_form,
@@ -69,6 +71,24 @@ def test_only_the_end_is_allowed_when_the_grammar_is_done() -> None:
     processor = COMPILER.processor(GrammarSpec("regex", "ab"), 3)
     assert texts(allowed(processor, TOKENIZER.encode("a"))) == {"b"}
     assert allowed(processor, TOKENIZER.encode("ab")) == TOKENIZER.eog_ids
+
+
+@pytest.mark.parametrize(
+    ("version", "flexible"),
+    [("1.5.0", False), ("1.7.6", False), ("1.8.0", True), ("1.9.1rc2", True), ("2.0", True), (None, True)],
+)
+def test_older_libraries_write_json_without_blanks(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, flexible: bool
+) -> None:
+    def told(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", told)
+    assert json_options() == (
+        {"whitespace_pattern": r" |\n( {0,12}|\t{0,6})"} if flexible else {"whitespace_flexible": False}
+    )
 
 
 def test_a_library_that_knows_of_one_end_only() -> None:

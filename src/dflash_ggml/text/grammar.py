@@ -21,14 +21,14 @@ from ..errors import ConfigError, DflashError
 from .bounded_schema import bounded_schema
 from .grammar_limits import check_text
 from .grammar_spec import GrammarSpec, json_schema_spec, load_schema
+from .json_options import json_options
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from .tokenizer import Tokenizer
 
-# Between JSON tokens a space, or a new line with its indent, so that a model cannot idle there until the context is full.
-JSON_OPTIONS = {"whitespace_pattern": r" |\n( {0,12}|\t{0,6})"}
+JSON_OPTIONS = json_options()
 # The compiler's and the parser's own bounds: a tenth of a second to compile, some tens of milliseconds for a mask.
 PARSER_LIMITS = {
     "initial_lexer_fuel": 5_000_000,
