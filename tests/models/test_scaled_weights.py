@@ -15,6 +15,10 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.ggml.bindings import ffi, lib
+from dflash_ggml.ggml.device import F32, Device
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.models.layers import products
 from reference import toys
 from reference.model_files import finish, quantize
 
@@ -103,3 +107,20 @@ def test_four_bit_floats(pair: tuple[Path, Path], tmp_path: Path, kind: Type, sc
     found = result(rewrite(target, tmp_path / "packed.gguf", pack), draft, "tree")[0]
     expected = result(rewrite(target, tmp_path / "f32.gguf", unpack), draft, "plain")[0]
     assert np.abs(found - expected).max() < 0.08 * expected.std()
+
+
+def test_scales_stand_behind_the_products_of_their_input() -> None:
+    """There the GPU multiplies with them as it writes the products; a matrix without a scale stands apart."""
+    device = Device.cpu(1)
+    g = Graph(device, 32)
+    w = {f"{name}.weight": g.input(name, F32, 32, 8) for name in "abc"}
+    w |= {f"{name}.scale": g.input(f"{name}.scale", F32, 1) for name in "ac"}
+    a, b, c = products(g, w, "abc", g.input("x", F32, 32, 4))
+    g.output(g.add(g.add(b, c), a), "sum")
+    nodes = [lib.ggml_graph_node(g.cgraph, i) for i in range(g.n_nodes)]
+    assert [ffi.string(lib.ggml_op_desc(node)).decode() for node in nodes] == [
+        *("MUL_MAT", "MUL_MAT", "MUL", "MUL", "MUL_MAT", "ADD", "ADD")
+    ]
+    assert nodes[2:5] == [a, c, b]
+    g.close()
+    device.close()

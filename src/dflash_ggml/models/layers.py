@@ -69,16 +69,17 @@ def product(g: Graph, w: Mapping[str, Any], name: str, y):
 
 
 def products(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
-    """`product` for several matrices of one input. They stand together: the GPU converts the input once for all of them."""
-    found = [g.mul_mat(w[f"{name}.weight"], y) for name in names]
-    if not any(f"{name}.scale" in w for name in names):
-        return found
-    for x in found:
-        g.expand(x)
-    return [
-        g.mul(x, w[f"{name}.scale"]) if f"{name}.scale" in w else x
-        for name, x in zip(names, found, strict=True)
-    ]
+    """`product` for several matrices of one input.
+
+    They stand together: the GPU converts the input once for all of them, and multiplies with the scales that stand behind.
+    """
+    found = {name: g.mul_mat(w[f"{name}.weight"], y) for name in names}
+    scaled = [name for name in names if f"{name}.scale" in w]
+    for name in scaled:
+        g.expand(found[name])
+    for name in scaled:
+        found[name] = g.expand(g.mul(found[name], w[f"{name}.scale"]))
+    return list(found.values())
 
 
 def swiglu(g: Graph, w: Mapping[str, Any], name: str, y):
