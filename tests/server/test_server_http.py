@@ -224,7 +224,8 @@ def test_head_and_health(http_client: TestClient) -> None:
 
 def test_tokenize_detokenize_props_metrics(http_client: TestClient) -> None:
     tokens = http_client.post("/tokenize", json={"content": "hello é"}).json()["tokens"]
-    assert http_client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "hello é"}
+    text = http_client.post("/detokenize", json={"tokens": tokens}).json()
+    assert text == {"content": "hello é", "prompt": "hello é"}
     pieces = http_client.post("/tokenize", json={"content": "hello", "with_pieces": True}).json()["tokens"]
     assert "".join(p["piece"] for p in pieces) == "hello"
     assert http_client.post("/detokenize", json={"tokens": [10**6]}).status_code == 400

@@ -182,6 +182,21 @@ def test_tokenize_lists_and_templates(http: TestClient) -> None:
     assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_vllms_names_for_the_vocabulary(http: TestClient) -> None:
+    """By which evaluation harnesses tokenise as the server does."""
+    info = http.get("/tokenizer_info").json()
+    assert (
+        info["eos_token"] == "<|im_end|>"
+        and info["bos_token"] is None
+        and "<|im_start|>" in info["chat_template"]
+    )
+    ids = http.post("/tokenize", json={"content": "hello <|im_end|>"}).json()["tokens"]
+    named = http.post("/tokenize", json={"prompt": "hello <|im_end|>", "add_special_tokens": False}).json()
+    assert named == {"tokens": ids, "count": len(ids), "max_model_len": 1024}
+    assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "hello <|im_end|>"
+    assert http.post("/tokenize", json={"text": "x"}).status_code == 400
+
+
 def test_props_slots_and_names(http: TestClient) -> None:
     props = http.get("/props").json()
     assert props["model_path"] == "toy.gguf" and props["total_slots"] == 1

@@ -151,6 +151,7 @@ def create_app(
         (_response, "/v1/responses/{response_id}", ["GET", "DELETE"]),
         (_input_items, "/v1/responses/{response_id}/input_items", ["GET"]),
         (_props, "/props", ["GET"]),
+        (_tokenizer_info, "/tokenizer_info", ["GET"]),
         (_slots, "/slots", ["GET"]),
         (_metrics, "/metrics", ["GET"]),
     ]
@@ -307,6 +308,10 @@ async def _input_items(service: Service, request: Request) -> Response:
 
 async def _props(service: Service, request: Request) -> Response:
     return JSONResponse(llamacpp.props(service.worker.require_ready(), service.settings))
+
+
+async def _tokenizer_info(service: Service, request: Request) -> Response:
+    return JSONResponse(llamacpp.tokenizer_info(service.worker.require_ready(), service.settings))
 
 
 async def _slots(service: Service, request: Request) -> Response:

@@ -70,8 +70,13 @@ class InfillBody(LlamaBody):
 
 
 class TokenizeBody(Body):
-    content: str | list[str | Token]
+    """The request to /tokenize; vLLM's server calls the text `prompt`, and its clients leave the specials in."""
+
+    content: str | list[str | Token] | None = None
+    prompt: str | None = None
+    model: str | None = None
     add_special: bool = False
+    add_special_tokens: bool = False
     parse_special: bool = True
     with_pieces: bool = False
 
@@ -193,7 +198,10 @@ def _prompt(prompt: Any, where: str) -> str | list[int | str]:
 
 def read_tokenize(data: dict[str, Any], settings: Settings) -> tuple[TokenizeBody, int]:
     """Validate a request to /tokenize; with it, how many tokens it may have where the context is smaller."""
-    return parse(TokenizeBody, data, Notes(settings.strict)), settings.limits.tokens
+    body = parse(TokenizeBody, data, Notes(settings.strict))
+    if body.content is None and body.prompt is None:
+        raise bad_request("content: this field is missing", "content", "missing_required_parameter")
+    return body, settings.limits.tokens
 
 
 def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
@@ -201,8 +209,9 @@ def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
     body, most = asked
     most = max(most, runner.n_ctx)
     tokenizer = runner.tokenizer
-    parts = [body.content] if isinstance(body.content, str) else body.content
-    tokens = tokenizer.bos_ids if body.add_special else []
+    given = body.prompt or "" if body.content is None else body.content
+    parts = [given] if isinstance(given, str) else given
+    tokens = tokenizer.bos_ids if body.add_special or body.add_special_tokens else []
     try:
         for part in parts:
             if isinstance(part, str):
@@ -213,7 +222,9 @@ def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
         raise bad_request(f"content: more than {most} tokens; send it in parts", "content") from None
     if body.with_pieces:
         return {"tokens": [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]}
-    return {"tokens": tokens}
+    if body.content is not None:
+        return {"tokens": tokens}
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": runner.n_ctx}
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -234,7 +245,17 @@ def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
     for i, token in enumerate(body.tokens):
         if token >= tokenizer.n_vocab:
             raise bad_request(f"{token} is not a token of this model", f"tokens[{i}]", "invalid_value")
-    return {"content": tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")}
+    text = tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")
+    return {"content": text, "prompt": text}  # the second is vLLM's name
+
+
+def tokenizer_info(runner: Runner, settings: Settings) -> dict[str, Any]:
+    """The answer of /tokenizer_info, vLLM's path by which evaluation harnesses use the server's vocabulary."""
+    tokenizer = runner.tokenizer
+    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
+    ids = {name: tokenizer.special_ids.get(key) for name, key in names.items()}
+    texts = {name: None if i is None else tokenizer.tokens[i] for name, i in ids.items()}
+    return {**texts, "chat_template": tokenizer.chat_template, "add_bos_token": tokenizer.add_bos}
 
 
 def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:
