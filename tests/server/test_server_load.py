@@ -136,18 +136,18 @@ def test_a_text_of_megabytes_is_refused_by_its_bytes(
 
     tokenizer = engine.tokenizer
     monkeypatch.setattr(tokenizer, "_with_special", type("Never", (), {"encode_batch_fast": never})())
-    for path, body in (
-        (PATH, chat("word " * 1_400_000)),
-        ("/v1/completions", {"prompt": "word " * 1_400_000}),
-        ("/v1/messages", {**chat("word " * 1_400_000), "max_tokens": 5}),
+    words = "exceed context window of 1024"
+    for path, body, told in (
+        (PATH, chat("word " * 1_400_000), words),
+        ("/v1/completions", {"prompt": "word " * 1_400_000}, words),
+        ("/v1/messages", {**chat("word " * 1_400_000), "max_tokens": 5}, "prompt is too long"),  # Anthropic's
+        ("/completion", {"prompt": ["word " * 1_400_000, 5]}, words),
+        ("/v1/embeddings", {"input": "word " * 1_400_000}, words),
     ):
         response = client.post(path, json=body)
         message = response.json()["error"]["message"]
-        assert response.status_code == 400
-        if path == "/v1/messages":  # by these words its clients know what to do
-            assert "prompt is too long" in message
-        else:
-            assert "exceed context window of 1024" in message and "not all counted" in message
+        assert response.status_code == 400 and told in message
+        assert "not all counted" in message or path == "/v1/messages"
 
 
 def test_a_text_with_too_many_tokens_is_given_up_early(client: TestClient, engine: FakeEngine) -> None:
