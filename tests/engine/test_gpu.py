@@ -74,6 +74,26 @@ def test_logits(cpu, gpu, capsys):
     assert worst < LOGITS_TOLERANCE
 
 
+def test_hidden_states_and_every_row(cpu, gpu):
+    """Hidden states point the same way as the CPU's, and beside them the text that is held goes on as before."""
+    ids = cpu.tokenizer.encode(PROMPTS[0])
+    other = cpu.tokenizer.encode(PROMPTS[1])
+    states, rows = {}, {}
+    for engine in (cpu, gpu):
+        engine.reset()
+        rows[engine], states[engine] = [], []
+        engine.prefill(ids[:8], take_row=rows[engine].append)
+        said = write_on(engine, "plain", 12)
+        engine.reset()
+        engine.prefill(ids[:8])
+        engine.hidden_states(other, states[engine].append)
+        assert write_on(engine, "plain", 12) == said
+    assert np.abs(np.array(rows[cpu]) - np.array(rows[gpu])).max() < LOGITS_TOLERANCE
+    a, b = (np.concatenate(states[engine]) for engine in (cpu, gpu))
+    cosines = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    assert a.shape == (len(other), cpu.params.n_embd) and cosines.min() > 0.999
+
+
 def test_greedy_text(cpu, gpu, capsys):
     """Text of 50 prompts equals the CPU's up to near-ties."""
     forks = []
