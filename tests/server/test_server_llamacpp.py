@@ -200,6 +200,8 @@ def test_vllms_names_for_the_vocabulary(http: TestClient) -> None:
 def test_props_slots_and_names(http: TestClient) -> None:
     props = http.get("/props").json()
     assert props["model_path"] == "toy.gguf" and props["total_slots"] == 1
+    params = props["default_generation_settings"]["params"]
+    assert (params["repeat_last_n"], params["n_predict"]) == (64, -1)
     assert props["default_generation_settings"]["n_ctx"] == 1024 and props["modalities"]["vision"] is False
     (slot,) = http.get("/slots").json()
     assert slot["id"] == 0 and slot["n_ctx"] == 1024 and slot["is_processing"] is False

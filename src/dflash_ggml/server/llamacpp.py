@@ -270,8 +270,11 @@ def props(runner: Runner, settings: Settings) -> dict[str, Any]:
     defaults = {
         name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
     }
+    limit = -1 if settings.max_tokens is None else settings.max_tokens
+    named = {"repeat_last_n": sampling.penalty_last_n, "mirostat": sampling.mirostat_mode}
+    params = {**defaults, **named, "n_predict": limit, "max_tokens": limit}
     return {
-        "default_generation_settings": {"n_ctx": info["n_ctx"], "params": defaults},
+        "default_generation_settings": {"n_ctx": info["n_ctx"], "params": params},
         "total_slots": 1,
         "model_alias": settings.names[0],
         "modalities": {"vision": False, "audio": False},
