@@ -170,7 +170,9 @@ def test_infill() -> None:
         assert text.startswith(begins)
     with serving(FakeEngine()) as client:
         refused = client.post("/infill", json=ask)
-        assert refused.status_code == 501 and "<|fim_prefix|>" in refused.json()["error"]["message"]
+        error = refused.json()["error"]
+        assert refused.status_code == 501 and "<|fim_prefix|>" in error["message"]
+        assert error["type"] == "not_supported_error"
 
 
 def test_tokenize_lists_and_templates(http: TestClient) -> None:

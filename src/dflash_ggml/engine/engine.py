@@ -203,7 +203,7 @@ class Engine:
         state, sequence, n = self.passes.state, self.sequence, len(ids)
         held = sequence.first_slot + max(len(self._rows), sequence.n_tokens)
         other = Sequence(first_slot=min(held, self.passes.max_rows - n))
-        self.passes.ensure_rows(other.first_slot + n)
+        self.stepper.make_room(sequence, max(0, other.slots(n).stop - sequence.slots(0).stop))
         tensors = Tensors(self.device, state.live_tensors, state.kv.slices, other.first_slot)
         rows = tensors.read_rows(held - other.first_slot)
         saved = Snapshot((), tensors.read_live(), rows, np.zeros(0, bool), None)

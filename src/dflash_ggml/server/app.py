@@ -21,7 +21,16 @@ from starlette.routing import Mount, Route
 
 from ..errors import DflashError
 from ..text.tokenizer import Tokenizer
-from . import anthropic, embeddings, llamacpp, ollama, openai_chat, openai_completions, openai_responses
+from . import (
+    anthropic,
+    embeddings,
+    llamacpp,
+    ollama,
+    ollama_models,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+)
 from .auth import KeyRing
 from .catalogue import model_list, model_object
 from .choices import alternative
@@ -138,13 +147,13 @@ def create_app(
         (llamacpp.read_tokenize, llamacpp.tokenize, "/tokenize"),
         (llamacpp.read_detokenize, llamacpp.detokenize, "/detokenize"),
         (openai_chat.read_call, llamacpp.apply_template, "/apply-template"),
-        (ollama.read_show, ollama.show, "/api/show"),
+        (ollama_models.read_show, ollama_models.show, "/api/show"),
     ]
     telling: list[tuple[Tell, list[str]]] = [
         (model_list, ["/v1/models", "/models"]),
-        (ollama.tags, ["/api/tags"]),
-        (ollama.running, ["/api/ps"]),
-        (ollama.version, ["/api/version"]),
+        (ollama_models.tags, ["/api/tags"]),
+        (ollama_models.running, ["/api/ps"]),
+        (ollama_models.version, ["/api/version"]),
     ]
     other: list[tuple[Callable[[Service, Request], Awaitable[Response]], str, list[str]]] = [
         (_model, "/v1/models/{name:path}", ["GET"]),

@@ -15,6 +15,7 @@ _OPENAI_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     500: "server_error",
+    501: "not_supported_error",
     503: "service_unavailable",
 }
 _ANTHROPIC_TYPES = {**_OPENAI_TYPES, 500: "api_error", 503: "overloaded_error"}

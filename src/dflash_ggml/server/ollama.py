@@ -1,11 +1,10 @@
-"""Ollama's API: chats, completions, embeddings, and what its clients ask about models. Answers stream as JSON lines.
+"""Ollama's API: chats, completions, embeddings. Answers stream as JSON lines.
 
 Names and shapes are those of its documentation; a model is always loaded, so `keep_alive` and loading requests do nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..errors import ConfigError
 from ..session.answer import Answer, Block
 from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallEnd, Usage
 from ..session.logprobs import chat_logprobs
@@ -25,15 +23,12 @@ from .embeddings import MAX_INPUTS, EmbeddingCall, EmbeddingEncoder, Vectors
 from .errors import ApiError, bad_request
 from .harmless import QUIET_LABELS, QUIET_SAMPLING
 from .limits import check_count, check_stops
-from .llamacpp import SUFFIX_MARKS
 from .media import content_text
 from .notes import Notes
 from .offered import Offer, offer_openai
 from .openai_chat import Message
-from .runner import Runner
 from .schema import Body, Positive, SamplingFields, parse
 
-API_VERSION = "0.12.6"  # of the API that is modelled: clients refuse what they take for an old server
 # what sets up a model at loading, and does nothing to one that is loaded
 LOADING = frozenset(
     (
@@ -101,14 +96,6 @@ class EmbeddingsBody(Body):
     quiet = QUIET_LABELS | {"options"}
     model: str
     prompt: str
-
-
-class ShowBody(Body):
-    """The request to /api/show."""
-
-    quiet = frozenset(("verbose",))
-    model: str | None = None
-    name: str | None = None
 
 
 def model_name(asked: str | None, settings: Settings) -> str:
@@ -348,85 +335,3 @@ def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
         return {"embedding": vectors[0].tolist()}
 
     return EmbeddingCall((body.prompt,), EmbeddingEncoder(render), notes, truncate=True)
-
-
-def read_show(data: dict[str, Any], settings: Settings) -> str:
-    """Validate a request to /api/show: the model's name."""
-    body = parse(ShowBody, data, Notes(settings.strict))
-    return model_name(body.model or body.name, settings)
-
-
-def show(runner: Runner, name: str) -> dict[str, Any]:
-    """The answer of /api/show."""
-    info = runner.info()
-    return {
-        "license": "",
-        "modelfile": f"# {name} is served by dflash-ggml from {info['model_path']}\n",
-        "parameters": "",
-        "template": info["chat_template"] or "",
-        "details": _details(info),
-        "model_info": runner.metadata(),
-        "capabilities": _capabilities(runner),
-    }
-
-
-def _capabilities(runner: Runner) -> list[str]:
-    found = ["completion"]
-    if all(runner.tokenizer.id_of(mark) is not None for mark in SUFFIX_MARKS):
-        found.append("insert")
-    try:
-        template = runner.session.templates.of(None)[0]
-    except ConfigError:  # the file has none
-        return found
-    return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
-
-
-def _details(info: dict[str, Any]) -> dict[str, Any]:
-    family = info.get("architecture", "")
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": family,
-        "families": [family],
-        "parameter_size": _size(info.get("n_params", 0)),
-        "quantization_level": info.get("file_type", "unknown"),
-    }
-
-
-def _size(n: int) -> str:
-    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.2f}M"
-
-
-def _entry(name: str, runner: Runner | None, settings: Settings) -> dict[str, Any]:
-    info = runner.info() if runner is not None else {}
-    size = info.get("model_size", 0)
-    # clients only compare digests: of the name and size, so that nobody reads gigabytes for it
-    digest = hashlib.sha256(f"{info.get('model_path')}:{size}".encode()).hexdigest()
-    modified = timestamp(settings.created)
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": modified,
-        "size": size,
-        "digest": digest,
-        "details": _details(info),
-    }
-
-
-def tags(runner: Runner | None, settings: Settings) -> dict[str, Any]:
-    """The answer of /api/tags."""
-    return {"models": [_entry(name, runner, settings) for name in settings.names]}
-
-
-def running(runner: Runner | None, settings: Settings) -> dict[str, Any]:
-    """The answer of /api/ps: the served model, which never expires."""
-    if runner is None:
-        return {"models": []}
-    entry = _entry(settings.names[0], runner, settings)
-    loaded = {"expires_at": timestamp(1 << 35), "size_vram": entry["size"], "context_length": runner.n_ctx}
-    return {"models": [{**entry, **loaded}]}
-
-
-def version(runner: Runner | None, settings: Settings) -> dict[str, Any]:
-    """The answer of /api/version."""
-    return {"version": API_VERSION}
