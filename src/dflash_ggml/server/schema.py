@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
-from ..session.requests import GrammarSpec
 from .errors import ApiError, bad_request
 from .harmless import IDLE_SAMPLING, QUIET_SAMPLING
 from .notes import Notes
@@ -237,8 +236,3 @@ def plain_format(
     if schema is None:
         raise bad_request("a schema is needed", param, "missing_required_parameter")
     return {"type": "json_schema", "json_schema": {"name": name or "response", "schema": schema}}
-
-
-def gbnf(text: str | None) -> GrammarSpec | None:
-    """llama.cpp's `grammar` field."""
-    return None if text is None else GrammarSpec("gbnf", text)
