@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic_core import from_json
 from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer
@@ -26,7 +25,7 @@ from .dialect import ApiCall, Settings, data_event, new_id, speculation
 from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
 from .notes import Notes
-from .offered import Offer, offer_anthropic, pick
+from .offered import Offer, arguments_of, offer_anthropic, pick
 from .schema import parse, sampling_params
 
 
@@ -216,18 +215,10 @@ class MessageEncoder:
                 thinking = block.text if self._show_thinking else ""
                 content.append({"type": "thinking", "thinking": thinking, "signature": ""})
             else:
-                arguments = _arguments(block.text)
+                arguments = arguments_of(block.text)
                 content.append({"type": "tool_use", "id": block.id, "name": block.name, "input": arguments})
         message = self._message(content, self._stop_reason(), finish.stop_string, _usage(usage))
         return {**message, "timings": timings_dict(usage)}
-
-
-def _arguments(text: str) -> Any:
-    """A call's arguments; of a call that max_tokens cut, what there is of them."""
-    try:
-        return from_json(text or "{}", allow_partial="trailing-strings")
-    except ValueError:
-        return {}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic_core import from_json
 
 from ..session.requests import NamedTool, ToolChoice
 from .dialect import NO_PARAMETERS, chat_tool, dumps
@@ -297,22 +298,24 @@ def call_arguments(value: Any) -> str:
     return text if isinstance(found, dict) else dumps({"input": text})
 
 
-def free_text(arguments: str) -> str:
-    """The text that a custom tool was called with; what is no such call, or was cut, is returned as it stands."""
+def arguments_of(text: str) -> Any:
+    """A call's arguments; of a call that max_tokens cut, what there is of them."""
     try:
-        found = json.loads(arguments or "{}")
+        return from_json(text or "{}", allow_partial="trailing-strings")
     except ValueError:
-        return arguments
-    text = found.get("input") if isinstance(found, dict) else None
+        return {}
+
+
+def free_text(arguments: str) -> str:
+    """The text that a custom tool was called with, as far as it goes; what is no such call is returned as it stands."""
+    found = arguments_of(arguments)
+    text = found.get("input", "") if isinstance(found, dict) else None
     return text if isinstance(text, str) else arguments
 
 
 def shell_action(arguments: str) -> dict[str, Any]:
     """The action of a local_shell call."""
-    try:
-        found = json.loads(arguments or "{}")
-    except ValueError:
-        found = {}
+    found = arguments_of(arguments)
     given = found if isinstance(found, dict) else {}
     command = given.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []

@@ -313,7 +313,7 @@ class ChatEncoder(OpenAIEncoder):
         """A call under the client's own name of the tool."""
         own, _ = self._offer.own(block.name)
         if self._is_custom(block):
-            custom = {"name": own, "input": free_text(block.text) if block.text else ""}
+            custom = {"name": own, "input": free_text(block.text)}
             return {"id": block.id, "type": "custom", "custom": custom}
         return call_object(block, own)
 

@@ -202,7 +202,7 @@ class ResponseEncoder:
             return {"type": "local_shell_call", "call_id": block.id, "action": shell_action(block.text)}
         item: dict[str, Any] = {"type": "function_call", "call_id": block.id, "name": own}
         if kind == "custom":
-            item |= {"type": "custom_tool_call", "input": free_text(block.text) if block.text else ""}
+            item |= {"type": "custom_tool_call", "input": free_text(block.text)}
         else:
             item["arguments"] = block.text
         return item if namespace is None else {**item, "namespace": namespace}
