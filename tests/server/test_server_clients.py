@@ -101,9 +101,10 @@ def responses(answer: Any, streamed: bool) -> tuple[str, str, list[dict[str, Any
     """As `chat`, of a response; its events must add up to it."""
     if streamed:
         done = [event["item"] for event in answer if event["type"] == "response.output_item.done"]
-        for event in answer:
-            if event["type"].endswith("_call_input.done"):
-                assert event["input"] in [item.get("input") for item in done]
+        for item in done:
+            mine = [event for event in answer if event.get("item_id") == item["id"]]
+            pieces = [event["delta"] for event in mine if event["type"].endswith("_call_input.delta")]
+            assert "".join(pieces) == item.get("input", "")
         answer = answer[-1]["response"]
         assert answer["output"] == done
     parts = [p for item in answer["output"] for p in item.get("content") or ()]

@@ -12,6 +12,7 @@ pytest.importorskip("starlette", reason="the server extra is not installed")
 from dflash_ggml.server.errors import ApiError
 from dflash_ggml.server.notes import Notes
 from dflash_ggml.server.offered import (
+    FreeText,
     call_arguments,
     choose,
     free_text,
@@ -128,6 +129,22 @@ def test_a_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
 )
 def test_arguments_of_earlier_calls_are_always_an_object(given: Any, text: str) -> None:
     assert call_arguments(given) == text
+
+
+@pytest.mark.parametrize("text", ["", "plain", 'q"\\ \n\t é \U0001f600 /', "a" * 300])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_text_in_pieces_is_the_text(text: str, ascii_only: bool) -> None:
+    """However the arguments are cut, within an escape too."""
+    arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
+    growing = FreeText()
+    pieces = [growing.more(arguments[:n]) for n in range(len(arguments) + 1)]
+    assert "".join(pieces) == text and growing.more(arguments, last=True) == ""
+
+
+def test_a_call_that_is_no_text_comes_whole_at_its_end() -> None:
+    arguments, growing = '{"other": 1}', FreeText()
+    assert [growing.more(arguments[:n]) for n in range(len(arguments))] == [""] * len(arguments)
+    assert growing.more(arguments, last=True) == arguments == free_text(arguments)
 
 
 def test_calls_go_back_in_their_own_shape() -> None:

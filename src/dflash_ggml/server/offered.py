@@ -309,8 +309,24 @@ def arguments_of(text: str) -> Any:
 def free_text(arguments: str) -> str:
     """The text that a custom tool was called with, as far as it goes; what is no such call is returned as it stands."""
     found = arguments_of(arguments)
-    text = found.get("input", "") if isinstance(found, dict) else None
+    text = (found.get("input") if found else "") if isinstance(found, dict) else None
     return text if isinstance(text, str) else arguments
+
+
+class FreeText:
+    """The text of a custom tool's call as it grows, in pieces."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def more(self, arguments: str, last: bool = False) -> str:
+        """What is new in the call's text; arguments: as far as they have come."""
+        found = arguments_of(arguments)
+        if not last and not (isinstance(found, dict) and isinstance(found.get("input"), str)):
+            return ""
+        text = free_text(arguments)
+        piece, self._n = text[self._n :], max(self._n, len(text))
+        return piece
 
 
 def shell_action(arguments: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from .harmless import IDLE_CHAT
 from .limits import check_count, check_stops
 from .media import content_text, thoughts
 from .notes import Notes
-from .offered import Offer, call_arguments, choose, free_text, offer_openai
+from .offered import FreeText, Offer, call_arguments, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
 from .schema import Body, Count, Options, SamplingFields, Whole, parse, unsupported
 
@@ -277,6 +277,7 @@ class ChatEncoder(OpenAIEncoder):
         super().__init__(model, **options)
         self._offer = offer
         self._show_reasoning = show_reasoning
+        self._text = FreeText()
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": 0, "delta": content or {}, "logprobs": logprobs, "finish_reason": reason}
@@ -292,17 +293,15 @@ class ChatEncoder(OpenAIEncoder):
             if self._show_reasoning:
                 yield self._chunk({"reasoning_content": event.text})
         elif isinstance(event, ToolCallBegin):
+            self._text = FreeText()
             call = {"index": event.index, **self._call(Block("tool", id=event.id, name=event.name))}
             yield self._chunk({"tool_calls": [call]})
+        elif isinstance(event, (ToolCallArgs, ToolCallEnd)) and self._is_custom(self.answer.blocks[-1]):
+            piece = self._text.more(self.answer.blocks[-1].text, isinstance(event, ToolCallEnd))
+            if piece:
+                yield self._chunk({"tool_calls": [{"index": event.index, "custom": {"input": piece}}]})
         elif isinstance(event, ToolCallArgs):
-            if not self._is_custom(self.answer.blocks[-1]):
-                yield self._chunk(
-                    {"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]}
-                )
-        elif isinstance(event, ToolCallEnd):
-            if self._is_custom(block := self.answer.blocks[-1]):
-                text = {"input": free_text(block.text)}
-                yield self._chunk({"tool_calls": [{"index": event.index, "custom": text}]})
+            yield self._chunk({"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]})
         else:
             yield from self._rest(event)
 

@@ -24,7 +24,7 @@ from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinkin
 from .errors import ApiError, bad_request
 from .limits import check_count
 from .notes import Notes
-from .offered import Offer, choose, free_text, offer_openai, shell_action
+from .offered import FreeText, Offer, choose, free_text, offer_openai, shell_action
 from .response_store import ResponseStore, input_items
 from .responses_schema import ResponsesBody, all_tools, chat_messages, seal, with_instructions
 from .schema import parse, sampling_params, unsupported
@@ -106,6 +106,7 @@ class ResponseEncoder:
         self._started = False
         self._items: list[str] = []  # ids, one per block of the answer
         self._open = False
+        self._text = FreeText()
 
     def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
         self._sequence += 1
@@ -131,8 +132,12 @@ class ResponseEncoder:
         elif isinstance(event, ReasoningDelta):
             yield self._part_event("response.reasoning_text.delta", delta=event.text)
         elif isinstance(event, ToolCallArgs):
-            if self._offer.kind(self.answer.blocks[-1].name) == "function":
+            block = self.answer.blocks[-1]
+            kind = self._offer.kind(block.name)
+            if kind == "function":
                 yield self._item_event("response.function_call_arguments.delta", delta=event.json)
+            elif kind == "custom" and (piece := self._text.more(block.text)):
+                yield self._item_event("response.custom_tool_call_input.delta", delta=piece)
         elif isinstance(event, ToolCallEnd):
             yield from self._close_item("completed")
         elif isinstance(event, Finish):
@@ -159,6 +164,7 @@ class ResponseEncoder:
 
     def _open_item(self) -> Iterator[ServerSentEvent]:
         block = self.answer.blocks[-1]
+        self._text = FreeText()
         kind = _PREFIXES[self._offer.kind(block.name)] if block.kind == "tool" else ""
         self._items.append(new_id(kind or {"text": "msg_", "reasoning": "rs_"}[block.kind]))
         self._open = True
@@ -191,9 +197,9 @@ class ResponseEncoder:
         if kind == "function":
             yield self._item_event("response.function_call_arguments.done", name=own, arguments=block.text)
         elif kind == "custom":
-            text = free_text(block.text)
-            yield self._item_event("response.custom_tool_call_input.delta", delta=text)
-            yield self._item_event("response.custom_tool_call_input.done", input=text)
+            if piece := self._text.more(block.text, last=True):
+                yield self._item_event("response.custom_tool_call_input.delta", delta=piece)
+            yield self._item_event("response.custom_tool_call_input.done", input=free_text(block.text))
 
     def _call(self, block: Block) -> dict[str, Any]:
         """A call as an item of the tool's own kind, without id and status."""
