@@ -236,6 +236,10 @@ def test_failure_in_a_stream(client: Any, runner: ScriptedRunner) -> None:
     runner.script = lambda request: [*plain()[:2], RuntimeError("secret")]
     events = list(client.responses.create(model="toy", input="Hi", stream=True))
     assert events[-1].type == "error" and "internal error" in events[-1].message
+    failed = events[-2]
+    assert failed.type == "response.failed" and failed.response.status == "failed"
+    assert "internal error" in failed.response.error.message
+    assert failed.response.output[0].status == "incomplete"
 
 
 def test_stored_responses_are_read_and_deleted(client: Any, runner: ScriptedRunner) -> None:

@@ -226,6 +226,9 @@ class ResponseEncoder:
         return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
 
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+        # agents end their turn at the first, the official client raises at the second
+        cause = {"code": error.code or "server_error", "message": error.message}
+        yield self._event("response.failed", response={**self._response("failed"), "error": cause})
         yield self._event("error", code=error.code, message=error.message, param=error.param)
 
     def _remember(self, response: dict[str, Any]) -> None:
@@ -248,7 +251,8 @@ class ResponseEncoder:
     def _response(self, status: str) -> dict[str, Any]:
         body, request, usage = self._body, self._request, self.answer.usage
         last = len(self._items) - 1
-        output = [self._item(i, status if i == last else "completed") for i in range(len(self._items))]
+        cut = "incomplete" if status == "failed" else status
+        output = [self._item(i, cut if i == last else "completed") for i in range(len(self._items))]
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
