@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ pytest.importorskip("llguidance", reason="the grammar extra is not installed")
 from starlette.testclient import TestClient
 
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.server import anthropic, openai_chat, openai_responses
 from dflash_ggml.server.app import create_app, make_service
 from dflash_ggml.server.dialect import Settings
+from dflash_ggml.server.response_store import ResponseStore
 from dflash_ggml.server.runner import Runner
 from dflash_ggml.session.session import Session
 from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
+from reference.vendored import vendored
 
 CLIENTS = sorted((Path(__file__).parent / "clients").glob("*.json"))
 # what the published template of Qwen3.5 refuses
@@ -161,6 +165,23 @@ def test_client(server: tuple[TestClient, Prompts, FakeEngine], path: Path, stre
         notes = response.headers.get("x-dflash-notes", "")
         assert bool(notes) == bool(turn.get("notes")), notes
         assert [words for words in turn.get("notes", ()) if words not in notes] == []
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-4B", "poolside-Laguna-S-2.1"])
+def test_real_templates_show_all_that_clients_send(name: str) -> None:
+    template = vendored(f"templates/{name}.jinja").read_text(encoding="utf-8")
+    session = Session(FakeEngine(tokenizer=byte_vocabulary(template=template)))  # type: ignore[arg-type]
+    read = {
+        "/v1/chat/completions": openai_chat.read_call,
+        "/v1/responses": partial(openai_responses.read_call, store=ResponseStore()),
+        "/v1/messages": anthropic.read_call,
+    }
+    for client in (json.loads(path.read_text(encoding="utf-8")) for path in CLIENTS):
+        for turn in client["turns"]:
+            call = read[client["path"]]({**client["base"], **turn["body"]}, Settings(names=("toy",)))
+            prompt = session.prompts.make(call.request).text
+            said = [m["content"].strip() for m in call.request.messages]
+            assert [text for text in said if text not in prompt] == [], client["client"]
 
 
 def test_every_client_is_here() -> None:
