@@ -320,6 +320,15 @@ def chained(n: int, link: Any) -> dict[str, Any]:
         ({"type": "object", "required": [str(i) for i in range(10_001)]}, "more than 10000 schemas"),
         ({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
         ({"type": "integer", "multipleOf": 99_999_989}, "multipleOf"),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer", "multipleOf": 3000 + i} for i in range(9)]},
+            "in all",
+        ),
+        (
+            {"allOf": [{"type": "string", "pattern": f".*[a-m].{{{i}}}z"} for i in range(9)]},
+            "more than 3 patterns",
+        ),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use anyOf"),
         ({"type": "array", "minItems": 10**9}, "minItems 1000000000 is above 4096"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "names no schema"),
         ({"$ref": "#/$defs/b"}, "names no schema; it is looked for within the schema"),
@@ -397,3 +406,10 @@ def test_compiled_grammars_are_kept_and_the_last_ones_only(monkeypatch: pytest.M
         compiler.matcher(spec)
     compiler.matcher(first)
     assert made == [first, *others, first]
+
+
+def test_a_thousand_fields_may_be_left_out() -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    assert accepts(schema, '{"p7":"x","p900":""}') and not accepts(schema, '{"p900":"","p7":"x"}')
+    assert allowed(COMPILER.matcher(json_schema_spec(schema)))
+    assert answer(schema, 0)

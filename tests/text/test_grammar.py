@@ -61,6 +61,19 @@ def test_all_four_kinds() -> None:
     assert accepts(GrammarSpec("json_object"), '{"hello": [1, {"é": null}]}')
 
 
+def test_schemas_are_bounded_on_every_way_to_a_grammar() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for spec in (
+        LlamaGrammar.from_json_schema(schema).spec,
+        LlamaGrammar.from_json_schema(json.dumps(schema)).spec,
+        response_format_spec({"type": "json_object", "schema": schema}),
+        call_or_answer_grammar({"w": SCHEMA}, "json", json.dumps(schema), several=False),
+    ):
+        assert spec is not None and accepts(spec, '{"a": 1}')
+        for text in ('{"a": 1, "b": 2}', '{"a":  1}', '{"a": ' + "1" * 17 + "}"):
+            assert not accepts(spec, text)
+
+
 def test_padding_ids_and_control_tokens_are_never_allowed_inside() -> None:
     ids = allowed(COMPILER.processor(GrammarSpec("regex", "(?s:.*)"), 3), [])
     assert max(ids) < TOKENIZER.n_vocab
@@ -238,6 +251,12 @@ def test_forced_calls_in_json_form() -> None:
     call = '<tool_call>\n{"name": "w", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'
     assert accepts(spec, call) and accepts(spec, f"{call}\n{call}")
     assert not accepts(spec, "hello")
+    for bad in ('"unit": "c", "more": 1}', '"unit":  "c"}'):
+        assert not accepts(spec, call.replace('"unit": "c"}', bad))
+    number = {"w": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+    long = "<tool_call>\n<function=w>\n<parameter=n>\n{}\n</parameter>\n</function>\n</tool_call>"
+    spec = forced_call_grammar(number, "xml", several=False)
+    assert accepts(spec, long.format("1" * 16)) and not accepts(spec, long.format("1" * 17))
 
 
 def test_calls_or_an_answer() -> None:

@@ -23,7 +23,8 @@ from ..errors import ConfigError
 WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the bound where a schema sets none
 FAR = 9223372036854774784  # the largest double below 2**63: the grammar compiler holds bounds in 64 bits
 FRACTION = 1e-8  # the step of numbers where a schema sets none; the compiler takes none finer than 1e-10
-MOST_STEPS = 100_000  # of `multipleOf`: the compiler makes a state of each remainder
+MOST_STEPS = 10_000  # of all `multipleOf`: the compiler makes a state of each remainder
+MOST_PATTERNS = 3  # for one string: the compiler multiplies their automata, which took it minutes
 MOST_CHARS = 1 << 20
 MOST_ITEMS = 4096  # of a list whose `maxItems` is larger; the compiler writes every one of them down
 
@@ -107,6 +108,7 @@ class _Facts:
     whole: bool = False  # integers only
     items: bool = False
     bounds: set[str] = field(default_factory=set)
+    met: int = 0  # patterns and formats
     multiple: int = 1  # common one of all `multipleOf`, their decimal points left out
 
     @property
@@ -123,6 +125,7 @@ class _Bounder:
         self._root = root
         self._limits = limits
         self._nodes = 0
+        self._steps = 0
         self._names: dict[tuple[int, frozenset[str] | None], str] = {}
         self._todo: list[tuple[str, Any, frozenset[str] | None]] = []
         self._defs: dict[str, Any] = {}
@@ -266,8 +269,15 @@ class _Bounder:
             made["minimum"] = -WHOLE if high is None or high > -WHOLE else -FAR
         if not facts.bounds & set(_UPPER):
             made["maximum"] = WHOLE if low is None or low < WHOLE else FAR
-        if not whole and "multipleOf" not in facts.bounds:
+        if "multipleOf" in facts.bounds:
+            self._steps += facts.multiple
+            self._check_steps(self._steps)
+        elif not whole:
             made["multipleOf"] = FRACTION
+
+    def _check_steps(self, n: int) -> None:
+        if n > MOST_STEPS:
+            raise ConfigError(f"json schema: multipleOf: common multiples of more than {MOST_STEPS} in all")
 
     def _plain(self, key: str, value: Any, depth: int) -> Any:
         """A keyword without schemas in it."""
@@ -385,13 +395,15 @@ class _Bounder:
         facts.whole |= said.get("type") == "integer" and not branch
         facts.items |= "items" in said
         facts.bounds |= said.keys() & set(_NUMBER)
+        facts.met += 0 if branch else ("pattern" in said) + ("format" in said)
+        if facts.met > MOST_PATTERNS:
+            raise ConfigError(f"json schema: more than {MOST_PATTERNS} patterns and formats for one string")
         step = said.get("multipleOf")
         if _is_number(step) and step:
             digits = Decimal(str(step)).as_tuple()
             scaled = int("".join(map(str, digits.digits))) * 10 ** min(max(int(digits.exponent), 0), 20)
             facts.multiple = math.lcm(facts.multiple, scaled)
-            if facts.multiple > MOST_STEPS:
-                raise ConfigError(f"json schema: multipleOf: a common multiple of more than {MOST_STEPS}")
+            self._check_steps(facts.multiple)
 
     def _count(self, n: int, depth: int) -> None:
         self._nodes += n

@@ -33,6 +33,7 @@ JSON_OPTIONS = json_options()
 PARSER_LIMITS = {
     "initial_lexer_fuel": 5_000_000,
     "step_lexer_fuel": 200_000,
+    "max_items_in_row": 5_000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 200_000,
@@ -268,5 +269,7 @@ def _load_llguidance() -> Any:
 
 
 def _one_line(error: object) -> str:
+    if "oneOf constraints are not supported" in str(error):
+        return "oneOf: its alternatives do not exclude each other by a required field; use anyOf"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " / ".join(lines[:3])
