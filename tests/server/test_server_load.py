@@ -158,8 +158,16 @@ def test_a_text_with_too_many_tokens_is_given_up_early(client: TestClient, engin
     found = int(response.json()["error"]["message"].split("(")[1].split(")")[0])
     assert 1024 <= found < 100_000
     assert client.post("/tokenize", json={"content": "word " * 100}).status_code == 200
-    response = client.post("/tokenize", json={"content": "word " * 100_000})
-    assert response.status_code == 400 and "more than 1200 tokens" in response.json()["error"]["message"]
+    for content in ("word " * 100_000, ["word " * 100] * 100):
+        response = client.post("/tokenize", json={"content": content})
+        assert response.status_code == 400 and "more than 1200 tokens" in response.json()["error"]["message"]
+
+
+def test_a_text_of_many_parts_is_given_up_early(client: TestClient) -> None:
+    response = client.post("/completion", json={"prompt": ["word " * 1000, 7] * 500})
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400 and "not all counted" in message
+    assert int(message.split("(")[1].split(")")[0]) < 50_000
 
 
 def test_nothing_is_read_in_the_event_loop(runner: ScriptedRunner) -> None:

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from .errors import bad_request
 
 COUNTED = 1 << 20  # bytes at once, since nothing else runs meanwhile
-ID_LISTS = ("prompt", "input", "tokens")  # fields that may be lists of token ids
+ID_LISTS = ("prompt", "input", "tokens", "content", "context")  # fields that may be lists of token ids
 
 
 @dataclass(frozen=True, slots=True)

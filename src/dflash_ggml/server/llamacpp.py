@@ -218,6 +218,8 @@ def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
                 tokens += tokenizer.encode(part, special=body.parse_special, most=most)
             else:
                 tokens.append(part)
+            if len(tokens) > most:
+                raise TooManyTokens(len(tokens))
     except TooManyTokens:
         raise bad_request(f"content: more than {most} tokens; send it in parts", "content") from None
     if body.with_pieces:

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..text.chat_parser import reasoning_at_start
+from ..text.pieces import PIECE
 from ..text.roles import fit
 from ..text.template import normalise_messages
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer, TooManyTokens
 from ..text.tools import NamedTool, check_tools, with_generic_tool_prompt
 from .requests import ChatRequest, CompletionRequest
 from .templates import Templates
@@ -83,6 +84,7 @@ class Prompts:
             ids = bos[:] if begins else []
             for part in prompt:
                 ids += tokenizer.encode(part, most=most) if isinstance(part, str) else [int(part)]
+                _check(ids, most)
             known = (i for i in ids if 0 <= i < tokenizer.n_vocab)
             text = tokenizer.decode_bytes(known).decode("utf-8", "ignore")
         elif request.suffix is None:
@@ -112,4 +114,11 @@ class Prompts:
         for file in files:
             text = f"{file['filename']}\n{file['text']}\n"
             ids += separator + encode(text, special=False, most=most)
+            _check(ids, most)
         return ids + separator if files else ids
+
+
+def _check(ids: Sequence[int], most: int | None) -> None:
+    """Give up a text of several parts as one of a single part is given up, which is counted to its end if short."""
+    if most is not None and len(ids) > most + PIECE:
+        raise TooManyTokens(len(ids))
