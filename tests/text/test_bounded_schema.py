@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -22,6 +23,7 @@ from dflash_ggml.text.bounded_schema import SchemaLimits, bounded_schema
 from dflash_ggml.text.grammar import JSON_OPTIONS, GrammarCompiler
 from dflash_ggml.text.grammar_limits import check_text
 from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec
+from dflash_ggml.text.tool_grammar import forced_call_grammar
 from reference.fake_engine import byte_vocabulary
 
 TOKENIZER = byte_vocabulary()
@@ -397,7 +399,7 @@ def test_compiled_grammars_are_kept_and_the_last_ones_only(monkeypatch: pytest.M
     compiler, made = GrammarCompiler(TOKENIZER, TOKENIZER.n_vocab), []
     compiled = compiler._compile
     monkeypatch.setattr(compiler, "_compile", lambda spec: made.append(spec) or compiled(spec))
-    first, *others = (GrammarSpec("regex", f"a{i}b") for i in range(33))
+    first, *others = (GrammarSpec("regex", f"a{i}b") for i in range(17))
     one = compiler.matcher(first)
     assert one.consume_token(TOKENIZER.encode("a")[0])
     assert allowed(compiler.matcher(first)) == {TOKENIZER.encode("a")[0]}  # a copy, at its start
@@ -413,3 +415,37 @@ def test_a_thousand_fields_may_be_left_out() -> None:
     assert accepts(schema, '{"p7":"x","p900":""}') and not accepts(schema, '{"p900":"","p7":"x"}')
     assert allowed(COMPILER.matcher(json_schema_spec(schema)))
     assert answer(schema, 0)
+
+
+KEYWORDS = """type properties required items prefixItems additionalProperties patternProperties anyOf oneOf allOf $ref
+$defs $id $anchor const enum minimum maximum exclusiveMinimum multipleOf minLength maxLength pattern format minItems
+maxItems unevaluatedProperties not additionalItems a"""
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([10**30, "#", "#/$defs/a", "a", "object", "number"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS.split()), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200)
+@given(ANYTHING)
+def test_a_schema_that_makes_no_sense_is_an_error_by_name(schema: Any) -> None:
+    """Whatever it is: a grammar, or ConfigError and nothing else."""
+    with contextlib.suppress(ConfigError):
+        COMPILER.matcher(json_schema_spec(schema))
+    with contextlib.suppress(ConfigError):
+        forced_call_grammar({"f": {"properties": schema}}, "json", several=False)
+
+
+def test_numbers_of_too_many_digits_are_errors_by_name() -> None:
+    for keyword in ("multipleOf", "minimum", "const", "maxLength"):
+        with pytest.raises(ConfigError, match="multipleOf|too many digits"):
+            COMPILER.matcher(json_schema_spec({keyword: 10**5000}))
+        with pytest.raises(ConfigError, match="multipleOf|too many digits"):
+            COMPILER.matcher(GrammarSpec("json_schema", f'{{"{keyword}": 1{"0" * 5000}}}'))

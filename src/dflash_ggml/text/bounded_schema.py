@@ -228,13 +228,13 @@ class _Bounder:
                 properties[name] = True if subs or name in facts.elsewhere else self._any()
         for key in _UNIONS:
             if isinstance(made.get(key), list):
-                made[key] = self._without_others(said[key], made[key], properties, said, facts)
+                made[key] = self._without_others(said[key], made[key], properties, said)
         for pattern in facts.patterns:
             made.setdefault("patternProperties", {}).setdefault(pattern, True)
         made["additionalProperties"] = False
 
     def _without_others(
-        self, branches: list[Any], made: list[Any], names: dict[str, Any], said: dict[str, Any], facts: _Facts
+        self, branches: list[Any], made: list[Any], names: dict[str, Any], said: dict[str, Any]
     ) -> list[Any]:
         """Each branch without the names that only other branches declare."""
         common = self._facts({key: value for key, value in said.items() if key not in _UNIONS}).names
@@ -247,8 +247,11 @@ class _Bounder:
 
     def _fill(self, said: dict[str, Any], made: dict[str, Any], facts: _Facts) -> None:
         """Bounds for what the schema leaves open."""
-        kinds = said.get("type")
-        kinds = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else None
+        kinds: Any = said.get("type")
+        if isinstance(kinds, list):
+            kinds = {kind for kind in kinds if isinstance(kind, str)}
+        else:
+            kinds = {kinds} if isinstance(kinds, str) else None
         if facts.literal or "const" in said or "enum" in said:
             return
         numbers = {"number", "integer"} if kinds is None else kinds & {"number", "integer"}
@@ -400,8 +403,7 @@ class _Bounder:
             raise ConfigError(f"json schema: more than {MOST_PATTERNS} patterns and formats for one string")
         step = said.get("multipleOf")
         if _is_number(step) and step:
-            digits = Decimal(str(step)).as_tuple()
-            scaled = int("".join(map(str, digits.digits))) * 10 ** min(max(int(digits.exponent), 0), 20)
+            scaled = abs(step) if isinstance(step, int) else _without_point(step)
             facts.multiple = math.lcm(facts.multiple, scaled)
             self._check_steps(facts.multiple)
 
@@ -428,7 +430,9 @@ class _Bounder:
                 inner = [item for key, item in value.items() if key not in ("$defs", "const", "enum")]
                 if isinstance(ref, str) and ref not in seen:
                     seen.add(ref)
-                    inner.append(self._defs[ref.rpartition("/")[2]])
+                    inner.append(
+                        self._defs.get(ref.rpartition("/")[2])
+                    )  # None: a keyword's value that is no schema
                 todo.append(iter([item for item in inner if isinstance(item, (Mapping, list))]))
             elif isinstance(value, list):
                 todo.append(iter([item for item in value if isinstance(item, (Mapping, list))]))
@@ -464,7 +468,15 @@ def _identified(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
+
+
+def _without_point(number: float) -> int:
+    """The digits of a number, from the first that is not 0."""
+    shown = Decimal(str(number)).as_tuple()
+    return int("".join(map(str, shown.digits))) * 10 ** max(int(shown.exponent), 0)
 
 
 def _first_number(schema: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:

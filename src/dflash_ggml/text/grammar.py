@@ -7,7 +7,6 @@ that are no longer there are rolled back.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DflashError
 from .bounded_schema import bounded_schema
 from .grammar_limits import check_text
-from .grammar_spec import GrammarSpec, json_schema_spec, load_schema
+from .grammar_spec import GrammarSpec, dump_schema, json_schema_spec, load_schema
 from .json_options import json_options
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ PARSER_LIMITS = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-COMPILED = 32  # grammars that are kept; chats repeat theirs
+COMPILED = 16  # grammars that are kept; chats repeat theirs
 
 
 class LlamaGrammar:
@@ -118,7 +117,7 @@ class GrammarCompiler:
         try:
             if spec.kind in ("json_schema", "json_object"):
                 schema = load_schema(spec.text) if spec.kind == "json_schema" else {"type": "object"}
-                text = json.dumps(bounded_schema(schema))
+                text = dump_schema(bounded_schema(schema))
                 grammar = lib.LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
             elif spec.kind == "regex":
                 grammar = lib.LLMatcher.grammar_from_regex(spec.text)

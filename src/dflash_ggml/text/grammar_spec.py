@@ -26,10 +26,7 @@ def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
         schema = load_schema(schema)
     if not isinstance(schema, (Mapping, bool)):
         raise ConfigError("json schema: expected an object")
-    try:
-        return GrammarSpec("json_schema", json.dumps(schema))
-    except RecursionError:
-        raise ConfigError("json schema: it is nested too deep") from None
+    return GrammarSpec("json_schema", dump_schema(schema))
 
 
 def load_schema(text: str) -> Any:
@@ -40,6 +37,20 @@ def load_schema(text: str) -> Any:
         raise ConfigError(f"json schema: not valid JSON: {error}") from None
     except RecursionError:
         raise ConfigError("json schema: it is nested too deep") from None
+    except ValueError:
+        raise ConfigError("json schema: a number in it has too many digits") from None
+
+
+def dump_schema(schema: Any) -> str:
+    """A schema as JSON text. Raises ConfigError if it cannot be written."""
+    try:
+        return json.dumps(schema)
+    except RecursionError:
+        raise ConfigError("json schema: it is nested too deep") from None
+    except ValueError:
+        raise ConfigError("json schema: a number in it has too many digits") from None
+    except TypeError as error:
+        raise ConfigError(f"json schema: not valid JSON: {error}") from None
 
 
 def response_format_spec(response_format: Mapping[str, Any] | None) -> GrammarSpec | None:

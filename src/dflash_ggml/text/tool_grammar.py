@@ -8,7 +8,7 @@ from typing import Any
 
 from .bounded_schema import bounded_schema
 from .grammar import JSON_OPTIONS
-from .grammar_spec import GrammarSpec, load_schema
+from .grammar_spec import GrammarSpec, dump_schema, load_schema
 from .template import ToolFormat
 from .tools import value_types
 
@@ -139,7 +139,7 @@ def _json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
     made = bounded_schema(schema, root)
     if isinstance(made, bool):
         made = {"anyOf": []} if not made else {}
-    return f"%json {json.dumps({**made, 'x-guidance': JSON_OPTIONS})}"
+    return f"%json {dump_schema({**made, 'x-guidance': JSON_OPTIONS})}"
 
 
 def _quote(text: str) -> str:
