@@ -19,9 +19,9 @@ from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.decode.sampling import SamplingParams  # noqa: E402
 from dflash_ggml.engine.engine import Engine  # noqa: E402
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET  # noqa: E402
-from dflash_ggml.server import cli as server_cli  # noqa: E402
 from dflash_ggml.server.app import create_app, make_service  # noqa: E402
 from dflash_ggml.server.dialect import Settings  # noqa: E402
+from dflash_ggml.server.opening import Opener  # noqa: E402
 from dflash_ggml.server.runner import Runner  # noqa: E402
 from dflash_ggml.session.requests import ChatRequest  # noqa: E402
 from dflash_ggml.session.session import Session  # noqa: E402
@@ -206,7 +206,7 @@ def test_the_command_turns_thinking_off(
     ):
         engine = FakeEngine(tokenizer=byte_vocabulary(template=template))
         monkeypatch.setattr("dflash_ggml.engine.engine.Engine.load", lambda config, progress, e=engine: e)
-        open_runner = server_cli.opener(engine.config, 0, SamplingParams(), "off")
+        open_runner = Opener(engine.config, 0, SamplingParams(), "off")
         session = open_runner(lambda stage, done, total: None).session
         for _ in range(2):
             prepared = session.prepare(ChatRequest(messages=[{"role": "user", "content": "Hi"}]))

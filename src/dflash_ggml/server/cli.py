@@ -9,25 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from ..cli.arguments import (
-    THINKING,
     Parser,
     add_model_options,
     add_sampling_options,
     add_thinking_option,
-    check_biases,
     engine_config,
     file_metadata,
     sampling_params,
-    thinking_choice,
     warn_of_threads,
 )
-from ..config import EngineConfig
-from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 
 try:
@@ -36,8 +30,10 @@ try:
     from .app import Service, create_app, make_service
     from .auth import require_safe_bind
     from .dialect import Settings
+    from .engine_side import EngineSide, Progress
     from .limits import Limits
-    from .runner import Runner
+    from .opening import Opener
+    from .supervisor import Supervised
 except ImportError as error:  # the server extra is optional
     raise SystemExit(f"dflash-serve: {error.name} is missing: pip install 'dflash-ggml[server]'") from None
 
@@ -108,6 +104,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="seconds a running answer may take after SIGTERM",
     )
     add(
+        "--supervise",
+        action="store_true",
+        help="run the model in a process of its own, and start that again when it dies",
+    )
+    add(
         "--cache-mb",
         type=int,
         default=1024,
@@ -148,30 +149,6 @@ def read_keys(args: argparse.Namespace) -> list[str]:
             raise ConfigError(f"--api-key-file: {args.api_key_file} holds no key")
         keys += found
     return keys
-
-
-def opener(
-    config: EngineConfig, cache_bytes: int, sampling: SamplingParams, think: str = "auto"
-) -> Callable[[Callable[[str, int, int], None]], Runner]:
-    """What the inference thread calls to load the model; it refuses defaults that the model cannot honour."""
-
-    def open_runner(progress: Callable[[str, int, int], None]) -> Runner:
-        from ..engine.engine import Engine
-        from ..session.session import Session
-
-        engine = Engine.load(config, progress)
-        try:
-            check_biases(sampling, engine.n_vocab)
-            session = Session(engine, cache_bytes=cache_bytes, thinking=THINKING[think])
-            thinking_choice(think, session)  # says where there is no switch
-            with suppress(ConfigError):  # grammars are refused when they are asked for
-                session.grammars.warm()
-            return Runner(session)
-        except BaseException:
-            engine.close()
-            raise
-
-    return open_runner
 
 
 def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[str]:
@@ -220,8 +197,10 @@ def run(args: argparse.Namespace) -> int:
         strict=args.strict,
         strict_model=args.strict_model,
     )
+    opener = Opener(config, args.cache_mb << 20, settings.sampling, args.think)
+    open_runner: Callable[[Progress], EngineSide] = Supervised(opener) if args.supervise else opener
     service = make_service(
-        opener(config, args.cache_mb << 20, settings.sampling, args.think),
+        open_runner,
         settings,
         keys=keys,
         queue_limit=args.queue,
@@ -248,6 +227,11 @@ def run(args: argparse.Namespace) -> int:
         service,
     )
 
+    def on_failed() -> None:
+        server.should_exit = True
+
+    service.worker.on_failed = on_failed
+
     def on_signal(signum: int, frame: FrameType | None) -> None:
         # uvicorn has its own handlers while it runs and raises the signal again afterwards: a clean exit.
         server.should_exit = True
@@ -268,6 +252,8 @@ def _announce(server: Server, service: Service) -> None:
         service.worker.wait_ready()
     except (DflashError, OSError):  # the worker has said it
         server.should_exit = True
+        return
+    if service.worker.runner is None:  # stopped while it was loading
         return
     while not server.started:
         if server.should_exit:

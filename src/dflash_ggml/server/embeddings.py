@@ -13,12 +13,12 @@ from pydantic import Field
 
 from ..session.embedding import normalised
 from .dialect import Settings
+from .engine_side import EngineSide
 from .errors import ApiError, bad_request
 from .harmless import QUIET_LABELS
 from .limits import check_count
 from .notes import Notes
 from .openai_completions import Tokens, prompt_list
-from .runner import Runner
 from .schema import Body, Positive, parse
 from .series import Work
 
@@ -130,7 +130,7 @@ def _encoded(vector: NDArray[np.float32], form: str | None) -> str | list[float]
     return vector.tolist()
 
 
-def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
+def tokens_of(runner: EngineSide, call: EmbeddingCall) -> list[tuple[int, ...]]:
     """The tokens of every input. Raises ConfigError, ContextOverflowError for one that cannot be."""
     ids = [runner.text_tokens(text, truncate=call.truncate) for text in call.inputs]
     call.encoder.n_tokens = sum(len(i) for i in ids)
@@ -141,7 +141,7 @@ def works(ids: Sequence[Sequence[int]], normalise: bool) -> Iterator[Work]:
     """Jobs that make a vector of each input, some inputs each."""
 
     def of(some: Sequence[Sequence[int]]) -> Work:
-        def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
+        def run(runner: EngineSide, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
             for tokens in some:
                 vector = runner.embed(tokens, cancelled)
                 yield normalised(vector) if normalise else vector

@@ -100,6 +100,10 @@ def context_overflow(message: str, n_prompt: int | None = None, n_ctx: int | Non
     )
 
 
+class EngineLost(DflashError):
+    """The engine process has ended; the message says how."""
+
+
 def from_exception(error: BaseException) -> ApiError:
     """An exception of the engine side as an ApiError; what was not raised on purpose becomes a plain 500."""
     if isinstance(error, ApiError):
@@ -110,6 +114,10 @@ def from_exception(error: BaseException) -> ApiError:
         # these messages begin with the field at fault, "messages[2].role: ..."
         field, colon, _ = str(error).partition(":")
         return ApiError(400, str(error), field if colon and " " not in field else None, "invalid_value")
+    if isinstance(error, EngineLost):
+        # what was with the engine may be what ended it: nobody should repeat it unasked
+        text = f"{error} while it had this request; it is started again"
+        return ApiError(500, text, code="engine_lost")
     if isinstance(error, DeviceError):
         return ApiError(500, str(error), code="device_error")
     if isinstance(error, DflashError):

@@ -13,18 +13,18 @@ from pydantic import Field
 
 from ..session.requests import CompletionRequest
 from ..text.grammar_spec import response_format_spec
-from ..text.tokenizer import Tokenizer, TooManyTokens
+from ..text.tokenizer import TooManyTokens
 from .choices import check_choices
 from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, speculation
+from .engine_side import EngineSide, Vocabulary
 from .errors import ApiError, bad_request
 from .limits import check_count, check_stops
 from .llamacpp_encoder import LlamaEncoder
 from .notes import Notes
-from .runner import Runner
+from .runner import FILL_MARKS
 from .schema import Body, Count, SamplingFields, Speculation, Token, parse
 
-SUFFIX_MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 MAX_ALTERNATIVES = 256
 
 Bias = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
@@ -85,7 +85,7 @@ class DetokenizeBody(Body):
     tokens: list[Token]
 
 
-def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
+def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Vocabulary) -> ApiCall:
     """Validate a request to /completion; raises ApiError naming the field."""
     notes = Notes(settings.strict)
     body = parse(CompletionBody, data, notes)
@@ -95,9 +95,9 @@ def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokeniz
     return _call(body, settings, requests, notes)
 
 
-def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
+def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Vocabulary) -> ApiCall:
     """Validate a request to /infill; raises ApiError, 501 for a vocabulary without the marks."""
-    missing = next((mark for mark in SUFFIX_MARKS if tokenizer.id_of(mark) is None), None)
+    missing = next((mark for mark in FILL_MARKS if tokenizer.id_of(mark) is None), None)
     if missing is not None:
         raise ApiError(
             501, f"this model cannot fill in: its vocabulary has no {missing}", code="not_supported"
@@ -133,7 +133,7 @@ def _call(
     )
 
 
-def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
+def _options(body: LlamaBody, settings: Settings, tokenizer: Vocabulary) -> dict[str, Any]:
     """The arguments of a CompletionRequest beside its prompt."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     if body.n_probs is not None and body.n_probs > MAX_ALTERNATIVES:
@@ -157,7 +157,7 @@ def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[
     }
 
 
-def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -> dict[int, float]:
+def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Vocabulary) -> dict[int, float]:
     """Biases by token: a text stands for each of its tokens, false bans."""
     pairs = given.items() if isinstance(given, dict) else given or ()
     biases: dict[int, float] = {}
@@ -204,7 +204,7 @@ def read_tokenize(data: dict[str, Any], settings: Settings) -> tuple[TokenizeBod
     return body, settings.limits.tokens
 
 
-def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
+def tokenize(runner: EngineSide, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
     """The answer of /tokenize; raises ApiError for a text with too many tokens."""
     body, most = asked
     most = max(most, runner.n_ctx)
@@ -223,7 +223,8 @@ def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
     except TooManyTokens:
         raise bad_request(f"content: more than {most} tokens; send it in parts", "content") from None
     if body.with_pieces:
-        return {"tokens": [{"id": t, "piece": _piece(tokenizer.token_bytes(t))} for t in tokens]}
+        pieces = tokenizer.pieces(tokens)
+        return {"tokens": [{"id": t, "piece": _piece(p)} for t, p in zip(tokens, pieces, strict=True)]}
     if body.content is not None:
         return {"tokens": tokens}
     return {"tokens": tokens, "count": len(tokens), "max_model_len": runner.n_ctx}
@@ -241,7 +242,7 @@ def read_detokenize(data: dict[str, Any], settings: Settings) -> DetokenizeBody:
     return parse(DetokenizeBody, data, Notes(settings.strict))
 
 
-def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
+def detokenize(runner: EngineSide, body: DetokenizeBody) -> dict[str, Any]:
     """The answer of /detokenize; raises ApiError for a token beyond the vocabulary."""
     tokenizer = runner.tokenizer
     for i, token in enumerate(body.tokens):
@@ -251,21 +252,17 @@ def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
     return {"content": text, "prompt": text}  # the second is vLLM's name
 
 
-def tokenizer_info(runner: Runner, settings: Settings) -> dict[str, Any]:
+def tokenizer_info(runner: EngineSide, settings: Settings) -> dict[str, Any]:
     """The answer of /tokenizer_info, vLLM's path by which evaluation harnesses use the server's vocabulary."""
-    tokenizer = runner.tokenizer
-    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
-    ids = {name: tokenizer.special_ids.get(key) for name, key in names.items()}
-    texts = {name: None if i is None else tokenizer.tokens[i] for name, i in ids.items()}
-    return {**texts, "chat_template": tokenizer.chat_template, "add_bos_token": tokenizer.add_bos}
+    return runner.vocabulary()
 
 
-def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:
+def apply_template(runner: EngineSide, call: ApiCall) -> dict[str, Any]:
     """The answer of /apply-template: a chat request's conversation as the model would see it."""
     return {"prompt": runner.render(call.request)}
 
 
-def props(runner: Runner, settings: Settings) -> dict[str, Any]:
+def props(runner: EngineSide, settings: Settings) -> dict[str, Any]:
     """The answer of /props."""
     info = runner.info()
     sampling = settings.sampling
@@ -285,7 +282,7 @@ def props(runner: Runner, settings: Settings) -> dict[str, Any]:
     }
 
 
-def slots(runner: Runner, settings: Settings, busy: bool) -> list[dict[str, Any]]:
+def slots(runner: EngineSide, settings: Settings, busy: bool) -> list[dict[str, Any]]:
     """The answer of /slots: the one there is."""
     params = props(runner, settings)["default_generation_settings"]["params"]
     slot = {"id": 0, "id_task": -1, "n_ctx": runner.n_ctx, "speculative": runner.info()["has_draft"]}

@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ConfigError
 from ..session.embedding import embed
 from ..session.events import Event, Finish, Usage
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
+from .engine_side import EngineSide
 from .metrics import Metrics
+
+FILL_MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 # `general.file_type` of a GGUF file, by llama.cpp's numbering
 _FILE_TYPES = (
@@ -93,6 +97,23 @@ class Runner:
         items = self.session.engine.metadata.items()
         return {key: value for key, value in items if isinstance(value, (str, int, float))}
 
+    def vocabulary(self) -> dict[str, Any]:
+        """The names of special tokens, and what the tokenizer puts around a text."""
+        tokenizer = self.tokenizer
+        names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
+        ids = {name: tokenizer.special_ids.get(key) for name, key in names.items()}
+        texts = {name: None if i is None else tokenizer.tokens[i] for name, i in ids.items()}
+        return {**texts, "chat_template": tokenizer.chat_template, "add_bos_token": tokenizer.add_bos}
+
+    def skills(self) -> list[str]:
+        """What the vocabulary and the chat template can do beside plain text: insert, tools, thinking."""
+        found = ["insert"] if all(self.tokenizer.id_of(mark) is not None for mark in FILL_MARKS) else []
+        try:
+            template = self.session.templates.of(None)[0]
+        except ConfigError:  # the file has none
+            return found
+        return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
+
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")
 
@@ -101,10 +122,10 @@ class Runner:
         self.session.engine.close()
 
 
-def work(prepared: Prepared, metrics: Metrics) -> Callable[[Runner, Callable[[], bool]], Iterator[Any]]:
+def work(prepared: Prepared, metrics: Metrics) -> Callable[[EngineSide, Callable[[], bool]], Iterator[Any]]:
     """A worker's job that answers one request and counts it."""
 
-    def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[Any]:
+    def run(runner: EngineSide, cancelled: Callable[[], bool]) -> Iterator[Any]:
         with closing(runner.events(prepared, cancelled)) as events:
             for event in events:
                 if isinstance(event, Usage):

@@ -1,4 +1,7 @@
-"""The one thread that owns the engine: loads it, runs one request at a time, frees it."""
+"""The one thread that owns the engine: loads it, runs one request at a time, frees it.
+
+A runner that can be lost (`watch`, where the engine has a process of its own) is opened again; until then nothing waits.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
-from .errors import ApiError, from_exception
+from .engine_side import Progress
+from .errors import ApiError, EngineLost, from_exception
 from .fairqueue import ClientFull, FairQueue, QueueClosed, QueueFull
 
 log = logging.getLogger(__name__)
@@ -69,18 +73,23 @@ class Job(Generic[B]):
 
 
 class Worker(Generic[B]):
-    """Runs jobs in turn in one thread; `open_runner(progress)` is called there first, its `close()` last."""
+    """Runs jobs in turn in one thread; `open_runner(progress)` is called there first, its `close()` last.
+
+    on_finished is told the seconds of every job, on_failed that the runner could not be opened.
+    """
 
     def __init__(
         self,
-        open_runner: Callable[[Callable[[str, int, int], None]], B],
+        open_runner: Callable[[Progress], B],
         *,
         queue_limit: int = 64,
         client_limit: int | None = None,
     ) -> None:
         self._open = open_runner
+        self._queue_limits = queue_limit, client_limit
         self._queue: FairQueue[Job[B]] = FairQueue(queue_limit, client_limit)
         self.on_finished: Callable[[float], None] | None = None
+        self.on_failed: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._main, name="dflash-inference", daemon=True)
         self._ready = threading.Event()
         self._draining = False
@@ -152,6 +161,7 @@ class Worker(Generic[B]):
                 503, message, code="queue_full", retry_after=self.retry_after(), retry=True
             ) from None
         except QueueClosed:
+            self.require_ready()
             raise ApiError(
                 503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True
             ) from None
@@ -182,44 +192,78 @@ class Worker(Generic[B]):
         """Drain, cancel the running job, close the runner; True if the thread ended within `timeout` s."""
         self.drain()
         self.cancel_running()
+        abort = getattr(self._open, "abort", None)
+        if abort is not None:
+            abort()
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _main(self) -> None:
         try:
-            self.runner = self._open(self._on_progress)
+            while not self._draining and (runner := self._opened()) is not None:
+                queue = self._queue
+                self.runner = runner
+                watch = getattr(runner, "watch", None)
+                if watch is not None:
+                    watch(self._on_lost)
+                if self._ready.is_set():
+                    log.warning("ready again")
+                self._ready.set()
+                try:
+                    self._serve(queue, runner)
+                finally:
+                    self.runner = None
+                    close = getattr(runner, "close", None)
+                    if close is not None:
+                        close()
+        finally:
+            self._ready.set()
+
+    def _opened(self) -> B | None:
+        try:
+            return self._open(self._on_progress)
         except BaseException as error:  # noqa: BLE001 - told to whoever asks
+            if isinstance(error, EngineLost) and self._draining:  # it was told to end
+                return None
             log.error("could not start: %s", error)
             self.failure = error
             self._queue.close()
-            return
-        finally:
-            self._ready.set()
-        try:
-            while (job := self._queue.get()) is not None:
-                self._current = job
-                try:
-                    self._run(job)
-                finally:
-                    self._current = None
-                del job  # an idle thread must not keep the last request's buffers alive
-        finally:
-            close = getattr(self.runner, "close", None)
-            self.runner = None
-            if close is not None:
-                close()
+            if self.on_failed is not None:
+                self.on_failed()
+            return None
+
+    def _serve(self, queue: FairQueue[Job[B]], runner: B) -> None:
+        while (job := queue.get()) is not None:
+            self._current = job
+            try:
+                self._run(job, runner)
+            finally:
+                self._current = None
+            del job  # an idle thread must not keep the last request's buffers alive
+
+    def _on_lost(self, how: str) -> None:
+        """The runner has gone by itself: refuse the jobs that wait. Its last job is told by the runner."""
+        log.error("%s%s", how, "" if self._draining else "; it is started again")
+        self.loading = ("restart", 0, 0)
+        self.runner = None
+        lost, self._queue = self._queue, FairQueue(*self._queue_limits)
+        if self._draining:
+            self._queue.close()
+        gone = ApiError(503, f"{how}; it is started again", code="loading", retry_after=2, retry=True)
+        for job in lost.close():
+            job.cancel(gone)
+            job.emit(_End(gone))
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:
         self.loading = (stage, done, total)
 
-    def _run(self, job: Job[B]) -> None:
-        assert self.runner is not None
+    def _run(self, job: Job[B], runner: B) -> None:
         started = time.monotonic()
         error: BaseException | None = None
         events: Iterator[Any] = iter(())
         try:
-            events = job.work(self.runner, lambda: job.cancelled)
+            events = job.work(runner, lambda: job.cancelled)
             for (
                 event
             ) in events:  # a cancelled job ends its own events within one step, after counting its usage
@@ -227,7 +271,7 @@ class Worker(Generic[B]):
                     job.emit(event)
         except Exception as caught:
             error = caught
-            if from_exception(caught).status >= 500:
+            if from_exception(caught).status >= 500 and not isinstance(caught, EngineLost):
                 log.exception("a request failed")
         finally:
             close = getattr(events, "close", None)

@@ -68,6 +68,8 @@ def _out(value: Any, hint: Any, where: str) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping) and (_item(hint) is not Any or all(isinstance(k, str) for k in value)):
         return {str(k): _out(v, _item(hint), f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, (list, tuple)) and set(map(type, value)) <= {int, str}:
+        return list(value)  # a prompt's tokens
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_out(v, _item(hint), f"{where}[{i}]") for i, v in enumerate(value)]
     raise ConfigError(f"{where}: {value!r:.60} is no plain data; use JSON's values only")
@@ -98,6 +100,8 @@ def _in(data: Any, hint: Any, where: str) -> Any:
         return base64.b64decode(data)
     if origin is float:
         return float(data)
+    if origin is tuple and _item(hint) in (int, str):
+        return tuple(data)
     if origin is tuple:
         return tuple(_in(v, _item(hint), where) for v in data)
     if origin is Sequence:

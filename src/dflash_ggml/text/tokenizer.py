@@ -204,6 +204,10 @@ class Tokenizer:
         """As token_bytes; b"" for the padding ids that a model's logits may have beyond the vocabulary."""
         return self.token_bytes(token) if token < self.n_vocab else b""
 
+    def pieces(self, tokens: Iterable[int]) -> list[bytes]:
+        """token_bytes of each."""
+        return [self.token_bytes(token) for token in tokens]
+
     def decode_bytes(self, tokens: Iterable[int], special: bool = False) -> bytes:
         """The bytes of several tokens; control tokens are left out unless `special`."""
         pieces = ((token, self.token_bytes(token)) for token in tokens)

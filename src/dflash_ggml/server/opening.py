@@ -1,0 +1,39 @@
+"""What opens the model: called in the inference thread, or sent to the engine process and called there."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..cli.arguments import THINKING, check_biases, thinking_choice
+from ..config import EngineConfig
+from ..decode.sampling_params import SamplingParams
+from ..errors import ConfigError
+from .engine_side import Progress
+from .runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Loads the model; refuses defaults that the model cannot honour. Plain data, so that it can be pickled."""
+
+    config: EngineConfig
+    cache_bytes: int
+    sampling: SamplingParams
+    think: str = "auto"
+
+    def __call__(self, progress: Progress) -> Runner:
+        from ..engine.engine import Engine
+        from ..session.session import Session
+
+        engine = Engine.load(self.config, progress)
+        try:
+            check_biases(self.sampling, engine.n_vocab)
+            session = Session(engine, cache_bytes=self.cache_bytes, thinking=THINKING[self.think])
+            thinking_choice(self.think, session)  # says where there is no switch
+            with suppress(ConfigError):  # grammars are refused when they are asked for
+                session.grammars.warm()
+            return Runner(session)
+        except BaseException:
+            engine.close()
+            raise
