@@ -100,7 +100,7 @@ def _in(data: Any, hint: Any, where: str) -> Any:
         return base64.b64decode(data)
     if origin is float:
         return float(data)
-    if origin is tuple and _item(hint) in (int, str):
+    if origin is tuple and set(map(type, data)) <= {int, str}:
         return tuple(data)
     if origin is tuple:
         return tuple(_in(v, _item(hint), where) for v in data)
