@@ -20,12 +20,14 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from starlette.testclient import TestClient
 
-from dflash_ggml.errors import ConfigError
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
 from dflash_ggml.server.app import Service, create_app, make_service
 from dflash_ggml.server.dialect import Settings
-from dflash_ggml.server.errors import EngineLost
+from dflash_ggml.server.errors import ApiError, EngineLost
+from dflash_ggml.server.frames import pack_error, unpack_error
 from dflash_ggml.server.supervisor import Supervised
 from dflash_ggml.server.worker import Worker
+from dflash_ggml.text.tokenizer import TooManyTokens
 from reference.server_kit import serving, wait_until
 from reference.supervised_kit import IN_GGML, IN_PREPARE, SLOWLY, ToyOpener
 
@@ -95,12 +97,11 @@ QUESTIONS: list[tuple[str, Any]] = [
     ("/completion", {"prompt": "hello", "n_predict": 5, "seed": 4, "logit_bias": [["STOP", False]]}),
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
     ("/tokenize", {"content": "hello é", "with_pieces": True, "add_special": True}),
-    ("/tokenize", {"content": "hello " * 70_000}),
     ("/detokenize", {"tokens": [104, 257, 262]}),
     ("/detokenize", {"tokens": [1_000_000]}),
     ("/apply-template", {"messages": ASK}),
     ("/api/show", {"model": "toy"}),
-    ("/v1/completions", {"prompt": "hello", "grammar": "root ::="}),
+    ("/v1/completions", {"prompt": "hello", "grammar": "root ::= ("}),
     ("/v1/completions", {"prompt": "x", "suffix": "y"}),
     ("/v1/chat/completions", {"messages": ASK, "tool_choice": "required"}),
     ("/props", None),
@@ -133,8 +134,34 @@ def test_every_path_answers_as_it_does_with_the_engine_beside_it(served: Served)
             got = served.ask(path, body)
             assert got.status == wanted.status_code, path
             assert plain(json.loads(got.read())) == plain(wanted.json()), path
-            statuses.append((path, got.status))
-    print(statuses)
+            statuses.append(got.status)
+    assert statuses.count(200) == 16 and len(statuses) == 21
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("prompt: it is empty"),
+        ContextOverflowError("too long", 9, 8),
+        ModelFileError("x.gguf: damaged"),
+        DeviceError("out of memory"),
+        TooManyTokens(70_000),
+    ],
+)
+def test_errors_that_were_raised_on_purpose_are_the_same_on_the_other_side(error: Exception) -> None:
+    class More(type(error)):  # type: ignore[misc]
+        """A kind that the other side need not know."""
+
+    for given in (error, More(*error.args)):
+        got = unpack_error(json.loads(json.dumps(pack_error(given))))
+        assert type(got) is type(error) and str(got) == str(error)
+    assert vars(unpack_error(pack_error(error))) == vars(error)
+
+
+def test_other_errors_are_a_500_that_names_their_kind() -> None:
+    got = unpack_error(pack_error(ZeroDivisionError("secret")))
+    assert isinstance(got, ApiError) and (got.status, got.code) == (500, "internal_error")
+    assert "ZeroDivisionError" in got.message and "secret" not in got.message
 
 
 @pytest.mark.parametrize(

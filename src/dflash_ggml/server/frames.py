@@ -98,7 +98,7 @@ def pack_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, ContextOverflowError):
         packed |= {"kind": "ContextOverflowError", "n_prompt": error.n_prompt, "n_ctx": error.n_ctx}
     elif isinstance(error, TooManyTokens):
-        packed["found"] = error.found
+        packed |= {"kind": "TooManyTokens", "found": error.found}
     return packed
 
 

@@ -143,7 +143,7 @@ class Channel:
             self._waiting.pop(number, None)
 
     def _read(self) -> None:
-        with suppress(EOFError, OSError, ValueError):
+        with suppress(EOFError, OSError, ValueError, KeyError, TypeError):  # the end, or no frame of ours
             while True:
                 frame = self._link.receive()
                 answers = self._waiting.get(frame["id"])
