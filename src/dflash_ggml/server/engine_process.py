@@ -1,7 +1,8 @@
 """The process that `--supervise` puts the engine into: opens the model, answers frames, ends with its server.
 
-SIGINT and SIGTERM are blocked here from the first instruction on (`supervisor` starts it so): a terminal and a service
-manager send them to all processes of a group, and a running answer may go on for as long as the server lets it. What
+SIGINT and SIGTERM do nothing here: a terminal and a service manager send them to all processes of a group, and a running
+answer may go on for as long as the server lets it. `supervisor` starts this process with both held back until handlers
+stand; a handler, unlike what is ignored or held back, is not inherited by processes that are started from here. What
 ends this process is a frame that says so, or the end of the socket: the kernel closes that however the server ends,
 by SIGKILL too. PR_SET_PDEATHSIG was the other way: Linux only, and bound to the thread that started the process.
 """
@@ -12,6 +13,7 @@ import logging
 import os
 import pickle
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 CALLS = {"prepare", "count", "render", "text_tokens"}
 VOCABULARY_CALLS = {"id_of", "encode", "pieces", "decode_bytes"}
 SWITCH_SECONDS = 0.001
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 OPENING = 0  # the id of what is said about the opening of the model
 
 
@@ -118,6 +121,9 @@ class EngineProcess:
 def main(fd: int) -> None:
     """Serve on this end of the socket pair; does not return."""
     code = 1
+    for name in HELD_BACK:
+        signal.signal(name, lambda signum, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     try:
         link = Link(fd)
         opener, level = pickle.loads(link.receive_bytes())

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import DflashError
+from .engine_process import HELD_BACK
 from .engine_side import Progress
 from .errors import EngineLost
 from .frames import Link
@@ -26,7 +27,6 @@ _START = (
     "import sys; fd = int(sys.argv[1]); sys.path[:] = sys.argv[2:]; "
     "from dflash_ggml.server.engine_process import main; main(fd)"
 )
-_HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Supervised:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path]
         # what a thread holds back, its children hold back from their first instruction on
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         finally:
