@@ -104,6 +104,7 @@ QUESTIONS: list[tuple[str, Any]] = [
     ("/v1/completions", {"prompt": "hello", "grammar": "root ::= ("}),
     ("/v1/completions", {"prompt": "x", "suffix": "y"}),
     ("/v1/chat/completions", {"messages": ASK, "tool_choice": "required"}),
+    ("/tokenizer_info", None),
     ("/props", None),
     ("/slots", None),
     ("/v1/models", None),
@@ -135,7 +136,7 @@ def test_every_path_answers_as_it_does_with_the_engine_beside_it(served: Served)
             assert got.status == wanted.status_code, path
             assert plain(json.loads(got.read())) == plain(wanted.json()), path
             statuses.append(got.status)
-    assert statuses.count(200) == 16 and len(statuses) == 21
+    assert statuses.count(200) == 17 and len(statuses) == 22
 
 
 @pytest.mark.parametrize(
