@@ -17,6 +17,7 @@ from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, pairs_table
+from .streams import end_output
 from .wording import count
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class Version(argparse.Action):
         from ..ggml.bindings import ffi, lib
 
         ggml = ffi.string(lib.ggml_version()).decode()
-        print(f"{parser.prog} {distributions.version('dflash-ggml')} (ggml {ggml}, patched)")
-        parser.exit()
+        _print_and_leave(
+            parser, f"{parser.prog} {distributions.version('dflash-ggml')} (ggml {ggml}, patched)"
+        )
 
 
 class ListPairs(argparse.Action):
@@ -51,8 +53,17 @@ class ListPairs(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
         """Print them and leave."""
-        print(pairs_table())
-        parser.exit()
+        _print_and_leave(parser, pairs_table())
+
+
+def _print_and_leave(parser: argparse.ArgumentParser, text: str) -> NoReturn:
+    """Exit code 0, 1 where standard output could not take the text."""
+    code = 0
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        code = end_output(parser.prog, error)
+    parser.exit(code)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -270,22 +281,19 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         raise ConfigError("give one target only: -m or -hf")
     if args.model_draft is not None and args.hf_repo_draft is not None:
         raise ConfigError("give one draft only: -md or -hfd")
-    hub = Hub(offline=args.offline) if args.hf_repo is not None or args.hf_repo_draft is not None else None
-    named = args.model_draft is not None or args.hf_repo_draft is not None
+    # all that can be refused at once is, before gigabytes are fetched
+    target_spec = None if args.hf_repo is None else RepoSpec.parse(args.hf_repo)
+    draft_spec = None if args.hf_repo_draft is None else RepoSpec.parse(args.hf_repo_draft)
+    model = EMBEDDED_TARGET if args.model is None else _existing("-m", args.model)
+    draft = None if args.model_draft is None else _existing("-md", args.model_draft)
+    named = draft is not None or draft_spec is not None
     wants_draft = args.mode != "plain"
-    model = Path(args.model) if args.model is not None else EMBEDDED_TARGET
-    draft = None
-    if hub is not None and args.hf_repo is not None:
-        spec = RepoSpec.parse(args.hf_repo)
-        model, draft = hub.target(spec, args.hf_file, want_draft=wants_draft and not named)
-    if not model.exists():
-        raise ConfigError(f"-m: {model} does not exist")
-    if args.model_draft is not None:
-        draft = Path(args.model_draft)
-        if not draft.exists():
-            raise ConfigError(f"-md: {draft} does not exist")
-    elif hub is not None and args.hf_repo_draft is not None and wants_draft:
-        draft = hub.draft(RepoSpec.parse(args.hf_repo_draft))
+    hub = None if target_spec is None and draft_spec is None else Hub(offline=args.offline)
+    if hub is not None and target_spec is not None:
+        model, found = hub.target(target_spec, args.hf_file, want_draft=wants_draft and not named)
+        draft = draft or found
+    if hub is not None and draft_spec is not None and wants_draft:
+        draft = hub.draft(draft_spec)
     if wants_draft and not named and args.hf_repo is None:
         draft = _beside(model, args.mode)
     return EngineConfig(
@@ -306,6 +314,16 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft_found=not named,
         draft_window=args.draft_window,
     )
+
+
+def _existing(flag: str, name: str) -> Path:
+    """The path that was given with this flag. Raises ConfigError."""
+    if not name:
+        raise ConfigError(f"{flag}: the name is empty")
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(f"{flag}: {path} does not exist")
+    return path
 
 
 def _beside(model: Path, mode: str) -> Path | None:

@@ -386,6 +386,8 @@ def map_file(path: Path) -> np.ndarray:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
             what = "not a regular file"
+            if stat.S_ISDIR(status.st_mode):
+                what += " but a folder; name the file in it"
         elif not status.st_size:
             what = "the file is empty"
         else:
