@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ggml.cli.chat import read_message
+from dflash_ggml.cli.chat import main, read_message
 from dflash_ggml.cli.repl import Conversation, Quit
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.decode.sampling_params import OPTIONS
@@ -84,7 +84,11 @@ def test_commands(tmp_path: Path) -> None:
     [
         ("/nonsense", "unknown command"),
         ("/save", "file name"),
-        ("/load /nonexistent/x.json", "No such file"),
+        ("/load /nonexistent/x.json", "[/nonexistent/x.json: No such file"),
+        ("/load /", "[/: Is a directory"),
+        ("/save /dev/full", "[No space left"),
+        ("h\udcffi", "not UTF-8"),
+        ("x" * 2000, "/reset make room"),
         ("/set temperature hot", "not a number"),
         ("/set heat", "NAME is one of max_tokens, temperature"),
         ("/set max_tokens 0", "neither a count nor none"),
@@ -294,6 +298,20 @@ def test_the_history_is_bounded_and_no_condition(tmp_path: Path) -> None:
     assert run(file) == ""
     assert file.read_text().splitlines() == ["theirs", *(f"mine {i}" for i in range(4))]
     assert "is not kept" in run(Path("/dev/null/nowhere"))
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_conversation_that_cannot_be_gone_on_with_is_told_before_loading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    file = tmp_path / "chat.json"
+    if content is not None:
+        file.write_text(content)
+    model = tmp_path / "no.gguf"
+    model.write_text("would be told of next")
+    assert main(["--load", str(file), "-m", str(model)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("dflash-chat: ") and f"{file}: " in said and "no.gguf" not in said
 
 
 def test_standard_output_closed_or_full() -> None:

@@ -30,7 +30,7 @@ from .arguments import (
     warn_of_threads,
 )
 from .interrupt import leave
-from .repl import Conversation, Quit
+from .repl import Conversation, Quit, Save, read_save
 from .report import Meter
 from .streams import can_write, end_output
 from .terminal import HISTORY, Keyboard, line_history
@@ -132,11 +132,20 @@ def read_line(prompt: str) -> str:
     return line.rstrip("\n")
 
 
+def _saved(name: str) -> Save:
+    """What --load names. Raises ConfigError."""
+    try:
+        return read_save(name)
+    except OSError as error:
+        raise ConfigError(f"--load: {name}: {error.strerror}") from None
+
+
 def run(args: argparse.Namespace) -> None:
     """Load the model and talk."""
     if args.predict is not None and args.predict < 1:
         raise ConfigError(f"-n: {args.predict} is below 1")
     sampling_params(args)  # a bad value is told of before anything is loaded
+    save = None if args.load is None else _saved(args.load)
     config = engine_config(args)
     warn_of_threads(args.threads)
     meter, keyboard = Meter(sys.stderr), Keyboard()
@@ -165,8 +174,8 @@ def run(args: argparse.Namespace) -> None:
             thinking=thinking_choice(args.think, session),
             progress=progress,
         )
-        if args.load is not None:
-            conversation.say(f"/load {args.load}")
+        if save is not None:
+            conversation.take(args.load, save)
         if sys.stdin.isatty():
             draft = engine.config.draft
             drafting = f"draft {draft.name}" if draft else "no draft"

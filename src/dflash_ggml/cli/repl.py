@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
-from ..errors import ConfigError, DflashError
+from ..errors import ConfigError, ContextOverflowError, DflashError
 from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, Usage
 from ..session.requests import ChatRequest
 from ..session.session import Session, run_chat
@@ -36,6 +36,7 @@ Ctrl-C stops the answer, Ctrl-D ends the program.
 A message that begins with a slash is written with two: //etc is a path. What is typed during an answer is taken next."""
 
 SAVE_VERSION = 1
+Save = tuple[str, list[dict[str, Any]]]  # system message, messages
 
 
 class Quit(Exception):
@@ -104,6 +105,11 @@ class Conversation:
         text = line.strip()
         if not text:
             return
+        try:
+            line.encode()
+        except UnicodeEncodeError:  # bytes that Python could not read came in as lone surrogates
+            self.note("that is not UTF-8 text, and was not taken")
+            return
         if text.startswith("/") and not text.startswith("//"):
             name, _, argument = text[1:].partition(" ")
             command = self._commands().get(name)
@@ -112,7 +118,9 @@ class Conversation:
                 return
             try:
                 command(argument.strip())
-            except (DflashError, OSError) as error:
+            except OSError as error:
+                self.note(": ".join(part for part in (error.filename, error.strerror) if part))
+            except DflashError as error:
                 self.note(str(error))
             return
         self.answer(text[1:] if text.startswith("//") else line)
@@ -124,6 +132,10 @@ class Conversation:
         said: dict[type, list[str]] = {TextDelta: [], ReasoningDelta: []}
         try:
             self._stream(said)
+        except ContextOverflowError as error:
+            self.messages.pop()
+            self.note(f"{error}; /undo and /reset make room, -c at the start gives more")
+            return
         except DflashError as error:
             self.messages.pop()
             self.note(str(error))
@@ -183,6 +195,11 @@ class Conversation:
         self.notes.write(f"[{text}]\n" if "\n" not in text else f"{text}\n")
         self.notes.flush()
 
+    def take(self, name: str, save: Save) -> None:
+        """Go on with a saved conversation, read from the file of this name."""
+        self.system, self.messages = save
+        self.note(f"loaded {count(len(self.messages), 'message')} from {name}")
+
     # ---- commands
 
     def _commands(self) -> Mapping[str, Callable[[str], None]]:
@@ -226,12 +243,7 @@ class Conversation:
     def _load(self, name: str) -> None:
         if not name:
             raise ConfigError("/load needs a file name")
-        try:
-            data = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{name}: not a saved conversation: {error}") from None
-        self.system, self.messages = checked_save(data, name)
-        self.note(f"loaded {count(len(self.messages), 'message')} from {name}")
+        self.take(name, read_save(name))
 
     def _think(self, word: str) -> None:
         if word:
@@ -294,7 +306,16 @@ class Conversation:
         raise Quit
 
 
-def checked_save(data: Any, name: str) -> tuple[str, list[dict[str, Any]]]:
+def read_save(name: str) -> Save:
+    """A saved conversation. Raises ConfigError, OSError."""
+    try:
+        data = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{name}: not a saved conversation: {error}") from None
+    return checked_save(data, name)
+
+
+def checked_save(data: Any, name: str) -> Save:
     """System message and messages of a saved conversation. Raises ConfigError naming what is wrong."""
     if not isinstance(data, dict) or data.get("version") != SAVE_VERSION:
         raise ConfigError(f"{name}: not a conversation saved by this version")
