@@ -408,6 +408,34 @@ def test_a_cut_call_keeps_what_there_was(cut: bool) -> None:
     assert closed.calls[0][1] == (whole[1][:-1] if cut else whole[1])
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        call("ping"),
+        '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
+        "<function=ping>\n</function>",
+    ],
+)
+def test_markup_that_a_limit_cut_is_no_text(second: str) -> None:
+    """Neither the head of a call nor its closing tags, wherever the limit falls behind the first characters of a tag."""
+    first = call("trip", ("days", "2"))
+    text = f"I look.\n\n{first}\n{second}"
+    for n in range(len("I look.\n\n<tool"), len(text)):
+        out = read([text[:n]], cut=True)
+        assert out.text.rstrip() == "I look.", text[:n]
+    assert read([first + "\nif a <"], cut=True).text == "if a <"
+    assert read(["<tool_call>\n<function=ping>"], cut=True).calls == [("ping", "")]
+    for kept in (
+        "a </tab",
+        "a <t",
+        '{"name": "trip", "argu',
+        "<tool_box",
+        "<tool_call> is a tag",
+        "<functions",
+    ):
+        assert read([kept], cut=True).text == kept
+
+
 def test_a_string_streams_while_it_is_written() -> None:
     parser = ChatParser(reasoning="closed", schemas=SCHEMAS)
     events = parser.feed("<tool_call>\n<function=write>\n<parameter=content>\nA long text, line")

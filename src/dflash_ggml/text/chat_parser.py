@@ -13,6 +13,7 @@ from .tool_reader import ToolCallReader
 
 THINK, END_THINK = "<think>", "</think>"
 TAGS = (THINK, END_THINK, CALL, END_CALL)
+_TELLING = len("<tool")  # characters of a tag that are hardly anything else
 
 ReasoningMode = Literal["off", "closed", "open"]
 
@@ -102,7 +103,7 @@ class ChatParser:
             elif self.in_reasoning:
                 more = self._read_reasoning(events, final)
             else:
-                more = self._read_text(events, final)
+                more = self._read_text(events, final, cut)
 
     # --- each takes from the buffer and says whether another look is worthwhile
 
@@ -145,9 +146,11 @@ class ChatParser:
             self.in_reasoning, self._space = False, ""
         return final
 
-    def _read_text(self, events: list[Delta], final: bool) -> bool:
+    def _read_text(self, events: list[Delta], final: bool, cut: bool) -> bool:
         found = (0, self._marker) if self._opening is not None else self._find_marker()
         if found is None:
+            if cut:
+                self._drop_cut_tag()
             keep = 0 if final else partial_suffix(self._buf, self._markers)
             head, self._buf = self._buf[: len(self._buf) - keep], self._buf[len(self._buf) - keep :]
             self._pass(head, events)
@@ -165,6 +168,9 @@ class ChatParser:
         assert self._schemas is not None
         self._opening = self._opening or Opening(self._schemas)
         verdict = self._opening.judge(self._buf, final)
+        if cut and verdict == "text" and marker != "{" and self._opening.judge(self._buf) == "wait":
+            self._buf = self._space = ""  # a limit fell into the head of a call: nobody wants to read that
+            return False
         if verdict == "wait":
             self._marker = marker
             return False
@@ -177,6 +183,16 @@ class ChatParser:
             self._space = ""
             self._reader = ToolCallReader(self._schemas, self.n_calls, self._new_id)
         return True
+
+    def _drop_cut_tag(self) -> None:
+        """Take the beginning of a call's tag off the end; a short one only where another call has just ended."""
+        tags = tuple(tag for tag in self._markers if tag in (CALL, FUNCTION))
+        n = partial_suffix(self._buf, tags)
+        behind_call = self._trim and self.n_calls > 0 and not self._buf[: len(self._buf) - n].strip()
+        if n >= _TELLING or (n and behind_call):
+            self._buf = self._buf[: len(self._buf) - n]
+            if behind_call or not self._buf:
+                self._space = ""
 
     @property
     def _markers(self) -> tuple[str, ...]:

@@ -255,11 +255,11 @@ class ToolCallReader:
             if self._tagged or match[1].strip() in self._schemas:
                 self._buf, self._state = text, self._head
                 return True
-        elif not self._final and (
+        elif (not self._final or self._cut) and (
             any(tag.startswith(text) for tag in (END_FUNCTION, END_CALL, FUNCTION))
             or OPEN_TAG.fullmatch(text)
         ):
-            return False
+            return False  # of a closing tag that a limit cut nothing is left
         self.done = True
         return False
 
