@@ -238,6 +238,11 @@ def test_values_out_of_range_are_told_once_and_brought_in(
     assert text == llm("abc", max_tokens=8, seed=3, **taken)["choices"][0]["text"]
 
 
+def test_bytes_are_no_token_ids(llm: ToyLlama) -> None:
+    with pytest.raises(TypeError, match="prompt: .* got bytes"):
+        llm(b"abc")
+
+
 def test_prompt_as_tokens_and_echo(llm: ToyLlama) -> None:
     ids = llm.tokenize(b"hello")
     a, b = llm(ids, seed=3, max_tokens=5), llm("hello", seed=3, max_tokens=5)

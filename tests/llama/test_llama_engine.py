@@ -232,6 +232,12 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     ):
         assert said[0].filename == __file__
         assert not llm.engine.has_draft
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ConfigError, match=f"mode tree needs a draft: .*{draft.name}.*draft_model=PATH"):
+            Llama(str(target), mode="tree", verbose=False)
+        with pytest.raises(ConfigError, match="^n_ctx: -5"):
+            Llama(str(target), n_ctx=-5, verbose=False)
     with pytest.raises(ModelFileError):
         Llama(str(target), draft_model=str(draft), verbose=False)
     with pytest.raises(ConfigError, match="needs a draft"):

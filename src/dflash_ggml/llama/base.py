@@ -100,14 +100,18 @@ class LlamaBase:
         from ..engine.engine import Engine
 
         options = self._options
+        plain = options.engine_config(None)  # a bad value is told before files are looked at
         draft, found = self._choose_draft()
+        config = options.engine_config(draft)
         try:
-            return Engine.load(options.engine_config(draft))
+            return Engine.load(config)
         except DflashError as error:
-            if draft is None or not found:
+            if draft is None or not found or config.mode != "auto":  # any other mode asks for a draft
                 raise
-            warnings.warn(f"the draft beside the model is not used, decoding plainly: {error}", stacklevel=4)
-            return Engine.load(options.engine_config(None))
+            reason = str(error)
+        engine = Engine.load(plain)
+        warnings.warn(f"the draft beside the model is not used, decoding plainly: {reason}", stacklevel=4)
+        return engine
 
     def _choose_draft(self) -> tuple[Path | None, bool]:
         """(draft path or None, whether it was found rather than named). Raises ConfigError if a named one is missing."""
@@ -122,6 +126,8 @@ class LlamaBase:
         from ..drafts.beside import draft_beside
 
         beside = draft_beside(Path(self.model_path))
+        if beside.path is None and self._options.mode in ("chain", "tree"):
+            raise ConfigError(f"mode {self._options.mode} needs a draft: {beside.why}; pass draft_model=PATH")
         if named is not None:  # a Python drafter
             instead = "decoding plainly" if beside.path is None else f"drafting with {beside.path.name}"
             warnings.warn(

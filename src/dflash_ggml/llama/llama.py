@@ -224,7 +224,9 @@ class Llama(LlamaEmbeddings):
     __call__ = create_completion
 
     def _prompt(self, prompt: str | Sequence[int], suffix: str | None) -> str | list[int]:
-        """The prompt as given, or its ids where a tokenizer of the caller's replaces the model's own."""
+        """The prompt as given, or its ids where a tokenizer of the caller's replaces the model's own. Raises TypeError."""
+        if isinstance(prompt, bytes):  # a sequence of numbers, too, but not of tokens
+            raise TypeError("prompt: expected text or token ids, got bytes; decode them first")
         if isinstance(prompt, str) and self._options.tokenizer is not None and suffix is None:
             return list(self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True))
         return prompt if isinstance(prompt, str) else [int(t) for t in prompt]

@@ -99,7 +99,7 @@ def window_note(target_name: str, draft_name: str, title: str, p: DraftParams) -
         return ""
     return (
         f"{draft_name} tells of no attention window, but the draft of {pair.name} was trained with one of {pair.window}: "
-        f"long texts lose acceptance; --draft-window {pair.window} sets it (--draft-window 0 silences this)"
+        f"long texts lose acceptance; --draft-window {pair.window} sets it (draft_window= in Python), 0 silences this"
     )
 
 
