@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from dflash_ggml.errors import ConfigError
+from dflash_ggml.errors import ConfigError, ModelFileError
+from dflash_ggml.files.hub import HubError
 from dflash_ggml.llama import pretrained as llama_hub
+from dflash_ggml.llama.llama import Llama
 from reference.toy_llama import ToyLlama
 
 FILES = ["README.md", "dflash-model-Q8_0.gguf", "model-Q4_K_M.gguf", "model-Q8_0.gguf", "sub/other.gguf"]
@@ -48,10 +50,49 @@ def test_a_glob_that_matches_one_file_and_the_draft_beside_it(hub: type[StandIn]
     assert llm.draft_model == str(tmp_path / "dflash-model-Q8_0.gguf")
 
 
+def test_all_parts_of_a_draft_and_none_that_cannot_be_used(
+    hub: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose drafts are of kinds that are not supported yet, the one beside it is not even fetched."""
+    parts = ["dflash-model-00001-of-00002.gguf", "dflash-model-00002-of-00002.gguf"]
+    asked = []
+    monkeypatch.setattr(StandIn, "draft_for", lambda *args: asked.append(args[2]), raising=False)
+    monkeypatch.setattr(StandIn, "files", lambda self, repo: ["model.gguf", *parts])
+    ToyLlama.from_pretrained("maker/model", "model.gguf")
+    assert hub.fetched == ["model.gguf", *parts]
+    monkeypatch.setattr(
+        StandIn, "files", lambda self, repo: ["Qwen3.8-27B-Q4_K_M.gguf", "dflash-Qwen3.8-27B.gguf"]
+    )
+    hub.fetched.clear()
+    llm = ToyLlama.from_pretrained("maker/model", "Qwen3.8*")
+    assert hub.fetched == asked == ["Qwen3.8-27B-Q4_K_M.gguf"] and llm.draft_model is None
+    monkeypatch.setattr(StandIn, "files", lambda self, repo: ["Qwen3.5-35B-A3B-Q4_K_M.gguf"])
+    with pytest.raises(HubError, match="comes in a later version"):
+        ToyLlama.from_pretrained("maker/model", "*.gguf")
+
+
+def test_a_draft_that_came_along_stops_no_start(
+    hub: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_pair: tuple[Path, Path]
+) -> None:
+    """Nobody named it: a fault in it is a warning."""
+    (tmp_path / "toy.gguf").symlink_to(toy_pair[0])
+    draft = tmp_path / "dflash-broken.gguf"
+    draft.write_bytes(b"GGUFnonsense")
+    monkeypatch.setattr(StandIn, "files", lambda self, repo: ["toy.gguf", draft.name])
+    with (
+        pytest.warns(UserWarning, match="decoding plainly: .*dflash-broken"),
+        Llama.from_pretrained("maker/model", "toy*", n_ctx=64, n_threads=1, verbose=False) as llm,
+    ):
+        assert not llm.engine.has_draft
+    with pytest.raises(ModelFileError, match="dflash-broken"):
+        Llama.from_pretrained("maker/model", "toy*", draft_model=str(draft), verbose=False)
+
+
 def test_no_draft_when_one_is_named_or_refused(hub: type[StandIn]) -> None:
     for draft in (False, "elsewhere.gguf"):
         ToyLlama.from_pretrained("maker/model", "model-Q4*", draft_model=draft, local_dir_use_symlinks="auto")
-    assert hub.fetched == ["model-Q4_K_M.gguf"] * 2
+    ToyLlama.from_pretrained("maker/model", "model-Q4*", mode="plain")
+    assert hub.fetched == ["model-Q4_K_M.gguf"] * 3
 
 
 def test_cache_dir_and_additional_files(hub: type[StandIn], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ..errors import ConfigError, DflashError
 from .gguf import PART_NAME, part_names
-from .pairs import ModelName, find_pair
+from .pairs import ModelName, Pair, find_pair
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 # of a draft, whose acceptance suffers from small types while its size hardly counts; then the larger ones first
@@ -97,6 +97,14 @@ def draft_rank(file: str) -> tuple[int, int, str]:
     return len(DRAFT_QUANTS), -int(bits[1]) if bits else 0, file
 
 
+def published(repo: str, name: str) -> Pair | None:
+    """The published pair whose target this file of a repository is. Raises HubError for one that cannot be loaded yet."""
+    pair = find_pair(PurePosixPath(name).name, repo)
+    if pair is not None and not pair.loads:
+        raise HubError(f"{repo}: {pair.name} {pair.note}")
+    return pair
+
+
 def is_draft(file: str) -> bool:
     """True when a file's name says that it is a DFlash draft."""
     return _DRAFT_FILE.search(PurePosixPath(file).stem) is not None
@@ -160,9 +168,7 @@ class Hub:
         Raises HubError, before anything is fetched, for a published model that cannot be loaded yet."""
         files = self.files(spec.repo)
         name = file if file is not None else pick_target(files, spec)
-        pair = find_pair(PurePosixPath(name).name, spec.repo)
-        if pair is not None and not pair.loads:
-            raise HubError(f"{spec.repo}: {pair.name} {pair.note}")
+        published(spec.repo, name)
         model = self.fetch_parts(spec.repo, name, files)
         return model, self.draft_for(spec.repo, name, files) if want_draft else None
 

@@ -21,7 +21,7 @@ from ..session.session import Session
 from .cache import BaseLlamaCache
 from .context import LlamaContext
 from .model import LlamaModel
-from .options import LLAMA_DEFAULT_SEED, LlamaOptions
+from .options import LLAMA_DEFAULT_SEED, FoundDraft, LlamaOptions
 from .tokenizer import LlamaTokenizer
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class LlamaBase:
                 raise
             reason = str(error)
         engine = Engine.load(plain)
-        warnings.warn(f"the draft beside the model is not used, decoding plainly: {reason}", stacklevel=4)
+        warnings.warn(f"the draft that was found is not used, decoding plainly: {reason}", stacklevel=4)
         return engine
 
     def _choose_draft(self) -> tuple[Path | None, bool]:
@@ -120,7 +120,7 @@ class LlamaBase:
             path = Path(named)
             if not path.exists():
                 raise ConfigError(f"draft_model: {path} does not exist")
-            return path, False
+            return path, isinstance(named, FoundDraft)
         if named is False or self._options.mode == "plain":
             return None, False
         from ..drafts.beside import draft_beside

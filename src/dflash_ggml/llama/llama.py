@@ -389,10 +389,12 @@ class Llama(LlamaEmbeddings):
         """Fetch a model from the Hugging Face hub and open it; needs huggingface_hub.
 
         filename and additional_files are names or glob patterns that match one file each. A draft beside the model in
-        its repository is fetched too, unless draft_model says otherwise. local_dir_use_symlinks has no effect any more.
+        its repository, else the published one, is fetched too, unless draft_model or mode="plain" says otherwise; any
+        fault in it is a warning. local_dir_use_symlinks has no effect any more.
         """
+        want_draft = kwargs.get("draft_model") is None and kwargs.get("mode") != "plain"
         path, draft = fetch_pretrained(
-            repo_id, filename, additional_files or (), local_dir, cache_dir, kwargs.get("draft_model") is None
+            repo_id, filename, additional_files or (), local_dir, cache_dir, want_draft
         )
         if draft is not None:
             kwargs["draft_model"] = draft

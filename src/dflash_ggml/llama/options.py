@@ -27,6 +27,10 @@ _OVERRIDABLE = ("tokenizer.chat_template",)
 _ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is what LangChain always sends
 
 
+class FoundDraft(str):
+    """The path of a draft that nobody named: whatever is wrong with it is a warning, and decoding is plain."""
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
     """One value per keyword of Llama(); see there for those that have an effect."""

@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ConfigError
 from ..files.gguf import part_names
-from ..files.hub import Hub, pick_sidecar
+from ..files.hub import Hub, pick_sidecar, published
+from .options import FoundDraft
 
 
 def fetch_pretrained(
@@ -19,23 +20,29 @@ def fetch_pretrained(
     local_dir: str | os.PathLike[str] | None,
     cache_dir: str | os.PathLike[str] | None,
     want_draft: bool,
-) -> tuple[str, str | None]:
-    """(path of the model, path of the draft beside it or None), fetched if they are not there yet.
+) -> tuple[str, FoundDraft | None]:
+    """(path of the model, path of the draft beside it or of the published one, or None), fetched if they are not there yet.
 
-    Raises ConfigError when a pattern matches no file or several, HubError when the hub does not deliver.
+    Raises ConfigError when a pattern matches no file or several, HubError when the hub does not deliver the model, or, before
+    anything is fetched, for a published model that cannot be loaded yet.
     """
     hub = Hub(cache_dir=Path(cache_dir) if cache_dir is not None else None)
     files = hub.files(repo_id)
     target = _only_match(repo_id, files, filename or "*.gguf")
     others = [_only_match(repo_id, files, pattern) for pattern in additional_files]
-    folder = PurePosixPath(target).parent
-    parts = [str(folder / part) for part in part_names(PurePosixPath(target).name)]
-    draft = pick_sidecar(files, target) if want_draft else None
-    wanted = dict.fromkeys([*parts, *others, *([draft] if draft else [])])
+    pair = published(repo_id, target)
+    has_usable = pair is None or pair.draft is not None
+    draft = pick_sidecar(files, target) if want_draft and has_usable else None
+    wanted = dict.fromkeys([*_parts(target), *others, *(_parts(draft) if draft else [])])
     paths = {name: _fetch(hub, repo_id, name, local_dir) for name in wanted}
     if want_draft and draft is None and (known := hub.draft_for(repo_id, target, files)):
-        return paths[target], str(known)
-    return paths[target], paths[draft] if draft else None
+        return paths[target], FoundDraft(known)
+    return paths[target], FoundDraft(paths[draft]) if draft else None
+
+
+def _parts(name: str) -> list[str]:
+    path = PurePosixPath(name)
+    return [str(path.parent / part) for part in part_names(path.name)]
 
 
 def _only_match(repo_id: str, files: Sequence[str], pattern: str) -> str:
