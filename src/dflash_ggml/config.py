@@ -23,7 +23,7 @@ class EngineConfig:
     draft_found: nobody named the draft: one that cannot be used makes a warning and plain decoding, not an error.
     draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
         `DraftFile.open`).
-    n_ctx: context window in tokens (0: the length the target was trained for).
+    n_ctx: context window in tokens (0: the length the target was trained for, on a GPU as far as it fits).
     n_batch: tokens per prefill pass.
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.

@@ -71,6 +71,11 @@ def test_the_signature_keeps_its_numbers() -> None:
 
 
 def test_it_is_said(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing that the class does not take."""
+    FILE["general.sampling.mirostat"] = 2
     Recommending(model, verbose=True).close()
+    del FILE["general.sampling.mirostat"]
     said = capsys.readouterr().err
-    assert "sampling as the model file has it, where not given: temperature 0.6, top_k 20, top_p 0.9" in said
+    assert (
+        "sampling as the model file has it, where not given: temperature 0.6, top_k 20, top_p 0.9\n" in said
+    )

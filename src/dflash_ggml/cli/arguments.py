@@ -101,7 +101,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=4096,
         metavar="N",
-        help="context in tokens, 0: as trained (default 4096)",
+        help="context in tokens, 0: as trained, on a GPU as far as it fits (default 4096)",
     )
     add(
         "-b", "--batch-size", type=int, default=512, metavar="N", help="tokens per prefill pass (default 512)"

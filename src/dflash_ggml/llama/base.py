@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..decode.recommended import recommended, told
 from ..errors import ConfigError, DflashError
 from ..session.session import Session
+from . import left_out
 from .cache import BaseLlamaCache
 from .context import LlamaContext
 from .model import LlamaModel
@@ -52,7 +53,8 @@ class LlamaBase:
         self._n_vocab = self._model.n_vocab()
         self._ctx = LlamaContext.of(self)
         self.metadata = self._model.metadata()
-        self._recommended = recommended({} if self._engine is None else self._engine.metadata)
+        found = recommended({} if self._engine is None else self._engine.metadata)
+        self._recommended = {name: value for name, value in found.items() if name in left_out.NAMES}
         if self._recommended and self.verbose:
             print(
                 f"sampling as the model file has it, where not given: {told(self._recommended)}",

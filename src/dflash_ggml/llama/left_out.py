@@ -26,5 +26,12 @@ def settled(options: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[
     }
 
 
+NAMES = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+)  # of the arguments that can be told apart so
 TEMPERATURE, CHAT_TEMPERATURE, TOP_P, MIN_P = map(LeftOutFloat, (0.8, 0.2, 0.95, 0.05))
 REPEAT_PENALTY, TOP_K = LeftOutFloat(1.0), LeftOutInt(40)
