@@ -142,6 +142,8 @@ def test_message_of_many_lines() -> None:
     assert read("one\\", "two\\", "three") == "one\ntwo\nthree"
     assert read('"""', "def f():", "    pass", '"""') == "def f():\n    pass"
     assert read('"""a', 'b"""') == "a\nb"
+    assert read('"""a', 'b""" and more  ') == "a\nb and more"
+    assert read('"""', "a", '"""  ') == "a"
     assert read('"""a b"""') == "a b"
 
 

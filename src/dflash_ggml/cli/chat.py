@@ -76,7 +76,8 @@ def read_message(read: Callable[[str], str]) -> str:
         lines = [line.lstrip()[len(FENCE) :]]
         while FENCE not in (line := read("… ")):
             lines.append(line)
-        lines.append(line.partition(FENCE)[0])
+        head, _, tail = line.partition(FENCE)
+        lines.append((head + tail).rstrip())  # what follows on the line belongs to the message, too
         return "\n".join(lines).strip("\n")
     if line.strip().startswith(FENCE) and line.strip().endswith(FENCE) and line.count(FENCE) == 2:
         return line.strip()[len(FENCE) : -len(FENCE)]
