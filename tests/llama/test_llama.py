@@ -509,6 +509,14 @@ def test_logits_all_fills_scores(model_path: str) -> None:
 # --- states
 
 
+def test_sampling_at_a_place(model_path: str) -> None:
+    """Places below 0 count from the end of the text, not of the buffer."""
+    llm = ToyLlama(model_path, logits_all=True)
+    llm.eval([5, 6, 7, 8])
+    assert [llm.sample(temp=0, idx=i - 4) for i in range(4)] == [llm.sample(temp=0, idx=i) for i in range(4)]
+    assert llm.sample(temp=0, idx=-2) == int(llm.scores[2].argmax())
+
+
 def test_save_and_load_state(llm: ToyLlama) -> None:
     llm.eval(llm.tokenize(b"hello there"))
     state = llm.save_state()

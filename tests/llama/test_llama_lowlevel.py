@@ -360,6 +360,9 @@ def test_what_a_batch_may_not_be(llm: ToyLlama, facade: Any) -> None:
     batch.set_batch([4], n_past=5, logits_all=False)
     with pytest.raises(ConfigError, match="follows a known token"):
         llm._ctx.decode(batch)
+    batch.set_batch([4], n_past=-1, logits_all=False)
+    with pytest.raises(ConfigError, match="follows a known token"):
+        llm._ctx.decode(batch)
     batch.reset()
     batch.add_sequence([4], seq_id=1, logits_all=False)
     with pytest.raises(ConfigError, match="one sequence"):

@@ -143,7 +143,9 @@ class LlamaContext:
         if batch.n_seq_id and any(batch.n_seq_id[i] != 1 or batch.seq_id[i][0] != 0 for i in range(n)):
             raise ConfigError("llama_decode: this context has one sequence, of id 0")
         start = batch.pos[0] if batch.pos else llama.n_tokens
-        if start > llama.n_tokens or (batch.pos and any(batch.pos[i] != start + i for i in range(n))):
+        if not 0 <= start <= llama.n_tokens or (
+            batch.pos and any(batch.pos[i] != start + i for i in range(n))
+        ):
             raise ConfigError("llama_decode: positions must rise by one from one that follows a known token")
         if start + n > llama.n_ctx():
             return 1

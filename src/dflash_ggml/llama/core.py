@@ -143,11 +143,11 @@ class LlamaCore(LlamaBase):
             mirostat_eta=mirostat_eta,
             mirostat_tau=mirostat_tau,
         )
-        last = self.n_tokens - 1
-        if idx is not None and idx % self.n_tokens != last:
+        n = self.n_tokens
+        if idx is not None and (at := idx % n) != n - 1:
             if not self._logits_all:
                 raise ConfigError("sample: idx needs a model opened with logits_all=True")
-            return sampler.sample(self.scores[idx], self._input_ids[: idx + 1].tolist())
+            return sampler.sample(self.scores[at], self._input_ids[: at + 1].tolist())
         with self.session.turns.taken():
             if not self.session.state.holds(self._input_ids):
                 self._evaluate(self._input_ids.tolist())
