@@ -307,6 +307,28 @@ def test_a_draft_beside_that_is_no_use(doctor: Doctor, tmp_path: Path, demo_targ
     assert code == 0 and draft["verdict"] == "note" and "can be used (a-dflash.gguf: " in draft["text"]
 
 
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_draft_that_was_fetched_unasked_and_is_no_use(
+    doctor: Doctor,
+    tmp_path: Path,
+    demo_target: Path,
+    toy_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    is_damaged: bool,
+) -> None:
+    """Damaged, or of another model: a note, as the start decodes plainly without it."""
+    draft = toy_pair[1]
+    if is_damaged:
+        draft = tmp_path / "dflash.gguf"
+        draft.write_bytes(b"GGUF nonsense")
+    found_one = EngineConfig(demo_target, draft, n_threads=1, n_gpu_layers=0, draft_found=True)
+    monkeypatch.setattr("dflash_ggml.cli.doctor.engine_config", lambda args: found_one)
+    code, found = doctor()
+    told = [check for check in of(found, "draft") if check["verdict"] == "note"]
+    assert code == 0 and len(told) == 1 and draft.name in told[0]["text"] and "plain" in told[0]["text"]
+    assert of(found, "memory") and of(found, "decoding")
+
+
 def test_a_draft_as_target_and_a_target_as_draft(
     doctor: Doctor, tmp_path: Path, demo_target: Path, demo_draft: Path
 ) -> None:

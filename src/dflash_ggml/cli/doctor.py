@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
     from ..models.registry import read_target
 
     target = draft = file = None
+    is_found = config.draft_found and config.mode == "auto"  # its faults make decoding plain
     advice = "name another file, or fetch or convert this one again"
     try:
         file = GGUFFile(config.model)
@@ -136,7 +138,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
                 f"{config.draft}: {count(draft.depth, 'token')} ahead, taps {len(draft.taps)} layers",
             )
         except _BROKEN as error:
-            yield failed("draft", error, advice)
+            yield left_out(error) if is_found else failed("draft", error, advice)
     if target is not None and draft is not None:
         try:
             warnings = draft.check(target, str(config.model))
@@ -145,10 +147,18 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
             if not warnings:
                 yield Check("pair", "ok", "sizes, vocabulary, tapped layers, mask token and rope base agree")
         except _BROKEN as error:
-            draft, target = None, None
-            yield failed("pair", error, "name the draft that was trained for this target with -md")
-    if file is not None and target is not None and (draft is not None) == (config.draft is not None):
-        yield from examine_memory(config, file, target, draft)
+            draft = None
+            how = "name the draft that was trained for this target with -md"
+            yield left_out(error) if is_found else failed("pair", error, how)
+    is_whole = draft is not None or config.draft is None or is_found
+    if file is not None and target is not None and is_whole:
+        yield from examine_memory(config if draft else replace(config, draft=None), file, target, draft)
+
+
+def left_out(error: BaseException) -> Check:
+    """A draft that nobody named and that cannot be used."""
+    text = f"no draft, decoding is plain: {' '.join(str(error).split())}"
+    return Check("draft", "note", text, "name another one with -md or -hfd")
 
 
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
