@@ -326,6 +326,16 @@ def test_standard_output_closed_or_full() -> None:
         assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
 
 
+def test_bytes_that_are_no_text_end_nothing() -> None:
+    """Where Python reads strictly, as in most locales."""
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    line = 'printf "\\377\n/set top_k\n" | PYTHONIOENCODING=utf-8:strict exec "$@"'
+    done = subprocess.run(["sh", "-c", line, "sh", *COMMAND], capture_output=True, text=True, timeout=300)
+    assert (
+        done.returncode == 0 and done.stderr == "[that is not UTF-8 text, and was not taken]\n[top_k = 40]\n"
+    )
+
+
 def test_a_program_that_is_ended_leaves_its_terminal_in_order(tmp_path: Path) -> None:
     """SIGTERM during an answer: what is typed is shown again, and the lines so far are kept."""
     pytest.importorskip("dflash_ggml.ggml.bindings")

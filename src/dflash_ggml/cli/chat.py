@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import signal
 import sys
@@ -150,6 +151,8 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config(args)
     warn_of_threads(args.threads)
     meter, keyboard = Meter(sys.stderr), Keyboard()
+    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are told, and end nothing
+        sys.stdin.reconfigure(errors="surrogateescape")
     for name in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left in order, and the history kept
         signal.signal(name, lambda signum, frame: sys.exit(128 + signum))
     with meter, contextlib.ExitStack() as loaded:
