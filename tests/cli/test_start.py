@@ -34,6 +34,16 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_help_can_be_written_in_any_locale(command: str) -> None:
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    code = (
+        f"import sys; from dflash_ggml import start; sys.argv[1:] = ['--help']; sys.exit(start.{command}())"
+    )
+    done = python(f"import sys; sys.stdout.reconfigure(encoding='ascii'); {code}")
+    assert done.returncode == 0 and "usage:" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", ["logging", "numpy", "dflash_ggml.config"])
 def test_interrupted_imports(command: str, name: str) -> None:
     done = python(AT_IMPORT.format(name=name, command=command))

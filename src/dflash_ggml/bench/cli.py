@@ -42,7 +42,7 @@ dflash-bench calibrate measures anew what passes cost, for up to 10 s, keeps it 
 examples:
   dflash-bench --html report.html
   dflash-bench -m Qwen3.5-27B-Q4_K_M.gguf --suite speed,acceptance --json result.json
-  dflash-bench -m … --suite speed --against http://127.0.0.1:8080 --prompts HumanEval.jsonl.gz"""
+  dflash-bench -m model.gguf --suite speed --against http://127.0.0.1:8080 --prompts HumanEval.jsonl.gz"""
 
 
 def build_parser() -> argparse.ArgumentParser:
