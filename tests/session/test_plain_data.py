@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.session.events import TextDelta, TokenLogprob
+from dflash_ggml.session.events import StepReport, TextDelta, TokenLogprob
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest, GrammarSpec
 from dflash_ggml.session.wire import EVENTS, REQUESTS, from_dict, to_dict
 
@@ -146,3 +146,10 @@ def test_objects_that_do_not_fit_are_refused(change: dict[str, Any], words: str)
     data = {**to_dict(CompletionRequest(prompt="x")), **change}
     with pytest.raises(ConfigError, match=words):
         from_dict({name: value for name, value in data.items() if value is not ...})
+
+
+def test_numbers_that_json_lacks_come_back_as_numbers() -> None:
+    report = StepReport((), (), (), (float("-inf"), 0.0), (), 0, (), "tree", {"draft": float("inf")})
+    only = dataclasses.replace(report, log_probs=(float("-inf"),))
+    for value in (report, only):
+        assert from_dict(json.loads(json.dumps(to_dict(value)))) == value

@@ -100,8 +100,8 @@ def _in(data: Any, hint: Any, where: str) -> Any:
         return base64.b64decode(data)
     if origin is float:
         return float(data)
-    if origin is tuple and set(map(type, data)) <= {int, str}:
-        return tuple(data)
+    if origin is tuple and _item(hint) is int and set(map(type, data)) <= {int}:
+        return tuple(data)  # a prompt's tokens
     if origin is tuple:
         return tuple(_in(v, _item(hint), where) for v in data)
     if origin is Sequence:
