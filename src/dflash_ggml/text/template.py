@@ -5,60 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from ..errors import ConfigError
 from .roles import Renders, probe
+from .template_sandbox import compiled, rendered
 
 ToolFormat = Literal["xml", "json"]
+WORDS = 500  # characters of what a template says when it refuses
 _ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}")  # templates write it into the prompt, so no marks can be in it
 
 # Never survives tokenisation of real text; cut off before it is seen. A template that trims takes its blank away.
 _CONTINUE_MARK = "\x00continue\x00 "
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks trained spans in some templates; for rendering it is transparent."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    env.filters["tojson"] = _tojson
-    env.globals["raise_exception"] = _raise_exception
-    env.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
-    return env
+def _words(error: Exception) -> str:
+    """What an exception of a template says, in one line that is not too long."""
+    said = str(error.message if isinstance(error, jinja2.TemplateError) and error.message else error)
+    words = " ".join(said.split()) or type(error).__name__
+    at = f" (line {error.lineno})" if isinstance(error, (jinja2.TemplateSyntaxError, SyntaxError)) else ""
+    return (words if len(words) <= WORDS else words[:WORDS] + " ...") + at
 
 
 class ChatTemplate:
@@ -72,9 +41,9 @@ class ChatTemplate:
         self.bos_token = bos_token
         self.eos_token = eos_token
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"chat template does not compile: {error}") from None
+            self._template = compiled(source)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler makes of what is no template
+            raise ConfigError(f"chat template does not compile: {_words(error)}") from None
 
     @property
     def supports_tools(self) -> bool:
@@ -119,10 +88,11 @@ class ChatTemplate:
             add_generation_prompt = False
         scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, "documents": None}
         scope |= {"tools": [dict(t) for t in tools] or None, **kwargs}
+        scope |= {"messages": rows, "add_generation_prompt": add_generation_prompt}
         try:
-            text = self._template.render(messages=rows, add_generation_prompt=add_generation_prompt, **scope)
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-            raise ConfigError(f"messages: the chat template refused them: {error}") from None
+            text = rendered(self._template, scope)
+        except Exception as error:  # noqa: BLE001 - a template is a program of somebody else's
+            raise ConfigError(f"messages: the chat template refused them: {_words(error)}") from None
         if continue_final_message:
             head, mark, tail = text.rpartition(_CONTINUE_MARK.rstrip())
             if not mark:
