@@ -120,6 +120,29 @@ def test_thinking_of_chats_that_leave_it_open() -> None:
     assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=""))).can_switch_thinking
 
 
+def test_variables_of_a_template_are_not_the_requests_own(session: Session) -> None:
+    for given, words in (
+        ({"messages": []}, r"^chat_template_kwargs\.messages: "),
+        ({"tools": []}, r"^chat_template_kwargs\.tools: "),
+        ({"self": 1}, r"^chat_template_kwargs\.self: "),
+        ({"a b": 1}, r"^chat_template_kwargs: 'a b' is no name"),
+        (
+            {"continue_final_message": 1},
+            r"^chat_template_kwargs\.continue_final_message: must be true or false",
+        ),
+        ({"add_generation_prompt": None}, r"^chat_template_kwargs\.add_generation_prompt: must be"),
+        ({"bos_token": {}, "raise_exception": 1, "range": 2, "__x": 3}, None),
+    ):
+        if words is None:
+            session.prepare(chat(chat_template_kwargs=given))
+        else:
+            with pytest.raises(ConfigError, match=words):
+                session.prepare(chat(chat_template_kwargs=given))
+    open_turn = session.prepare(chat()).text
+    closed = session.prepare(chat(chat_template_kwargs={"add_generation_prompt": False})).text
+    assert open_turn.startswith(closed) and open_turn != closed
+
+
 def test_stop_string_is_named(session: Session) -> None:
     session.engine.replies = ["</think>a STOP b"]
     *_, finish = run_chat(session, chat(stop=("zzz", "STOP")))

@@ -61,15 +61,19 @@ class Prompts:
         if not template.supports_tools:
             messages, tools = with_generic_tool_prompt(messages, tools), ()
         messages = fit(messages, template.renders)
-        extra: dict[str, Any] = dict(request.chat_template_kwargs)
+        extra = _template_variables(request.chat_template_kwargs)
+        ends = {
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+        }
+        ends |= {name: extra.pop(name) for name in ends if name in extra}
         thinking = self._thinking if request.enable_thinking is None else request.enable_thinking
         if thinking is not None and (request.enable_thinking is not None or "enable_thinking" not in extra):
             extra["enable_thinking"] = thinking
         text = template.render(
             messages,
             tools=tools,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
+            **ends,
             **extra,
         )
         ids = tuple(self._tokenizer.encode(text, most=most))
@@ -122,3 +126,15 @@ def _check(ids: Sequence[int], most: int | None) -> None:
     """Give up a text of several parts as one of a single part is given up, which is counted to its end if short."""
     if most is not None and len(ids) > most + PIECE:
         raise TooManyTokens(len(ids))
+
+
+def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables for a template. Raises ConfigError for names that are the request's own, or none that it can use."""
+    for name, value in given.items():
+        if name in ("messages", "tools", "self"):
+            raise ConfigError(f"chat_template_kwargs.{name}: not a variable of its own; leave it out")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"chat_template_kwargs: {name!r:.80} is no name that a template can use")
+        if name in ("add_generation_prompt", "continue_final_message") and not isinstance(value, bool):
+            raise ConfigError(f"chat_template_kwargs.{name}: must be true or false")
+    return dict(given)
