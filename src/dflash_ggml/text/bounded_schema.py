@@ -19,12 +19,16 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import ConfigError
+from .grammar_size import check_size, regex_size
 
 WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the bound where a schema sets none
 FAR = 9223372036854774784  # the largest double below 2**63: the grammar compiler holds bounds in 64 bits
 FRACTION = 1e-8  # the step of numbers where a schema sets none; the compiler takes none finer than 1e-10
 MOST_STEPS = 10_000  # of all `multipleOf`: the compiler makes a state of each remainder
 MOST_PATTERNS = 3  # for one string: the compiler multiplies their automata, which took it minutes
+MOST_PARTS = 500_000  # of all patterns, counted ones as often as they are repeated
+# Of one object, list or union: the compiler takes the square of their number, the parser some items for each.
+MOST_OPTIONAL, MOST_REQUIRED, MOST_PLACES, MOST_BRANCHES = 1200, 5000, 1000, 1000
 MOST_CHARS = 1 << 20
 MOST_ITEMS = 4096  # of a list whose `maxItems` is larger; the compiler writes every one of them down
 
@@ -126,6 +130,7 @@ class _Bounder:
         self._limits = limits
         self._nodes = 0
         self._steps = 0
+        self._repeated = 0
         self._names: dict[tuple[int, frozenset[str] | None], str] = {}
         self._todo: list[tuple[str, Any, frozenset[str] | None]] = []
         self._defs: dict[str, Any] = {}
@@ -169,9 +174,15 @@ class _Bounder:
                     name: True if name in (inner or ()) else self._node(sub, None, depth + 1)
                     for name, sub in value.items()
                 }
+                needed = said.get("required", ()) if isinstance(said.get("required"), list) else ()
+                optional = len(value) - sum(name in value for name in needed if isinstance(name, str))
+                self._check_number(optional, MOST_OPTIONAL, "properties that may be left out")
             elif key == "patternProperties" and isinstance(value, Mapping):
+                for name in value:
+                    self._check_pattern(name)
                 made[key] = {name: self._node(sub, None, depth + 1) for name, sub in value.items()}
             elif key in _LISTS and isinstance(value, list):
+                self._check_number(len(value), MOST_PLACES, f"places in {key}")
                 made[key] = [self._node(sub, None, depth + 1) for sub in value]
             elif key == "additionalProperties":
                 anything = _said(value) is True and not (alone and mode is None)
@@ -181,6 +192,7 @@ class _Bounder:
             elif key == "allOf" and isinstance(value, list):
                 made[key] = [self._node(sub, inner, depth + 1) for sub in value]
             elif key in _UNIONS and isinstance(value, list):
+                self._check_number(len(value), MOST_BRANCHES, f"schemas in {key}")
                 made[key] = self._union(key, value, inner, depth + 1)
             elif key == "$ref":
                 made.update(self._ref(value, inner))
@@ -286,6 +298,13 @@ class _Bounder:
         """A keyword without schemas in it."""
         if key in ("enum", "required") and isinstance(value, list):
             self._count(len(value), depth)
+            self._count_values(value, depth)
+            if key == "required":
+                self._check_number(len(value), MOST_REQUIRED, "required names")
+        elif key == "const":
+            self._count_values([value], depth)
+        elif key == "pattern" and isinstance(value, str):
+            self._check_pattern(value)
         elif key == "maxItems" and _is_number(value):
             return min(value, MOST_ITEMS)
         elif key == "maxLength" and _is_number(value):
@@ -295,6 +314,26 @@ class _Bounder:
         elif key in _LIMITS and _is_number(value) and abs(value) > FAR:
             return FAR if value > 0 else -FAR
         return value
+
+    def _count_values(self, values: list[Any], depth: int) -> None:
+        """What lists and objects among values hold."""
+        todo = [value for value in values if isinstance(value, (Mapping, list))]
+        while todo:
+            value = todo.pop()
+            self._count(len(value), depth)
+            held = value.values() if isinstance(value, Mapping) else value
+            todo += [item for item in held if isinstance(item, (Mapping, list))]
+
+    def _check_number(self, n: int, most: int, what: str) -> None:
+        if n > most:
+            raise ConfigError(f"json schema: {n} {what}, at most {most} are allowed")
+
+    def _check_pattern(self, pattern: str) -> None:
+        size = regex_size(pattern)
+        check_size(size, len(pattern), "json schema: pattern")
+        self._repeated += size
+        if self._repeated > MOST_PARTS:
+            raise ConfigError(f"json schema: patterns of more than {MOST_PARTS} parts in all")
 
     def _any(self) -> dict[str, Any]:
         """A reference to the schema of any JSON value."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DflashError
+from .bounded_lark import bounded_lark
 from .bounded_schema import bounded_schema
 from .grammar_limits import check_text
 from .grammar_spec import GrammarSpec, dump_schema, json_schema_spec, load_schema
@@ -124,7 +125,7 @@ class GrammarCompiler:
             elif spec.kind == "gbnf":
                 grammar = lib.grammar_from("gbnf", spec.text)
             else:
-                grammar = lib.LLMatcher.grammar_from_lark(spec.text)
+                grammar = lib.LLMatcher.grammar_from_lark(bounded_lark(spec.text, JSON_OPTIONS))
         except ValueError as error:
             raise ConfigError(f"grammar ({spec.kind}): {_one_line(error)}") from None
         limits = lib.LLParserLimits(**PARSER_LIMITS)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ..errors import ConfigError
+from .grammar_size import check_size, regex_size, terminals_size
 
 CHARS = 1 << 19
 RULES = 5000
@@ -21,6 +22,8 @@ def check_text(kind: str, text: str) -> None:
     """Raise ConfigError for a grammar that is too long; of GBNF and Lark, also for too many or too deep rules."""
     if len(text) > CHARS:
         raise ConfigError(f"grammar ({kind}): {len(text)} characters, at most {CHARS} are allowed")
+    if kind == "regex":
+        check_size(regex_size(text), len(text), "grammar (regex)")
     if kind not in ("gbnf", "lark"):
         return
     rules = _rules(text)
@@ -28,6 +31,21 @@ def check_text(kind: str, text: str) -> None:
         raise ConfigError(f"grammar ({kind}): {len(rules)} rules, at most {RULES} are allowed")
     if _depth(rules) > DEPTH:
         raise ConfigError(f"grammar ({kind}): rules lead to rules more than {DEPTH} deep")
+    if kind == "lark":
+        literals = sum(regex_size(word[0]) for word in _QUOTED.finditer(text) if word[0][0] == "/")
+        terminals = {name: body for name, body in _bodies(text).items() if name.isupper()}
+        check_size(literals + terminals_size(terminals, _literal_size), len(text), "grammar (lark)")
+
+
+def _literal_size(word: str) -> int:
+    return regex_size(word) if word[0] == "/" else len(word)
+
+
+def _bodies(text: str) -> dict[str, str]:
+    """Rule -> what follows its name."""
+    heads = list(_HEAD.finditer(_QUOTED.sub(lambda found: " " * len(found[0]), text)))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
 
 
 def _rules(text: str) -> dict[str, list[str]]:
