@@ -1,8 +1,9 @@
 """The long run of the fuzzer: a table of what became of all cases.
 
-    python tests/fuzz/run.py [--headers 100000] [--coherent 20000] [--safetensors 20000] [--jobs 2] [--json FILE]
+    python tests/fuzz/run.py [--headers 100000] [--coherent 20000] [--safetensors 20000] [--requests 2000] [--jobs 2] [--json FILE]
 
-Every case is its seed: `python -m fuzz.campaign KIND SEED SEED+1`, run in tests/, repeats one. Exit code 1 with findings.
+Every case is its seed: `python -m fuzz.campaign KIND SEED SEED+1`, run in tests/, repeats one, and of requests
+`--headers 0 --coherent 0 --safetensors 0 --requests 1 --first SEED`. Exit code 1 with findings.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +21,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench")]
 
 from common import header, save  # noqa: E402
 
+from fuzz import hostile  # noqa: E402
 from fuzz.campaign import GOOD, Outcome, run  # noqa: E402
 
-SIZES = {"headers": 100_000, "coherent": 20_000, "safetensors": 20_000}
+SIZES = {"headers": 100_000, "coherent": 20_000, "safetensors": 20_000, "requests": 2000}
 FOUND = ("abort", "wrong exception", "hang", "over 300 MB")
 AT_ONCE = 500
 
@@ -43,7 +46,10 @@ def main() -> None:
     for kind in SIZES:
         began, whole = time.monotonic(), table.setdefault(kind, Outcome())
         with ThreadPoolExecutor(a.jobs) as pool:
-            for part in pool.map(lambda one: run(*one), parts(kind, a.first, getattr(a, kind))):
+            fuzz = hostile.run if kind == "requests" else partial(run, kind)
+            for part in pool.map(
+                lambda one, fuzz=fuzz: fuzz(*one[1:]), parts(kind, a.first, getattr(a, kind))
+            ):
                 whole.counts += part.counts
                 whole.findings += part.findings
         counted = ", ".join(f"{word} {whole.counts[word]:,}" for word in (*GOOD, *FOUND))

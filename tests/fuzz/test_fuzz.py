@@ -1,4 +1,4 @@
-"""The short run of the fuzzer; `tests/fuzz/run.py` is the long one. 50 seconds, most of them for files that load and decode."""
+"""The short run of the fuzzer; `tests/fuzz/run.py` is the long one. A minute, most of it for files that load and decode."""
 
 from __future__ import annotations
 
@@ -44,3 +44,44 @@ def test_what_is_found_is_counted_and_the_rest_goes_on(monkeypatch, tmp_path, ca
     outcome = run("bad", 0, 6, hangs_after=5.0)
     assert outcome.counts == {"loads": 5, found: 1}
     assert outcome.findings[0][:2] == (found, 3)
+
+
+def test_no_request_ends_the_server() -> None:
+    pytest.importorskip("starlette", reason="the server extra is not installed")
+    from fuzz import hostile
+
+    outcome = hostile.run(0, 150)
+    assert not outcome.findings
+    assert outcome.counts.total() == 150 and min(outcome.counts[word] for word in ("loads", "refused")) > 10
+
+
+def test_a_server_that_ends_fails_or_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The campaign itself, with a server that misbehaves."""
+    pytest.importorskip("starlette", reason="the server extra is not installed")
+    from fuzz import hostile
+
+    class Bad:
+        before = 0
+
+        def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+            if path == "/late":
+                raise TimeoutError
+            if path == "/gone":
+                raise ConnectionResetError
+            return (500, b"x") if path == "/bad" else (204, b"") if path == "/silent" else (200, b"{}")
+
+        def ended(self) -> str:
+            return "exit code -11" if path == "/gone" else ""
+
+        def most(self) -> int:
+            return 400 << 20 if path == "/large" else 0
+
+    found = {
+        "/late": "hang",
+        "/gone": "abort",
+        "/bad": "wrong exception",
+        "/large": "over 300 MB",
+        "/": "loads",
+    }
+    for path, what in found.items():
+        assert hostile._one(Bad(), "POST", path, b"", {})[0] == what  # type: ignore[arg-type]

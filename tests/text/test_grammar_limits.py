@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -65,6 +66,9 @@ def test_size_of_an_expression(pattern: str, size: int) -> None:
             COUNTED,
         ),
         ("lark", in_lark(PRODUCT), "multipleOf"),
+        ("gbnf", in_lark(PRODUCT), "multipleOf"),
+        ("lark", json.dumps({"grammars": [{"json_schema": PRODUCT}]}), "begins as JSON"),
+        ("gbnf", "start: T\nT: /(a{1000}){1000}/", COUNTED),
         ("lark", in_lark({"required": [f"p{i}" for i in range(9999)]}), "9999 required names, at most 5000"),
         ("lark", in_lark("no schema"), "expected an object or a boolean"),
     ],
@@ -96,6 +100,13 @@ def test_grammars_that_would_explode(kind: Any, text: str, words: str) -> None:
 def test_schemas_that_would_explode(schema: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         COMPILER.matcher(json_schema_spec(schema))
+
+
+def test_a_grammar_that_outgrows_the_parser_is_an_error_of_the_request() -> None:
+    processor = COMPILER.processor(GrammarSpec("gbnf", 'root ::= "a"{1000000000}'), 0)
+    with pytest.raises(ConfigError, match="^grammar: it is too large: .*Too many items"):
+        for n in range(2):
+            processor(np.full(n, TOKENIZER.encode("a")[0], np.int32), np.zeros(TOKENIZER.n_vocab, np.float32))
 
 
 def test_schemas_in_lark_are_bounded_and_all_else_stays() -> None:

@@ -56,7 +56,7 @@ class Notes:
         if self._ignored:
             names = (f"{name} ({why})" if why else name for name, why in self._ignored.items())
             texts.append(f"ignored: {', '.join(names)}")
-        line = "; ".join(texts)
+        line = "; ".join(texts).strip()  # names may be empty or blank, and a header's end may not
         return line if len(line) <= MOST else line[: MOST - 4] + " ..."
 
 

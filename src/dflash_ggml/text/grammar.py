@@ -7,6 +7,8 @@ that are no longer there are rolled back.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -39,6 +41,7 @@ PARSER_LIMITS = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
+_LIMIT = re.compile(r"too many|max is|limit|fuel", re.IGNORECASE)
 COMPILED = 16  # grammars that are kept; chats repeat theirs
 
 
@@ -123,7 +126,11 @@ class GrammarCompiler:
             elif spec.kind == "regex":
                 grammar = lib.LLMatcher.grammar_from_regex(spec.text)
             elif spec.kind == "gbnf":
-                grammar = lib.grammar_from("gbnf", spec.text)
+                lark = lib.grammar_from("gbnf", spec.text)  # which takes Lark as well
+                if lark.startswith("{"):  # older versions put it into JSON
+                    lark = json.loads(lark)["grammars"][0]["lark_grammar"]
+                check_text("lark", lark)
+                grammar = lib.LLMatcher.grammar_from_lark(bounded_lark(lark, JSON_OPTIONS))
             else:
                 grammar = lib.LLMatcher.grammar_from_lark(bounded_lark(spec.text, JSON_OPTIONS))
         except ValueError as error:
@@ -223,9 +230,7 @@ class GrammarProcessor:
             if self._start is None:
                 self._look(token, i)
             elif not self._matcher.consume_token(token):
-                raise DflashError(
-                    f"grammar: token {token} does not match it: {_one_line(self._matcher.get_error())}"
-                )
+                raise self._error(f"token {token} does not match it: ")
             elif self._repeat and self._matcher.is_stopped():
                 self._restart()
         self._seen = new.copy()
@@ -238,7 +243,13 @@ class GrammarProcessor:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise DflashError(f"grammar: {_one_line(self._matcher.get_error())}")
+            raise self._error()
+
+    def _error(self, what: str = "") -> DflashError:
+        words = _one_line(self._matcher.get_error())
+        if _LIMIT.search(words):  # the grammar's author can change that
+            return ConfigError(f"grammar: it is too large: {words}")
+        return DflashError(f"grammar: {what}{words}")
 
 
 class _Vocabulary:

@@ -32,6 +32,10 @@ def check_text(kind: str, text: str) -> None:
     if _depth(rules) > DEPTH:
         raise ConfigError(f"grammar ({kind}): rules lead to rules more than {DEPTH} deep")
     if kind == "lark":
+        if text.lstrip().startswith(
+            "{"
+        ):  # the compiler would take it for its own JSON, with schemas unbounded
+            raise ConfigError("grammar (lark): it begins as JSON; rules are expected")
         literals = sum(regex_size(word[0]) for word in _QUOTED.finditer(text) if word[0][0] == "/")
         terminals = {name: body for name, body in _bodies(text).items() if name.isupper()}
         check_size(literals + terminals_size(terminals, _literal_size), len(text), "grammar (lark)")
