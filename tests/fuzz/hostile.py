@@ -107,7 +107,7 @@ def _one(server: Server, method: str, path: str, body: bytes, headers: dict[str,
         return ("abort" if ended else "wrong exception"), f"{method} {path}: {error!r} {ended}"
     if good != 200:
         return "wrong exception", f"{method} {path}: the normal request was answered {good}"
-    if status >= 500 and status != 503:
+    if status >= 500 and status not in (501, 503):
         return "wrong exception", f"{method} {path}: {status} {said[:200]}"
     if "internal error" in said or "engine_error" in said:
         return "wrong exception", f"{method} {path}: in its answer: {said[-200:]}"

@@ -1,6 +1,7 @@
 """The long run of the fuzzer: a table of what became of all cases.
 
-    python tests/fuzz/run.py [--headers 100000] [--coherent 20000] [--safetensors 20000] [--requests 2000] [--jobs 2] [--json FILE]
+    python tests/fuzz/run.py [--headers 100000] [--coherent 20000] [--safetensors 20000] [--requests 2000] [--jobs 2]
+        [--json FILE]
 
 Every case is its seed: `python -m fuzz.campaign KIND SEED SEED+1`, run in tests/, repeats one, and of requests
 `--headers 0 --coherent 0 --safetensors 0 --requests 1 --first SEED`. Exit code 1 with findings.

@@ -68,7 +68,7 @@ def test_a_server_that_ends_fails_or_hangs_is_found(monkeypatch: pytest.MonkeyPa
                 raise TimeoutError
             if path == "/gone":
                 raise ConnectionResetError
-            return (500, b"x") if path == "/bad" else (204, b"") if path == "/silent" else (200, b"{}")
+            return (500, b"x") if path == "/bad" else (200, b"{}")
 
         def ended(self) -> str:
             return "exit code -11" if path == "/gone" else ""

@@ -124,7 +124,8 @@ def test_biases_of_tokens_and_texts(http: TestClient) -> None:
         ids = completed(http, temperature=0, n_predict=4, logit_bias=bias, return_tokens=True)["tokens"]
         assert banned not in ids[:1]
     assert set(completed(http, n_predict=3, logit_bias=[["Z", 1000.0]])["content"]) == {"Z"}
-    assert http.post("/completion", json={"prompt": "a", "logit_bias": [[None, 1]]}).status_code == 400
+    for bad in ([[None, 1]], [[1, 10**400]], [[10**400, 1]]):
+        assert http.post("/completion", json={"prompt": "a", "logit_bias": bad}).status_code == 400
 
 
 def test_an_end_may_be_ignored() -> None:

@@ -296,6 +296,8 @@ def test_models(client: Any) -> None:
         ({"stop": ["a" * 300]}, "stop[0]"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": [[5, "much"]]}, "logit_bias"),
+        ({"logit_bias": [[5, 10**400]]}, "logit_bias"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
         ({"messages": []}, None),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},

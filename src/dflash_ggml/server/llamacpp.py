@@ -162,7 +162,8 @@ def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Vocabulary) 
     pairs = given.items() if isinstance(given, dict) else given or ()
     biases: dict[int, float] = {}
     for name, value in pairs:
-        if isinstance(name, str) and not (isinstance(given, dict) and name.isascii() and name.isdigit()):
+        number = isinstance(given, dict) and isinstance(name, str) and name.isascii() and name.isdigit()
+        if isinstance(name, str) and not (number and len(name) < 20):
             tokens = tokenizer.encode(name)
         elif isinstance(name, (int, str)) and not isinstance(name, bool):
             tokens = [int(name)]
@@ -170,6 +171,10 @@ def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Vocabulary) 
             raise bad_request(f"logit_bias: {name!r} is no token and no text", "logit_bias", "invalid_value")
         if isinstance(value, str) or value is True:
             raise bad_request(f"logit_bias: {value!r} is no bias", "logit_bias", "invalid_value")
+        if abs(value) > 1e38:  # a whole number may be larger than any float
+            raise bad_request(
+                f"logit_bias: {name!r:.40}: the bias is too large", "logit_bias", "invalid_value"
+            )
         biases |= dict.fromkeys(tokens, float("-inf") if value is False else float(value))
     return biases
 

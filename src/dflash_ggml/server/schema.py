@@ -120,10 +120,12 @@ def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
     tokens: dict[int, float] = {}
     for key, value in bias.items() if isinstance(bias, dict) else bias:
         token = str(key)
-        if isinstance(key, bool) or not (token.isascii() and token.isdigit()):
+        if isinstance(key, bool) or not (token.isascii() and token.isdigit() and len(token) < 20):
             raise bad_request(f"{key!r:.40} is not a token id", "logit_bias")
         if value is not False and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise bad_request(f"{value!r:.40} is not a number", "logit_bias")
+        if abs(value) > 1e38:  # a whole number may be larger than any float
+            raise bad_request(f"{value!r:.40} is too large", "logit_bias")
         # OpenAI documents -100 as a ban, which a finite bias cannot promise.
         tokens[int(token)] = float("-inf") if value is False or value == -100 else float(value)
     return tokens
