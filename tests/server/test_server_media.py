@@ -76,6 +76,13 @@ def test_what_cannot_be_read(part: Any, what: str) -> None:
         content_text([part], "c", Notes(strict=True))
 
 
+def test_a_field_without_a_name_leaves_no_blank_at_the_end_of_the_header() -> None:
+    notes = Notes()
+    notes.ignore("\ufeff")
+    notes.ignore("")
+    assert notes.header == "ignored: ?,"
+
+
 def test_the_name_of_a_file_is_told() -> None:
     part = {"type": "file", "file": {"filename": "a.pdf"}}
     assert content_text([part], "c", Notes()) == "[file 'a.pdf' left out: this model reads text only]"
