@@ -436,6 +436,68 @@ def test_markup_that_a_limit_cut_is_no_text(second: str) -> None:
         assert read([kept], cut=True).text == kept
 
 
+# name -> (value of `content`, what follows it, the arguments behind that value)
+KEPT_BY_A_CUT: dict[str, tuple[str, str, str]] = {
+    # the value streams up to its first tag and waits for the call's end: `path` is required and may be inside it
+    "in the next tag": ("a\n<parameter=path>\nb", "\n</parameter>\n<parameter=pa", ""),
+    # not a character of it was sent before the tag
+    "in the next tag, a tag first": ("\n<parameter=path>\n", "\n</parameter>\n<parameter=", ""),
+    # a quoted call has a line of `path`, too: the value waits from the call's first tag on
+    "a quoted call first": (f"{QUOTED}</tool_call><tool_call>", "\n</parameter>\n<parameter=path", ""),
+    "a quoted function": (
+        "m<function=e>\n<parameter=path></parameter></function>",
+        "</parameter><parameter=",
+        "",
+    ),
+    # behind the value of `path` the call is still open
+    "behind another value": (
+        "a\n<parameter=path>\nb",
+        "\n</parameter>\n<parameter=path>\np\n</parameter>\n</func",
+        ', "path": "p"',
+    ),
+    # values that are no text wait with it, in their order
+    "behind a value of another type": (
+        "a\n<parameter=path>\nb",
+        "\n</parameter>\n<parameter=append>\nTrue\n</parameter>\n",
+        ', "append": true',
+    ),
+    # the first one counts
+    "behind the same parameter": (
+        "a\n<parameter=path>\nb",
+        "\n</parameter>\n<parameter=content>\nc\n</parameter>\n",
+        "",
+    ),
+    # nothing comes behind it: the tag may still turn out to be part of the value
+    "right behind the value": ("a\n<parameter=path>\nb", "\n</parameter>", ""),
+    # the limit falls into a value: the one before it is complete
+    "in another value": (
+        "a\n<parameter=path>\nb",
+        "\n</parameter>\n<parameter=path>\np\n</para",
+        ', "path": "p',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_BY_A_CUT)
+def test_a_value_that_waits_for_the_calls_end_is_kept_by_a_cut(name: str) -> None:
+    """However much of it was sent before the limit came, the answer has it in full."""
+    value, behind, more = KEPT_BY_A_CUT[name]
+    text = f"<tool_call>\n<function=write>\n<parameter=content>\n{value}{behind}"
+    kept = [("write", f'{{"content": {json.dumps(value)}{more}')]
+    assert read([text], cut=True).calls == kept
+    assert read(list(text), cut=True).calls == kept
+    for n in range(len(text)):
+        assert read([text[:n], text[n:]], cut=True).calls == kept, n
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("lone", "forgotten", "half", "a "))])
+@pytest.mark.parametrize("cut", [False, True])
+def test_cases_that_end_anywhere_stream_as_they_are_read_whole(name: str, cut: bool) -> None:
+    text = CASES[name][0]
+    for n in range(len(text)):
+        assert read(list(text[:n]), cut=cut) == read([text[:n]], cut=cut), text[:n]
+
+
 def test_a_string_streams_while_it_is_written() -> None:
     parser = ChatParser(reasoning="closed", schemas=SCHEMAS)
     events = parser.feed("<tool_call>\n<function=write>\n<parameter=content>\nA long text, line")

@@ -96,6 +96,7 @@ class ToolCallReader:
             if self._open and self._state == self._params and not cut:
                 self._close_object()
             elif self._open:
+                self._settle(set())  # what waited for the rest of the call is said as it stands
                 self.whole = False
                 self._end_call()
             self._buf, self.done = "", True
