@@ -259,6 +259,15 @@ def test_forced_calls_in_json_form() -> None:
     assert accepts(spec, long.format("1" * 16)) and not accepts(spec, long.format("1" * 17))
 
 
+@pytest.mark.parametrize("form", ["xml", "json"])
+@pytest.mark.parametrize(
+    "odd", [{"required": 0.5}, {"required": [{}]}, {"properties": {"a": {"enum": 5}}}, {"properties": 7}]
+)
+def test_tools_whose_schemas_make_no_sense_are_one_clear_error(form: Any, odd: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^grammar|^json schema|^tools"):
+        COMPILER.matcher(forced_call_grammar({"w": odd}, form, several=False))
+
+
 def test_calls_or_an_answer() -> None:
     spec = call_or_answer_grammar({"CALL": SCHEMA}, "json", '{"type": "integer"}', several=False)
     assert accepts(spec, "42") and accepts(spec, "\n\n42") and not accepts(spec, "x")

@@ -93,9 +93,12 @@ def fits_parameter_form(schema: Mapping[str, Any]) -> bool:
         return False
     if not all(isinstance(k, str) and k and not any(c in k for c in "<>\n") for k in properties):
         return False
-    if any(k not in properties for k in schema.get("required", ())):
+    required = schema.get("required", [])
+    if not isinstance(required, list) or any(not isinstance(k, str) or k not in properties for k in required):
         return False
     for sub in properties.values():
+        if isinstance(sub, Mapping) and not isinstance(sub.get("enum", []), list):
+            return False  # JSON's form, whose compiler has words for it
         kinds = value_types(sub, schema)
         if (
             "string" in kinds
