@@ -142,7 +142,7 @@ def safetensors(seed: int, folder: Path) -> str:
     config = tiny_models.zlab_config() | {"use_sliding_window": True, "sliding_window": 4}
     for _ in range(int(rng.integers(0, 3))):
         inner = config["dflash_config"] if rng.random() < 0.3 else config
-        if isinstance(inner, dict):
+        if isinstance(inner, dict) and inner:
             inner[list(inner)[int(rng.integers(len(inner)))]] = _any_json(rng)
     draft = tiny_models.write_zlab_draft(folder / "draft", config)
     weights = draft / "model.safetensors"

@@ -106,7 +106,7 @@ class DFlashDrafter(Drafter):
             candidates,
         )
         self.kv = KvCache(self.device, cache_spec(p).kv, host.kv_type, n_rows + self.block)
-        self.held = np.zeros(host.max_rows, bool)  # which slots hold a token's context
+        self.held = np.zeros(0, bool)  # which slots hold a token's context
         self.graphs = host.graphs
         every = np.ones((self.block, self.block), bool)
         # who sees each column of a block, as bits, per mask
@@ -138,6 +138,8 @@ class DFlashDrafter(Drafter):
         for window in _windows(self.params):
             self.masks.append(SlotMask(self.device, self.block, self.block, n_rows, window))
         self._n_rows = n_rows
+        # with the rows that there are: a file may promise a context that no machine has room for
+        self.held = np.concatenate([self.held, np.zeros(max(n_rows - len(self.held), 0), bool)])
 
     def _close_masks(self) -> None:
         for mask in self.masks:
