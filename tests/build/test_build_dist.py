@@ -76,7 +76,8 @@ def test_the_installed_package_names_its_licences_commands_and_version() -> None
     package = metadata.distribution("dflash-ggml")
     assert package.version == dflash_ggml.__version__
     assert package.metadata["License-Expression"] == "MIT"
-    assert set(package.metadata.get_all("License-File") or []) == {"LICENSE", "licenses/ggml.txt"}
+    licences = {"LICENSE", *(f"licenses/{name}.txt" for name in ("ggml", "highlight.js", "marked", "temml"))}
+    assert set(package.metadata.get_all("License-File") or []) == licences
     commands = {entry.name: entry.value for entry in package.entry_points if entry.group == "console_scripts"}
     assert commands == {
         "dflash-run": "dflash_ggml.start:run",
