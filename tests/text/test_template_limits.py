@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.text import template_sandbox
+from dflash_ggml.text import template_meter
 from dflash_ggml.text.template import ChatTemplate
 
 ROWS = [{"role": "user", "content": "x"}]
@@ -124,9 +124,9 @@ def test_steps_are_counted_anew_for_each_rendering() -> None:
     def left(n: int) -> int:
         code = template._template
         list(code.root_render_func(code.new_context({"rows": [0] * n})))
-        return template_sandbox._METER.left
+        return template_meter.METER.left
 
-    assert template_sandbox.metered(lambda: left(10)) - template_sandbox.metered(lambda: left(1010)) == 1000
+    assert template_meter.metered(lambda: left(10)) - template_meter.metered(lambda: left(1010)) == 1000
     for _ in range(3):
         assert template.render(ROWS, rows=[0] * 600_000) == ""
     with pytest.raises(ConfigError, match=MANY):

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import datetime
 from functools import wraps
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import jinja2
 import jinja2.compiler
@@ -29,26 +27,35 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
+from .template_meter import (
+    BITS,
+    ITEM,
+    PIECE,
+    VALUE,
+    VIEWS,
+    as_list,
+    as_weighed,
+    concat_pieces,
+    depth_of,
+    fits,
+    joined_values,
+    looked_through,
+    loop_items,
+    made_value,
+    metered,
+    part_of,
+    refuse,
+    spend,
+    weight_of,
+)
+
 SOURCE = 1 << 16  # characters of a template; compiling takes up to 30 µs for each
 OUTPUT = 1 << 24  # characters
-VALUE = 1 << 24  # characters of a value, lists and what they hold included
-ITEM = 64  # characters that an item of a list counts as, besides its own
-DEPTH = 100  # of lists in lists: some of Python's own loops over them call themselves
-STEPS = 1_000_000  # passes, operations and calls; long values cost more. A second or two in all
-SECONDS = 3.0  # of this thread's time, where steps are slower than that
-BITS = 1 << 14  # of an integer
 WIDTH = 1000  # of what is padded, wrapped or indented
 SLOW = 20_000  # characters that the filters with slow searches take
 
-_PIECE = 1024  # characters that are worth a step
-_LOOKS = 2000  # steps between looks at the clock
-_T = TypeVar("_T")
 _LOOP = "what a loop goes through"  # a filter by a name that no template can write
-_VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_LISTS: tuple[type[Iterable[Any]], ...] = (list, tuple, set, frozenset, *_VIEWS)
-_HOLDERS: tuple[type[Any], ...] = (dict, *_LISTS, Mapping)
 _DICT = frozenset(dir(dict))
-_PLAIN = frozenset((bool, float, type(None)))
 _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"\S+")
 
@@ -78,170 +85,21 @@ _METHODS: dict[type, frozenset[str]] = {
 }
 
 
-class _Meter(threading.local):
-    """What the template that runs in this thread has left."""
-
-    left = 0
-    look = 0
-    end = 0.0
-
-
-_METER = _Meter()
-
-
-def metered(run: Callable[[], _T], steps: int = STEPS) -> _T:
-    """The result of `run`, which may use templates of this environment. Raises TemplateError beyond the limits."""
-    before = _METER.left, _METER.look, _METER.end
-    _METER.left, _METER.look, _METER.end = steps, steps - _LOOKS, time.thread_time() + SECONDS
-    try:
-        return run()
-    finally:
-        _METER.left, _METER.look, _METER.end = before
-
-
-def spend(n: int) -> None:
-    """Take n steps."""
-    _METER.left -= n
-    if _METER.left < _METER.look:
-        if _METER.left < 0:
-            _refuse(f"it takes more than {STEPS} steps")
-        if time.thread_time() > _METER.end:
-            _refuse(f"it takes more than {SECONDS:g} s")
-        _METER.look = _METER.left - _LOOKS
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _fits(n: int) -> int:
-    """`n` characters, if a value may have as many."""
-    if n > VALUE:
-        _refuse(f"it makes a value of more than {VALUE} characters")
-    return n
-
-
-class _Weighed(list[Any]):
-    """A list made by the template, which cannot change it, with what it weighs and how deep it goes."""
-
-    __slots__ = ("depth", "weight")
-    depth: int
-    weight: int
-
-
-def _weight(value: Any, depth: int = 0) -> int:
-    """Characters of a value with all that it holds, however often it holds it."""
-    kind = type(value)
-    if kind is str:
-        return len(value)
-    if kind in _PLAIN:
-        return ITEM
-    if kind is _Weighed:
-        if depth + value.depth > DEPTH:
-            _refuse(f"it makes a list that is nested deeper than {DEPTH}")
-        return cast(_Weighed, value).weight
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, int):
-        return ITEM + value.bit_length() // 3
-    n = ITEM
-    if isinstance(value, _HOLDERS):
-        if depth >= DEPTH:
-            _refuse(f"it makes a list that is nested deeper than {DEPTH}")
-        n = _fits(ITEM * (1 + len(value)))
-        spend(1 + len(value) // 16)
-        if isinstance(value, Mapping):
-            for key, item in value.items():
-                n = _fits(n + _weight(key, depth + 1) + _weight(item, depth + 1))
-        else:
-            for item in value:
-                n = _fits(n + _weight(item, depth + 1))
-    elif isinstance(value, range):
-        n += ITEM * len(value)
-    return n
-
-
-def _deep(value: Any) -> int:
-    """How deep lists go in each other."""
-    if type(value) is _Weighed:
-        return value.depth
-    if isinstance(value, Mapping):
-        value = (*value.keys(), *value.values())
-    return 1 + max((_deep(item) for item in value), default=0) if isinstance(value, _LISTS) else 0
-
-
-def _weigh(value: Any) -> Any:
-    """The value, for an operation that goes through all of it."""
-    spend(_weight(value) // _PIECE)
-    return value
-
-
-def _made(value: Any) -> Any:
-    """A value that an operation has made."""
-    weight = _fits(_weight(value))
-    spend(1 + weight // _PIECE)
-    if type(value) is list:
-        return _weighed(value, weight, _deep(value))
-    if isinstance(value, int) and value.bit_length() > BITS:
-        _refuse(f"it makes an integer of more than {BITS} bits")
-    return value
-
-
-def _weighed(values: list[Any], weight: int, depth: int) -> _Weighed:
-    made = _Weighed(values)
-    made.weight, made.depth = weight, depth
-    return made
-
-
-def _listed(value: Iterable[Any]) -> list[Any]:
-    out = []
-    for item in value:
-        spend(1)
-        out.append(item)
-    return out
-
-
-def _items(value: Any) -> Any:
-    """What a loop goes through."""
-    if not isinstance(value, Sized):
-        value = _listed(value)
-    spend(1 + len(value))
-    return value
-
-
-def _part(value: Any) -> Any:
-    """A slice, which holds what was there."""
-    spend(1 + (len(value) // 64 if isinstance(value, Sized) else 0))
-    return value
-
-
-def _concat(pieces: Iterable[str]) -> str:
-    """The text of a macro or a block."""
-    pieces = list(pieces)
-    n = _fits(sum(map(len, pieces)))
-    spend(1 + n // _PIECE)
-    return "".join(pieces)
-
-
-def _joined(values: tuple[Any, ...]) -> str:
-    return _concat([value if type(value) is str else str(value) for value in values])
-
-
 @jinja2.pass_context
 def _finalize(context: Any, value: Any) -> str:
     """The text of what a template writes."""
     text = value if isinstance(value, str) else str(value)
-    spend(1 + len(text) // _PIECE)
+    spend(1 + len(text) // PIECE)
     return text
 
 
 def _check_format(text: str, values: Any) -> None:
     """For `%`: each number in the format may be a width, `*` takes them from the values."""
-    most = _weight(values)
+    most = weight_of(values)
     numbers = sum(int(number) if len(number) < 10 else VALUE + 1 for number in _NUMBER.findall(text))
     if "*" in text and isinstance(values, tuple):
         numbers += sum(abs(value) for value in values if isinstance(value, int))
-    _fits(len(text) + numbers + text.count("%") * most)
+    fits(len(text) + numbers + text.count("%") * most)
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
@@ -251,9 +109,9 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         widths = (int(number) if len(number) < 10 else VALUE + 1 for number in _NUMBER.findall(format_spec))
-        _fits(sum(widths))
+        fits(sum(widths))
         made = super().format_field(value, format_spec)
-        self.n = _fits(self.n + len(made))
+        self.n = fits(self.n + len(made))
         spend(1)
         return made
 
@@ -269,7 +127,7 @@ class _Format:
             (mapping,) = args
             args, kwargs = (), mapping
         for value in (*args, *kwargs.values()):
-            _weigh(value)
+            looked_through(value)
         return _Formatter(self._environment).vformat(self._text, args, kwargs)
 
 
@@ -281,7 +139,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 def _width(value: Any) -> int:
-    return _fits(abs(value)) if isinstance(value, int) else 0
+    return fits(abs(value)) if isinstance(value, int) else 0
 
 
 def _check_method(text: str, name: str, args: tuple[Any, ...]) -> None:
@@ -290,16 +148,18 @@ def _check_method(text: str, name: str, args: tuple[Any, ...]) -> None:
     if name in ("center", "ljust", "rjust", "zfill"):
         _width(first)
     elif name == "expandtabs":
-        _fits(len(text) + text.count("\t") * _width(first))
+        fits(len(text) + text.count("\t") * _width(first))
     elif name == "replace" and len(args) > 1 and isinstance(first, str) and isinstance(args[1], str):
-        _fits(len(text) + text.count(first) * len(args[1]))
+        fits(len(text) + text.count(first) * len(args[1]))
     elif name == "join":
-        _fits(_weight(first) + len(text) * (len(first) if isinstance(first, Sized) else 0))
+        fits(weight_of(first) + len(text) * (len(first) if isinstance(first, Sized) else 0))
     elif name == "translate":
-        _fits(len(text) * (max(map(_weight, first.values()), default=1) if isinstance(first, Mapping) else 1))
+        fits(
+            len(text) * (max(map(weight_of, first.values()), default=1) if isinstance(first, Mapping) else 1)
+        )
     elif name in ("split", "rsplit", "splitlines") and len(text) * ITEM > VALUE:
         n = text.count(first) if isinstance(first, str) and first else sum(1 for _ in _WORD.finditer(text))
-        _fits((n + text.count("\n")) * ITEM)
+        fits((n + text.count("\n")) * ITEM)
 
 
 def _tojson(
@@ -316,7 +176,7 @@ def _tojson(
         return written.encode(value)
     pieces, n = [], 0
     for piece in written.iterencode(value):
-        n = _fits(n + len(piece))
+        n = fits(n + len(piece))
         pieces.append(piece)
     return "".join(pieces)
 
@@ -334,7 +194,7 @@ def _sum(environment: Any, iterable: Iterable[Any], attribute: Any = None, start
 
 def _strftime_now(fmt: str) -> str:
     if len(fmt) > WIDTH:
-        _refuse(f"strftime_now: more than {WIDTH} characters")
+        refuse(f"strftime_now: more than {WIDTH} characters")
     return datetime.now().strftime(fmt)
 
 
@@ -351,41 +211,41 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = args[1:] if passes else args
         if plain and len(given) == 1 and type(given[0]) is str and not kwargs:
-            spend(1 + len(given[0]) // _PIECE)
+            spend(1 + len(given[0]) // PIECE)
             return function(*args)
         given = (*given, *kwargs.values())
         if name in _SAME:
             if given and not isinstance(given[0], Sized):
                 raise TypeError(f"{name}: expected a list")
             n = len(given[0]) if given else 0
-            _fits(ITEM * n)
+            fits(ITEM * n)
             spend(1 + n)
             result = function(*args, **kwargs)
             return list(result) if isinstance(result, Iterator) else result
-        weights = [_weight(value) for value in given]
-        spend(1 + sum(weights) // _PIECE)
+        weights = [weight_of(value) for value in given]
+        spend(1 + sum(weights) // PIECE)
         if name in _WIDE and any(isinstance(v, int) and abs(v) > WIDTH for v in given[1:]):
-            _refuse(f"{name}: a number above {WIDTH}")
+            refuse(f"{name}: a number above {WIDTH}")
         if name in _SLOWLY and sum(weights) > SLOW:
-            _refuse(f"{name}: more than {SLOW} characters")
+            refuse(f"{name}: more than {SLOW} characters")
         value = given[0] if given else None
         if name == "replace" and len(given) > 2:
             old, new = map(str, given[1:3])
             for pair in ((old, new), (new, old)) if kwargs else ((old, new),):  # named in any order
                 _check_method(str(value), name, pair)
         elif name == "join":
-            _fits(weights[0] + sum(weights[1:2]) * (len(value) if isinstance(value, Sized) else 0))
+            fits(weights[0] + sum(weights[1:2]) * (len(value) if isinstance(value, Sized) else 0))
         elif name == "format":
             _check_format(str(value), given[1:])
         elif name == "indent":
             widths = (
                 len(v) if isinstance(v, str) else abs(v) for v in given[1:] if isinstance(v, (str, int))
             )
-            _fits(weights[0] + (1 + str(value).count("\n")) * max(widths, default=4))
+            fits(weights[0] + (1 + str(value).count("\n")) * max(widths, default=4))
         elif name == "round" and any(isinstance(v, int) and abs(v) > 300 for v in given[1:]):
-            _refuse("round: more than 300 digits")
+            refuse("round: more than 300 digits")
         result = function(*args, **kwargs)
-        return _made(_listed(result) if isinstance(result, Iterator) else result)
+        return made_value(as_list(result) if isinstance(result, Iterator) else result)
 
     return checked
 
@@ -400,7 +260,7 @@ class _Code(jinja2.compiler.CodeGenerator):
 
     def visit_Output(self, node: jinja2.nodes.Output, frame: Any) -> None:
         text = sum(len(n.data) for n in node.nodes if isinstance(n, jinja2.nodes.TemplateData))
-        self.writeline(f"environment.ask({1 + len(node.nodes) // 4 + text // _PIECE})", node)
+        self.writeline(f"environment.ask({1 + len(node.nodes) // 4 + text // PIECE})", node)
         super().visit_Output(node, frame)
 
     def visit_List(self, node: jinja2.nodes.List, frame: Any) -> None:
@@ -476,12 +336,12 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     code_generator_class = _Code
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
-    concat = staticmethod(_concat)
+    concat = staticmethod(concat_pieces)
     ask = staticmethod(spend)
-    ask_made = staticmethod(_made)
-    ask_joined = staticmethod(_joined)
-    ask_part = staticmethod(_part)
-    ask_weigh = staticmethod(_weigh)
+    ask_made = staticmethod(made_value)
+    ask_joined = staticmethod(joined_values)
+    ask_part = staticmethod(part_of)
+    ask_weigh = staticmethod(looked_through)
 
     def __init__(self) -> None:
         super().__init__(
@@ -492,7 +352,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         self.filters |= {"tojson": _tojson, "sum": jinja2.pass_environment(_sum)}
         self.filters = {n: f if n in _FREE else _checked(n, cast(Any, f)) for n, f in self.filters.items()}
-        self.filters[_LOOP] = _items
+        self.filters[_LOOP] = loop_items
         self.tests = {n: _checked(n, cast(Any, f)) if n in _COMPARES else f for n, f in self.tests.items()}
         del self.globals["lipsum"]
         self.globals |= {
@@ -524,13 +384,13 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         spend(1)
         if isinstance(__obj, jinja2.runtime.Macro):
             if len(args) > len(__obj.arguments) or not kwargs.keys() <= set(__obj.arguments):
-                _made((*args, *kwargs.values()))  # it can make a list of what it does not name
+                made_value((*args, *kwargs.values()))  # it can make a list of what it does not name
             return super().call(__context, __obj, *args, **kwargs)
         if isinstance(__obj, jinja2.runtime.LoopContext):
-            return super().call(__context, __obj, *map(_items, args), **kwargs)
+            return super().call(__context, __obj, *map(loop_items, args), **kwargs)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str):
-            spend(len(owner) // _PIECE)
+            spend(len(owner) // PIECE)
             _check_method(owner, name, (*args, *kwargs.values()))
         else:
             known = next((names for kind, names in _METHODS.items() if isinstance(owner, kind)), None)
@@ -539,19 +399,19 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                     f"{name!r} of {type(owner).__name__!r} is not safely callable"
                 )
             if name in ("count", "index", "copy"):
-                _weigh(owner)
+                looked_through(owner)
         for value in (*args, *kwargs.values()):
-            _weigh(value)
+            looked_through(value)
         result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, _VIEWS):
+        if isinstance(result, VIEWS):
             return result
-        return _made(_listed(result) if isinstance(result, Iterator) else result)
+        return made_value(as_list(result) if isinstance(result, Iterator) else result)
 
     def ask_sum(self, context: Any, *values: Any) -> Any:
         """A sum from left to right."""
         if all(type(value) is str for value in values):
-            n = _fits(sum(map(len, values)))
-            spend(len(values) + n // _PIECE)
+            n = fits(sum(map(len, values)))
+            spend(len(values) + n // PIECE)
             return "".join(values)
         made = values[0]
         for value in values[1:]:
@@ -561,30 +421,30 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         spend(1)
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            spend(_fits(len(left) + len(right)) // _PIECE)
+            spend(fits(len(left) + len(right)) // PIECE)
             return left + right
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             if abs(left) > 1 and left.bit_length() * abs(right) > BITS:
-                _refuse(f"it makes an integer of more than {BITS} bits")
+                refuse(f"it makes an integer of more than {BITS} bits")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int):
-                    _fits(_weight(value) * times)
+                    fits(weight_of(value) * times)
         elif operator == "%" and isinstance(left, (str, bytes)):
             if not isinstance(left, str):
                 raise TypeError("%: expected a string")
             _check_format(left, right)
         elif operator == "+" and isinstance(left, list) and isinstance(right, list):
             spend(len(left) // 64)
-            weight = _fits(_weight(left) + _weight(right))
-            return _weighed(left + right, weight, max(_deep(left), _deep(right)))
-        return _made(super().call_binop(context, operator, left, right))
+            weight = fits(weight_of(left) + weight_of(right))
+            return as_weighed(left + right, weight, max(depth_of(left), depth_of(right)))
+        return made_value(super().call_binop(context, operator, left, right))
 
 
 def compiled(source: str) -> jinja2.Template:
     """A template. Raises TemplateError for one that is too long, and whatever else compiling raises."""
     if len(source) > SOURCE:
-        _refuse(f"it has {len(source)} characters, at most {SOURCE} are allowed")
+        refuse(f"it has {len(source)} characters, at most {SOURCE} are allowed")
     return metered(lambda: Environment().from_string(source))
 
 
@@ -596,7 +456,7 @@ def rendered(template: jinja2.Template, scope: dict[str, Any]) -> str:
         for piece in template.root_render_func(template.new_context(scope)):
             n += len(piece)
             if n > OUTPUT:
-                _refuse(f"it writes more than {OUTPUT} characters")
+                refuse(f"it writes more than {OUTPUT} characters")
             pieces.append(piece)
         return "".join(pieces)
 
