@@ -128,6 +128,15 @@ def test_steps_that_wait_for_the_next_try_look_nothing_up(monkeypatch):
     assert 0 < tries < 60 and looked <= 5 * tries
 
 
+def test_a_draft_that_promises_too_much_is_found_out_soon():
+    """What steps gave counts like what was expected of them: ten drafted steps of the first sixty, not fifteen."""
+    drafted = [
+        sum(width > 0 for width in decode(auto(), calibrated(CPU), CPU, Text(0.3, seed, off=3.0), 80).widths)
+        for seed in range(8)
+    ]
+    assert np.mean(drafted) <= 12
+
+
 def test_a_text_that_begins_to_repeat_itself_is_drafted_at_once():
     """Hard for 400 words, then twenty words over and over, which the draft foretells: 60 of them are seen before it is tried."""
 

@@ -55,6 +55,7 @@ class Cut:
     nodes: int
     times: float
     loss: float
+    token: float = 0.0  # how many times plain decoding each token of the step makes it worth
 
 
 @dataclass(slots=True)
@@ -176,6 +177,8 @@ class Adaptive:
     def observe(self, tree: Tree, accepted: Accepted) -> None:
         known = self.experience
         self.calibration.observe(tree, accepted)
+        # half of it what came: a draft that promises too much would be believed for some twenty steps
+        known.of(self._block).learn((self._last.times + len(accepted.tokens) * self._last.token) / 2)
         known.drafted += 1
         known.right += accepted.n_accepted
         if self._probing:  # one that paid gives back what others cost
@@ -201,9 +204,10 @@ class Adaptive:
                 if block < self._block:
                     within = [p for p, depth in zip(probability, tree.depths.tolist()) if depth < block]
                 best = self._best(list(accumulate(within)), block, self._costs(costs, block, context), plain)
-                self.experience.of(block).learn(best.times)
                 if block == self._block:
                     self._last = best
+                else:
+                    self.experience.of(block).learn(best.times)
         self._used[self._last.nodes] = self._step
         self._recent.append(self._last.nodes)
         return tree.first(self._last.nodes)
@@ -228,7 +232,7 @@ class Adaptive:
         if hoped(best) < (1 + MARGIN) * rates[base]:
             best = base
         n, ms = min(best, most), took[best]
-        return Cut(n, gains[n] * plain / ms, ms - gains[n] * plain)
+        return Cut(n, gains[n] * plain / ms, ms - gains[n] * plain, plain / ms)
 
     def _costs(self, costs: Costs, block: int, context: int) -> dict[int, float]:
         """Milliseconds of a drafted step by its nodes, looked up anew every few steps; without ends that save next to nothing
