@@ -378,12 +378,18 @@ def serve() -> None:
     from dflash_ggml.server.app import create_app, make_service
     from dflash_ggml.server.dialect import Settings
     from dflash_ggml.server.runner import Runner
+    from dflash_ggml.server.vetting import Vetter
     from dflash_ggml.session.session import Session
     from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 
     config = EngineConfig(model=Path("toy.gguf"), n_ctx=512, n_batch=64)
     engine: Any = FakeEngine(config, byte_vocabulary(template=TOOL_TEMPLATE))
-    app = create_app(make_service(lambda progress: Runner(Session(engine)), Settings(names=("toy",))))
+    vetter = Vetter.of(engine.tokenizer)
+
+    def opened(progress: object) -> Runner:
+        return Runner(Session(engine, vet=vetter), vetter.close)
+
+    app = create_app(make_service(opened, Settings(names=("toy",))))
     with _listening() as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
         listening.listen(64)

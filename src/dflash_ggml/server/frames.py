@@ -55,6 +55,10 @@ class Link:
             raise ValueError("a frame is no object")
         return frame
 
+    def wait(self, seconds: float) -> bool:
+        """Whether a frame, or the end, is there within so long."""
+        return self._connection.poll(seconds)
+
     def close(self) -> None:
         """Give the descriptor back."""
         self._connection.close()

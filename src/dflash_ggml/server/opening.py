@@ -11,6 +11,7 @@ from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError
 from .engine_side import Progress
 from .runner import Runner
+from .vetting import Vetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,16 @@ class Opener:
         from ..session.session import Session
 
         engine = Engine.load(self.config, progress)
+        vetter = Vetter.of(engine.tokenizer)
         try:
             check_biases(self.sampling, engine.n_vocab)
-            session = Session(engine, cache_bytes=self.cache_bytes, thinking=THINKING[self.think])
+            session = Session(engine, cache_bytes=self.cache_bytes, thinking=THINKING[self.think], vet=vetter)
             thinking_choice(self.think, session)  # says where there is no switch
             with suppress(ConfigError):  # grammars are refused when they are asked for
                 session.grammars.warm()
-            return Runner(session)
+                vetter.warm()
+            return Runner(session, vetter.close)
         except BaseException:
+            vetter.close()
             engine.close()
             raise

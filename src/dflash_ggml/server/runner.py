@@ -31,10 +31,14 @@ FILE_TYPES = _FILE_TYPES.split()
 
 
 class Runner:
-    """Owns a session's engine. `events` and `close` belong to the worker thread, the rest to any."""
+    """Owns a session's engine. `events` and `close` belong to the worker thread, the rest to any.
 
-    def __init__(self, session: Session) -> None:
+    on_close: called when the engine is freed.
+    """
+
+    def __init__(self, session: Session, on_close: Callable[[], None] | None = None) -> None:
         self.session = session
+        self._on_close = on_close
         self.tokenizer = session.engine.tokenizer
         self.n_ctx: int = session.engine.n_ctx
 
@@ -119,6 +123,8 @@ class Runner:
 
     def close(self) -> None:
         """Free the engine's memory."""
+        if self._on_close is not None:
+            self._on_close()
         self.session.engine.close()
 
 

@@ -10,6 +10,7 @@ from ..errors import ConfigError, ContextOverflowError
 from ..text.chat_parser import ChatParser, ReasoningMode
 from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
+from ..text.grammar_spec import GrammarSpec
 from ..text.stopping import StopStrings
 from ..text.tokenizer import TooManyTokens
 from ..text.tools import NamedTool, check_tools
@@ -35,8 +36,8 @@ class Session:
     """An engine with what its requests share: chat templates, grammar compiler and prefix cache.
 
     cache_bytes: budget of the prefix cache in host memory (0 turns it off). template: source text, instead of the
-    model's own. thinking: on or off for chats that do not say, None leaves it to the template. Raises ConfigError if the
-    template does not compile.
+    model's own. thinking: on or off for chats that do not say, None leaves it to the template. vet: asked before a grammar is
+    compiled (see GrammarCompiler). Raises ConfigError if the template does not compile.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Session:
         cache_bytes: int = CACHE_BYTES,
         template: str | None = None,
         thinking: bool | None = None,
+        vet: Callable[[GrammarSpec], None] | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
@@ -53,13 +55,14 @@ class Session:
         self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
         self.state = PromptState(engine, PrefixCache(cache_bytes))
         self.turns = Turns()
+        self._vet = vet
         self._grammars: GrammarCompiler | None = None
 
     @property
     def grammars(self) -> GrammarCompiler:
         """The grammar compiler of this vocabulary, built at the first use. Raises ConfigError without llguidance."""
         if self._grammars is None:
-            self._grammars = GrammarCompiler(self.tokenizer, self.engine.n_vocab)
+            self._grammars = GrammarCompiler(self.tokenizer, self.engine.n_vocab, self._vet)
         return self._grammars
 
     @property

@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +90,13 @@ class GrammarCompiler:
     Raises ConfigError if llguidance is not installed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, n_vocab: int, vet: Callable[[GrammarSpec], None] | None = None
+    ) -> None:
+        """vet: asked before a grammar is compiled; raises ConfigError for one that must not be."""
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
+        self._vet = vet
         self._library = _load_llguidance()
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
@@ -118,6 +122,8 @@ class GrammarCompiler:
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
         lib = self._library
         check_text(spec.kind, spec.text)
+        if self._vet is not None:
+            self._vet(spec)
         try:
             if spec.kind in ("json_schema", "json_object"):
                 schema = load_schema(spec.text) if spec.kind == "json_schema" else {"type": "object"}

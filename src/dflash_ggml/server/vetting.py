@@ -1,0 +1,204 @@
+"""Tries a grammar out in a process of its own, with limits of time and memory, before the server compiles it.
+
+The static bounds (`text.grammar_limits`, `text.bounded_schema`) refuse every form that is known to explode; this one stops what
+nobody knows yet. A compiled grammar cannot be sent between processes, so the process only says that compiling came to an end,
+whether well or with an error, and the server then does it again. The vocabulary there is bytes and the special tokens:
+what grows without bounds is the grammar itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from ..errors import ConfigError
+from ..text.grammar import GrammarCompiler
+from ..text.grammar_spec import GrammarSpec
+from ..text.tokenizer import Tokenizer
+from .frames import Link
+
+log = logging.getLogger(__name__)
+
+SECONDS = 3.0  # to compile one grammar; the slowest that the static bounds let through take a tenth
+STARTING = 20.0  # seconds until a process is ready: it imports numpy and llguidance
+MEMORY = 1 << 30  # bytes beyond what the process has when it is ready
+REFUSED = 64  # refused grammars that are remembered, so that asking again costs nothing
+
+_START = (
+    "import sys; fd = int(sys.argv[1]); sys.path[:] = sys.argv[2:]; "
+    "from dflash_ggml.server.vetting import main; main(fd)"
+)
+
+
+class Vetter:
+    """Asked before a grammar is compiled; any thread may, one at a time gets its turn.
+
+    Starts its process at the first use or by `warm`, and again when that has died.
+    """
+
+    def __init__(self, special: Iterable[str], seconds: float = SECONDS, memory: int = MEMORY) -> None:
+        """special: the vocabulary's special tokens, which grammars may name."""
+        self.seconds, self.memory = seconds, memory
+        self._special = list(special)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._refused: OrderedDict[GrammarSpec, str] = OrderedDict()
+        self._closed = self._warned = False
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Vetter:
+        """One for this vocabulary."""
+        ids = (i for i in range(tokenizer.n_vocab) if tokenizer.is_control(i))
+        return cls(tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids)
+
+    def __call__(self, spec: GrammarSpec) -> None:
+        """Raise ConfigError for a grammar whose compilation passes the limits."""
+        with self._lock:
+            if spec in self._refused:
+                raise ConfigError(self._refused[spec])
+            link = self._ready()
+            if link is None:
+                return
+            refusal = None
+            try:
+                link.send({"kind": spec.kind, "text": spec.text, "seconds": self.seconds})
+                if link.wait(self.seconds):
+                    link.receive()
+                    return
+                refusal = f"compiling it takes more than {self.seconds:g} s"
+            except (EOFError, OSError, ValueError):
+                if self._closed:
+                    return
+                refusal = f"compiling it takes more than {self.memory >> 20} MiB of memory, or its stack"
+            self._end()
+            message = f"grammar ({spec.kind}): {refusal}; make it smaller"
+            self._refused[spec] = message
+            while len(self._refused) > REFUSED:
+                self._refused.popitem(last=False)
+            raise ConfigError(message)
+
+    def warm(self) -> None:
+        """Start the process now: it takes a third of a second."""
+        with self._lock:
+            self._ready()
+
+    def close(self) -> None:
+        """End the process; whoever waits for it goes on."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _ready(self) -> Link | None:
+        """The way to a process that waits for a grammar; None where none can be started, which is said once."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._link is None and not self._closed:
+            try:
+                self._spawn()
+            except (EOFError, OSError, ValueError) as error:
+                self._end()
+                if not self._warned:
+                    log.warning("grammars are compiled without being tried out first: %s", error)
+                    self._warned = True
+        return self._link
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path]
+        try:
+            # a compiler that runs out of memory says so on stderr, and the client is told anyway
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C is for the server
+            )
+        finally:
+            theirs.close()
+            self._link = Link(ours.detach())
+        self._link.send({"special": self._special, "memory": self.memory})
+        if not self._link.wait(STARTING):
+            raise OSError(f"the process that tries them out was not ready after {STARTING:g} s")
+        self._link.receive()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._link is not None:
+            with suppress(OSError):
+                self._link.close()
+        self._process = self._link = None
+
+
+class _Bytes:
+    """A vocabulary of single bytes and special tokens, as far as a compiler asks."""
+
+    def __init__(self, special: Sequence[str]) -> None:
+        self._pieces = [bytes([i]) for i in range(256)] + [text.encode() for text in special]
+        self.n_vocab = len(self._pieces) + 1
+        self._pieces.append(b"<end of the vocabulary>")
+        self.bos_id, self.eos_id = None, self.n_vocab - 1
+        self.eog_ids = frozenset({self.eos_id})
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._pieces[token]
+
+    def is_control(self, token: int) -> bool:
+        return token >= 256
+
+    def encode(self, text: str, special: bool = True, most: int | None = None) -> list[int]:
+        return list(text.encode())
+
+
+def main(fd: int) -> None:
+    """Compile what comes, and say when it is done; ends with the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = Link(fd)
+    try:
+        asked = link.receive()
+        vocabulary = _Bytes(asked["special"])
+        compiler = GrammarCompiler(vocabulary, vocabulary.n_vocab)  # type: ignore[arg-type]
+        compiler.matcher(GrammarSpec("json_object", ""))
+        _limit(asked["memory"])
+        while True:
+            link.send({})
+            asked = link.receive()
+            _limit_time(asked["seconds"])
+            with suppress(Exception):  # the server meets the same error, and its words are better there
+                compiler.matcher(GrammarSpec(asked["kind"], asked["text"]))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _limit(memory: int) -> None:
+    """Let this process have `memory` bytes more than now, where the system can say so (macOS does not keep to it)."""
+    used = 0
+    with suppress(OSError), open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
+
+
+def _limit_time(seconds: float) -> None:
+    """Let this process end by itself should its server be killed while it compiles."""
+    with suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds) + 1, hard))
