@@ -594,8 +594,19 @@ def test_context_manager_and_close(model_path: str) -> None:
         engine = llm.toy
     assert engine.closed
     llm.close()
-    with pytest.raises(ConfigError, match="closed"):
-        llm("x")
+    calls = (
+        lambda: llm("x"),
+        lambda: llm.eval([1]),
+        lambda: next(iter(llm.generate([1]))),
+        lambda: llm.create_chat_completion([{"role": "user", "content": "x"}]),
+        llm.reset,
+        llm.sample,
+        llm.save_state,
+        lambda: llm.engine,
+    )
+    for call in calls:
+        with pytest.raises(ConfigError, match="this Llama is closed; open the model again"):
+            call()
 
 
 def test_a_stream_that_nobody_reads_gives_way(llm: ToyLlama) -> None:

@@ -153,15 +153,20 @@ class LlamaBase:
     def engine(self) -> Engine:
         """The engine. Raises ConfigError after close() or with vocab_only."""
         if self._engine is None:
-            raise ConfigError("this Llama has no weights: it is closed, or was opened with vocab_only=True")
+            raise self._no_weights()
         return self._engine
 
     @property
     def session(self) -> Session:
         """The session on the engine, for typed requests. Raises as `engine`."""
         if self._session is None:
-            raise ConfigError("this Llama has no weights: it is closed, or was opened with vocab_only=True")
+            raise self._no_weights()
         return self._session
+
+    def _no_weights(self) -> ConfigError:
+        if self._options.vocab_only:
+            return ConfigError("this Llama was opened with vocab_only=True: it has no weights")
+        return ConfigError("this Llama is closed; open the model again")
 
     # --- what others look at
 
@@ -254,7 +259,7 @@ class LlamaBase:
         return nullcontext() if session is None else session.turns.taken()
 
     def close(self) -> None:
-        """Free the model; a second call does nothing."""
+        """Free the model; a second call does nothing. Tokenising still works, what needs weights says that it is closed."""
         with self._turn():
             self._free()
 

@@ -37,7 +37,9 @@ class LlamaCore(LlamaBase):
             self.cache = cache
 
     def reset(self) -> None:
-        """Empty the context."""
+        """Empty the context. Raises ConfigError after close()."""
+        if not self._options.vocab_only:
+            _ = self.session
         with self._turn():
             self.n_tokens = 0
             self._requires_eval = True
@@ -125,6 +127,7 @@ class LlamaCore(LlamaBase):
         Penalties count the text so far: nobody knows which part of it is a prompt. tfs_z and penalize_nl have no effect, as in
         llama-cpp-python. Raises ConfigError when nothing was evaluated.
         """
+        _ = self.session  # closed, or without weights: said first
         if self.n_tokens == 0:
             raise ConfigError("sample: nothing has been evaluated yet; call eval first")
         sampler = self._sampler(
