@@ -28,6 +28,7 @@ def _hasty_calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_cache, "default_folder", lambda: folder)
         patch.setattr(known_costs, "SECONDS", {True: 1.5, False: 0.02})
+        patch.setattr(known_costs, "WARM_SECONDS", 0.0)
         yield
 
 

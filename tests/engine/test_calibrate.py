@@ -77,6 +77,24 @@ def test_a_second_start_reads_what_the_first_measured(toy_pair, folder, monkeypa
     assert json.loads(file.read_text())["points"] == [list(p) for p in POINTS]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_short_text_finds_its_graphs_built(toy_pair, folder, monkeypatch, known):
+    monkeypatch.setattr(known_costs, "WARM_SECONDS", 60.0)
+    if known:
+        Engine.load(config(toy_pair)).close()
+    with Engine.load(config(toy_pair)) as engine:
+        passes, start = engine.passes, text(engine, n=1)  # the prompt's own graph
+        built = passes.graphs.builds
+        for mode, budget in (("plain", None), ("tree", 7), ("tree", 15), ("chain", None)):
+            engine.reset()
+            engine.prefill([3, 1, 4, 1, 5])
+            sampler = Sampler(SamplingParams(temperature=0.0), engine.n_vocab)
+            steps = engine.generate(sampler, max_tokens=12, mode=mode, budget=budget, stop=lambda t: False)
+            assert [t for step in steps for t in step.tokens][:1] == start
+        # one that takes in features alone, since plain steps came before, may be new
+        assert passes.graphs.builds <= built + 1
+
+
 @pytest.mark.parametrize("mode", ["plain", "chain", "tree"])
 def test_a_named_mode_measures_nothing(toy_pair, folder, mode):
     with Engine.load(config(toy_pair, mode=mode)):

@@ -32,16 +32,23 @@ def calibrate(passes: TargetPasses, drafter: Drafter, deadline: float) -> list[P
     for context in (SHORT, min(FIRST_ROWS, passes.n_rows) - passes.max_width - drafter.depth - 1):
         if context >= SHORT:
             probe.measure(context)
-    passes.state.reset()
-    drafter.reset(probe.sequence)
+    probe.leave()
     return probe.points
 
 
-class _Probe:
-    """Times passes of an imagined sequence until `deadline`."""
+def warm_up(passes: TargetPasses, drafter: Drafter, n_batch: int, deadline: float) -> None:
+    """Build the graphs that a text begins with, so that a short one does not pay for them. Leaves an empty state."""
+    passes.reserve(n_batch, drafter.append)
+    probe = _Probe(passes, drafter, deadline, timed=0)
+    probe.measure(SHORT)
+    probe.leave()
 
-    def __init__(self, passes: TargetPasses, drafter: Drafter, deadline: float) -> None:
-        self.passes, self.drafter, self.deadline = passes, drafter, deadline
+
+class _Probe:
+    """Runs passes of an imagined sequence until `deadline`, and times the last `timed` runs of each."""
+
+    def __init__(self, passes: TargetPasses, drafter: Drafter, deadline: float, timed: int = TIMED) -> None:
+        self.passes, self.drafter, self.deadline, self.timed = passes, drafter, deadline, timed
         self.sequence = Sequence()
         self.column = 0 if drafter.taps else None
         self.points: list[Point] = []
@@ -56,6 +63,11 @@ class _Probe:
             if not self._time(kind, width, context, work):
                 return
 
+    def leave(self) -> None:
+        """Forget the imagined sequence."""
+        self.passes.state.reset()
+        self.drafter.reset(self.sequence)
+
     def _passes(self) -> Iterator[tuple[Pass, int, Callable[[], object]]]:
         """Kind, width and one run of each pass, most useful first."""
         yield "plain", 1, self._plain
@@ -66,6 +78,7 @@ class _Probe:
             yield "verify", verify_width(nodes), partial(self._verify, tree)
             if i == 0:
                 yield "commit", 1, self._commit
+                yield "commit", 1, partial(self._commit, 2)
 
     def _plain(self) -> None:
         self.passes.choices(self.passes.linear(self.sequence, [0], column=self.column))
@@ -78,21 +91,22 @@ class _Probe:
         with suppress(NoNumbers):  # what a pass takes does not depend on what comes out
             self.drafter.propose(self.sequence, 1, block - 1)
 
-    def _commit(self) -> None:
-        self.passes.commit(self.sequence, (0, 1))
+    def _commit(self, node: int = 1) -> None:
+        self.passes.commit(self.sequence, (0, node))
         self.passes.device.synchronize()
 
     def _time(self, kind: Pass, width: int, context: int, work: Callable[[], object]) -> bool:
         """Time a pass; False when there was no time to finish."""
         best = float("inf")
-        for i in range(WARM + TIMED):
+        for i in range(WARM + self.timed):
             if time.perf_counter() > self.deadline:
                 return False
             at = time.perf_counter()
             work()
             if i >= WARM:  # the shortest: what else the machine did has no say
                 best = min(best, (time.perf_counter() - at) * 1e3)
-        self.points.append(Point(kind, width, context, best))
+        if self.timed:
+            self.points.append(Point(kind, width, context, best))
         return True
 
 

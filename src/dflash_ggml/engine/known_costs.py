@@ -13,12 +13,13 @@ from ..decode.costs import Point
 from ..drafts.drafter import Drafter
 from ..ggml import bindings
 from ..ggml.device import cuda_driver
-from .calibrate import calibrate
+from .calibrate import calibrate, warm_up
 from .cost_cache import CostCache, Measured
 from .passes import FIRST_ROWS, TargetPasses
 from .products import ProductTable, apply, measure_products, worth_measuring
 
 SECONDS = {True: 1.5, False: 1.0}  # to measure in, at most, on a GPU and on the CPU
+WARM_SECONDS = 0.25  # to build graphs in, where costs are known
 log = logging.getLogger("dflash_ggml")
 
 
@@ -44,6 +45,8 @@ def known_costs(
         log.debug("pass costs read from %s", cache.path)
         if measured.products.timings:
             apply(device, measured.products)
+        if config.mode == "auto":
+            warm_up(passes, drafter, config.n_batch, time.perf_counter() + WARM_SECONDS)
         return measured.points, cache.path
     began = time.perf_counter()
     measured = _measure(config, passes, drafter, seconds or SECONDS[device.is_gpu])
@@ -61,6 +64,8 @@ def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter, secon
     if worth_measuring(device):
         products = measure_products(device, passes.weights.values(), seconds / 3)
         apply(device, products)
+    if config.mode == "auto":
+        passes.reserve(config.n_batch, drafter.append)
     points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []
     return Measured(tuple(points), products)
 

@@ -82,6 +82,12 @@ class TargetPasses:
         """The rows that a graph sees when `rows` are in use."""
         return min(kv_bucket(rows), self.n_rows)
 
+    def reserve(self, columns: int, append: Append | None) -> None:
+        """Take the scratch memory of a prompt batch: graphs have to be built anew when it grows."""
+        taps = self.taps if append else ()
+        batch = Batch(columns, self.bucket(columns), None, taps, append)
+        self.target.build(batch, self.state, self.weights).place(self.workspace).close()
+
     def _make_mask(self, n_rows: int) -> None:
         """The mask of `n_rows` slots, which the caches have."""
         self._close_mask()

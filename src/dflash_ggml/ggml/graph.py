@@ -5,6 +5,7 @@ Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -167,18 +168,18 @@ class Graph:
 
     def view(self, t, ne: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0):
         """View of `t` with shape `ne`; `strides` of dimensions 1.. and `offset` in bytes (default: contiguous)."""
-        ne4 = (*ne, 1, 1, 1)[:4]
-        nb = [lib.ggml_row_size(t.type, ne4[0])]
-        nb = [nb[0], nb[0] * ne4[1], nb[0] * ne4[1] * ne4[2]]
-        nb[: len(strides)] = strides
-        for i in range(len(strides), 3):
-            nb[i] = nb[i - 1] * ne4[i] if i else nb[0]
-        last = offset + sum((n - 1) * s for n, s in zip(ne4[1:], nb)) + lib.ggml_row_size(t.type, ne4[0])
+        n0, n1, n2, n3 = (*ne, 1, 1, 1)[:4]
+        row = lib.ggml_row_size(t.type, n0)
+        nb1, nb2, nb3, *_ = (*strides, None, None, None)
+        nb1 = row if nb1 is None else nb1
+        nb2 = nb1 * n1 if nb2 is None else nb2
+        nb3 = nb2 * n2 if nb3 is None else nb3
+        last = offset + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3 + row
         if last > lib.ggml_nbytes(t):
             raise ValueError(
                 f"view {ne} at {offset} leaves tensor '{ffi.string(t.name).decode()}' of shape {tuple(t.ne)}"
             )
-        return lib.ggml_view_4d(self.ctx, t, *ne4, *nb, offset)
+        return lib.ggml_view_4d(self.ctx, t, n0, n1, n2, n3, nb1, nb2, nb3, offset)
 
     def slice(self, t, index: int, columns: int):
         """The first `columns` columns of slice `index` of t [d, max columns, slices], as a view [d, columns]."""
@@ -201,7 +202,7 @@ class Graph:
     def reshape(self, t, *ne: int):
         """Contiguous `t` with another shape of as many elements."""
         ne4 = (*ne, 1, 1, 1)[:4]
-        if int(np.prod(ne4)) != lib.ggml_nelements(t):
+        if math.prod(ne4) != lib.ggml_nelements(t):
             raise ValueError(f"cannot reshape {tuple(t.ne)} to {ne}")
         return lib.ggml_reshape_4d(self.ctx, t, *ne4)
 
