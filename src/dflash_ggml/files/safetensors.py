@@ -37,7 +37,7 @@ class SafetensorsFile(KeyedFile):
         self._data: dict[str, np.ndarray] = {}
         tensors: dict[str, TensorInfo] = {}
         for file in _weight_files(folder) if self.path.is_dir() else [self.path]:
-            for info, data in _read_shard(file):
+            for info, data in read_shard(file):
                 if info.name in tensors:
                     raise ModelFileError(f"{file}: tensor {info.name!r} is also in another file of {folder}")
                 tensors[info.name], self._data[info.name] = info, data
@@ -101,7 +101,8 @@ def _weight_files(folder: Path) -> list[Path]:
     return found
 
 
-def _read_shard(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
+def read_shard(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
+    """The tensors of one file with their bytes, uint8 views into the map. Raises `ModelFileError`."""
     whole = map_file(path)
     length = int.from_bytes(bytes(whole[:8]), "little")
     if len(whole) < 8 or length > min(MAX_JSON, len(whole) - 8):
