@@ -50,9 +50,6 @@ class Oracle(Drafter):
     def prefilled(self, sequence, n, appended):
         assert not appended
 
-    def ensure_rows(self, rows):
-        pass
-
     def reset(self, sequence):
         pass
 

@@ -1,11 +1,14 @@
-"""K/V caches of layers with several row lengths: what is written is read back, growth keeps it, a commit moves all of it."""
+"""K/V caches of layers with several row lengths: what is written is read back, unused rows cost nothing, a commit moves
+all of it."""
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 import pytest
 
-from dflash_ggml.errors import ConfigError
+from dflash_ggml.errors import ConfigError, DeviceError
 from dflash_ggml.ggml.device import F16, F32, Device
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.state.kv import KvCache, kv_bucket
@@ -24,20 +27,45 @@ def device():
 
 @pytest.mark.parametrize("type_", [F16, F32])
 def test_layers_of_several_shapes(device, type_):
-    cache = KvCache(device, LAYERS, type_, 256)
+    cache = KvCache(device, LAYERS, type_, 512)
     rng = np.random.default_rng(0)
     dtype = np.float16 if type_ == F16 else np.float32
     written = []
     for i, layer in enumerate(LAYERS):
         for t in (cache.keys(i), cache.values(i)):
-            assert tuple(t.ne)[:2] == (layer.row, 256)
-            written.append(rng.normal(size=(256, layer.row)).astype(dtype))
+            assert tuple(t.ne)[:2] == (layer.row, 512)
+            assert not device.read(t).any()
+            written.append(rng.normal(size=(512, layer.row)).astype(dtype))
             device.write(t, written[-1])
-    cache.grow(512)
     for t, rows in zip(cache.slices, written, strict=True):
         assert np.array_equal(device.read(t, rows.size).reshape(rows.shape), rows)
     assert cache.nbytes == StateSpec(LAYERS).kv_bytes(512, type_)
     cache.close()
+
+
+def test_rows_that_nobody_writes_take_no_memory(device):
+    """And read as zeros: attention multiplies them with weights of zero."""
+    before = resident()
+    cache = KvCache(device, (KvLayer(8, 128),) * 4, F16, 1 << 17)
+    assert cache.nbytes == 2 << 30
+    for t in cache.slices:
+        device.write(t, np.ones((256, 1024), np.float16))
+        assert not device.read(t, 1 << 20, offset=t.nb[1] * 100_000).any()
+    taken = resident() - before
+    assert 4 << 20 <= taken < 64 << 20  # of 2 GiB, what was written and the pages around it
+    cache.close()
+    assert resident() - before < 4 << 20
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory."""
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_rows_that_no_machine_has_are_refused(device):
+    with pytest.raises(DeviceError, match="no room for"):
+        KvCache(device, LAYERS, F16, 1 << 50)
 
 
 def test_a_commit_moves_the_rows_of_every_layer(device):

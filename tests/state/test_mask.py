@@ -30,7 +30,8 @@ def expected(
 @pytest.mark.parametrize("window", [None, 5, 40, 300])
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_mask_written_out(window, seed):
-    """Commits of any length up to the largest, jumps forward (prefill) and back (reset), holes in the prefix, other origins."""
+    """Commits of any length up to the largest and some beyond, jumps forward (prefill) and back (reset), holes in the prefix,
+    other origins."""
     rng = np.random.default_rng(seed)
     device = Device.cpu(1)
     mask = SlotMask(device, WIDTH, ADVANCE, ROWS, window)
@@ -39,21 +40,21 @@ def test_equals_the_mask_written_out(window, seed):
     graphs = {}
     for _ in range(60):
         columns = int(rng.choice([1, 4, WIDTH]))
-        n_kv = 256 if start + WIDTH <= 256 else ROWS
+        n_kv = next(n for n in (128, 256, ROWS) if start + WIDTH <= n)
         if (columns, n_kv) not in graphs:
             g = Graph(device, 32)
             g.output(mask.build(g, "m", n_kv, columns), "result")
             graphs[columns, n_kv] = g.place(Workspace(device))
         g = graphs[columns, n_kv]
         visible = np.tril(rng.random((columns, columns)) < 0.5) | np.eye(columns, dtype=bool)
-        mask.fill(g, "m", start, np.packbits(visible.T, axis=1, bitorder="little"), valid, origin)
+        mask.fill(g, "m", n_kv, start, np.packbits(visible.T, axis=1, bitorder="little"), valid, origin)
         g.run()
         mask.ran()
         found = device.read(g.outputs["result"]).reshape(columns, n_kv).astype(np.float32)
         np.testing.assert_array_equal(found, expected(start, visible, valid, window, n_kv, origin))
         step = rng.random()
         if step < 0.8:
-            start += int(rng.integers(0, ADVANCE + 1))
+            start = max(0, start + int(rng.integers(-ADVANCE // 2, 2 * ADVANCE)))
         else:
             start = int(rng.integers(0, ROWS - WIDTH))
         if start > ROWS - WIDTH:

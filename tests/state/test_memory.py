@@ -8,7 +8,6 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.passes import FIRST_ROWS
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F16
@@ -50,8 +49,7 @@ def test_the_error_names_the_largest_part_and_what_to_do(parts):
 @pytest.mark.parametrize("drafted", [True, False])
 @pytest.mark.parametrize("which", ["demo", "toy"])
 def test_the_plan_is_what_is_allocated(request, monkeypatch, kv_type, drafted, which):
-    """To the byte, weights and masks included, before and after the caches have grown; only the graphs' scratch memory is an
-    estimate."""
+    """To the byte, weights and masks included; only the graphs' scratch memory is an estimate."""
     if which == "demo":
         target, draft = request.getfixturevalue("demo_target"), request.getfixturevalue("demo_draft")
     else:
@@ -85,13 +83,11 @@ def test_the_plan_is_what_is_allocated(request, monkeypatch, kv_type, drafted, w
         target, draft if drafted else None, n_ctx=6000, kv_type=kv_type, n_threads=1, n_gpu_layers=0
     )
     with Engine.load(config) as e:
+        expected = {part.name: part.nbytes(e.passes.n_rows) for part in planned[0]}
+        del expected["graphs (estimate)"]
         for _ in range(2):
-            rows = e.passes.n_rows
-            expected = {part.name: part.nbytes(rows) for part in planned[0]}
-            del expected["graphs (estimate)"]
             allocated = e.nbytes
             del allocated["scratch"]
             assert allocated == expected
             e.prefill(np.zeros(4500 - e.n_tokens, int).tolist())
-        assert rows > FIRST_ROWS, "the caches have not grown"
     device.close()

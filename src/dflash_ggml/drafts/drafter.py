@@ -30,8 +30,7 @@ from ..state.state import TargetState
 class Host:
     """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
 
-    graphs: those of both, for a prefill writes to the draft's cache too: who moves memory drops them all.
-    max_rows: cache rows that a sequence can come to need. kv_type: ggml type of caches.
+    graphs: those of both. kv_type: ggml type of caches.
     """
 
     device: Device
@@ -39,7 +38,6 @@ class Host:
     target: Target
     weights: Mapping[str, Any]
     state: TargetState
-    max_rows: int
     kv_type: int
 
 
@@ -73,7 +71,7 @@ class DraftSource(ABC):
     def start(
         self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
     ) -> Drafter:
-        """Bring the weights to the device. `candidates`: best tokens per depth; `n_rows`: cache rows to begin with.
+        """Bring the weights to the device. `candidates`: best tokens per depth; `n_rows`: cache rows, slot for slot the target's.
 
         Raises ModelFileError, DeviceError.
         """
@@ -109,10 +107,6 @@ class Drafter(ABC):
     @abstractmethod
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
         """The n tokens after the committed ones are being committed; whether `append` was in their pass."""
-
-    @abstractmethod
-    def ensure_rows(self, rows: int) -> None:
-        """Make room for `rows` cache rows, keeping those there are. Raises DeviceError when they do not fit."""
 
     @abstractmethod
     def reset(self, sequence: Sequence) -> None:

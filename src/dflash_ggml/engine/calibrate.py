@@ -19,9 +19,9 @@ from ..decode.costs import Pass, Point
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
 from ..drafts.drafter import Drafter
-from .passes import FIRST_ROWS, TargetPasses
+from .passes import TargetPasses
 
-SHORT = 64  # tokens of context
+SHORT, LONG = 64, 4096  # tokens of context; of the long one, the trees' rows included
 WARM, TIMED = 3, 3  # runs of each pass: the first builds its graph, a GPU captures one of the next two
 USEFUL = (7, 3, 15, 31, 1, 23, 5, 2, 47, 63)  # node counts, in this order
 
@@ -29,7 +29,7 @@ USEFUL = (7, 3, 15, 31, 1, 23, 5, 2, 47, 63)  # node counts, in this order
 def calibrate(passes: TargetPasses, drafter: Drafter, deadline: float) -> list[Point]:
     """Measure plain, draft, commit and verify passes until `deadline` on the performance counter. Leaves an empty state."""
     probe = _Probe(passes, drafter, deadline)
-    for context in (SHORT, min(FIRST_ROWS, passes.n_rows) - passes.max_width - drafter.depth - 1):
+    for context in (SHORT, min(LONG, passes.n_rows) - passes.max_width - drafter.depth - 1):
         if context >= SHORT:
             probe.measure(context)
     probe.leave()
@@ -58,7 +58,6 @@ class _Probe:
         self.sequence.tokens.clear()
         self.drafter.prefilled(self.sequence, context, True)
         self.sequence.tokens += [0] * context
-        self.drafter.ensure_rows(self.sequence.slots(self.drafter.depth + 1).stop)
         for kind, width, work in self._passes():
             if not self._time(kind, width, context, work):
                 return

@@ -39,7 +39,8 @@ class Engine:
         self.passes, self.drafter = loaded.passes, loaded.drafter
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
         self.n_vocab = self.params.n_vocab
-        self.sequence = Sequence()
+        self._lent = self.passes.rows.lend(self.passes.n_rows)
+        self.sequence = Sequence(first_slot=self._lent.start)
         self.experience = Experience()
         self.stepper = Stepper(self.passes, self.drafter, self.costs)
         # tokens whose K/V rows outlive a reset or restore, until the next write
@@ -151,7 +152,7 @@ class Engine:
         self, ids: Items[int], is_last: bool, take_row: Callable[[np.ndarray], None] | None
     ) -> None:
         sequence, append = self.sequence, self.drafter.append if self.drafter else None
-        self.stepper.make_room(sequence, len(ids))
+        self.passes.bucket(sequence.slots(len(ids)).stop)
         sequence.torn, self._rows = True, ()
         graph = self.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
         if self.drafter:
@@ -202,8 +203,7 @@ class Engine:
         """Run ids in cache rows behind all that are held; of those, rows are copied away only where room is short."""
         state, sequence, n = self.passes.state, self.sequence, len(ids)
         held = sequence.first_slot + max(len(self._rows), sequence.n_tokens)
-        other = Sequence(first_slot=min(held, self.passes.max_rows - n))
-        self.stepper.make_room(sequence, max(0, other.slots(n).stop - sequence.slots(0).stop))
+        other = Sequence(first_slot=min(held, self._lent.stop - n))
         tensors = Tensors(self.device, state.live_tensors, state.kv.slices, other.first_slot)
         rows = tensors.read_rows(held - other.first_slot)
         saved = Snapshot((), tensors.read_live(), rows, np.zeros(0, bool), None)
@@ -327,8 +327,6 @@ class Engine:
             self._tensors().check(snapshot)
             if n > self.n_ctx:
                 raise ConfigError("snapshot: taken from a model or context of another shape")
-            if snapshot.rows is not None:
-                self.stepper.make_room(sequence, max(n - sequence.n_tokens, 0))
             rows = snapshot.tokens
             if snapshot.rows is None:
                 rows = max(self._rows, tuple(sequence.tokens), key=len)
@@ -407,6 +405,7 @@ class Engine:
                 if self._closed:
                     return
                 self._closed = True
+                self.passes.rows.give_back(self._lent)
                 if self.drafter:
                     self.drafter.close()
                 self.passes.close()

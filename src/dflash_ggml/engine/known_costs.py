@@ -13,9 +13,9 @@ from ..decode.costs import Point
 from ..drafts.drafter import Drafter
 from ..ggml import bindings
 from ..ggml.device import cuda_driver
-from .calibrate import calibrate, warm_up
+from .calibrate import LONG, calibrate, warm_up
 from .cost_cache import CostCache, Measured
-from .passes import FIRST_ROWS, TargetPasses
+from .passes import TargetPasses
 from .products import ProductTable, apply, measure_products, worth_measuring
 
 SECONDS = {True: 1.5, False: 1.0}  # to measure in, at most, on a GPU and on the CPU
@@ -86,6 +86,6 @@ def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[
         "reference": config.reference,
         "budget": config.budget,
         "candidates": config.n_candidates,
-        "rows": min(passes.n_rows, FIRST_ROWS),
+        "rows": min(passes.n_rows, LONG),
         "tensors": tensors,
     }

@@ -156,8 +156,8 @@ def _on_device(
     passes = TargetPasses(device, target, weights, kv_type, rows, width, depth, taps)
     drafter = None
     if draft:
-        host = Host(device, passes.graphs, target, weights, passes.state, rows, kv_type)
-        drafter = draft.start(host, config.n_candidates, passes.n_rows, progress)
+        host = Host(device, passes.graphs, target, weights, passes.state, kv_type)
+        drafter = draft.start(host, config.n_candidates, rows, progress)
     return passes, drafter, n_ctx
 
 

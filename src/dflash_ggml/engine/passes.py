@@ -22,9 +22,9 @@ from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
 from ..state.kv import kv_bucket
 from ..state.mask import HIDDEN, SlotMask
+from ..state.pool import RowPool
 from ..state.state import TargetState, commit_graph
 
-FIRST_ROWS = 4096  # cache rows to begin with; a longer text makes them grow
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 
@@ -43,63 +43,38 @@ class TargetPasses:
         target: Target,
         weights: Weights,
         kv_type: int,
-        max_rows: int,
+        n_rows: int,
         max_width: int,
         depth: int,
         taps: tuple[int, ...],
     ) -> None:
-        """`max_rows`: cache rows that a sequence can come to need; `max_width`: columns of the widest tree, 0 for none;
+        """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
         `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants."""
         self.device, self.target, self.weights = device, target, weights
-        self.max_rows, self.max_width, self.taps = max_rows, max_width, taps
+        self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
         self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
         self._usual_path = depth + 1
-        first = min(max_rows, FIRST_ROWS)
         feature_row = len(taps) * target.n_embd
-        self.state = TargetState(device, target.state_spec(), kv_type, first, max_width, feature_row)
-        self.tree_mask: SlotMask | None = None
-        self.n_rows = 0  # slots that caches and mask have
-        self._make_mask(first)
+        self.state = TargetState(device, target.state_spec(), kv_type, n_rows, max_width, feature_row)
+        self.tree_mask = SlotMask(device, max_width, self._usual_path, n_rows) if max_width else None
+        self.rows = RowPool(n_rows)
         self.workspace = Workspace(device)
         self.graphs = GraphCache(self.workspace)
 
     # ---- memory
 
-    def ensure_rows(self, rows: int) -> None:
-        """Make the caches hold `rows`. Raises DeviceError when they do not fit."""
-        if rows > self.max_rows:
-            raise DeviceError(f"the caches have room for {self.max_rows} rows, not for {rows}")
-        if rows > self.n_rows:
-            want = min(self.max_rows, max(2 * self.n_rows, -(-rows // 256) * 256))
-            self.graphs.clear()
-            # after an error the cache may have grown already
-            if self.state.kv.n_rows < want:
-                self.state.kv.grow(want)
-            self._make_mask(want)
-
     def bucket(self, rows: int) -> int:
-        """The rows that a graph sees when `rows` are in use."""
+        """The rows that a graph sees when `rows` are in use. Raises DeviceError when there are not as many."""
+        if rows > self.n_rows:
+            raise DeviceError(f"the caches have room for {self.n_rows} rows, not for {rows}")
         return min(kv_bucket(rows), self.n_rows)
 
     def reserve(self, columns: int, append: Append | None) -> None:
         """Take the scratch memory of a prompt batch: graphs have to be built anew when it grows."""
-        taps = self.taps if append else ()
+        columns, taps = min(columns, self.n_rows), self.taps if append else ()
         batch = Batch(columns, self.bucket(columns), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
-
-    def _make_mask(self, n_rows: int) -> None:
-        """The mask of `n_rows` slots, which the caches have."""
-        self._close_mask()
-        self.n_rows = 0
-        if self.max_width:
-            self.tree_mask = SlotMask(self.device, self.max_width, self._usual_path, n_rows)
-        self.n_rows = n_rows
-
-    def _close_mask(self) -> None:
-        if self.tree_mask is not None:
-            self.tree_mask.close()
-        self.tree_mask = None
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -124,7 +99,6 @@ class TargetPasses:
         watch: reduce the logits, for `reduced`. outputs: or those of every token, or all hidden states.
         """
         n, slots = len(ids), sequence.slots(len(ids))
-        self.ensure_rows(slots.stop)
         n_kv = self.bucket(slots.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
@@ -160,7 +134,7 @@ class TargetPasses:
         assert self.tree_mask is not None, "loaded without room for trees"
         width, n = verify_width(tree.n_nodes), tree.width
         slots = sequence.slots(width)
-        self.ensure_rows(slots.start + self.tree_rows(tree.n_nodes))
+        self.bucket(slots.start + self.tree_rows(tree.n_nodes))  # the commit's rows must exist too
         n_kv = self.bucket(slots.stop)
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
@@ -175,7 +149,7 @@ class TargetPasses:
         rows[:] = slots
         parents[:n], parents[n:] = tree.parents, 0  # padding: children of the root, never looked at
         seen_by = observers(tree, width)
-        self.tree_mask.fill(graph, "mask", slots.start, seen_by, origin=sequence.first_slot)
+        self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
         if watch:
             _fill_watch(graph, watch)
         graph.run()
@@ -238,7 +212,8 @@ class TargetPasses:
         self.graphs.clear()
         self.workspace.close()
         self.state.close()
-        self._close_mask()
+        if self.tree_mask is not None:
+            self.tree_mask.close()
         self.weights.close()
 
 

@@ -25,7 +25,7 @@ from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
 from ..drafts.drafter import Drafter
-from ..errors import ConfigError, DeviceError
+from ..errors import ConfigError
 from ..ggml.graph import Graph
 from .passes import TargetPasses
 
@@ -109,22 +109,6 @@ class Stepper:
         self.passes, self.drafter, self.costs = passes, drafter, costs
         self._gave_up = False
 
-    def make_room(self, sequence: Sequence, rows: int) -> None:
-        """Have caches for `rows` rows behind the committed ones. An interrupt while they move tears the state.
-
-        Raises DeviceError, and keeps all, when they do not fit.
-        """
-        wanted = sequence.slots(rows).stop
-        torn, sequence.torn = sequence.torn, True
-        try:
-            self.passes.ensure_rows(wanted)
-            if self.drafter:
-                self.drafter.ensure_rows(wanted)
-        except DeviceError:
-            sequence.torn = torn
-            raise
-        sequence.torn = torn
-
     def step(self, runs: Iterable[Run]) -> list[Step]:
         """One step of each run."""
         return [self._one(run) for run in runs]
@@ -169,7 +153,6 @@ class Stepper:
         """Draft, build the tree, verify it, walk it, commit the accepted path."""
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
-        self.make_room(sequence, max(self.passes.tree_rows(plan.budget), drafter.depth + 1))
         built = self.passes.graphs.builds
         candidates = drafter.propose(sequence, plan.budget, plan.depth)
         columns = (plan.depth or drafter.depth) + 1
@@ -252,7 +235,6 @@ class Stepper:
         """Run the pending token alone; its features are kept for the draft."""
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
-        self.make_room(sequence, 1)
         column = None
         if self.drafter is not None and self.drafter.taps and not sequence.undraftable:
             if len(sequence.unseen) > self.drafter.depth:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 from ..errors import DeviceError
 from .bindings import ffi, lib
 from .device import Device
@@ -14,6 +16,8 @@ class Store:
         self.device = device
         self.buffer_type = device.buffer_type if buffer_type is None else buffer_type
         self._buffer = ffi.NULL
+        self._pages = ffi.NULL  # what `reserve` took of a CPU's memory
+        self._declared: list = []
         self._arena = ffi.new("char[]", (max_tensors + 1) * lib.ggml_tensor_overhead())
         self.ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
 
@@ -21,6 +25,7 @@ class Store:
         """Declare a tensor of ggml type `type_` and shape `ne` (dimension 0 contiguous, 1 to 4 dimensions)."""
         t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
         lib.ggml_set_name(t, name.encode()[: lib.GGML_MAX_NAME - 1])
+        self._declared.append(t)
         return t
 
     def view(self, t, offset: int, *ne: int):
@@ -36,10 +41,7 @@ class Store:
             return self
         buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
         if buffer == ffi.NULL:
-            raise DeviceError(
-                f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; "
-                "lower the context (-c) or the budget, or take a smaller model"
-            )
+            raise self._no_room(size)
         # what a failed load drops unclosed must not stay allocated
         self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
         if weights:
@@ -47,6 +49,37 @@ class Store:
         if clear:
             lib.ggml_backend_buffer_clear(self._buffer, 0)
         return self
+
+    def reserve(self) -> Store:
+        """Give every declared tensor memory that reads as zeros. A CPU takes a page of it only when something is written there,
+        so what is never used costs nothing. Views are declared afterwards. Raises DeviceError when it does not fit.
+        """
+        if self.device.is_gpu:
+            return self.allocate()
+        size = self.wanted
+        if size == 0:
+            return self
+        # malloc promises no zeros, and clearing would touch every page
+        try:
+            pages = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
+        except (OSError, OverflowError) as error:
+            raise self._no_room(size) from error
+        self._pages = ffi.from_buffer(pages, require_writable=True)
+        buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._pages, size)
+        self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
+        at, unit = 0, self.device.alignment
+        for t in self._declared:
+            address = ffi.cast("char *", self._pages) + at
+            if lib.ggml_backend_tensor_alloc(buffer, t, address) != lib.GGML_STATUS_SUCCESS:
+                raise DeviceError(f"{self.device.info.name}: a tensor could not be placed")
+            at += -(-lib.ggml_nbytes(t) // unit) * unit
+        return self
+
+    def _no_room(self, size: int) -> DeviceError:
+        return DeviceError(
+            f"{self.device.info.name}: no room for {size / 2**20:.0f} MiB; "
+            "lower the context (-c) or the budget, or take a smaller model"
+        )
 
     @property
     def wanted(self) -> int:
@@ -62,6 +95,9 @@ class Store:
         if self._buffer != ffi.NULL:
             ffi.release(self._buffer)
             self._buffer = ffi.NULL
+        if self._pages != ffi.NULL:
+            ffi.release(self._pages)
+            self._pages = ffi.NULL
         if self.ctx != ffi.NULL:
             lib.ggml_free(self.ctx)
             self.ctx = ffi.NULL

@@ -1,12 +1,13 @@
-"""K/V caches: rows of keys and values of all attention layers of a model, grown when needed."""
+"""K/V caches: rows of keys and values of all attention layers of a model.
+
+The rows of the whole context are reserved once, so that no pass ever waits for memory to move and no graph is lost; a graph
+reads those in use only (`kv_bucket`). On a CPU rows that nobody has written take no memory yet (`Store.reserve`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from ..errors import DeviceError
 from ..ggml.device import F16, F32, Device
 from ..ggml.store import Store
 from .spec import KvLayer
@@ -30,46 +31,22 @@ class KvCache:
     all its layers at once."""
 
     def __init__(self, device: Device, layers: Sequence[KvLayer], type_: int, n_rows: int) -> None:
-        self.device, self.layers, self.type, self.n_rows = device, tuple(layers), type_, 0
-        self.wholes: list = []
-        self._store: Store | None = None
-        self._slices: list = []  # keys and values of layer 0, of layer 1, ...
-        self.grow(n_rows)
-
-    def grow(self, n_rows: int) -> None:
-        """Make room for `n_rows`, keeping the rows there are. Raises DeviceError, and keeps all, when they do not fit."""
-        # through host memory: the device need not hold both
-        kept = [self.device.read_bytes(t, np.empty(t.nb[1] * self.n_rows, np.uint8)) for t in self._slices]
-        before = self.n_rows
-        self.close()
-        try:
-            self._allocate(n_rows)
-        except DeviceError:
-            if before:
-                self._allocate(before)
-            raise
-        finally:
-            for t, data in zip(self._slices, kept):
-                self.device.write(t, data)
-
-    def _allocate(self, n_rows: int) -> None:
+        """Raises DeviceError when the rows do not fit."""
+        self.device, self.layers, self.type, self.n_rows = device, tuple(layers), type_, n_rows
         lengths = sorted({layer.row for layer in self.layers})
-        store = Store(self.device, len(lengths) + 2 * len(self.layers))
-        wholes, slices = [], [None] * (2 * len(self.layers))
-        for length in lengths:
-            members = [i for i, layer in enumerate(self.layers) if layer.row == length]
-            whole = store.tensor(self.type, length, n_rows, 2 * len(members), name="kv")
-            wholes.append(whole)
-            for at, i in enumerate(members):
+        members = {length: [i for i, layer in enumerate(layers) if layer.row == length] for length in lengths}
+        self._store = Store(device, len(lengths) + 2 * len(self.layers))
+        self.wholes = [
+            self._store.tensor(type_, length, n_rows, 2 * len(of), name="kv")
+            for length, of in members.items()
+        ]
+        self._store.reserve()
+        self._slices: list = [None] * (2 * len(self.layers))  # keys and values of layer 0, of layer 1, ...
+        for whole, of in zip(self.wholes, members.values()):
+            for at, i in enumerate(of):
                 for part in (0, 1):
-                    offset = (2 * at + part) * whole.nb[2]
-                    slices[2 * i + part] = store.view(whole, offset, length, n_rows)
-        try:
-            store.allocate()
-        except DeviceError:
-            store.close()
-            raise
-        self._store, self.wholes, self._slices, self.n_rows = store, wholes, slices, n_rows
+                    view = self._store.view(whole, (2 * at + part) * whole.nb[2], whole.ne[0], n_rows)
+                    self._slices[2 * i + part] = view
 
     def keys(self, layer: int):
         """Keys of the cache's layer number `layer` [row, n_rows]."""
@@ -86,9 +63,8 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        return self._store.nbytes if self._store else 0
+        return self._store.nbytes
 
     def close(self) -> None:
-        if self._store:
-            self._store.close()
-            self._store, self.wholes, self._slices, self.n_rows = None, [], [], 0
+        self._store.close()
+        self.wholes, self._slices = [], []

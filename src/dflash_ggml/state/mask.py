@@ -36,8 +36,9 @@ class SlotMask:
         self._store = Store(device, 1)
         self._slots = self._store.tensor(F16, width, n_rows, name="mask slots")
         self._store.allocate(clear=False)
-        # slots under `_below` are as a pass starting there left them, from `_above` on hidden
-        self._below = self._above = 0
+        # slots under `_below` are as a pass starting there left them, from `_above` on hidden; from `_defined` on, nothing
+        # has been written: that far no graph has looked
+        self._below = self._above = self._defined = 0
         self._origin = 0
         self._unwritten = True
         self._steps = np.arange(self.n_changes, dtype=np.int32)
@@ -64,29 +65,45 @@ class SlotMask:
         self,
         graph: Graph,
         name: str,
+        n_kv: int,
         start: int,
         seen_by: np.ndarray,
         valid: np.ndarray | None = None,
         origin: int = 0,
     ) -> None:
-        """Set the inputs for a pass whose prefix lies in the slots from `origin` to `start`, its own columns behind them.
+        """Set the inputs for a pass over `n_kv` slots whose prefix lies in those from `origin` to `start`, its own columns
+        behind them.
 
         seen_by[j]: the columns that see column j, uint8 [w, w / 8], bits. valid: bool, slots that hold something (None: all).
-        Call `ran` once the pass has run: without it the next pass rewrites every slot.
+        Call `ran` once the pass has run, and `forget` when other slots became valid: else the next pass rewrites every slot.
         """
         own = _OF_BITS.take(seen_by, 0).reshape(len(seen_by), -1)[:, : self.width]
-        low, high = min(self._below, start), max(self._above, start + len(own))
-        moved, self._origin = origin != self._origin, origin
-        if self._unwritten or moved or high - low > self.n_changes or start < self._below:
-            everything = np.empty((self.n_rows, self.width), np.float16)
-            self._write(everything, 0, start, own, valid)
-            self.device.write(self._slots, everything)
-            low = start
+        low, jump = min(self._below, start), abs(start - self._below)
+        everything = self._unwritten or origin != self._origin
+        self._origin = origin
+        if everything or jump > self.n_changes - self.width:
+            # of the slots before, those at a window's edge change as well
+            first = 0 if everything else max(0, low - (self.window or 0))
+            self._put(first, n_kv, start, own, valid)
+            low, self._defined = start, n_kv
+        elif n_kv > self._defined:
+            self._put(self._defined, n_kv, start, own, valid)
+            self._defined = n_kv
         for i, first in enumerate([low] if self.window is None else [low, low - self.window + 1]):
             first = max(0, min(first, self.n_rows - self.n_changes))
             np.add(self._steps, first, graph.inputs[f"{name}_rows{i}"].array)
             self._write(graph.inputs[f"{name}_values{i}"].array, first, start, own, valid)
         self._below, self._above, self._unwritten = start, start + len(own), True
+
+    def _put(self, first: int, end: int, start: int, own: np.ndarray, valid: np.ndarray | None) -> None:
+        """Write the slots from `first` to `end` now."""
+        values = np.empty((end - first, self.width), np.float16)
+        self._write(values, first, start, own, valid)
+        self.device.write(self._slots, values, first * self._slots.nb[1])
+
+    def forget(self) -> None:
+        """What is written says nothing about the next pass."""
+        self._unwritten = True
 
     def ran(self) -> None:
         """The pass that `fill` prepared has rewritten its slots."""

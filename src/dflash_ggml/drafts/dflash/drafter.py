@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ...decode.accept import Accepted
 from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
-from ...errors import DeviceError
 from ...ggml.device import BF16, Device
 from ...ggml.graph import Graph
 from ...ggml.weights import Source, Weights, bf16_as_f16
@@ -106,7 +105,8 @@ class DFlashDrafter(Drafter):
             candidates,
         )
         self.kv = KvCache(self.device, cache_spec(p).kv, host.kv_type, n_rows + self.block)
-        self.held = np.zeros(0, bool)  # which slots hold a token's context
+        self._n_rows = n_rows
+        self.held = np.zeros(n_rows, bool)  # which slots hold a token's context
         self.graphs = host.graphs
         every = np.ones((self.block, self.block), bool)
         # who sees each column of a block, as bits, per mask
@@ -114,37 +114,9 @@ class DFlashDrafter(Drafter):
             np.packbits(np.triu(every) if causal else every, axis=1, bitorder="little")
             for causal in (p.causal_full, p.causal_window)
         ]
-        self.masks: list[SlotMask] = []
-        self._n_rows = 0  # slots that cache and masks have
-        self._make_masks(n_rows)
+        self.masks = [SlotMask(self.device, self.block, self.block, n_rows, window) for window in _windows(p)]
 
     # ---- memory
-
-    def ensure_rows(self, rows: int) -> None:
-        if rows <= self._n_rows:
-            return
-        if rows > self.host.max_rows:
-            raise DeviceError(f"the draft's context has room for {self.host.max_rows} rows, not for {rows}")
-        want = min(self.host.max_rows, max(2 * self._n_rows, -(-rows // 256) * 256))
-        self.graphs.clear()
-        # after an error the cache may have grown already
-        if self.kv.n_rows < want + self.block:
-            self.kv.grow(want + self.block)
-        self._make_masks(want)
-
-    def _make_masks(self, n_rows: int) -> None:
-        self._close_masks()
-        self._n_rows = 0
-        for window in _windows(self.params):
-            self.masks.append(SlotMask(self.device, self.block, self.block, n_rows, window))
-        self._n_rows = n_rows
-        # with the rows that there are: a file may promise a context that no machine has room for
-        self.held = np.concatenate([self.held, np.zeros(max(n_rows - len(self.held), 0), bool)])
-
-    def _close_masks(self) -> None:
-        for mask in self.masks:
-            mask.close()
-        self.masks = []
 
     @property
     def rows(self) -> Items[object]:
@@ -160,7 +132,8 @@ class DFlashDrafter(Drafter):
 
     def close(self) -> None:
         self.graphs.clear()
-        self._close_masks()
+        for mask in self.masks:
+            mask.close()
         self.kv.close()
         self.weights.close()
 
@@ -173,7 +146,6 @@ class DFlashDrafter(Drafter):
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
         slots = sequence.slots(block)
-        self.ensure_rows(slots.stop)
         n_kv = min(kv_bucket(slots.stop), self._n_rows)
         graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
         start = sequence.n_tokens
@@ -181,7 +153,7 @@ class DFlashDrafter(Drafter):
         context = self._context_columns(sequence, sequence.unseen, start, block)
         graph.inputs["ints"].array[:] = (*context, *ids, *range(start, start + block), *slots)
         for i, (mask, seen_by) in enumerate(zip(self.masks, self._seen_by)):
-            mask.fill(graph, f"mask{i}", slots.start, seen_by[:block], self.held, sequence.first_slot)
+            mask.fill(graph, f"mask{i}", n_kv, slots.start, seen_by[:block], self.held, sequence.first_slot)
         graph.run()
         for mask in self.masks:
             mask.ran()
@@ -254,6 +226,7 @@ class DFlashDrafter(Drafter):
 
     def reset(self, sequence: Sequence) -> None:
         self.held[sequence.first_slot :] = False
+        self._forget()
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         return self.held[sequence.first_slot :][: sequence.n_tokens].copy()
@@ -262,3 +235,9 @@ class DFlashDrafter(Drafter):
         held = self.held[sequence.first_slot :]
         held[: len(seen)] = seen
         held[len(seen) :] = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Other tokens are held than the masks know of."""
+        for mask in self.masks:
+            mask.forget()

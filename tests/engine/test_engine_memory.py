@@ -1,4 +1,4 @@
-"""Caches that move: nothing keeps pointing to where they were, and an interrupt or a lack of memory on the way is noticed."""
+"""Memory of a sequence: reserved once, and an interrupt while it is cleared or restored is noticed."""
 
 from __future__ import annotations
 
@@ -21,74 +21,44 @@ def engine(toy_pair):
         yield e
 
 
+def write_on(engine: Engine, n: int) -> list[int]:
+    """Go on behind the pending token."""
+    engine.prefill([engine.pending])
+    return write(engine, n)
+
+
 def write(engine: Engine, n: int, **options) -> list[int]:
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     steps = engine.generate(sampler, max_tokens=n, stop=lambda t: False, mode="tree", **options)
     return [t for step in steps for t in step.tokens]
 
 
-def test_a_prefill_after_growth_writes_to_the_caches_there_are(engine):
-    """A prompt's graph writes to the draft's cache as well: it must not outlive that cache's place."""
+def test_nothing_moves_and_no_graph_is_lost_while_a_text_grows(engine):
+    """The caches of the whole context are there from the start."""
+    places = [t.data for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
     engine.prefill(IDS[:4060])
     write(engine, 15)
-    engine.reset()
-    engine.prefill(IDS[:4060])
-    write(engine, 60)  # beyond 4,096 rows
-    engine.reset()
-    for t in engine.drafter.rows:
-        engine.device.write(t, np.full(t.ne[0] * t.ne[1], 7.0, np.float32))
-    engine.prefill(IDS[:4060])
-    for t in engine.drafter.rows:
-        rows = engine.device.read(t).reshape(-1, t.ne[0])[:4060]
-        assert (rows != 7).any(axis=1).all(), "rows of the draft's context went elsewhere"
+    graphs = {key for key, _ in engine.passes.graphs}
+    taken = engine.nbytes
+    write_on(engine, 60)  # beyond 4,096 rows
+    assert graphs <= {key for key, _ in engine.passes.graphs}
+    assert places == [t.data for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
+    assert {**engine.nbytes, "scratch": 0} == {**taken, "scratch": 0}
 
 
-def test_an_interrupt_while_a_cache_moves_asks_for_a_reset(engine, monkeypatch):
-    """Half of the rows may be gone by then."""
-    engine.prefill(IDS[:4080])
-    grow = type(engine.passes.state.kv).grow
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_a_context_that_does_not_fit_is_refused_before_any_work(toy_pair, monkeypatch, part):
+    reserve, calls = Store.reserve, []
 
-    def interrupted(cache, n_rows):
-        grow(cache, n_rows)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(type(engine.passes.state.kv), "grow", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(engine, 40)
-    monkeypatch.undo()
-    with pytest.raises(DeviceError, match="reset"):
-        engine.prefill([1])
-    engine.reset()
-    engine.prefill(IDS[:10])
-    assert len(write(engine, 5)) == 5
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_memory_that_runs_out_loses_no_row(engine, monkeypatch, failing):
-    """Of the target's cache, its mask or the draft's cache: what there was is brought back, elsewhere in memory."""
-    engine.prefill(IDS[:4090])
-    snapshot = engine.snapshot()
-    allocate, calls = Store.allocate, []
-
-    def full(store, *args, **options):
+    def full(store):
         calls.append(1)
-        if len(calls) == failing + 1:
+        if len(calls) == (1 if part == "target" else 2):
             raise DeviceError("no room")
-        return allocate(store, *args, **options)
+        return reserve(store)
 
-    monkeypatch.setattr(Store, "allocate", full)
+    monkeypatch.setattr(Store, "reserve", full)
     with pytest.raises(DeviceError, match="no room"):
-        write(engine, 40)
-    monkeypatch.undo()
-    assert engine.tokens == IDS[:4090]
-    engine.prefill([7])
-    text = write(engine, 40)
-    engine.restore(snapshot)
-    engine.prefill([7])
-    assert write(engine, 40) == text
-    engine.reset()
-    engine.prefill([*IDS[:4090], 7])
-    assert write(engine, 40) == text
+        Engine.load(EngineConfig(*toy_pair, n_ctx=8192, n_threads=1, n_gpu_layers=0))
 
 
 def test_a_narrow_tree_at_the_end_of_a_cache(engine):
@@ -100,9 +70,8 @@ def test_a_narrow_tree_at_the_end_of_a_cache(engine):
 
 
 def test_more_rows_than_were_planned_are_refused(engine):
-    for rows_of in (engine.passes, engine.drafter):
-        with pytest.raises(DeviceError, match="room for"):
-            rows_of.ensure_rows(100_000)
+    with pytest.raises(DeviceError, match="room for"):
+        engine.passes.bucket(100_000)
     engine.sequence.first_slot = 8000
     with pytest.raises(DeviceError, match="room for"):
         engine.prefill(IDS)

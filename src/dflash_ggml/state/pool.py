@@ -1,0 +1,37 @@
+"""Ranges of cache rows, lent to sequences.
+
+All caches and masks of an engine number their rows alike, so one range is a sequence's place in all of them;
+`Sequence.first_slot` is where it begins. Pages of 256 rows, lent one by one with a table per sequence, were the other design:
+no range would have to be free in one piece, but every attention would read through the table, and the kernels read rows that
+follow each other.
+"""
+
+from __future__ import annotations
+
+from ..errors import DeviceError
+
+UNIT = 256  # ranges begin and end at multiples of it, as the buckets of graphs do
+
+
+class RowPool:
+    """The rows of an engine's caches. `lend` takes the first range that is long enough."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self._lent: list[range] = []  # in order
+
+    def lend(self, n: int) -> range:
+        """A range of n rows or, up to a multiple of 256, a few more. Raises DeviceError when none is free in one piece."""
+        length = -(-n // UNIT) * UNIT
+        at = 0
+        for i, taken in enumerate([*self._lent, range(self.n_rows, self.n_rows)]):
+            end = min(at + length, self.n_rows)
+            if n <= end - at and end <= taken.start:
+                self._lent.insert(i, range(at, end))
+                return self._lent[i]
+            at = -(-taken.stop // UNIT) * UNIT
+        raise DeviceError(f"no {n} cache rows in one piece are free of {self.n_rows}; lower the context (-c)")
+
+    def give_back(self, rows: range) -> None:
+        """Take a lent range back. Raises ValueError for one that is not lent."""
+        self._lent.remove(rows)
