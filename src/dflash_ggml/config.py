@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from .errors import ConfigError
 
 Mode = Literal["auto", "plain", "chain", "tree"]
-KvType = Literal["auto", "f16", "f32"]
+CacheType = Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 Calibrate = Literal["cached", "always", "never"]
 
 MAX_BUDGET = 256
@@ -30,7 +30,9 @@ class EngineConfig:
     mode, budget: how to draft, and the number of tree nodes without the root.
     candidates: best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`).
     chain_seed: put the most likely chain into the tree first.
-    kv_type: element type of the K/V caches; auto: f16 on a GPU, f32 on the CPU, where attention over f16 takes twice as long.
+    type_k, type_v: types of the K/V caches' keys and values; auto: f16 on a GPU, f32 on the CPU, where attention over f16 takes
+        twice as long. Quantised ones are rotated (see `state/rotation.py`).
+    draft_type_k, draft_type_v: of the draft's caches; auto: as the target's.
     calibrate: what `auto` knows of costs when it begins. cached: what was measured when these files were first loaded here,
         in at most 1.5 s; always: measured now; never: nothing, it learns while decoding.
     reproducible: no decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
@@ -48,7 +50,10 @@ class EngineConfig:
     budget: int = 31
     candidates: int | None = None
     chain_seed: bool = False
-    kv_type: KvType = "auto"
+    type_k: CacheType = "auto"
+    type_v: CacheType = "auto"
+    draft_type_k: CacheType = "auto"
+    draft_type_v: CacheType = "auto"
     calibrate: Calibrate = "cached"
     reproducible: bool = False
     reference: bool = False
@@ -71,7 +76,7 @@ class EngineConfig:
                 raise ConfigError(f"{name}: {value!r} is outside {low}..{high}")
         for name, allowed in (
             ("mode", get_args(Mode)),
-            ("kv_type", get_args(KvType)),
+            *((name, get_args(CacheType)) for name in ("type_k", "type_v", "draft_type_k", "draft_type_v")),
             ("calibrate", get_args(Calibrate)),
         ):
             if getattr(self, name) not in allowed:

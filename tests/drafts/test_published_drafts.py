@@ -46,7 +46,7 @@ def test_draft(name: str, target_file: Path, tmp_path: Path) -> None:
         device = Device.cpu(1, reference=True)
         try:
             declared = declare(device, EngineConfig(target_file, n_ctx=4096), file, target, draft)
-            sizes = {part.name: part.nbytes(4096) for part in declared.parts}
+            sizes = {part.name: part.nbytes(4096) for part in declared.parts(declared.kv[0])}
             assert sizes["draft weights"] > 800 << 20 and sizes["draft K/V"] > 0
         finally:
             declared.weights.close()

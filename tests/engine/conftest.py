@@ -21,7 +21,9 @@ MakeEngine = Callable[..., Any]
 def make_engine(request: pytest.FixtureRequest, toy_pair: tuple[Path, Path]) -> Iterator[MakeEngine]:
     """Makes engines of one kind, closed at the end; arguments are the fields of EngineConfig, `draft=None` for none."""
     target, draft = toy_pair
-    base = EngineConfig(target, draft, n_ctx=128, n_batch=16, n_threads=1, kv_type="f32", reference=True)
+    base = EngineConfig(
+        target, draft, n_ctx=128, n_batch=16, n_threads=1, type_k="f32", type_v="f32", reference=True
+    )
     with ExitStack() as stack:
 
         def make(**options: Any) -> Any:

@@ -42,10 +42,12 @@ def text(engine: Engine, temperature: float = 0.0, n: int = 60) -> list[int]:
 
 
 def test_loading_measures_and_leaves_nothing_behind(toy_pair, folder):
-    with Engine.load(config(toy_pair, reference=True, kv_type="f32", calibrate="never")) as engine:
+    with Engine.load(
+        config(toy_pair, reference=True, type_k="f32", type_v="f32", calibrate="never")
+    ) as engine:
         assert engine.costs.points() == [] and not folder.exists() and engine.costs_file is None
         plain = text(engine)
-    with Engine.load(config(toy_pair, reference=True, kv_type="f32")) as engine:
+    with Engine.load(config(toy_pair, reference=True, type_k="f32", type_v="f32")) as engine:
         seen = {(p.kind, p.width) for p in engine.costs.points()}
         assert {
             ("plain", 1),
@@ -203,7 +205,9 @@ def write(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_costs_say_never_changes_a_text(toy_pair, temperature):
     """In float32, with kernels that do not depend on the width."""
-    with Engine.load(config(toy_pair, reference=True, kv_type="f32", calibrate="never")) as engine:
+    with Engine.load(
+        config(toy_pair, reference=True, type_k="f32", type_v="f32", calibrate="never")
+    ) as engine:
         texts, widths = [], set()
         for mode in ("plain", "auto", "auto"):
             engine.reset()

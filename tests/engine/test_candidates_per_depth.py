@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,8 @@ def test_every_face_can_name_them(toy_pair: tuple[Path, Path]) -> None:
 def test_the_draft_gives_so_many_and_the_text_stays(toy_pair: tuple[Path, Path]) -> None:
     texts = set()
     for budget, asked, n in ((31, None, 16), (15, None, 8), (31, 1, 1), (31, 64, 64)):
-        config = EngineConfig(
-            *toy_pair, n_ctx=256, n_threads=1, mode="tree", budget=budget, candidates=asked, reference=True, kv_type="f32"
-        )  # fmt: skip
+        base = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, mode="tree", reference=True)
+        config = replace(base, budget=budget, candidates=asked, type_k="f32", type_v="f32")
         with Engine.load(config) as engine:
             engine.prefill([3, 1, 4, 1, 5])
             sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)

@@ -99,7 +99,9 @@ class Changing:
 @pytest.fixture()
 def engine(toy_pair):
     with Engine.load(
-        EngineConfig(*toy_pair, n_ctx=1024, kv_type="f32", reference=True, budget=48, n_threads=1)
+        EngineConfig(
+            *toy_pair, n_ctx=1024, type_k="f32", type_v="f32", reference=True, budget=48, n_threads=1
+        )
     ) as e:
         yield e
 

@@ -17,7 +17,9 @@ NEAR_TIE = 2e-3  # logits this close may swap between two float32 implementation
 
 @pytest.fixture(scope="module")
 def engine(f32_target, f32_draft):
-    with Engine.load(EngineConfig(f32_target, f32_draft, kv_type="f32", n_threads=1, candidates=8)) as e:
+    with Engine.load(
+        EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", n_threads=1, candidates=8)
+    ) as e:
         yield e
 
 

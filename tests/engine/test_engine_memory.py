@@ -16,7 +16,9 @@ IDS = np.random.default_rng(3).integers(0, 60, 4300).tolist()
 
 @pytest.fixture()
 def engine(toy_pair):
-    config = EngineConfig(*toy_pair, n_ctx=8192, kv_type="f32", reference=True, n_threads=1, n_gpu_layers=0)
+    config = EngineConfig(
+        *toy_pair, n_ctx=8192, type_k="f32", type_v="f32", reference=True, n_threads=1, n_gpu_layers=0
+    )
     with Engine.load(config) as e:
         yield e
 

@@ -61,7 +61,7 @@ def test_float32_is_exact(f32_target, f32_draft):
 
     prompts = PROMPTS[:50]
     assert len(prompts) == 50
-    for_each(EngineConfig(f32_target, f32_draft, kv_type="f32", reference=True), prompts, check)
+    for_each(EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True), prompts, check)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
@@ -96,7 +96,9 @@ def test_budgets(f32_target, f32_draft, budget):
         assert write(engine, prompt, "tree", budget) == write(engine, prompt, "plain")
 
     for_each(
-        EngineConfig(f32_target, f32_draft, kv_type="f32", reference=True, budget=64), PROMPTS[:4], check
+        EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, budget=64),
+        PROMPTS[:4],
+        check,
     )
 
 
@@ -104,7 +106,7 @@ def test_chain_seed_writes_the_same_text(f32_target, f32_draft):
     def check(engine: Engine, prompt: str) -> None:
         assert write(engine, prompt, "tree") == write(engine, prompt, "plain")
 
-    config = EngineConfig(f32_target, f32_draft, kv_type="f32", reference=True, chain_seed=True)
+    config = EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, chain_seed=True)
     for_each(config, PROMPTS[:6], check)
 
 
@@ -112,7 +114,7 @@ def test_thread_count_does_not_matter(f32_target, f32_draft):
     texts = []
     for n in (1, 2):
         with Engine.load(
-            EngineConfig(f32_target, f32_draft, kv_type="f32", reference=True, n_threads=n)
+            EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, n_threads=n)
         ) as engine:
             texts.append([write(engine, p, "tree") for p in PROMPTS[:3]])
     assert texts[0] == texts[1]
@@ -131,13 +133,17 @@ def test_seeded_sampling_does_not_depend_on_the_mode(f32_target, f32_draft):
             texts.append([t for s in engine.generate(sampler, max_tokens=64, mode=mode) for t in s.tokens])
         assert texts[0] == texts[1] == texts[2]
 
-    for_each(EngineConfig(f32_target, f32_draft, kv_type="f32", reference=True), PROMPTS[:6], check)
+    for_each(
+        EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True), PROMPTS[:6], check
+    )
 
 
 def test_context_end(f32_target, f32_draft):
     """Decoding stops exactly at the context's end in every mode, with the same text."""
     with Engine.load(
-        EngineConfig(f32_target, f32_draft, kv_type="f32", reference=True, n_threads=1, n_ctx=100)
+        EngineConfig(
+            f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, n_threads=1, n_ctx=100
+        )
     ) as engine:
         ids = engine.tokenizer.encode(PROMPTS[0])
         texts = []

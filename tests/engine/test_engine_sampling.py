@@ -34,7 +34,9 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def engine(toy_pair: tuple[Path, Path]) -> Iterator[Engine]:
-    config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, kv_type="f32", reference=True, budget=BUDGET)
+    config = EngineConfig(
+        *toy_pair, n_ctx=256, n_threads=1, type_k="f32", type_v="f32", reference=True, budget=BUDGET
+    )
     with Engine.load(config) as e:
         e.prefill(PROMPT)
         yield e

@@ -22,7 +22,9 @@ GREEDY = SamplingParams(temperature=0)
 @pytest.fixture()
 def engine(toy_pair):
     target, draft = toy_pair
-    with Engine.load(EngineConfig(target, draft, n_ctx=2048, kv_type="f32", reference=True, budget=48)) as e:
+    with Engine.load(
+        EngineConfig(target, draft, n_ctx=2048, type_k="f32", type_v="f32", reference=True, budget=48)
+    ) as e:
         yield e
 
 
@@ -177,7 +179,9 @@ def test_the_limit_does_not_change_the_text(toy_pair):
     target, draft = toy_pair
     ids, texts = np.random.default_rng(3).integers(0, 60, 4200).tolist(), []
     for n_ctx in (4230, 1 << 20):
-        config = EngineConfig(target, draft, n_ctx=n_ctx, kv_type="f32", reference=True, n_gpu_layers=0)
+        config = EngineConfig(
+            target, draft, n_ctx=n_ctx, type_k="f32", type_v="f32", reference=True, n_gpu_layers=0
+        )
         with Engine.load(config) as e:
             e.prefill(ids)
             texts.append(greedy_tokens(e, 30))
@@ -326,7 +330,9 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
     for windows in (False, True):
         if windows:
             monkeypatch.setattr("dflash_ggml.drafts.dflash.file.DraftFile.open", with_windows)
-        with Engine.load(EngineConfig(target, draft, n_ctx=1024, kv_type="f32", reference=True)) as e:
+        with Engine.load(
+            EngineConfig(target, draft, n_ctx=1024, type_k="f32", type_v="f32", reference=True)
+        ) as e:
             assert len(e.drafter.masks) == 1 + windows
             for mode in ("plain", "chain", "tree"):
                 e.reset()

@@ -68,7 +68,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
 def pair(f32_target: Path, f32_draft: Path) -> Iterator[dict[bool, Engine]]:
     """The embedded pair twice, with reduction and without."""
     config = EngineConfig(
-        f32_target, f32_draft, n_ctx=512, n_threads=1, kv_type="f32", reference=True, budget=15
+        f32_target, f32_draft, n_ctx=512, n_threads=1, type_k="f32", type_v="f32", reference=True, budget=15
     )
     with ExitStack() as stack:
         engines = {on: stack.enter_context(Engine.load(config)) for on in (True, False)}
@@ -190,7 +190,9 @@ TEXTS, LENGTH = 1000, 5
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A vocabulary larger than what is kept, and no multiple of a block."""
     target, draft = toys.write_pair(tmp_path_factory.mktemp("toy"), seed=1, n_vocab=600)
-    config = EngineConfig(target, draft, n_ctx=128, n_threads=1, kv_type="f32", reference=True, budget=7)
+    config = EngineConfig(
+        target, draft, n_ctx=128, n_threads=1, type_k="f32", type_v="f32", reference=True, budget=7
+    )
     with Engine.load(config) as engine:
         engine.prefill([3, 14, 15])
         yield engine

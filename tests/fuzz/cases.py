@@ -31,7 +31,8 @@ def used(target: Path, draft: Path | None, rng: np.random.Generator) -> str:
         "n_ctx": int(rng.choice([0, 0, 1, 16, 64, 700])),
         "n_batch": int(rng.choice([1, 3, 32, 512])),
         "budget": int(rng.choice([1, 2, 7, 15, 31, 63])),
-        "kv_type": str(rng.choice(["f16", "f32"])),
+        "type_k": str(rng.choice(["f16", "f32", "bf16"])),
+        "type_v": str(rng.choice(["f16", "f32", "bf16"])),
         "reference": bool(rng.random() < 0.3),
         "mode": "auto" if draft else "plain",
     }

@@ -86,11 +86,29 @@ def test_attributes_that_others_read(llm: ToyLlama) -> None:
         llm._candidates  # noqa: B018
 
 
-def test_the_cache_is_f16_where_llama_cpp_would_take_a_smaller_one(model_path: str) -> None:
-    with pytest.warns(UserWarning, match="type_k=8, type_v=8: the K/V cache is all f16"):
-        assert ToyLlama(model_path, type_k=8, type_v=8).toy.config.kv_type == "f16"
-    with pytest.warns(UserWarning, match="type_k=None, type_v=0: the K/V cache is all f32"):
-        assert ToyLlama(model_path, type_v=0).toy.config.kv_type == "f32"
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({}, ("auto", "auto")),
+        ({"type_k": 8, "type_v": 2}, ("q8_0", "q4_0")),
+        ({"type_k": 30}, ("bf16", "auto")),
+        ({"type_k": 0, "type_v": 1}, ("f32", "f16")),
+        ({"type_k": 7, "type_v": 6}, ("q5_1", "q5_0")),
+        ({"type_v": 3}, ("auto", "q4_1")),
+    ],
+)
+def test_types_of_the_cache_by_ggml_number(
+    model_path: str, given: dict[str, int], taken: tuple[str, str]
+) -> None:
+    config = ToyLlama(model_path, **given).toy.config
+    assert (config.type_k, config.type_v) == taken
+
+
+def test_types_of_a_cache_that_there_are_not(model_path: str) -> None:
+    with pytest.warns(UserWarning, match="type_k=20, type_v=None: iq4_nl is not supported, q4_0 is as small"):
+        assert ToyLlama(model_path, type_k=20).toy.config.type_k == "q4_0"
+    with pytest.raises(ConfigError, match=r"type_v: 9 is no type of a K/V cache; take one of 0 \(f32\), 1"):
+        ToyLlama(model_path, type_v=9)
 
 
 @pytest.mark.parametrize(("given", "runs"), [(None, 2), (0, 2), (-1, 2), (3, 3)])

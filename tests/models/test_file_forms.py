@@ -43,7 +43,9 @@ def contents(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def logits(path: Path) -> np.ndarray:
-    with Engine.load(EngineConfig(path, n_ctx=256, n_threads=1, kv_type="f32", reference=True)) as engine:
+    with Engine.load(
+        EngineConfig(path, n_ctx=256, n_threads=1, type_k="f32", type_v="f32", reference=True)
+    ) as engine:
         engine.prefill([*range(1, 30)])
         return engine.logits.copy()
 
@@ -82,7 +84,15 @@ def test_a_draft_with_tables_of_its_own(pair: tuple[Path, Path], tmp_path: Path)
         path = tmp_path / "draft.gguf"
         path.write_bytes(build(keys, [*tensors, *own]).data)
         config = EngineConfig(
-            pair[0], path, n_ctx=256, n_threads=1, kv_type="f32", reference=True, mode="tree", budget=7
+            pair[0],
+            path,
+            n_ctx=256,
+            n_threads=1,
+            type_k="f32",
+            type_v="f32",
+            reference=True,
+            mode="tree",
+            budget=7,
         )
         with Engine.load(config) as engine:
             engine.prefill([*range(1, 30)])

@@ -42,12 +42,12 @@ def test_target(name: str, tmp_path: Path) -> None:
         try:
             declared = declare(device, EngineConfig(path, n_ctx=4096), file, target, None)
             assert used <= declared.weights.wanted < 1.01 * used + (1 << 20)
-            assert {part.name for part in declared.parts} >= {
+            assert {part.name for part in declared.parts(declared.kv[0])} >= {
                 "target weights",
                 "target K/V",
                 "recurrent state",
             }
-            assert all(part.nbytes(4096) >= 0 for part in declared.parts)
+            assert all(part.nbytes(4096) >= 0 for part in declared.parts(declared.kv[0]))
         finally:
             declared.weights.close()
             device.close()

@@ -60,7 +60,7 @@ def scale_of(name: str) -> float:
 def result(target: Path, draft: Path, mode: str) -> tuple[np.ndarray, list[int], list[list[int]]]:
     """Logits after the prompt, 24 greedy tokens, and the tokens of each step's tree."""
     config = EngineConfig(
-        target, draft, n_ctx=256, n_threads=1, kv_type="f32", reference=True, mode=mode, budget=7
+        target, draft, n_ctx=256, n_threads=1, type_k="f32", type_v="f32", reference=True, mode=mode, budget=7
     )
     with Engine.load(config) as engine:
         engine.prefill(PROMPT)

@@ -23,6 +23,6 @@ def test_logits_equal_transformers(seed: int, tmp_path: Path):
     assert np.abs(embedding).sum() == pytest.approx(checksum), (
         "numpy draws other weights: make the fixture again"
     )
-    with Engine.load(EngineConfig(target, draft, kv_type="f32", n_ctx=256)) as engine:
+    with Engine.load(EngineConfig(target, draft, type_k="f32", type_v="f32", n_ctx=256)) as engine:
         engine.prefill(tokens)
         np.testing.assert_allclose(engine.logits, logits, atol=1e-4)

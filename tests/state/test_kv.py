@@ -12,6 +12,7 @@ from dflash_ggml.errors import ConfigError, DeviceError
 from dflash_ggml.ggml.device import F16, F32, Device
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.state.kv import KvCache, kv_bucket
+from dflash_ggml.state.kv_type import KvType
 from dflash_ggml.state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from dflash_ggml.state.state import TargetState, commit_graph
 
@@ -27,26 +28,27 @@ def device():
 
 @pytest.mark.parametrize("type_", [F16, F32])
 def test_layers_of_several_shapes(device, type_):
-    cache = KvCache(device, LAYERS, type_, 512)
+    kv_type = KvType(type_, type_)
+    cache = KvCache(device, LAYERS, kv_type, 512)
     rng = np.random.default_rng(0)
     dtype = np.float16 if type_ == F16 else np.float32
     written = []
     for i, layer in enumerate(LAYERS):
-        for t in (cache.keys(i), cache.values(i)):
+        for t in (cache.layer(i).keys, cache.layer(i).values):
             assert tuple(t.ne)[:2] == (layer.row, 512)
             assert not device.read(t).any()
             written.append(rng.normal(size=(512, layer.row)).astype(dtype))
             device.write(t, written[-1])
     for t, rows in zip(cache.slices, written, strict=True):
         assert np.array_equal(device.read(t, rows.size).reshape(rows.shape), rows)
-    assert cache.nbytes == StateSpec(LAYERS).kv_bytes(512, type_)
+    assert cache.nbytes == StateSpec(LAYERS).kv_bytes(512, kv_type)
     cache.close()
 
 
 def test_rows_that_nobody_writes_take_no_memory(device):
     """And read as zeros: attention multiplies them with weights of zero."""
     before = resident()
-    cache = KvCache(device, (KvLayer(8, 128),) * 4, F16, 1 << 17)
+    cache = KvCache(device, (KvLayer(8, 128),) * 4, KvType(F16, F16), 1 << 17)
     assert cache.nbytes == 2 << 30
     for t in cache.slices:
         device.write(t, np.ones((256, 1024), np.float16))
@@ -65,12 +67,12 @@ def resident() -> int:
 
 def test_rows_that_no_machine_has_are_refused(device):
     with pytest.raises(DeviceError, match="no room for"):
-        KvCache(device, LAYERS, F16, 1 << 50)
+        KvCache(device, LAYERS, KvType(F16, F16), 1 << 50)
 
 
 def test_a_commit_moves_the_rows_of_every_layer(device):
     """A model without recurrent layers, with rows of three lengths."""
-    state = TargetState(device, StateSpec(LAYERS), F32, 256, 8, 0)
+    state = TargetState(device, StateSpec(LAYERS), KvType(F32, F32), 256, 8, 0)
     rng = np.random.default_rng(1)
     before = [rng.normal(size=(256, t.ne[0])).astype(np.float32) for t in state.kv.slices]
     for t, rows in zip(state.kv.slices, before):

@@ -8,10 +8,12 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.kv_types import KvTypes
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F16
 from dflash_ggml.models.registry import read_target
+from dflash_ggml.state.kv_type import KvType
 from dflash_ggml.state.memory import MARGIN, Part, fit, plan
 from dflash_ggml.state.state import state_parts
 
@@ -20,7 +22,7 @@ from dflash_ggml.state.state import state_parts
 def parts(demo_target) -> list[Part]:
     with GGUFFile(demo_target) as f:
         spec = read_target(f).state_spec()
-    return [Part("target weights", lambda rows: 1 << 20), *state_parts(spec, 32, F16, 0, 0)]
+    return [Part("target weights", lambda rows: 1 << 20), *state_parts(spec, 32, KvType(F16, F16), 0, 0)]
 
 
 @pytest.mark.parametrize("longest", [100, 1000, 4096])
@@ -45,10 +47,12 @@ def test_the_error_names_the_largest_part_and_what_to_do(parts):
         fit(parts, 1, 1_000_000, MARGIN, 4096)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "f32"])
+@pytest.mark.parametrize(
+    "types", [("f16", "f16"), ("f32", "f32"), ("q8_0", "q4_0"), ("bf16", "q5_1")], ids="/".join
+)
 @pytest.mark.parametrize("drafted", [True, False])
 @pytest.mark.parametrize("which", ["demo", "toy"])
-def test_the_plan_is_what_is_allocated(request, monkeypatch, kv_type, drafted, which):
+def test_the_plan_is_what_is_allocated(request, monkeypatch, types, drafted, which):
     """To the byte, weights and masks included; only the graphs' scratch memory is an estimate."""
     if which == "demo":
         target, draft = request.getfixturevalue("demo_target"), request.getfixturevalue("demo_draft")
@@ -70,7 +74,7 @@ def test_the_plan_is_what_is_allocated(request, monkeypatch, kv_type, drafted, w
                     read_target(file),
                     weights,
                     source,
-                    loading.KV_TYPES[kv_type],
+                    KvTypes(KvType.named(*types), KvType.named(*types)),
                     width,
                     config.n_batch,
                 )
@@ -80,7 +84,13 @@ def test_the_plan_is_what_is_allocated(request, monkeypatch, kv_type, drafted, w
     monkeypatch.setattr(loading.Weights, "fill", plan_first)
     device = loading.choose_device(EngineConfig(target, n_threads=1, n_gpu_layers=0))
     config = EngineConfig(
-        target, draft if drafted else None, n_ctx=6000, kv_type=kv_type, n_threads=1, n_gpu_layers=0
+        target,
+        draft if drafted else None,
+        n_ctx=6000,
+        type_k=types[0],
+        type_v=types[1],
+        n_threads=1,
+        n_gpu_layers=0,
     )
     with Engine.load(config) as e:
         expected = {part.name: part.nbytes(e.passes.n_rows) for part in planned[0]}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from ..config import MAX_BUDGET, EngineConfig, KvType, Mode
+from ..config import MAX_BUDGET, CacheType, EngineConfig, Mode
 from ..decode.recommended import recommended, told
 from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError, ModelFileError
@@ -123,12 +123,27 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     add("-mg", "--main-gpu", type=int, default=0, metavar="I", help="which GPU (default 0)")
     add(
-        "-ctk",
         "--cache-type",
-        choices=get_args(KvType),
-        default="auto",
-        help="type of the K/V caches (default auto: f16 on a GPU, f32 on the CPU, where it is faster)",
+        choices=get_args(CacheType),
+        metavar="TYPE",
+        help="type of keys and values alike, where -ctk and -ctv say nothing else",
     )
+    for short, long, what in (
+        ("-ctk", "--cache-type-k", "the keys in the K/V cache"),
+        ("-ctv", "--cache-type-v", "its values"),
+        ("-ctkd", "--cache-type-k-draft", "the keys in the draft's cache"),
+        ("-ctvd", "--cache-type-v-draft", "its values"),
+    ):
+        default = (
+            "as the target's" if "draft" in long else "auto: f16 on a GPU, f32 on the CPU, where it is faster"
+        )
+        add(
+            short,
+            long,
+            choices=get_args(CacheType),
+            metavar="TYPE",
+            help=f"type of {what}: {', '.join(get_args(CacheType)[1:])} (default {default})",
+        )
     decode = parser.add_argument_group("decoding")
     decode.add_argument("--mode", choices=get_args(Mode), default="auto", help="how to draft (default auto)")
     decode.add_argument(
@@ -308,7 +323,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         budget=args.budget,
         candidates=args.candidates,
         chain_seed=args.chain_seed,
-        kv_type=args.cache_type,
+        type_k=args.cache_type_k or args.cache_type or "auto",
+        type_v=args.cache_type_v or args.cache_type or "auto",
+        draft_type_k=args.cache_type_k_draft or "auto",
+        draft_type_v=args.cache_type_v_draft or "auto",
         calibrate="never" if args.no_calibrate else "cached",
         reproducible=args.reproducible,
         draft_found=not named,

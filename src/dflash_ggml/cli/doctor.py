@@ -163,6 +163,7 @@ def left_out(error: BaseException) -> Check:
 
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
+    from ..engine.kv_types import SMALLER
     from ..engine.loading import choose_device, declare
     from ..state.memory import fit, plan
 
@@ -173,15 +174,24 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; a Q8_0 draft needs no conversion")
                 n_ctx = config.n_ctx or target.n_ctx_train
+                kv = wanted.kv[0]
                 if device.is_gpu:
                     free = device.info.memory_free
+                    kv = wanted.choose(n_ctx, free)
                     if not config.n_ctx:
-                        n_ctx = fit(wanted.parts, wanted.over, 0, free, n_ctx).n_ctx
+                        n_ctx = fit(wanted.parts(kv), wanted.over, 0, free, n_ctx).n_ctx
                 else:
                     free = free_memory()
                 yield memory_check(
-                    plan(wanted.parts, wanted.over, n_ctx, free), device.info.name, device.is_gpu
+                    plan(wanted.parts(kv), wanted.over, n_ctx, free), device.info.name, device.is_gpu
                 )
+                if kv.note:
+                    yield Check(
+                        "memory",
+                        "note",
+                        kv.note,
+                        f"a smaller -c, or -ctk {SMALLER[0]} -ctv {SMALLER[1]} to ask for them",
+                    )
                 if n_ctx > target.n_ctx_train:
                     text = f"-c {n_ctx}: the target was trained for {target.n_ctx_train} tokens"
                     yield Check("memory", "note", text, f"-c {target.n_ctx_train} or less")

@@ -22,6 +22,7 @@ from ..decode.sequence import Sequence
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
 from ..models.target import Append, Target
+from ..state.kv_type import KvType
 from ..state.memory import Part
 from ..state.state import TargetState
 
@@ -30,7 +31,7 @@ from ..state.state import TargetState
 class Host:
     """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
 
-    graphs: those of both. kv_type: ggml type of caches.
+    graphs: those of both. kv_type: types of the draft's caches.
     """
 
     device: Device
@@ -38,7 +39,7 @@ class Host:
     target: Target
     weights: Mapping[str, Any]
     state: TargetState
-    kv_type: int
+    kv_type: KvType
 
 
 class DraftSource(ABC):
@@ -48,6 +49,7 @@ class DraftSource(ABC):
     taps: tuple[
         int, ...
     ]  # layers of the target whose output it wants, from 0, ascending; none for a draft without a model
+    head_dims: tuple[int, ...] = ()  # of the layers that keep keys and values
     title: str = ""  # what it calls itself, where it does
 
     @property
@@ -64,7 +66,7 @@ class DraftSource(ABC):
         """Make ready for a device without taking its memory; notes on what had to be changed for it. Raises ModelFileError."""
 
     @abstractmethod
-    def parts(self, device: Device, kv_type: int) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType) -> list[Part]:
         """The device memory that it will take, for the memory plan; after `prepare`."""
 
     @abstractmethod

@@ -81,7 +81,7 @@ def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[
         "version": version("dflash-ggml"),
         # a build with other flags has other kernels
         "build": sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*.so")),
-        "kv_type": config.kv_type,
+        "kv_types": [str(passes.state.kv.type), config.draft_type_k, config.draft_type_v],
         "auto": config.mode == "auto",
         "reference": config.reference,
         "budget": config.budget,

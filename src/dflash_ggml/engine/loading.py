@@ -18,11 +18,11 @@ from ..ggml.device import Device, list_devices
 from ..ggml.weights import Source, Weights
 from ..models.registry import read_target
 from ..models.target import Target
-from ..state.kv import KV_TYPES
-from ..state.memory import Part, cache_rows, fit
+from ..state.memory import Part, cache_rows, fit, plan
 from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
 from .known_costs import known_costs
+from .kv_types import KvTypes, kv_types
 from .passes import TargetPasses, tree_width
 from .products import without_kernels
 
@@ -140,23 +140,28 @@ def _on_device(
     wanted = declare(device, config, file, target, draft)
     for note in wanted.notes:
         log.warning("%s", note)
+    kv = wanted.kv[0]
     n_ctx = config.n_ctx or target.n_ctx_train
     if device.is_gpu:
-        memory = fit(wanted.parts, wanted.over, config.n_ctx, device.info.memory_free, target.n_ctx_train)
+        free = device.info.memory_free
+        kv = wanted.choose(n_ctx, free)
+        memory = fit(wanted.parts(kv), wanted.over, config.n_ctx, free, target.n_ctx_train)
         log.info("%s (%s): %s", device.info.name, device.info.description, memory)
         n_ctx = memory.n_ctx
+    if kv.note:
+        log.warning("%s", kv.note)
     if n_ctx > target.n_ctx_train:
         log.warning(
             "n_ctx %d is above the %d that %s was trained for", n_ctx, target.n_ctx_train, config.model
         )
-    weights, kv_type, width = wanted.weights, wanted.kv_type, wanted.width
+    weights, width = wanted.weights, wanted.width
     depth, taps = (draft.depth, draft.taps) if draft else (0, ())
     rows = cache_rows(n_ctx, wanted.over)
     weights.fill(progress, "target")
-    passes = TargetPasses(device, target, weights, kv_type, rows, width, depth, taps)
+    passes = TargetPasses(device, target, weights, kv.target, rows, width, depth, taps)
     drafter = None
     if draft:
-        host = Host(device, passes.graphs, target, weights, passes.state, kv_type)
+        host = Host(device, passes.graphs, target, weights, passes.state, kv.draft)
         drafter = draft.start(host, config.n_candidates, rows, progress)
     return passes, drafter, n_ctx
 
@@ -173,26 +178,29 @@ def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
 class Declared:
     """What a pair will take on a device, before any of its memory is taken.
 
-    kv_type: ggml type of the caches. width: columns of the widest tree. over: cache rows beyond the context. notes: what had to
-    be changed for the device.
+    kv: types of the caches to plan with, the first that fit are taken. width: columns of the widest tree. over: cache rows beyond
+    the context. notes: what had to be changed for the device. parts: the memory that it all takes with such caches.
     """
 
     weights: Weights
-    kv_type: int
+    kv: list[KvTypes]
     width: int
     over: int
     notes: list[str]
-    parts: list[Part]
+    parts: Callable[[KvTypes], list[Part]]
+
+    def choose(self, n_ctx: int, free: int) -> KvTypes:
+        """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all."""
+        fitting = (types for types in self.kv if plan(self.parts(types), self.over, n_ctx, free).fits)
+        return next(fitting, self.kv[0])
 
 
 def declare(
     device: Device, config: EngineConfig, file: GGUFFile, target: Target, draft: DraftSource | None
 ) -> Declared:
     """Declare the weights and plan the memory. Raises ModelFileError for a type that the device cannot multiply."""
-    kv_name = config.kv_type
-    if kv_name == "auto":
-        kv_name = "f16" if device.is_gpu else "f32"
-    kv_type = KV_TYPES[kv_name]
+    heads = [layer.head_dim for layer in target.state_spec().kv]
+    kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
     wanted = target.tensors()
     weights = Weights(
         device,
@@ -207,8 +215,14 @@ def declare(
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
     notes = draft.prepare(device) if draft else []
-    parts = memory_parts(device, target, weights, draft, kv_type, width, config.n_batch)
-    return Declared(weights, kv_type, width, over, notes, parts)
+    return Declared(
+        weights,
+        kv,
+        width,
+        over,
+        notes,
+        lambda types: memory_parts(device, target, weights, draft, types, width, config.n_batch),
+    )
 
 
 def memory_parts(
@@ -216,7 +230,7 @@ def memory_parts(
     target: Target,
     weights: Weights,
     draft: DraftSource | None,
-    kv_type: int,
+    kv: KvTypes,
     width: int,
     n_batch: int,
 ) -> list[Part]:
@@ -225,11 +239,11 @@ def memory_parts(
     n_weights = weights.wanted
     parts = [
         Part("target weights", lambda rows: n_weights),
-        *state_parts(target.state_spec(), device.alignment, kv_type, width, len(taps) * target.n_embd),
+        *state_parts(target.state_spec(), device.alignment, kv.target, width, len(taps) * target.n_embd),
         Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"),
     ]
     if draft:
-        parts += draft.parts(device, kv_type)
+        parts += draft.parts(device, kv.draft)
     # the widest passes: a prefill batch with its features, and the logits of a tree
     logits = 8 * max(width, 1) * target.n_vocab
 

@@ -21,6 +21,7 @@ from ..ggml.store import Workspace
 from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
 from ..state.kv import kv_bucket
+from ..state.kv_type import KvType
 from ..state.mask import HIDDEN, SlotMask
 from ..state.pool import RowPool
 from ..state.state import TargetState, commit_graph
@@ -42,7 +43,7 @@ class TargetPasses:
         device: Device,
         target: Target,
         weights: Weights,
-        kv_type: int,
+        kv_type: KvType,
         n_rows: int,
         max_width: int,
         depth: int,

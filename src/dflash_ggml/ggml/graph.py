@@ -245,6 +245,12 @@ class Graph:
             )
         return lib.ggml_mul_mat(self.ctx, w, x)
 
+    def hadamard(self, h, x):
+        """`mul_mat` of an orthonormal Hadamard matrix h [k, k] in Sylvester's order with x [k, ...], by fast kernels."""
+        y = self.mul_mat(h, x)
+        lib.ggml_mul_mat_set_hint(y, lib.GGML_HINT_SRC0_IS_HADAMARD)
+        return y
+
     def add(self, a, b):
         return lib.ggml_add(self.ctx, a, b)
 

@@ -34,6 +34,19 @@ class Store:
         ne4 = (*ne, 1, 1, 1)[:4]
         return lib.ggml_view_4d(self.ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
 
+    def rows_as(self, t, type_: int, offset: int, row: int, n_rows: int):
+        """The bytes of `t` from `offset` on as another type: [row, n_rows], rows as far apart as those of `t`."""
+        view = self.tensor(type_, row, n_rows)
+        last = offset + (n_rows - 1) * t.nb[1] + lib.ggml_row_size(type_, row)
+        if lib.ggml_row_size(type_, row) > t.nb[1] or last > lib.ggml_nbytes(t):
+            raise ValueError(f"rows of {row} at {offset} leave tensor of shape {tuple(t.ne)}")
+        view.view_src, view.view_offs = t, offset
+        view.nb[1] = t.nb[1]
+        view.nb[2] = view.nb[3] = n_rows * t.nb[1]
+        if t.data != ffi.NULL:
+            view.buffer, view.data = t.buffer, ffi.cast("char *", t.data) + offset
+        return view
+
     def allocate(self, clear: bool = True, weights: bool = False) -> Store:
         """Give every declared tensor its memory, zeroed unless `clear` is False. Raises DeviceError when it does not fit."""
         size = self.wanted

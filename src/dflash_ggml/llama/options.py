@@ -8,21 +8,25 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import Calibrate, EngineConfig, KvType, Mode
+from ..config import CacheType, Calibrate, EngineConfig, Mode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
 
-_KV_TYPES: dict[int | None, KvType] = {None: "auto", 0: "f32", 1: "f16"}  # ggml type numbers
-_OTHER_KV_TYPES = (
-    2,
-    3,
-    6,
-    7,
-    8,
-    20,
-    30,
-)  # Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, BF16: what else llama.cpp caches in
+# ggml type numbers
+_CACHE_TYPES: dict[int | None, CacheType] = {
+    None: "auto",
+    0: "f32",
+    1: "f16",
+    2: "q4_0",
+    3: "q4_1",
+    6: "q5_0",
+    7: "q5_1",
+    8: "q8_0",
+    20: "q4_0",
+    30: "bf16",
+}
+_IQ4_NL = 20  # llama.cpp caches in it too; here q4_0, of the same size, stands for it
 _OVERRIDABLE = ("tokenizer.chat_template",)
 _ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is what LangChain always sends
 
@@ -116,25 +120,23 @@ class LlamaOptions:
             raise ConfigError(
                 f"kv_overrides: {unknown[0]!r} cannot be overridden, only {', '.join(_OVERRIDABLE)}"
             )
-        kv_type = self.kv_type()
+        self.cache_types()
         ignored = [name for name, neutral in _no_meaning() if getattr(self, name) != neutral]
         told = [f"these options have no meaning in dflash-ggml: {', '.join(ignored)}"] if ignored else []
-        if self.type_k != self.type_v or self.type_k not in _KV_TYPES:
-            told.append(f"type_k={self.type_k}, type_v={self.type_v}: the K/V cache is all {kv_type}")
+        if _IQ4_NL in (self.type_k, self.type_v):
+            told.append(
+                f"type_k={self.type_k}, type_v={self.type_v}: iq4_nl is not supported, q4_0 is as small"
+            )
         if told:
             warnings.warn("; ".join(told), stacklevel=4)
 
-    def kv_type(self) -> KvType:
-        """The K/V cache's element type: f16 where llama.cpp would take a smaller one. Raises ConfigError for unknown numbers."""
-        both = (self.type_k, self.type_v)
-        unknown = [t for t in both if t not in _KV_TYPES and t not in _OTHER_KV_TYPES]
-        if unknown:
-            raise ConfigError(
-                f"type_k, type_v: {unknown[0]!r} is no type of a K/V cache; take 1 (f16) or 0 (f32)"
-            )
-        if both[0] == both[1]:
-            return _KV_TYPES.get(both[0], "f16")
-        return "f32" if 0 in both else "f16"
+    def cache_types(self) -> tuple[CacheType, CacheType]:
+        """Types of the K/V cache's keys and values. Raises ConfigError for numbers of others."""
+        for name, number in (("type_k", self.type_k), ("type_v", self.type_v)):
+            if number not in _CACHE_TYPES:
+                known = ", ".join(f"{n} ({t})" for n, t in _CACHE_TYPES.items() if n not in (None, _IQ4_NL))
+                raise ConfigError(f"{name}: {number!r} is no type of a K/V cache; take one of {known}")
+        return _CACHE_TYPES[self.type_k], _CACHE_TYPES[self.type_v]
 
     @property
     def threads(self) -> int | None:
@@ -143,6 +145,7 @@ class LlamaOptions:
 
     def engine_config(self, draft: Path | None) -> EngineConfig:
         """The engine's configuration with this draft (None: plain decoding)."""
+        type_k, type_v = self.cache_types()
         return EngineConfig(
             model=Path(self.model_path),
             draft=draft,
@@ -155,7 +158,8 @@ class LlamaOptions:
             budget=self.budget,
             candidates=self.candidates,
             chain_seed=self.chain_seed,
-            kv_type=self.kv_type(),
+            type_k=type_k,
+            type_v=type_v,
             calibrate=self.calibrate,
             reproducible=self.reproducible,
             draft_window=self.draft_window,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..ggml.device import F16, F32, I32
 from ..ggml.graph import Graph, packed
+from ..state.kv import LayerCache
 from ..state.spec import Recurrent
 from ..state.state import TargetState
 from .target import Batch, Reduction
@@ -94,7 +95,7 @@ def gated_attention(
     name: str,
     y,
     columns: Columns,
-    caches: tuple[Any, Any],
+    cache: LayerCache,
     *,
     heads: int,
     kv_heads: int,
@@ -105,7 +106,7 @@ def gated_attention(
 ):
     """Softmax attention over the cache with a gate per element and normalised heads; y [D, n] -> [D, n].
 
-    caches: keys and values [row, n_rows] of this layer, to which the columns' rows are written first.
+    cache: this layer's keys and values, to which the columns' rows are written first.
     """
     d, n = head_dim, columns.n
     # right after the norm of their input
@@ -113,13 +114,10 @@ def gated_attention(
     # attn_q interleaves per head: d query rows, then d gate rows
     strides = (2 * d * 4, 2 * d * heads * 4)
     q = g.rms_norm(g.view(q_gate, (d, heads, n), strides), eps, w[name + "q_norm.weight"])
-    q = g.expand(g.rope(q, columns.positions, n_rot, rope_theta))
+    q = cache.queries(g, g.rope(q, columns.positions, n_rot, rope_theta))
     k = g.rms_norm(g.reshape(k, d, kv_heads, n), eps, w[name + "k_norm.weight"])
     k = g.rope(k, columns.positions, n_rot, rope_theta)
-    keys = g.expand(g.set_rows(caches[0], g.reshape(k, d * kv_heads, n), columns.rows))
-    values = g.expand(g.set_rows(caches[1], v, columns.rows))
-    keys, values = (g.heads(t, d, columns.n_kv) for t in (keys, values))
-    o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, columns.mask, d**-0.5)
+    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.mask, columns.n_kv)
     gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
     return product(g, w, name + "output", g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
 

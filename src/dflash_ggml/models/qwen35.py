@@ -190,7 +190,7 @@ class Qwen35(Target):
                     name + "attn_",
                     y,
                     columns,
-                    (state.keys(i), state.values(i)),
+                    state.cache(i),
                     heads=self.n_heads,
                     kv_heads=self.n_kv_heads,
                     head_dim=self.head_dim,

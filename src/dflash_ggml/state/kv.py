@@ -7,12 +7,15 @@ reads those in use only (`kv_bucket`). On a CPU rows that nobody has written tak
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ..ggml.device import F16, F32, Device
+from ..ggml.device import F32, Device
+from ..ggml.graph import Graph
 from ..ggml.store import Store
+from .kv_type import KvType, row_bytes
+from .rotation import Rotation, Rotations
 from .spec import KvLayer
-
-KV_TYPES = {"f16": F16, "f32": F32}
 
 
 def kv_bucket(rows: int) -> int:
@@ -26,35 +29,63 @@ def kv_bucket(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class KvCache:
-    """K and V rows of attention layers: one tensor [row, n_rows, 2 * layers] per row length, so that a commit moves rows of
-    all its layers at once."""
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's keys and values [row, n_rows], and how they are rotated: what attention is built with."""
 
-    def __init__(self, device: Device, layers: Sequence[KvLayer], type_: int, n_rows: int) -> None:
+    keys: Any
+    values: Any
+    rotation: Rotation
+
+    def queries(self, g: Graph, q):
+        """Rotated q [head_dim, heads, n], as `attend` wants them."""
+        return g.expand(self.rotation.of_keys(g, q))
+
+    def write(self, g: Graph, k, v, rows) -> LayerCache:
+        """Keep k [head_dim, kv_heads, n] and v [row, n] in `rows`, int32 [n]; what reads the result comes after that."""
+        k = g.reshape(self.rotation.of_keys(g, k), v.ne[0], v.ne[1])
+        keys = g.expand(g.set_rows(self.keys, k, rows))
+        values = g.expand(g.set_rows(self.values, self.rotation.of_values(g, v), rows))
+        return replace(self, keys=keys, values=values)
+
+    def attend(self, g: Graph, q, mask, n_kv: int):
+        """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows -> [head_dim, heads, n]."""
+        keys, values = (g.heads(t, q.ne[0], n_kv) for t in (self.keys, self.values))
+        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, mask, q.ne[0] ** -0.5)
+        return self.rotation.of_values(g, o)
+
+
+class KvCache:
+    """K and V rows of attention layers: one tensor of words [words of a row, n_rows, slices] per length of rows in bytes, so that
+    a commit moves rows of all its layers at once, and as they are."""
+
+    def __init__(self, device: Device, layers: Sequence[KvLayer], type_: KvType, n_rows: int) -> None:
         """Raises DeviceError when the rows do not fit."""
         self.device, self.layers, self.type, self.n_rows = device, tuple(layers), type_, n_rows
-        lengths = sorted({layer.row for layer in self.layers})
-        members = {length: [i for i, layer in enumerate(layers) if layer.row == length] for length in lengths}
-        self._store = Store(device, len(lengths) + 2 * len(self.layers))
+        # (type, elements of a row, bytes of a row) of keys and values of layer 0, of layer 1, ...
+        kinds = [
+            (kind, layer.row, row_bytes(kind, layer.row))
+            for layer in self.layers
+            for kind in (type_.k, type_.v)
+        ]
+        lengths = sorted({size for _, _, size in kinds})
+        members = {length: [i for i, (_, _, size) in enumerate(kinds) if size == length] for length in lengths}
+        self._store = Store(device, len(lengths) + len(kinds))
         self.wholes = [
-            self._store.tensor(type_, length, n_rows, 2 * len(of), name="kv")
-            for length, of in members.items()
+            self._store.tensor(F32, length // 4, n_rows, len(of), name="kv") for length, of in members.items()
         ]
         self._store.reserve()
-        self._slices: list = [None] * (2 * len(self.layers))  # keys and values of layer 0, of layer 1, ...
+        self._slices: list = [None] * len(kinds)
         for whole, of in zip(self.wholes, members.values()):
             for at, i in enumerate(of):
-                for part in (0, 1):
-                    view = self._store.view(whole, (2 * at + part) * whole.nb[2], whole.ne[0], n_rows)
-                    self._slices[2 * i + part] = view
+                kind, row, _ = kinds[i]
+                self._slices[i] = self._store.rows_as(whole, kind, at * whole.nb[2], row, n_rows)
+        self._rotations = Rotations(device, [layer.head_dim for layer in self.layers], type_)
 
-    def keys(self, layer: int):
-        """Keys of the cache's layer number `layer` [row, n_rows]."""
-        return self._slices[2 * layer]
-
-    def values(self, layer: int):
-        """Values of the cache's layer number `layer` [row, n_rows]."""
-        return self._slices[2 * layer + 1]
+    def layer(self, layer: int) -> LayerCache:
+        """The cache's layer number `layer`."""
+        keys, values = self._slices[2 * layer : 2 * layer + 2]
+        return LayerCache(keys, values, self._rotations.of(self.layers[layer].head_dim))
 
     @property
     def slices(self) -> list:
@@ -63,8 +94,9 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        return self._store.nbytes
+        return self._rotations.nbytes + self._store.nbytes
 
     def close(self) -> None:
         self._store.close()
+        self._rotations.close()
         self.wholes, self._slices = [], []

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import ConfigError
-from ..ggml.bindings import lib
+from .kv_type import KvType, row_bytes
+from .rotation import rotation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class StateSpec:
             seen[type(layer)] += 1
         return tuple(places)
 
-    def kv_bytes(self, rows: int, type_: int) -> int:
-        """Bytes of `rows` cache rows of ggml type `type_` over all attention layers."""
-        return sum(2 * rows * lib.ggml_row_size(type_, layer.row) for layer in self.kv)
+    def kv_bytes(self, rows: int, kv_type: KvType) -> int:
+        """Bytes that a cache of `rows` rows takes over all attention layers."""
+        a_row = sum(row_bytes(type_, layer.row) for layer in self.kv for type_ in (kv_type.k, kv_type.v))
+        return rows * a_row + rotation_bytes((layer.head_dim for layer in self.kv), kv_type)

@@ -13,7 +13,8 @@ from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
 from .features import Features
-from .kv import KvCache
+from .kv import KvCache, LayerCache
+from .kv_type import KvType
 from .memory import Part, padded
 from .spec import StateSpec
 
@@ -27,9 +28,9 @@ class TargetState:
     """
 
     def __init__(
-        self, device: Device, spec: StateSpec, kv_type: int, n_rows: int, max_width: int, feature_row: int
+        self, device: Device, spec: StateSpec, kv_type: KvType, n_rows: int, max_width: int, feature_row: int
     ) -> None:
-        """`n_rows` K/V rows to begin with, ggml type `kv_type`; `max_width` 0 leaves the tree's memory out (plain decoding);
+        """`n_rows` K/V rows to begin with, of types `kv_type`; `max_width` 0 leaves the tree's memory out (plain decoding);
         `feature_row`: elements that the draft wants of each node."""
         self.device, self.spec, self.max_width = device, spec, max_width
         self.kv = KvCache(device, spec.kv, kv_type, n_rows)
@@ -56,13 +57,9 @@ class TargetState:
                 self._tree.allocate()
         self.features = Features(device, feature_row, max_width)
 
-    def keys(self, layer: int):
-        """Keys of an attention layer [row, n_rows]."""
-        return self.kv.keys(self.spec.place[layer])
-
-    def values(self, layer: int):
-        """Values of an attention layer [row, n_rows]."""
-        return self.kv.values(self.spec.place[layer])
+    def cache(self, layer: int) -> LayerCache:
+        """Keys and values of an attention layer."""
+        return self.kv.layer(self.spec.place[layer])
 
     def window(self, layer: int):
         """Conv window of a recurrent layer [K-1, channels], oldest input first."""
@@ -107,7 +104,7 @@ class TargetState:
         self.features.close()
 
 
-def state_parts(spec: StateSpec, unit: int, kv_type: int, max_width: int, feature_row: int) -> list[Part]:
+def state_parts(spec: StateSpec, unit: int, kv_type: KvType, max_width: int, feature_row: int) -> list[Part]:
     """What a TargetState of these arguments takes, for the memory plan. `unit`: the device's alignment in bytes."""
     n, parts = (
         len(spec.recurrent),
@@ -126,9 +123,9 @@ def state_parts(spec: StateSpec, unit: int, kv_type: int, max_width: int, featur
 def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool) -> Graph:
     """Graph that commits an accepted path of up to `max_path` nodes, all layers at once.
 
-    Inputs: path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one per length of
-    K/V rows) and to: cache rows int32 [max_path] (from repeated per layer) that bring the path's K/V into sequence order. A
-    row copies itself when unused.
+    Inputs: path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one per tensor of
+    `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into sequence
+    order. A row copies itself when unused. Rows are moved as words, so that none is rounded again.
     """
     g = Graph(device, 64)
     path = g.input("path", I32, max_path)

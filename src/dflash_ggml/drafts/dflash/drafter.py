@@ -16,6 +16,7 @@ from ...ggml.graph import Graph
 from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
 from ...state.kv import KvCache, kv_bucket
+from ...state.kv_type import KvType
 from ...state.mask import SlotMask
 from ...state.memory import Part
 from ...state.spec import KvLayer, StateSpec
@@ -32,6 +33,7 @@ class DFlashSource(DraftSource):
         """`window`: the one that was asked for, see `DraftFile.open`."""
         self.file, self.params, self.title = file, file.params, file.title
         self._window = window
+        self.head_dims = (file.params.head_dim,)
         self.depth, self.taps = file.params.block_size - 1, file.params.taps
         self._weights: Weights | None = None
 
@@ -57,7 +59,7 @@ class DFlashSource(DraftSource):
         self._weights = Weights(device, sources, gathered=(EMBEDDING,))
         return notes
 
-    def parts(self, device: Device, kv_type: int) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
         p, wanted, spec = self.params, self._weights.wanted, cache_spec(self.params)
         return [

@@ -11,17 +11,17 @@ from typing import Any
 
 from ...ggml.device import Device
 from ...ggml.graph import Graph, packed
-from ...state.kv import KvCache
+from ...state.kv import KvCache, LayerCache
 from ...state.mask import SlotMask
 from .params import DraftParams
 
 
 def append_context(
     g: Graph, w: Mapping[str, Any], p: DraftParams, kv: KvCache, features, positions, rows
-) -> list:
+) -> list[LayerCache]:
     """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n], cache rows int32 [n].
 
-    Returns the caches per layer as (keys, values), so that what reads them comes after the write.
+    Returns the caches per layer; what reads them comes after the write.
     """
     n = features.ne[1]
     d, kv_heads = p.head_dim, p.n_kv_heads
@@ -35,9 +35,7 @@ def append_context(
         name = f"blk.{i}.attn_"
         k = g.reshape(k, d, kv_heads, n)
         k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions, d, p.rope_theta)
-        keys = g.expand(g.set_rows(kv.keys(i), g.reshape(k, d * kv_heads, n), rows))
-        values = g.expand(g.set_rows(kv.values(i), v, rows))
-        caches.append((keys, values))
+        caches.append(kv.layer(i).write(g, k, v, rows))
     return caches
 
 
@@ -88,10 +86,8 @@ def draft_graph(
         q = g.rms_norm(g.reshape(q, d, heads, block), p.rms_eps, w[name + "attn_q_norm.weight"])
         k = g.rms_norm(g.reshape(k, d, kv_heads, block), p.rms_eps, w[name + "attn_k_norm.weight"])
         q, k = (g.rope(x, positions, d, p.rope_theta) for x in (q, k))
-        keys = g.set_rows(caches[i][0], g.reshape(k, d * kv_heads, block), rows)
-        values = g.set_rows(caches[i][1], v, rows)
-        keys, values = (g.heads(t, d, n_kv) for t in (keys, values))
-        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, built[int(p.window_layers[i])], d**-0.5)
+        q = caches[i].queries(g, q)
+        o = caches[i].write(g, k, v, rows).attend(g, q, built[int(p.window_layers[i])], n_kv)
         x = g.add(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
         y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))

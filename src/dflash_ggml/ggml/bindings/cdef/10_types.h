@@ -26,6 +26,11 @@ enum ggml_prec {
     ...
 };
 
+enum ggml_op_hint {
+    GGML_HINT_NONE, GGML_HINT_SRC0_IS_HADAMARD,
+    ...
+};
+
 enum ggml_log_level {
     GGML_LOG_LEVEL_NONE, GGML_LOG_LEVEL_DEBUG, GGML_LOG_LEVEL_INFO, GGML_LOG_LEVEL_WARN,
     GGML_LOG_LEVEL_ERROR, GGML_LOG_LEVEL_CONT,
@@ -55,6 +60,7 @@ struct ggml_tensor {
     int64_t ne[4];
     size_t nb[4];
     struct ggml_tensor *view_src;
+    size_t view_offs;
     void *data;
     char name[64];
     ...;

@@ -23,6 +23,7 @@ struct ggml_tensor *ggml_rms_norm(struct ggml_context *ctx, struct ggml_tensor *
 
 bool ggml_prec_set_acc(struct ggml_tensor *a, enum ggml_prec prec);
 struct ggml_tensor *ggml_mul_mat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+void ggml_mul_mat_set_hint(struct ggml_tensor *a, enum ggml_op_hint hint);
 
 struct ggml_tensor *ggml_cpy(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_cast(struct ggml_context *ctx, struct ggml_tensor *a, enum ggml_type type);

@@ -1,0 +1,67 @@
+"""Which types the K/V caches of a pair take: those asked for, the device's own, or smaller ones where the context needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..state.kv_type import KvType
+
+# what an explicit context that does not fit takes: keys suffer more from few bits than values (bench/notes-kv-types.md)
+SMALLER = ("q8_0", "q4_0")
+
+
+@dataclass(frozen=True, slots=True)
+class KvTypes:
+    """Types of the target's caches and of the draft's. `note`: what to tell of a choice that nobody asked for."""
+
+    target: KvType
+    draft: KvType
+    note: str = ""
+
+
+def kv_types(
+    config: EngineConfig, is_gpu: bool, head_dims: Collection[int], draft_head_dims: Collection[int] = ()
+) -> list[KvTypes]:
+    """The types to plan with, in order: the first that fits is taken. More than one only on a GPU, for an explicit context where
+    no type was asked for.
+
+    Raises ConfigError for a type that does not divide the heads."""
+    usual = "f16" if is_gpu else "f32"
+    chosen = [_pair(config, usual, usual, head_dims, draft_head_dims)]
+    asked = (config.type_k, config.type_v, config.draft_type_k, config.draft_type_v)
+    if is_gpu and config.n_ctx and set(asked) == {"auto"}:
+        try:
+            smaller = _pair(config, *SMALLER, head_dims, draft_head_dims)
+        except ConfigError:
+            return chosen
+        note = f"{config.n_ctx} tokens of context do not fit with K/V caches of {usual}: they are {smaller.target} (-ctk, -ctv)"
+        chosen.append(KvTypes(smaller.target, smaller.draft, note))
+    return chosen
+
+
+def _pair(
+    config: EngineConfig, k: str, v: str, head_dims: Collection[int], draft_head_dims: Collection[int]
+) -> KvTypes:
+    """Target and draft with `k` and `v` for "auto"; a draft of which nothing is said takes the target's."""
+    target = KvType.named(_or(config.type_k, k), _or(config.type_v, v))
+    for d in head_dims:
+        target.check(d, "target")
+    draft = KvType.named(
+        *(
+            _or(own, _or(of_target, default))
+            for own, of_target, default in (
+                (config.draft_type_k, config.type_k, k),
+                (config.draft_type_v, config.type_v, v),
+            )
+        )
+    )
+    for d in draft_head_dims:
+        draft.check(d, "draft")
+    return KvTypes(target, draft)
+
+
+def _or(asked: str, default: str) -> str:
+    return default if asked == "auto" else asked

@@ -1,0 +1,61 @@
+"""Types of K/V caches: the pair that keys and values are kept in, and the bytes of their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from ..ggml.bindings import ffi, lib
+from ..ggml.device import BF16, F16, F32
+
+KV_TYPES: dict[str, int] = {
+    "f32": F32,
+    "f16": F16,
+    "bf16": BF16,
+    "q8_0": lib.GGML_TYPE_Q8_0,
+    "q5_1": lib.GGML_TYPE_Q5_1,
+    "q5_0": lib.GGML_TYPE_Q5_0,
+    "q4_1": lib.GGML_TYPE_Q4_1,
+    "q4_0": lib.GGML_TYPE_Q4_0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KvType:
+    """ggml types of the keys and of the values of a cache."""
+
+    k: int
+    v: int
+
+    @classmethod
+    def named(cls, k: str, v: str) -> KvType:
+        """The pair by names of `KV_TYPES`."""
+        return cls(KV_TYPES[k], KV_TYPES[v])
+
+    def check(self, head_dim: int, of: str) -> None:
+        """Raises ConfigError when heads of `head_dim` values are no whole blocks; `of`: whose cache, for the message."""
+        for option, type_ in (("type_k", self.k), ("type_v", self.v)):
+            if head_dim % lib.ggml_blck_size(type_):
+                raise ConfigError(
+                    f"{option}: {_name(type_)} has blocks of {lib.ggml_blck_size(type_)} values, which do not divide the "
+                    f"{of}'s head dimension {head_dim}; take f16"
+                )
+
+    def __str__(self) -> str:
+        return _name(self.k) if self.k == self.v else f"K {_name(self.k)}, V {_name(self.v)}"
+
+
+def is_quantised(type_: int) -> bool:
+    """Whether values of this ggml type share a scale with others of their block."""
+    return lib.ggml_blck_size(type_) > 1
+
+
+def row_bytes(type_: int, row: int) -> int:
+    """Bytes from one cache row of `row` values to the next: whole words, so that rows can be moved as such; an odd number of
+    2-byte blocks gets one more."""
+    size = lib.ggml_row_size(type_, row)
+    return size if size % 4 == 0 else size + lib.ggml_type_size(type_)
+
+
+def _name(type_: int) -> str:
+    return ffi.string(lib.ggml_type_name(type_)).decode()

@@ -1,0 +1,103 @@
+"""Hadamard rotations in front of quantised caches: they spread outliers over a head, so that blocks lose less.
+
+A quantised cache keeps H k in place of k and H v in place of v, with H orthonormal, symmetric and so its own inverse. Queries
+are multiplied too, which leaves their products with keys as they are, and what attention gives is multiplied once more. Keys
+are rotated over a whole head, values over 64 of it, as llama.cpp does.
+
+Two forms were weighed: an operation of our own, and a product with a small constant matrix that carries ggml's hint that it is
+a Hadamard matrix. The product won: every device has it, CPU and CUDA put their fast transform in its place, and the reference
+kernels, which do not, multiply by what stands in the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..ggml.device import F32, Device
+from ..ggml.graph import Graph
+from ..ggml.store import Store
+from .kv_type import KvType, is_quantised
+
+_KEYS, _VALUES = 512, 64  # the widest rotations
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotations of one layer's keys and values: matrices [w, w], None where rows are kept as they are."""
+
+    keys: Any = None
+    values: Any = None
+
+    def of_keys(self, g: Graph, x):
+        """Queries or keys x [head_dim, heads, n], contiguous, as the cache keeps keys."""
+        return _rotate(g, self.keys, x)
+
+    def of_values(self, g: Graph, x):
+        """Values x [row, n] as the cache keeps them, or back: what attention gives, x [head_dim, heads, n]. Contiguous."""
+        return _rotate(g, self.values, x)
+
+
+class Rotations:
+    """The matrices that a cache's layers need, on the device."""
+
+    def __init__(self, device: Device, head_dims: Iterable[int], kv_type: KvType) -> None:
+        widths = _widths(head_dims, kv_type)
+        self._kv_type = kv_type
+        self._store = Store(device, len(widths))
+        self._matrices = {w: self._store.tensor(F32, w, w, name="rotation") for w in widths}
+        self._store.allocate()
+        for w, matrix in self._matrices.items():
+            device.write(matrix, hadamard(w))
+
+    def of(self, head_dim: int) -> Rotation:
+        """The rotations of a layer with heads of `head_dim` values."""
+        k, v = _pair(head_dim, self._kv_type)
+        return Rotation(self._matrices.get(k), self._matrices.get(v))
+
+    @property
+    def nbytes(self) -> int:
+        return self._store.nbytes
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def rotation_bytes(head_dims: Iterable[int], kv_type: KvType) -> int:
+    """What `Rotations` of these arguments takes."""
+    return sum(4 * w * w for w in _widths(head_dims, kv_type))
+
+
+def hadamard(n: int) -> np.ndarray:
+    """The orthonormal Hadamard matrix of Sylvester's order, float32 [n, n]; `n`: a power of two."""
+    h = np.ones((1, 1))
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return (h / np.sqrt(n)).astype(np.float32)
+
+
+def _widths(head_dims: Iterable[int], kv_type: KvType) -> list[int]:
+    return sorted({w for d in head_dims for w in _pair(d, kv_type) if w})
+
+
+def _pair(head_dim: int, kv_type: KvType) -> tuple[int, int]:
+    """Widths of the rotations of keys and of values, 0 for none: powers of two that divide the head."""
+    power = head_dim & -head_dim
+    return (
+        min(power, _KEYS) if is_quantised(kv_type.k) else 0,
+        min(power, _VALUES) if is_quantised(kv_type.v) else 0,
+    )
+
+
+def _rotate(g: Graph, matrix, x):
+    """Each group of w values of x, with `matrix` [w, w]; the shape stays."""
+    if matrix is None:
+        return x
+    w = matrix.ne[0]
+    if x.ne[0] == w:
+        return g.hadamard(matrix, x)
+    shape = (x.ne[0], x.ne[1], x.ne[2])
+    return g.reshape(g.hadamard(matrix, g.reshape(x, w, shape[0] // w * shape[1], shape[2])), *shape)
