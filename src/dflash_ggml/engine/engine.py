@@ -309,6 +309,7 @@ class Engine:
                 tensors.read_rows(sequence.n_tokens) if with_rows else None,
                 seen,
                 None if sequence.logits is None else sequence.logits.copy(),
+                tensors.types,
             )
 
     def can_restore(self, snapshot: Snapshot) -> bool:

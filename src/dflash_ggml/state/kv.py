@@ -13,7 +13,7 @@ from typing import Any
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
-from .kv_type import KvType, row_bytes
+from .kv_type import KvType, row_bytes, stored_row
 from .rotation import Rotation, Rotations
 from .spec import KvLayer
 
@@ -62,34 +62,40 @@ class KvCache:
     def __init__(self, device: Device, layers: Sequence[KvLayer], type_: KvType, n_rows: int) -> None:
         """Raises DeviceError when the rows do not fit."""
         self.device, self.layers, self.type, self.n_rows = device, tuple(layers), type_, n_rows
-        # (type, elements of a row, bytes of a row) of keys and values of layer 0, of layer 1, ...
+        # (type, elements of a row, bytes of a row) of each slice
         kinds = [
-            (kind, layer.row, row_bytes(kind, layer.row))
+            (type_of, layer.row, row_bytes(type_of, layer.row))
             for layer in self.layers
-            for kind in (type_.k, type_.v)
+            for type_of in (type_.k, type_.v)
         ]
         lengths = sorted({size for _, _, size in kinds})
-        members = {length: [i for i, (_, _, size) in enumerate(kinds) if size == length] for length in lengths}
-        self._store = Store(device, len(lengths) + len(kinds))
+        members = [[i for i, (_, _, size) in enumerate(kinds) if size == length] for length in lengths]
+        self._store = Store(device, len(lengths) + 2 * len(kinds))
         self.wholes = [
-            self._store.tensor(F32, length // 4, n_rows, len(of), name="kv") for length, of in members.items()
+            self._store.tensor(F32, length // 4, n_rows, len(of), name="kv")
+            for length, of in zip(lengths, members)
         ]
         self._store.reserve()
+        # keys and values of layer 0, of layer 1, ...: all that is stored, and the elements of the layers' rows
         self._slices: list = [None] * len(kinds)
-        for whole, of in zip(self.wholes, members.values()):
+        self._rows: list = [None] * len(kinds)
+        for whole, of in zip(self.wholes, members):
             for at, i in enumerate(of):
-                kind, row, _ = kinds[i]
-                self._slices[i] = self._store.rows_as(whole, kind, at * whole.nb[2], row, n_rows)
-        self._rotations = Rotations(device, [layer.head_dim for layer in self.layers], type_)
+                (type_of, row, _), offset = kinds[i], at * whole.nb[2]
+                self._slices[i] = self._store.rows_as(
+                    whole, type_of, offset, stored_row(type_of, row), n_rows
+                )
+                self._rows[i] = self._store.rows_as(whole, type_of, offset, row, n_rows)
+        self._rotations = Rotations(device, [layer.head_dim for layer in layers], type_)
 
     def layer(self, layer: int) -> LayerCache:
         """The cache's layer number `layer`."""
-        keys, values = self._slices[2 * layer : 2 * layer + 2]
+        keys, values = self._rows[2 * layer : 2 * layer + 2]
         return LayerCache(keys, values, self._rotations.of(self.layers[layer].head_dim))
 
     @property
     def slices(self) -> list:
-        """Keys and values of each layer in order, [row, n_rows] each."""
+        """Keys and values of each layer in order, [elements stored of a row, n_rows] each."""
         return list(self._slices)
 
     @property
@@ -99,4 +105,4 @@ class KvCache:
     def close(self) -> None:
         self._store.close()
         self._rotations.close()
-        self.wholes, self._slices = [], []
+        self.wholes, self._slices, self._rows = [], [], []

@@ -50,11 +50,14 @@ def is_quantised(type_: int) -> bool:
     return lib.ggml_blck_size(type_) > 1
 
 
+def stored_row(type_: int, row: int) -> int:
+    """Elements that a row of `row` takes in a cache: a block more where it would not be whole words, as which rows are moved."""
+    return row + (lib.ggml_row_size(type_, row) % 4 != 0) * lib.ggml_blck_size(type_)
+
+
 def row_bytes(type_: int, row: int) -> int:
-    """Bytes from one cache row of `row` values to the next: whole words, so that rows can be moved as such; an odd number of
-    2-byte blocks gets one more."""
-    size = lib.ggml_row_size(type_, row)
-    return size if size % 4 == 0 else size + lib.ggml_type_size(type_)
+    """Bytes of a cache row of `row` elements."""
+    return lib.ggml_row_size(type_, stored_row(type_, row))
 
 
 def _name(type_: int) -> str:

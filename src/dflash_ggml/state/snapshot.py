@@ -17,7 +17,7 @@ from ..ggml.device import Device
 class Snapshot:
     """The state after `tokens`. `live`: recurrent tensors; `rows`: K/V rows of target and draft, or None; raw bytes.
 
-    in_draft: which positions the draft has seen, bool [len(tokens)].
+    in_draft: which positions the draft has seen, bool [len(tokens)]. types: ggml types of the caches that rows are of.
     """
 
     tokens: tuple[int, ...]
@@ -25,6 +25,7 @@ class Snapshot:
     rows: tuple[np.ndarray, ...] | None
     in_draft: np.ndarray
     logits: np.ndarray | None
+    types: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -49,15 +50,21 @@ class Tensors:
     def read_rows(self, n: int) -> tuple[np.ndarray, ...]:
         return tuple(self._read(t, self.first_slot * t.nb[1], n * t.nb[1]) for t in self.caches)
 
+    @property
+    def types(self) -> tuple[int, ...]:
+        """ggml types of the caches."""
+        return tuple(t.type for t in self.caches)
+
     def check(self, snapshot: Snapshot) -> None:
         """Raises ConfigError for a snapshot of another model or another type of cache."""
         if [a.nbytes for a in snapshot.live] != [lib.ggml_nbytes(t) for t in self.live]:
             raise ConfigError("snapshot: taken from a model or context of another shape")
+        if snapshot.rows is None:
+            return
         n = len(snapshot.tokens)
-        if snapshot.rows is not None and [a.nbytes for a in snapshot.rows] != [
-            n * t.nb[1] for t in self.caches
-        ]:
-            raise ConfigError("snapshot: its K/V rows have another shape than this engine's")
+        sizes = [n * t.nb[1] for t in self.caches]
+        if [a.nbytes for a in snapshot.rows] != sizes or snapshot.types != self.types:
+            raise ConfigError("snapshot: its K/V rows have another shape or type than this engine's")
 
     def write(self, snapshot: Snapshot) -> None:
         """Copy a checked snapshot back; its rows must have room."""

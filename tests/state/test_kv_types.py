@@ -1,0 +1,287 @@
+"""Caches of every pair of types: rotation, what attention makes of the rows, and that moves keep every bit."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.ggml.device import F16, F32, I32, Device
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.store import Workspace
+from dflash_ggml.state.kv import KvCache
+from dflash_ggml.state.kv_type import KV_TYPES, KvType, is_quantised, row_bytes, stored_row
+from dflash_ggml.state.mask import HIDDEN
+from dflash_ggml.state.rotation import Rotations, hadamard, rotation_bytes
+from dflash_ggml.state.spec import KvLayer, StateSpec
+from dflash_ggml.state.state import TargetState, commit_graph
+
+PAIRS = list(product(KV_TYPES, KV_TYPES))
+# what ggml's CPU kernels round queries to before they are multiplied with such keys
+QUERIES = {"f32": Type.F32, "f16": Type.F16, "bf16": Type.BF16}
+
+
+@pytest.fixture(params=[False, True], ids=["fast", "reference"])
+def device(request):
+    opened = Device.cpu(2, reference=request.param)
+    yield opened
+    opened.close()
+
+
+def rounded(x: np.ndarray, kind: Type) -> np.ndarray:
+    return dequantize(quantize(np.ascontiguousarray(x, np.float32), kind), kind).astype(np.float64)
+
+
+def turned(x: np.ndarray, w: int) -> np.ndarray:
+    """Each group of w values rotated, float64."""
+    return (x.reshape(-1, w) @ hadamard(w).astype(np.float64)).reshape(x.shape)
+
+
+def contents(device: Device, t, row: int) -> np.ndarray:
+    """The rows of a cache tensor as float64 [n_rows, row]."""
+    data = device.read_bytes(t, np.empty(t.nb[1] * t.ne[1], np.uint8)).reshape(t.ne[1], -1)
+    return dequantize(data, Type(t.type))[:, :row].astype(np.float64)
+
+
+def attended(device: Device, cache: KvCache, q, k, v, first: int, n_kv: int, mask) -> np.ndarray:
+    """Write k and v [n, kv_heads, d] to rows from `first` on and let q [n, heads, d] attend -> [n, heads, d]."""
+    n, heads, d = q.shape
+    g = Graph(device, 64)
+    inputs = [g.input(name, F32, d, x.shape[1], n) for name, x in (("q", q), ("k", k), ("v", v))]
+    rows, seen = g.input("rows", I32, n), g.input("mask", F16, n_kv, n)
+    layer = cache.layer(0)
+    queries = layer.queries(g, inputs[0])
+    written = layer.write(g, inputs[1], g.reshape(inputs[2], d * k.shape[1], n), rows)
+    g.output(written.attend(g, queries, seen, n_kv), "o")
+    workspace = Workspace(device)
+    g.place(workspace)
+    for name, x in (("q", q), ("k", k), ("v", v), ("rows", np.arange(first, first + n)), ("mask", mask)):
+        g.inputs[name].array[...] = x.reshape(g.inputs[name].array.shape)
+    g.run()
+    o = device.read(g.outputs["o"]).reshape(n, heads, d)
+    g.close()
+    workspace.close()
+    return o
+
+
+def expected(device: Device, cache: KvCache, q, n_kv: int, mask) -> np.ndarray:
+    """Attention in float64 over what the cache holds, turned back."""
+    (layer,) = cache.layers
+    heads, d = q.shape[1:]
+    share = heads // layer.heads
+    keys, values = (contents(device, t, layer.row)[:n_kv] for t in cache.slices)
+    name = {type_: name for name, type_ in KV_TYPES.items()}[cache.type.k]
+    queries = rounded(turned(q, d & -d) if is_quantised(cache.type.k) else q, QUERIES.get(name, Type.Q8_0))
+    o = np.empty(q.shape)
+    for i in range(heads):
+        part = slice(i // share * d, (i // share + 1) * d)
+        scores = queries[:, i] @ keys[:, part].T * d**-0.5 + mask.astype(np.float64)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        o[:, i] = weights / weights.sum(1, keepdims=True) @ values[:, part]
+    if is_quantised(cache.type.v):
+        o = turned(o, min(d & -d, 64))
+    return o
+
+
+def draws(seed: int, n: int, heads: int, kv_heads: int, d: int) -> tuple[np.ndarray, ...]:
+    """q, k, v with a few outliers, as keys have them."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((n, h, d)).astype(np.float32) for h in (heads, kv_heads, kv_heads))
+    k[..., :2] *= 6
+    return q, k, v
+
+
+def causal(n: int, first: int, n_kv: int) -> np.ndarray:
+    return np.where(np.arange(n_kv) > first + np.arange(n)[:, None], HIDDEN, np.float16(0))
+
+
+@pytest.mark.parametrize("k", KV_TYPES)
+def test_attention_against_float64(k):
+    """Over what lies in the cache, with values of every type; and against the numbers that went in: what the types cost."""
+    device = Device.cpu(1)
+    n, first, n_kv = 9, 40, 256
+    q, keys, values = draws(1, first + n, 4, 2, 64)
+    begun, mask = causal(first, 0, n_kv), causal(n, first, n_kv)
+    truth = None
+    for v in KV_TYPES:
+        found = []
+        for pair in ((k, v), ("f32", "f32")):
+            if pair == ("f32", "f32") and truth is not None:
+                continue
+            cache = KvCache(device, [KvLayer(2, 64)], KvType.named(*pair), n_kv)
+            attended(device, cache, q[:first], keys[:first], values[:first], 0, n_kv, begun)
+            o = attended(device, cache, q[first:], keys[first:], values[first:], first, n_kv, mask)
+            # a machine may round a tie of a query the other way; values of float16 are added in float16
+            tolerance = 1e-2 if "f16" in pair else 2e-3
+            np.testing.assert_allclose(o, expected(device, cache, q[first:], n_kv, mask), atol=tolerance)
+            cache.close()
+            found.append(o)
+        truth = found[1] if truth is None else truth
+        bits = min(int(t[1]) if t[0] == "q" else 8 for t in (k, v))
+        assert np.abs(found[0] - truth).max() < {4: 0.5, 5: 0.25, 8: 0.05}[bits], v
+    device.close()
+
+
+@pytest.mark.parametrize(
+    ("pair", "shape"),
+    [
+        (("q8_0", "q4_0"), (2, 1, 64)),
+        (("q8_0", "q8_0"), (2, 1, 96)),
+        (("q4_1", "q5_1"), (1, 1, 256)),
+        (("f16", "q5_0"), (2, 1, 32)),
+    ],
+    ids=str,
+)
+def test_long_contexts_and_wide_batches(pair, shape):
+    """More than 2,048 rows, more than 512 columns, and rows that are no whole words unless filled up."""
+    device = Device.cpu(2)
+    heads, kv_heads, d = shape
+    n, first, n_kv = 520, 2040, 2560
+    cache = KvCache(device, [KvLayer(kv_heads, d)], KvType.named(*pair), n_kv)
+    rng = np.random.default_rng(2)
+    for t in cache.slices:
+        rows = rng.standard_normal((first, t.ne[0])).astype(np.float32)
+        device.write(t, quantize(rows, Type(t.type)).view(np.uint8).reshape(-1))
+    q, k, v = draws(3, n, heads, kv_heads, d)
+    mask = causal(n, first, n_kv)
+    o = attended(device, cache, q, k, v, first, n_kv, mask)
+    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask), atol=2e-3)
+    cache.close()
+    device.close()
+
+
+@pytest.mark.parametrize(
+    ("pair", "reference"),
+    [
+        (("q8_0", "q4_0"), False),
+        (("q4_1", "q5_1"), False),
+        (("q5_0", "f16"), False),
+        (("f16", "q8_0"), False),
+        (("f32", "f16"), False),
+        (("bf16", "bf16"), False),
+        (("f32", "f32"), True),
+        (("f16", "f16"), True),
+        (("q8_0", "q4_0"), True),
+    ],
+    ids=str,
+)
+def test_a_column_does_not_depend_on_the_width(pair, reference):
+    """In reference mode; with rows of two types, or of others than float32 and float16, fast kernels neither: they take such
+    columns one by one."""
+    device = Device.cpu(2, reference=reference)
+    n, first, n_kv = 70, 600, 768
+    q, k, v = draws(4, n, 2, 1, 64)
+    mask = causal(n, first, n_kv)
+    cache = KvCache(device, [KvLayer(1, 64)], KvType.named(*pair), n_kv)
+
+    def codes() -> list[np.ndarray]:
+        return [device.read_bytes(t, np.empty(t.nb[1] * n_kv, np.uint8)) for t in cache.slices]
+
+    together = attended(device, cache, q, k, v, first, n_kv, mask)
+    written = codes()
+    for i in range(0, n, 9):
+        one = slice(i, i + 1)
+        alone = attended(device, cache, q[one], k[one], v[one], first + i, n_kv, mask[one])
+        assert np.array_equal(alone, together[one])
+    for before, after in zip(written, codes(), strict=True):
+        assert np.array_equal(before, after)
+    cache.close()
+    device.close()
+
+
+@pytest.mark.parametrize("width", [32, 64, 128, 256, 512])
+def test_rotations_are_orthonormal(device, width):
+    """The fast transform and the product with the matrix do the same, and twice is once back."""
+    matrix = hadamard(width)
+    np.testing.assert_allclose(matrix @ matrix, np.eye(width), atol=2e-6)
+    assert np.array_equal(matrix, matrix.T)
+    kv_type = KvType.named("q8_0", "q4_0")
+    rotations = Rotations(device, [width], kv_type)
+    assert rotations.nbytes == rotation_bytes([width], kv_type)
+    x = np.random.default_rng(5).standard_normal((7, 3 * width)).astype(np.float32)
+    g, workspace = Graph(device, 32), Workspace(device)
+    given = g.input("x", F32, 3 * width, 7)
+    of = rotations.of(width)
+    for name, turn, shape in (("keys", of.of_keys, (width, 3, 7)), ("values", of.of_values, (3 * width, 7))):
+        once = turn(g, g.reshape(given, *shape))
+        g.output(g.cont(once), name)
+        g.output(turn(g, once), name + " back")
+    g.place(workspace)
+    g.inputs["x"].array[...] = x
+    g.run()
+    for name, w in (("keys", width), ("values", min(width, 64))):
+        once = turned(x, w)
+        np.testing.assert_allclose(device.read(g.outputs[name]).reshape(x.shape), once, atol=5e-6)
+        np.testing.assert_allclose(device.read(g.outputs[name + " back"]).reshape(x.shape), x, atol=5e-6)
+    for thing in (g, workspace, rotations):
+        thing.close()
+
+
+def test_rotation_follows_the_type():
+    device = Device.cpu(1)
+    for pair in PAIRS:
+        rotations = Rotations(device, [128, 96], KvType.named(*pair))
+        of = [rotations.of(d) for d in (128, 96)]
+        widths = [[None if t is None else t.ne[0] for t in (r.keys, r.values)] for r in of]
+        k, v = (is_quantised(KV_TYPES[t]) for t in pair)
+        assert widths == [[128 if k else None, 64 if v else None], [32 if k else None, 32 if v else None]]
+        rotations.close()
+    device.close()
+
+
+LAYERS = (KvLayer(2, 32), KvLayer(4, 32, window=64), KvLayer(2, 32), KvLayer(1, 96))
+
+
+@pytest.mark.parametrize(
+    "pair", [(t, t) for t in KV_TYPES] + [("q8_0", "q4_0"), ("f16", "q5_0")], ids="/".join
+)
+def test_a_commit_moves_every_bit(pair):
+    """Rows of random bytes, numbers or not, by paths that overlap what they are moved to; growing keeps them too."""
+    device = Device.cpu(2)
+    kv_type = KvType.named(*pair)
+    state = TargetState(device, StateSpec(LAYERS), kv_type, 256, 8, 0)
+    assert state.kv.nbytes == StateSpec(LAYERS).kv_bytes(256, kv_type)
+    rng, workspace = np.random.default_rng(6), Workspace(device)
+    before = []
+    for t in state.kv.slices:
+        before.append(rng.integers(0, 256, (256, t.nb[1]), np.uint8))
+        device.write(t, before[-1].reshape(-1))
+    g = commit_graph(device, state, 6, True).place(workspace)
+    sources = [100, 102, 103, 104, 107, 105]
+    g.inputs["path"].array[:] = 0, 2, 3, 4, 7, -1
+    g.inputs["to"].array[:] = range(100, 106)
+    for i in range(len(state.kv.wholes)):
+        g.inputs[f"from{i}"].array[:] = sources
+    g.run()
+    for t, rows in zip(state.kv.slices, before, strict=True):
+        after = device.read_bytes(t, np.empty(rows.size, np.uint8)).reshape(rows.shape)
+        rows[100:106] = rows[sources]
+        assert np.array_equal(after, rows)
+    g.close()
+    state.kv.grow(512)
+    for t, rows in zip(state.kv.slices, before, strict=True):
+        assert np.array_equal(device.read_bytes(t, np.empty(rows.size, np.uint8)), rows.reshape(-1))
+    for thing in (state, workspace, device):
+        thing.close()
+
+
+def test_rows_are_whole_words():
+    for type_ in KV_TYPES.values():
+        for row in (32, 64, 96, 128, 1024):
+            assert row_bytes(type_, row) % 4 == 0 and stored_row(type_, row) - row in (
+                0,
+                32 if row % 64 else 0,
+            )
+    assert row_bytes(KV_TYPES["q8_0"], 1024) == 1088 and row_bytes(KV_TYPES["q4_0"], 1024) == 576
+
+
+def test_heads_that_blocks_do_not_divide():
+    KvType.named("f16", "bf16").check(48, "target")
+    with pytest.raises(
+        ConfigError, match="type_v: q4_0 has blocks of 32 .* the draft's head dimension 48; take f16"
+    ):
+        KvType.named("f16", "q4_0").check(48, "draft")
