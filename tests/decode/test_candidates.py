@@ -41,7 +41,8 @@ def paths(rows: Rows) -> dict[tuple[int, ...], float]:
             total, before = 0.0, 0
             for depth, index in enumerate(path):
                 scores = rows.log_probs[depth].astype(float) + rows.pairs[depth, before]
-                total += scores[index] - np.log(np.exp(scores).sum())
+                mass = np.log(min(1, np.exp(rows.log_probs[depth].astype(float)).sum()))
+                total += scores[index] - np.log(np.exp(scores).sum()) + mass
                 before = index
             found[tuple(int(rows.ids[d, i]) for d, i in enumerate(path))] = total
     return found

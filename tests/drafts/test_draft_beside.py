@@ -73,7 +73,8 @@ def test_kinds_that_cannot_be_used_and_damaged_files(target: Path) -> None:
     found = draft_beside(target)
     assert found.path is None and found.is_useless
     assert (
-        "dflash-Qwen3.6-27B-Q8_0.gguf: a DFlash2 draft" in found.why and "dflash-broken.gguf: " in found.why
+        "dflash-Qwen3.6-27B-Q8_0.gguf: key 'dflash.conv_group_size' is missing" in found.why
+        and "dflash-broken.gguf: " in found.why
     )
 
 

@@ -36,9 +36,9 @@ REPOS = {
         "dflash-draft-3.6-q4_k_m.gguf": b"GGUF small",
         "dflash-draft-3.6-q8_0.gguf": b"GGUF its draft",
     },
-    "ggml-org/Qwen3.8-27B-GGUF": {
-        "Qwen3.8-27B-Q4_K_M.gguf": b"GGUF 38",
-        "dflash-Qwen3.8-27B-Q8_0.gguf": b"GGUF DFlash2",
+    "ggml-org/Qwen3.5-2B-GGUF": {
+        "Qwen3.5-2B-Q4_K_M.gguf": b"GGUF 2",
+        "dflash-Qwen3.5-2B-Q8_0.gguf": b"GGUF of somebody",
     },
     "unsloth/Qwen3.6-35B-A3B-GGUF": {"Qwen3.6-35B-A3B-Q4_K_M.gguf": b"GGUF experts"},
     "unsloth/Qwen3.5-9B-GGUF": {"Qwen3.5-9B-Q4_K_M.gguf": b"GGUF 9"},
@@ -132,7 +132,7 @@ def test_the_known_draft_of_a_target(hub: Hub, caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("repo", "said"),
     [
-        ("ggml-org/Qwen3.8-27B-GGUF", "no draft for Qwen3.8-27B: its drafts are of newer kinds"),
+        ("ggml-org/Qwen3.5-2B-GGUF", "no draft for Qwen3.5-2B: no draft is published for it"),
         (
             "unsloth/Qwen3.5-9B-GGUF",
             "no draft for Qwen3.5-9B-Q4_K_M.gguf: z-lab/Qwen3.5-9B-DFlash is not on the hub",

@@ -53,7 +53,7 @@ def test_a_glob_that_matches_one_file_and_the_draft_beside_it(hub: type[StandIn]
 def test_all_parts_of_a_draft_and_none_that_cannot_be_used(
     hub: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model whose drafts are of kinds that are not supported yet, the one beside it is not even fetched."""
+    """Of a model of which no draft is known, one beside it is not even fetched."""
     parts = ["dflash-model-00001-of-00002.gguf", "dflash-model-00002-of-00002.gguf"]
     asked = []
     monkeypatch.setattr(StandIn, "draft_for", lambda *args: asked.append(args[2]), raising=False)
@@ -61,11 +61,11 @@ def test_all_parts_of_a_draft_and_none_that_cannot_be_used(
     ToyLlama.from_pretrained("maker/model", "model.gguf")
     assert hub.fetched == ["model.gguf", *parts]
     monkeypatch.setattr(
-        StandIn, "files", lambda self, repo: ["Qwen3.8-27B-Q4_K_M.gguf", "dflash-Qwen3.8-27B.gguf"]
+        StandIn, "files", lambda self, repo: ["Qwen3.5-2B-Q4_K_M.gguf", "dflash-Qwen3.5-2B.gguf"]
     )
     hub.fetched.clear()
-    llm = ToyLlama.from_pretrained("maker/model", "Qwen3.8*")
-    assert hub.fetched == asked == ["Qwen3.8-27B-Q4_K_M.gguf"] and llm.draft_model is None
+    llm = ToyLlama.from_pretrained("maker/model", "Qwen3.5-2B*")
+    assert hub.fetched == asked == ["Qwen3.5-2B-Q4_K_M.gguf"] and llm.draft_model is None
     monkeypatch.setattr(StandIn, "files", lambda self, repo: ["Qwen3.5-35B-A3B-Q4_K_M.gguf"])
     with pytest.raises(HubError, match="comes in a later version"):
         ToyLlama.from_pretrained("maker/model", "*.gguf")

@@ -29,6 +29,8 @@ class Toy:
     `shared`, `own`: standard deviation, over tokens, of the logits that target and draft share and of those
     that depend on the text. `draft_own`: the draft's own text-dependent part relative to the target's
     (noise). `special_logit`: logit of every special token, low enough that they are never sampled.
+    `draft`: "dflash", "dflash2" (top_k, rank, conv_*) or "dspark" (rank, gated, confidence, from_anchor, n_draft_vocab); the pair
+    scores of neighbours have about the deviation `pair_scale`. `nextn`: the target has a head for the next but one token.
     """
 
     n_vocab: int = 64
@@ -55,6 +57,21 @@ class Toy:
     attention_every: int = 4
     window: int | None = None
     full_layers: int = 0
+    draft: str = "dflash"
+    selector_top_k: int = 6
+    rank: int = 32
+    pair_scale: float = 1.0
+    conv_group: int = 16
+    conv_kernel: int = 2
+    gated: bool = False
+    confidence: bool = False
+    from_anchor: bool = True
+    n_draft_vocab: int | None = None
+    causal: bool | None = None
+    yarn: float | None = None
+    draft_rot: int | None = None
+    own_tables: bool = False
+    nextn: bool = False
 
 
 # Corners of the architecture: head sizes and ratios, tied head, several KV heads. Seed -> fields of `Toy`.
@@ -84,7 +101,12 @@ def write_pair(
         writer = GGUFWriter(path, arch)
         metadata(writer, toy)
         for name, x in tensors.items():
-            add_tensor(writer, name, x, lambda _name, _width: kind)
+            if x.dtype == np.int64:
+                writer.add_tensor(name, x)
+            elif x.ndim == 3:
+                writer.add_tensor(name, x.astype(np.float32))
+            else:
+                add_tensor(writer, name, x, lambda _name, _width: kind)
         finish(writer)
     return target, draft
 
@@ -140,6 +162,22 @@ def _draft_metadata(writer: GGUFWriter, toy: Toy) -> None:
         is_window = [layer < toy.draft_layers - toy.full_layers for layer in range(toy.draft_layers)]
         writer.add_sliding_window(toy.window)
         writer.add_sliding_window_pattern(is_window)
+    if toy.causal is not None:
+        writer.add_causal_attention(toy.causal)
+    if toy.draft_rot is not None:
+        writer.add_rope_dimension_count(toy.draft_rot)
+    if toy.yarn is not None:
+        writer.add_string("dflash.rope.scaling.type", "yarn")
+        writer.add_float32("dflash.rope.scaling.factor", toy.yarn)
+        writer.add_uint32("dflash.rope.scaling.original_context_length", 32)
+    if toy.draft == "dflash2":
+        for key, value in (("conv_kernel_size", toy.conv_kernel), ("conv_group_size", toy.conv_group)):
+            writer.add_uint32(f"dflash.{key}", value)
+        writer.add_uint32("dflash.selector_rank", toy.rank)
+        writer.add_uint32("dflash.selector_top_k", toy.selector_top_k)
+    if toy.draft == "dspark":
+        writer.add_bool("dflash.sample_from_anchor", toy.from_anchor)
+        writer.add_bool("dflash.has_confidence_head", toy.confidence)
     writer.add_vocab_size(toy.n_vocab)
     writer.add_tokenizer_model("none")
     writer.add_mask_token_id(toy.n_vocab - 1)
@@ -255,4 +293,50 @@ def _draft_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
         tensors[f"{prefix}ffn_norm.weight"] = _norm(rng, toy.n_embd)
         tensors |= _attention(rng, toy, prefix, toy.n_heads * toy.head_dim, scale=toy.draft_own)
         tensors |= _ffn(rng, toy, prefix, scale=toy.draft_own)
+    if toy.own_tables:
+        tensors["token_embd.weight"] = _matrix(rng, toy.n_vocab, toy.n_embd)
+        tensors["output.weight"] = _matrix(rng, toy.n_draft_vocab or toy.n_vocab, toy.n_embd, 2)
+    if toy.draft == "dflash2":
+        tensors |= _dflash2(rng, toy)
+    if toy.draft == "dspark":
+        tensors |= _dspark(rng, toy)
+    return tensors
+
+
+def _table(rng: np.random.Generator, rows: int, toy: Toy) -> np.ndarray:
+    """One of two tables whose rows' products have the deviation `pair_scale`."""
+    return rng.normal(0, np.sqrt(toy.pair_scale) * toy.rank**-0.25, (rows, toy.rank))
+
+
+def _dflash2(rng: np.random.Generator, toy: Toy) -> dict[str, np.ndarray]:
+    tensors = {
+        "selector_hidden.weight": _matrix(rng, toy.rank, toy.n_embd),
+        "selector_predecessor.weight": _table(rng, toy.n_vocab, toy),
+        "selector_successor.weight": _table(rng, toy.n_vocab, toy),
+    }
+    groups = toy.n_embd // toy.conv_group
+    for layer in range(toy.draft_layers):
+        for part in ("attn", "ffn"):
+            base = rng.normal(0, 0.2, (2, toy.conv_kernel, toy.n_embd))
+            base[:, 0] += 1
+            base[1, :, 0] = 0  # coordinate 0 of the residual stream is nobody's
+            tensors[f"blk.{layer}.{part}_conv_base"] = base
+            dynamic = _matrix(rng, 2 * toy.conv_kernel * groups, toy.n_embd, 0.3)
+            tensors[f"blk.{layer}.{part}_conv_proj.weight"] = dynamic
+    return tensors
+
+
+def _dspark(rng: np.random.Generator, toy: Toy) -> dict[str, np.ndarray]:
+    n = toy.n_draft_vocab or toy.n_vocab
+    tensors = {"markov_w1.weight": _table(rng, toy.n_vocab, toy), "markov_w2.weight": _table(rng, n, toy)}
+    if toy.gated:
+        tensors["markov_gate.weight"] = _matrix(rng, toy.rank, toy.n_embd + toy.rank)
+        tensors["markov_gate.bias"] = rng.normal(0, 1, toy.rank)
+    if toy.confidence:
+        tensors["conf_proj.weight"] = _matrix(rng, 1, toy.n_embd + toy.rank)
+        tensors["conf_proj.bias"] = rng.normal(0, 1, 1)
+    if toy.n_draft_vocab:
+        tensors["d2t"] = np.sort(rng.permutation(toy.n_vocab - len(_SPECIAL))[:n]).astype(np.int64)
+        if not toy.own_tables:
+            tensors["output.weight"] = _matrix(rng, n, toy.n_embd, 2)
     return tensors

@@ -42,8 +42,8 @@ class Rows:
     """A block: K candidates for each of L depths, best first, and maybe how well neighbours go together.
 
     ids int32 and log_probs float32 [L, K]. pairs float32 [L, K, K]: added to the score of candidate b of depth i after
-    candidate a of depth i - 1 is pairs[i, a, b] (pairs[0, 0] holds for the pending token); scores of one parent's children
-    are normalised over its K candidates. Cursors are (depth, index in its row).
+    candidate a of depth i - 1 is pairs[i, a, b] (pairs[0, 0] holds for the pending token); probabilities of one parent's
+    children add up to what the row's do, for the tokens outside it have some too. Cursors are (depth, index in its row).
     """
 
     root = (0, 0)
@@ -58,6 +58,8 @@ class Rows:
                 raise ValueError(
                     f"pairs {self.pairs.shape} must be numbers [L, K, K] for ids {self.ids.shape}"
                 )
+            # of tokens outside a row nothing is known but that they take the rest; rounding must not make them less than none
+            self._masses = np.minimum(np.log(np.exp(self.log_probs.astype(np.float64)).sum(1)), 0)
 
     @property
     def depth(self) -> int:
@@ -76,7 +78,7 @@ class Rows:
         best = joint.max()
         if best == -np.inf:
             return (), (), ()
-        joint -= best + np.log(np.exp(joint - best).sum())
+        joint += self._masses[depth] - best - np.log(np.exp(joint - best).sum())
         ranks = np.argsort(-joint, kind="stable")
         return self.ids[depth][ranks].tolist(), joint[ranks].tolist(), [(depth + 1, int(i)) for i in ranks]
 

@@ -33,7 +33,7 @@ class Beside:
 
 
 def draft_beside(model: Path) -> Beside:
-    """The draft in the target's folder: a GGUF file, or a folder with a safetensors checkpoint, with `dflash` in its name.
+    """The draft in the target's folder: a GGUF file, or a checkpoint's folder, with `dflash` or `dspark` in its name.
 
     It must fit the target in hidden size, taps and vocabulary, and its name must not speak of another model. Of several the one
     whose name speaks of this one, then by quantisation (see `draft_rank`). Raises ModelFileError when the target is bad.
@@ -79,7 +79,7 @@ def _candidates(model: Path) -> list[Path]:
     found = []
     for path in sorted(model.parent.iterdir()):
         lower = path.name.lower()
-        if "dflash" not in lower or path.name in part_names(model.name):
+        if not ("dflash" in lower or "dspark" in lower) or path.name in part_names(model.name):
             continue
         if "mmproj" in lower or "imatrix" in lower:
             continue

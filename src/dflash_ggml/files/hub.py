@@ -23,7 +23,7 @@ DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 DRAFT_QUANTS = ("Q8_0", "BF16", "F16")
 _SIDE_FILE = re.compile(r"^(mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)|imatrix|mmproj", re.IGNORECASE)
 _NO_MODEL = re.compile("mmproj|imatrix", re.IGNORECASE)
-_DRAFT_FILE = re.compile(r"(^|[-_.])dflash([-_.]|$)", re.IGNORECASE)
+_DRAFT_FILE = re.compile(r"(^|[-_.])(dflash2?|dspark)([-_.]|$)", re.IGNORECASE)
 _BITS = re.compile(r"(?:^|[-_.])(?:UD-)?(?:I?Q|TQ|F|MXFP|NVFP)(\d+)(?:_|[-.]|$)", re.IGNORECASE)
 _NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
 
@@ -106,7 +106,7 @@ def published(repo: str, name: str) -> Pair | None:
 
 
 def is_draft(file: str) -> bool:
-    """True when a file's name says that it is a DFlash draft."""
+    """True when a file's name says that it is a DFlash, DFlash2 or DSpark draft."""
     return _DRAFT_FILE.search(PurePosixPath(file).stem) is not None
 
 
@@ -198,9 +198,8 @@ class Hub:
         name = file if file is not None else pick_draft(files, spec)
         if name is not None:
             return self.fetch_parts(spec.repo, name, files)
-        wanted = [
-            f for f in files if f == "config.json" or f.endswith((".safetensors", ".safetensors.index.json"))
-        ]
+        ends = (".safetensors", ".safetensors.index.json")
+        wanted = [f for f in files if f in ("config.json", "mask_embedding.pt") or f.endswith(ends)]
         fetched = [self.fetch(spec.repo, f) for f in wanted if "/" not in f]
         return fetched[0].parent
 

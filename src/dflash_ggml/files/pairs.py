@@ -89,7 +89,8 @@ PAIRS = (
     Pair(
         "Qwen3.8",
         "27B",
-        note="its drafts are of newer kinds (DFlash2, DSpark), which come in a later version",
+        "z-lab/Qwen3.8-27B-DFlash2",
+        ("RadixArk/Qwen3.8-27B-DSpark",),
     ),
     Pair("Qwen3.5", "35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash", note=_MOE, loads=False),
     Pair("Qwen3.6", "35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash", note=_MOE, loads=False),

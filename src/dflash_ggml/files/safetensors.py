@@ -20,7 +20,17 @@ from .gguf import BF16, F16, F32, TensorInfo, map_file, tensor_nbytes
 from .keys import KeyedFile
 
 MAX_JSON = 1 << 24  # bytes of a header or of config.json; real ones stay below 1 MB
-_TYPES = {"F32": F32, "F16": F16, "BF16": BF16, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28}
+_TYPES = {
+    "F32": F32,
+    "F16": F16,
+    "BF16": BF16,
+    "BOOL": 24,
+    "I8": 24,
+    "I16": 25,
+    "I32": 26,
+    "I64": 27,
+    "F64": 28,
+}
 
 
 class SafetensorsFile(KeyedFile):

@@ -6,7 +6,7 @@ Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,19 @@ from .store import Store, Workspace, is_host
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
 # ggml initialises what it takes of a graph's megabytes
 _uncleared = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class Yarn(NamedTuple):
+    """Rotary positions stretched `factor` times beyond the `n_ctx` positions of the first training (arXiv 2309.00071).
+
+    attention: factor on both rotated sides. fast, slow: turns within n_ctx above and below which a pair is kept or stretched.
+    """
+
+    factor: float
+    n_ctx: int
+    attention: float
+    fast: float = 32.0
+    slow: float = 1.0
 
 
 class Input:
@@ -303,23 +316,15 @@ class Graph:
         n = a.ne[0]
         return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
 
-    def rope(self, a, positions, n_dims: int, theta: float):
+    def rope(self, a, positions, n_dims: int, theta: float, yarn: Yarn | None = None):
         """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims)."""
-        return lib.ggml_rope_ext(
-            self.ctx,
-            a,
-            positions,
-            ffi.NULL,
-            n_dims,
-            lib.GGML_ROPE_TYPE_NEOX,
-            0,
-            theta,
-            1.0,
-            0.0,
-            1.0,
-            0.0,
-            0.0,
-        )
+        n_ctx, scale, stretch, attention, fast, slow = 0, 1.0, 0.0, 1.0, 0.0, 0.0
+        if yarn is not None:
+            n_ctx, scale, stretch, fast, slow = yarn.n_ctx, 1 / yarn.factor, 1.0, yarn.fast, yarn.slow
+            attention = yarn.attention / (1 + 0.1 * math.log(yarn.factor))  # ggml brings this one itself
+        neox = lib.GGML_ROPE_TYPE_NEOX
+        more = (n_ctx, theta, scale, stretch, attention, fast, slow)
+        return lib.ggml_rope_ext(self.ctx, a, positions, ffi.NULL, n_dims, neox, *more)
 
     def attention(self, q, k, v, mask, scale: float):
         """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n]."""

@@ -1,4 +1,4 @@
-"""DFlash v1 as a drafter: one pass per block, over a context of the target's features."""
+"""DFlash, DFlash2 and DSpark as drafters: one pass per block, over a context of the target's features."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...decode.accept import Accepted
 from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
-from ...ggml.device import BF16, Device
+from ...ggml.device import BF16, F32, Device
 from ...ggml.graph import Graph
 from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
@@ -20,10 +20,18 @@ from ...state.kv_type import KvType
 from ...state.mask import SlotMask
 from ...state.memory import Part
 from ...state.spec import KvLayer, StateSpec
+from ..dflash2.graphs import ZERO
+from ..dflash2.params import AFTER as SELECTOR_AFTER
+from ..dflash2.params import BEFORE as SELECTOR_BEFORE
 from ..drafter import Drafter, DraftSource, Host
+from ..dspark.params import AFTER, BEFORE, TO_TARGET
+from ..lattice import unpack
 from .file import DraftFile
 from .graphs import append_context, context_graph, draft_graph
-from .params import EMBEDDING, HEAD, DraftParams, check_pair, window_note
+from .params import EMBEDDING, HEAD, MASK, DraftParams, check_pair, window_note
+
+# tables of which single rows are looked up
+GATHERED = (EMBEDDING, MASK, SELECTOR_BEFORE, SELECTOR_AFTER, BEFORE, AFTER, TO_TARGET)
 
 
 class DFlashSource(DraftSource):
@@ -34,7 +42,7 @@ class DFlashSource(DraftSource):
         self.file, self.params, self.title = file, file.params, file.title
         self._window = window
         self.head_dims = (file.params.head_dim,)
-        self.depth, self.taps = file.params.block_size - 1, file.params.taps
+        self.name, self.depth, self.taps = kind_of(file.params), file.params.depth, file.params.taps
         self._weights: Weights | None = None
 
     @property
@@ -51,12 +59,15 @@ class DFlashSource(DraftSource):
         """Declare the weights on a device; notes on what had to be converted. Raises ModelFileError."""
         notes = []
         sources = {name: Source(*self.file.tensor(name)) for name in self.file.names}
+        if self.params.selector is not None:
+            zeros = np.zeros(self.params.n_embd, np.float32)
+            sources[ZERO] = Source(F32, (self.params.n_embd, 1), zeros.view(np.uint8))
         if device.lacks_bf16 and any(part.type == BF16 for part in sources.values()):
             notes.append(
                 f"{device.info.name} has no BF16 tensor cores: the draft's BF16 weights become float16"
             )
             sources = {name: bf16_as_f16(name, part) for name, part in sources.items()}
-        self._weights = Weights(device, sources, gathered=(EMBEDDING,))
+        self._weights = Weights(device, sources, gathered=GATHERED)
         return notes
 
     def parts(self, device: Device, kv_type: KvType) -> list[Part]:
@@ -77,7 +88,12 @@ class DFlashSource(DraftSource):
     ) -> DFlashDrafter:
         assert self._weights is not None, "prepare comes first"
         weights, self._weights = self._weights.fill(progress, "draft"), None
-        return DFlashDrafter(host, self.params, weights, candidates, n_rows)
+        return DFlashDrafter(host, self.params, weights, candidates, n_rows, self.file.to_target)
+
+
+def kind_of(p: DraftParams) -> str:
+    """The name by which statistics know the draft."""
+    return "dflash2" if p.selector is not None else "dspark" if p.markov is not None else "dflash"
 
 
 def cache_spec(p: DraftParams) -> StateSpec:
@@ -98,14 +114,19 @@ class DFlashDrafter(Drafter):
     """A block-diffusion draft. Its context has one row per committed token in the token's slot, then spare rows for appends that
     nobody reads; a block's own rows lie behind the committed ones."""
 
-    def __init__(self, host: Host, p: DraftParams, weights: Weights, candidates: int, n_rows: int) -> None:
+    def __init__(
+        self,
+        host: Host,
+        p: DraftParams,
+        weights: Weights,
+        candidates: int,
+        n_rows: int,
+        to_target: NDArray[np.int32] | None = None,
+    ) -> None:
+        """to_target: the target's id of each id of the draft, where they differ."""
         self.host, self.device, self.params, self.weights = host, host.device, p, weights
-        self.block, self.depth, self.taps, self.candidates = (
-            p.block_size,
-            p.block_size - 1,
-            p.taps,
-            candidates,
-        )
+        self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
+        self.name, self.candidates, self.to_target = kind_of(p), candidates, to_target
         self.kv = KvCache(self.device, cache_spec(p).kv, host.kv_type, n_rows + self.block)
         self._n_rows = n_rows
         self.held = np.zeros(n_rows, bool)  # which slots hold a token's context
@@ -144,14 +165,14 @@ class DFlashDrafter(Drafter):
     def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Rows:
         """A block for the positions after the committed ones: the pending token and the mask token behind it."""
         p = self.params
-        block = self.block if depth is None else min(depth + 1, self.block)
+        block = self.block if depth is None else min(depth + p.first_row, self.block)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
         slots = sequence.slots(block)
         n_kv = min(kv_bucket(slots.stop), self._n_rows)
         graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
         start = sequence.n_tokens
-        ids = (sequence.pending, *[p.mask_id] * (block - 1))
+        ids = (sequence.pending, *[0 if p.has_mask_vector else p.mask_id] * (block - 1))
         context = self._context_columns(sequence, sequence.unseen, start, block)
         graph.inputs["ints"].array[:] = (*context, *ids, *range(start, start + block), *slots)
         for i, (mask, seen_by) in enumerate(zip(self.masks, self._seen_by)):
@@ -160,8 +181,13 @@ class DFlashDrafter(Drafter):
         for mask in self.masks:
             mask.ran()
         sequence.unseen = ()
-        best = self.device.read(graph.outputs["best"]).reshape(block - 1, 2, -1)
-        return Rows(best[:, 0].astype(np.int32), best[:, 1])
+        depths = block - p.first_row
+        if "lattice" in graph.outputs:
+            lattice = self.device.read(graph.outputs["lattice"])
+            return unpack(lattice, depths, self.to_target, is_chain=p.markov is not None)
+        best = self.device.read(graph.outputs["best"]).reshape(depths, 2, -1)
+        drafted = best[:, 0].astype(np.int32)
+        return Rows(drafted if self.to_target is None else self.to_target[drafted], best[:, 1])
 
     def _build(self, n_kv: int, block: int) -> Graph:
         """The graph of a draft of `block` columns."""

@@ -9,12 +9,26 @@ from typing import get_args
 
 import numpy as np
 
-from ...errors import ConfigError
-from ...files.gguf import BF16, F16, F32, GGUFFile
+from ...errors import ConfigError, ModelFileError
+from ...files.gguf import BF16, F16, F32, GGUFFile, TensorInfo, tensor_nbytes
 from ...files.safetensors import SafetensorsFile
+from ...files.torch_vector import read_torch_vector
+from ...ggml.device import I32
 from ...models.checks import check_tensors
+from ..dflash2.params import BEFORE as SELECTOR_BEFORE
+from ..dspark.params import (
+    BEFORE,
+    CONFIDENCE,
+    CONFIDENCE_BIAS,
+    GATE,
+    GATE_HIDDEN,
+    GATE_TOKEN,
+    TO_TARGET,
+)
 from .dialects import instead, read_dialect, title
-from .params import MAX_WINDOW, OWN_TABLES, Causality, DraftParams, check_params, with_window
+from .params import MASK, MAX_WINDOW, OWN_TABLES, Causality, DraftParams, check_params, with_window
+
+I64 = 27  # ggml's number of it
 
 
 class DraftFile:
@@ -26,10 +40,16 @@ class DraftFile:
         params: DraftParams,
         names: dict[str, str],
         interleaved: bool,
+        is_offset: bool = False,
+        mask: np.ndarray | None = None,
     ):
-        """Made by `open`. `names`: normalised name -> name in `source`; `interleaved`: see `Dialect`."""
+        """Made by `open`. `names`: normalised name -> name in `source`; `interleaved`, `is_offset`: see `Dialect`.
+
+        mask: the mask token's own vector, float32 [D]. Raises `ModelFileError` for a bad table of a reduced vocabulary.
+        """
         self.path, self.params, self.title = source.path, params, title(source)
-        self._source, self._names, self._interleaved = source, names, interleaved
+        self._source, self._names, self._interleaved, self._mask = source, names, interleaved, mask
+        self.to_target = None if params.n_draft_vocab is None else self._target_ids(is_offset)
 
     @classmethod
     def open(
@@ -59,52 +79,151 @@ class DraftFile:
         is_checkpoint = path.is_dir() or path.suffix == ".safetensors"
         source = SafetensorsFile(path) if is_checkpoint else GGUFFile(path)
         dialect = read_dialect(source)
-        params = DraftParams(**dialect.fields, full_policy=full_policy, window_policy=window_policy)
+        folder = path if path.is_dir() else path.parent
+        mask = _mask_vector(folder, dialect.fields) if is_checkpoint else None
+        params = DraftParams(
+            **dialect.fields,
+            full_policy=full_policy,
+            window_policy=window_policy,
+            has_mask_vector=mask is not None,
+        )
         if rope_theta is not None:
             params = replace(params, rope_theta=rope_theta)
         if window is not None:
             params = with_window(params, window)
         check_params(source, params)
         found = {name: source.tensors[old] for name, old in dialect.names.items()}
-        if own := tuple(name for name in OWN_TABLES if name in found):
-            params = replace(params, own=own, n_vocab=params.n_vocab or found[own[0]].shape[-1])
+        own = tuple(name for name in OWN_TABLES if name in found)
+        params = replace(params, own=own)
+        whole = (OWN_TABLES[0], SELECTOR_BEFORE, BEFORE, OWN_TABLES[1])  # with a row per token of the target
+        if params.n_vocab is None and (tables := [t for t in whole if t in found]):
+            params = replace(params, n_vocab=found[tables[0]].shape[-1])
+        if mask is not None:
+            found[MASK] = TensorInfo(MASK, F32, (len(mask),), 0, mask.nbytes)
+        _check_heads(source, params, found)
         shapes = params.tensor_shapes()
         check_tensors(source.error, found, shapes, ignored=lambda name: True)
-        if unknown := next((name for name in found if name not in shapes), None):
+        known = {*shapes, *(_UNUSED if params.markov else ()), *([TO_TARGET] if params.n_draft_vocab else ())}
+        if unknown := next((name for name in found if name not in known), None):
             raise source.error(
                 f"tensor {unknown!r} is unknown: this variant of a draft is not supported; {instead(source)}"
             )
         for name, info in found.items():
-            if len(info.shape) == 1 and info.type not in (F32, F16, BF16):
+            if name in shapes and _is_small(name, info.shape) and info.type not in (F32, F16, BF16):
                 raise source.error(f"tensor {name!r} is {info.type_name}, expected f32, f16 or bf16")
-        return cls(source, params, dialect.names, dialect.interleaved)
+        names = {name: old for name, old in dialect.names.items() if name in shapes}
+        if params.n_draft_vocab is not None:
+            names[TO_TARGET] = dialect.names[TO_TARGET]
+        return cls(source, params, names, dialect.interleaved, dialect.is_offset, mask)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The normalised names of all tensors."""
-        return tuple(self._names)
+        """The normalised names of all tensors that the graph uses."""
+        names = [name for name in self._names if name != GATE]
+        halves = (GATE_HIDDEN, GATE_TOKEN) if GATE in self._names else ()
+        return (*names, *halves, *((MASK,) if self._mask is not None else ()))
 
     def kind(self, name: str) -> tuple[int, tuple[int, ...]]:
         """ggml type in the file and shape of a tensor, by normalised name."""
+        if name in (GATE_HIDDEN, GATE_TOKEN):
+            kind, (_, rank) = self.kind(GATE)
+            return kind, (self.params.n_embd if name == GATE_HIDDEN else rank, rank)
+        if name == MASK and self._mask is not None:
+            return F32, (len(self._mask), 1)
         info = self._source.tensors[self._names[name]]
-        return info.type, info.shape
+        if name == TO_TARGET:
+            return I32, (1, info.shape[0])
+        return info.type, (*info.shape, 1) if name == MASK else info.shape
 
     def tensor(self, name: str) -> tuple[int, tuple[int, ...], np.ndarray]:
         """ggml type, shape (ggml order) and bytes (uint8 [nbytes]) of a tensor, by normalised name.
 
         Norms are always F32. Bytes are a view into the file unless they had to be converted or reordered.
         """
-        info, data = self._source.tensors[self._names[name]], self._source.data(self._names[name])
-        kind = info.type
-        if len(info.shape) == 1 and kind != F32:
+        kind, shape = self.kind(name)
+        if name in (GATE_HIDDEN, GATE_TOKEN):
+            return kind, shape, self._gate_half(name, kind)
+        if name == TO_TARGET and self.to_target is not None:
+            return kind, shape, self.to_target.view(np.uint8)
+        if name == MASK and self._mask is not None:
+            return kind, shape, self._mask.view(np.uint8)
+        data = self._source.data(self._names[name])
+        if _is_small(name, self._source.tensors[self._names[name]].shape) and kind != F32:
             kind, data = F32, _as_f32(data, kind)
         if self._interleaved and re.search(r"attn_[qk](_norm)?\.weight$", name):
-            data = _half_split(data, info.shape[-1], self.params.head_dim)
-        return kind, info.shape, data
+            data = _half_split(data, shape[-1], self.params.head_dim)
+        return kind, shape, data
+
+    def _gate_half(self, name: str, kind: int) -> np.ndarray:
+        """The columns of the Markov head's gate that belong to the hidden state, or those of the token before."""
+        width, rank = self.params.n_embd, self.kind(GATE)[1][1]
+        rows = self._source.data(self._names[GATE]).reshape(rank, -1)
+        at = tensor_nbytes(kind, (width,))
+        return np.ascontiguousarray(rows[:, :at] if name == GATE_HIDDEN else rows[:, at:]).reshape(-1)
+
+    def _target_ids(self, is_offset: bool) -> np.ndarray:
+        """The target's id of each id of the draft, int32."""
+        ids = self._source.data(self._names[TO_TARGET]).view("<i8").copy()
+        if is_offset:
+            ids += np.arange(len(ids))
+        n_vocab = self.params.n_vocab or 1 << 31
+        if len(np.unique(ids)) < len(ids) or ids.min() < 0 or ids.max() >= n_vocab:
+            raise self._source.error(
+                f"tensor {TO_TARGET!r}: its ids are not distinct ones of the target's {n_vocab} tokens"
+            )
+        return ids.astype(np.int32)
 
     def close(self) -> None:
         """Let go of the file; arrays that `tensor` gave out stay valid."""
         self._source.close()
+
+
+# how likely a drafted token is to be accepted when sampling: rates of what was drafted before say more (see decode/calibration)
+_UNUSED = (CONFIDENCE, CONFIDENCE_BIAS)
+
+
+def _is_small(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is kept as float32: vectors, and the fixed kernels of convolutions."""
+    return (len(shape) == 1 and name != TO_TARGET) or name.endswith("_conv_base")
+
+
+def _mask_vector(folder: Path, fields: dict) -> np.ndarray | None:
+    """The mask token's own vector, where it lies beside a checkpoint. Raises `ModelFileError`."""
+    path = folder / "mask_embedding.pt"
+    if not path.is_file():
+        return None
+    vector, rest = read_torch_vector(path, "embedding")
+    if rest.get("mask_token_id") != fields["mask_id"] or len(vector) != fields["n_embd"]:
+        raise ModelFileError(
+            f"{path}: a vector of {len(vector)} for token {rest.get('mask_token_id')}, but config.json has "
+            f"hidden size {fields['n_embd']} and mask token {fields['mask_id']}"
+        )
+    return vector
+
+
+def _check_heads(source: GGUFFile | SafetensorsFile, p: DraftParams, found: dict[str, TensorInfo]) -> None:
+    """What the parts of DSpark must be that no shape of another tensor tells. Raises `ModelFileError`."""
+    if p.n_draft_vocab is not None:
+        table = found.get(TO_TARGET)
+        if table is None:
+            raise source.error(
+                f"tensor {TO_TARGET!r} is missing: the draft has {p.n_draft_vocab} tokens of its own"
+            )
+        if table.type != I64 or table.shape != (p.n_draft_vocab,):
+            raise source.error(
+                f"tensor {TO_TARGET!r} is {table.type_name} {list(table.shape)}, expected i64 [{p.n_draft_vocab}]"
+            )
+        if OWN_TABLES[1] not in found:
+            raise source.error(
+                f"tensor {OWN_TABLES[1]!r} is missing: a draft with a vocabulary of its own needs it"
+            )
+    confidence = found.get(CONFIDENCE)
+    if confidence is not None:
+        rank = p.markov.rank if p.markov is not None else 0
+        if confidence.shape not in ((p.n_embd + rank, 1), (p.n_embd, 1)):
+            raise source.error(
+                f"tensor {CONFIDENCE!r} has shape {list(confidence.shape)}, expected [{p.n_embd + rank}, 1]"
+            )
 
 
 def _as_f32(data: np.ndarray, kind: int) -> np.ndarray:

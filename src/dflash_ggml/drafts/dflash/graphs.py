@@ -1,7 +1,8 @@
-"""Forward graph of the draft, DFlash v1: a block of masked tokens denoised in one pass over the target's features.
+"""Forward graph of a block draft: masked tokens denoised in one pass over the target's features.
 
 Reference: arXiv 2602.06036. Context rows come only from features of committed tokens (`append_context`); the block's own
-K/V are scratch that the next step overwrites. B = block size, D = embedding length, n_tap = tapped layers.
+K/V are scratch that the next step overwrites. B = block size, D = embedding length, n_tap = tapped layers. What DFlash2 and
+DSpark have beyond it is in their own folders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from ...ggml.device import Device
 from ...ggml.graph import Graph, packed
 from ...state.kv import KvCache, LayerCache
 from ...state.mask import SlotMask
-from .params import DraftParams
+from ..dflash2.graphs import Convolution, selector_lattice
+from ..dspark.graphs import markov_lattice
+from .params import MASK, DraftParams
 
 
 def append_context(
@@ -34,7 +37,7 @@ def append_context(
     for i, (k, v) in enumerate(products):
         name = f"blk.{i}.attn_"
         k = g.reshape(k, d, kv_heads, n)
-        k = g.rope(g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions, d, p.rope_theta)
+        k = _rope(g, p, g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions)
         caches.append(kv.layer(i).write(g, k, v, rows))
     return caches
 
@@ -70,33 +73,54 @@ def draft_graph(
     None, `features` the target's tensor [n_tap*D, columns].
     Inputs: ints = columns of the features | their positions | their cache rows | block ids | block positions | block
     rows, each B (unused columns go to spare rows); those of `masks`: full layers, window layers.
-    Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; hidden
-    [D, B-1], the rows that the head saw.
+    Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; or, with pair
+    scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows that the head saw. A draft whose row 0 drafts has B rows.
     """
     g = Graph(device)
     columns, seen_at, seen_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
     built = [mask.build(g, f"mask{i}", n_kv, block) for i, mask in enumerate(masks)]
     caches = append_context(g, w, p, kv, g.get_rows(features, columns), seen_at, seen_rows)
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
-    x = g.get_rows(embedding, ids)
+    pending = g.view(ids, (1,))
+    x = g.get_rows(embedding, pending if p.has_mask_vector else ids)
+    if p.has_mask_vector and block > 1:
+        x = g.concat(x, g.get_rows(w[MASK], g.view(ids, (block - 1,), offset=4)), 1)
     for i in range(p.n_layers):
         name = f"blk.{i}."
         y = g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"])
+        around = Convolution(g, w, p.selector, name + "attn", y) if p.selector else _untouched
+        y = around(y, 0)
         q, k, v = (g.expand(g.mul_mat(w[f"{name}attn_{x}.weight"], y)) for x in "qkv")
         q = g.rms_norm(g.reshape(q, d, heads, block), p.rms_eps, w[name + "attn_q_norm.weight"])
         k = g.rms_norm(g.reshape(k, d, kv_heads, block), p.rms_eps, w[name + "attn_k_norm.weight"])
-        q, k = (g.rope(x, positions, d, p.rope_theta) for x in (q, k))
+        q, k = (_rope(g, p, x, positions) for x in (q, k))
         q = caches[i].queries(g, q)
         o = caches[i].write(g, k, v, rows).attend(g, q, built[int(p.window_layers[i])], n_kv)
-        x = g.add(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), x)
+        x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
+        around = Convolution(g, w, p.selector, name + "ffn", y) if p.selector else _untouched
+        y = around(y, 0)
         y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
-        x = g.add(g.mul_mat(w[name + "ffn_down.weight"], y), x)
-    # row 0 sits on the known pending token: only the masked rows need the head
-    x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
+        x = g.add(around(g.mul_mat(w[name + "ffn_down.weight"], y), 1), x)
+    if p.first_row:  # row 0 sits on the known pending token: only the masked rows need the head
+        x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
     hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
     logits = g.mul_mat(head, hidden)
     if head_scale is not None:
         logits = g.mul(logits, head_scale)
-    g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
+    if p.selector is not None:
+        g.output(selector_lattice(g, w, p.selector, logits, hidden, pending), "lattice")
+    elif p.markov is not None:
+        g.output(markov_lattice(g, w, p.markov, logits, hidden, pending, candidates), "lattice")
+    else:
+        g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
     return g
+
+
+def _rope(g: Graph, p: DraftParams, x, positions):
+    return g.rope(x, positions, p.n_rot or p.head_dim, p.rope_theta, p.yarn)
+
+
+def _untouched(x, side: int):
+    """In place of a convolution, where a draft has none."""
+    return x

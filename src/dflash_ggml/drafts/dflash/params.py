@@ -12,18 +12,22 @@ from ...errors import ModelFileError
 from ...files.gguf import GGUFFile
 from ...files.pairs import ModelName, find_pair
 from ...files.safetensors import SafetensorsFile
+from ...ggml.graph import Yarn
 from ...models.checks import in_range
 from ...models.target import Target
+from ..dflash2.params import Selector
+from ..dspark.params import TO_TARGET, Markov
 
 Causality = Literal["auto", "causal", "bidirectional"]
 
 OWN_TABLES = EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+MASK = "mask_embedding"  # the mask token's own vector
 MAX_BLOCK, MAX_TAPS, MAX_WINDOW = 256, 256, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class DraftParams:
-    """Sizes and attention rules of a plain DFlash draft."""
+    """Sizes and attention rules of a block draft: plain DFlash, or with a `selector` DFlash2, with a `markov` head DSpark."""
 
     n_layers: int
     n_embd: int
@@ -43,6 +47,22 @@ class DraftParams:
     full_policy: Causality = "auto"  # overrides it on full-attention layers
     window_policy: Causality = "auto"  # overrides it on sliding-window layers
     own: tuple[str, ...] = ()  # those of OWN_TABLES that it brings instead of borrowing the target's
+    n_rot: int | None = None  # leading dimensions of a head that rotate, None: all
+    yarn: Yarn | None = None
+    has_mask_vector: bool = False
+    n_draft_vocab: int | None = None  # tokens that it drafts, where they are fewer than the target's
+    selector: Selector | None = None
+    markov: Markov | None = None
+
+    @property
+    def first_row(self) -> int:
+        """The first column of a block that drafts a token: 0 where the pending token's does."""
+        return 0 if self.markov is not None and self.markov.from_anchor else 1
+
+    @property
+    def depth(self) -> int:
+        """Tokens that a whole block drafts."""
+        return self.block_size - self.first_row
 
     @property
     def causal_full(self) -> bool:
@@ -79,7 +99,16 @@ class DraftParams:
         }
         for i in range(self.n_layers):
             shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
-        return shapes | dict.fromkeys(self.own, (d, self.n_vocab or 0))
+        n_vocab = self.n_vocab or 0
+        n_draft = self.n_draft_vocab or n_vocab
+        shapes |= {name: (d, n_draft if name == HEAD else n_vocab) for name in self.own}
+        if self.has_mask_vector:
+            shapes[MASK] = (d,)
+        if self.selector is not None:
+            shapes |= self.selector.tensor_shapes(d, self.n_layers, n_vocab)
+        if self.markov is not None:
+            shapes |= self.markov.tensor_shapes(d, n_vocab, n_draft)
+        return shapes
 
 
 def with_window(p: DraftParams, window: int) -> DraftParams:
@@ -112,7 +141,7 @@ def misfits(target: Target, draft: DraftParams) -> list[str]:
         found.append(f"the draft's vocabulary has {draft.n_vocab} tokens, the target's {target.n_vocab}")
     if draft.taps[-1] >= target.n_layers:
         found.append(f"the draft taps layer {draft.taps[-1]}, the target's last one is {target.n_layers - 1}")
-    if draft.mask_id >= target.n_vocab:
+    if draft.mask_id >= target.n_vocab and not draft.has_mask_vector:
         found.append(f"the mask token id {draft.mask_id} is outside the target's {target.n_vocab} tokens")
     return found
 
@@ -143,6 +172,14 @@ def check_params(source: GGUFFile | SafetensorsFile, p: DraftParams) -> None:
         raise error(f"{p.n_heads} heads of {p.head_dim} do not divide over {p.n_kv_heads} key/value heads")
     if p.sliding_window is not None:
         in_range(error, "sliding window", p.sliding_window, 1, MAX_WINDOW)
+    if p.n_rot is not None and p.n_rot not in range(2, p.head_dim + 1, 2):
+        raise error(f"{p.n_rot} rotated dimensions should be even and within a head of {p.head_dim}")
+    if p.selector is not None:
+        p.selector.check(source, p.n_embd)
+        if p.n_draft_vocab is not None:
+            raise error(
+                f"tensor {TO_TARGET!r}: a DFlash2 draft with a vocabulary of its own is not supported"
+            )
     if len(p.window_layers) != p.n_layers:
         raise error(
             f"the pattern of sliding windows has {len(p.window_layers)} entries for {p.n_layers} layers"

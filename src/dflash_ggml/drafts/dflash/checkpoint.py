@@ -1,0 +1,224 @@
+"""Drafts as their makers publish them: a safetensors checkpoint with config.json, of z-lab's schema and those derived from it.
+
+z-lab, incoai      DFlash and DFlash2, options below `dflash_config`
+DeepSpec           DSpark, options at the top
+speculators        DSpark, the sizes below `transformer_layer_config`; taps are named by the layer they enter, so one higher
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from ...files.keys import KeyedFile, describe
+from ...files.safetensors import SafetensorsFile
+from ...ggml.graph import Yarn
+from ...models.checks import MAX_HEADS, MAX_LAYERS, in_range, positive
+from ..dflash2.params import SELECTOR, read_selector
+from ..dspark.params import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
+from .fields import DEFAULT_BLOCK, Dialect, count, optional, plain_only, unique
+from .params import HEAD, MASK
+
+NESTED = "transformer_layer_config."
+_GLOBAL = {
+    "fc.weight": "fc.weight",
+    "hidden_norm.weight": "enc.output_norm.weight",
+    "norm.weight": "output_norm.weight",
+    "embed_tokens.weight": "token_embd.weight",
+    "lm_head.weight": HEAD,
+    "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+    "candidate_selector.successor_codebook": "selector_successor.weight",
+    "candidate_selector.hidden_projection": SELECTOR,
+    "markov_head.markov_w1": BEFORE,
+    "markov_head.markov_w2": "markov_w2.weight",
+    "markov_head.gate_proj": GATE,
+    "markov_head.gate_proj.bias": "markov_gate.bias",
+    "confidence_head.proj": "conf_proj.weight",
+    "confidence_head.proj.bias": "conf_proj.bias",
+    "d2t": TO_TARGET,
+    MASK: MASK,
+}
+_LAYER = {
+    "input_layernorm": "attn_norm.weight",
+    "post_attention_layernorm": "ffn_norm.weight",
+    "self_attn.q_proj": "attn_q.weight",
+    "self_attn.k_proj": "attn_k.weight",
+    "self_attn.v_proj": "attn_v.weight",
+    "self_attn.o_proj": "attn_output.weight",
+    "self_attn.q_norm": "attn_q_norm.weight",
+    "self_attn.k_norm": "attn_k_norm.weight",
+    "mlp.gate_proj": "ffn_gate.weight",
+    "mlp.up_proj": "ffn_up.weight",
+    "mlp.down_proj": "ffn_down.weight",
+    "attention_conv.base_kernel": "attn_conv_base",
+    "attention_conv.kernel_projection": "attn_conv_proj.weight",
+    "mlp_conv.base_kernel": "ffn_conv_base",
+    "mlp_conv.kernel_projection": "ffn_conv_proj.weight",
+}
+_ARCHITECTURES = (
+    "DFlashDraftModel",
+    "DFlash2DraftModel",
+    "Qwen3DSparkModel",
+    "DSparkDraftModel",
+    "DSparkSpeculator",
+)
+_NOT_USED = ("t2d",)  # which of the target's tokens a reduced vocabulary has: the other table says it too
+
+
+def read_checkpoint(file: SafetensorsFile) -> Dialect:
+    """The dialect of an open checkpoint. Raises `ModelFileError` naming the key at fault."""
+    archs = file.get_array("architectures", str)
+    if archs is not None and not set(archs) & set(_ARCHITECTURES):
+        raise file.error(
+            f"key 'architectures': {', '.join(archs)} is not supported, only {', '.join(_ARCHITECTURES)}"
+        )
+    pairs = ((_name(name.removeprefix("model.")), name) for name in file.tensors)
+    names = unique(file, ((new, old) for new, old in pairs if new not in _NOT_USED))
+    n_layers = count(file, _key(file, "num_hidden_layers"), MAX_LAYERS)
+    n_embd = count(file, _key(file, "hidden_size"))
+    n_heads = count(file, _key(file, "num_attention_heads"), MAX_HEADS)
+    head_key, eps = _key(file, "head_dim"), _key(file, "rms_norm_eps")
+    head_dim = count(file, head_key) if head_key in file.metadata else n_embd // n_heads
+    window, layers = _window(file, n_layers)
+    block = file.first_of("dflash_config.block_size", "block_size")
+    causal = file.first_of("is_causal", "dflash_config.causal")
+    plain_only(
+        file,
+        {
+            _key(file, "hidden_act"): "silu",
+            "dflash_config.attention_value_scale": 1.0,
+            "dflash_config.input_embedding_scale": 1.0,
+            "input_embedding_scale": 1.0,
+        },
+    )
+    n_vocab = file.get(_key(file, "vocab_size"), int)
+    n_draft = file.get("draft_vocab_size", int)
+    if TO_TARGET in names and n_draft is None:
+        n_draft = file.tensors[names[TO_TARGET]].shape[-1]
+    is_reduced = n_draft is not None and n_draft != n_vocab
+    markov = _markov(file, names)
+    if markov is not None and not is_reduced:
+        names.pop(HEAD, None)  # a copy of the target's
+    if not is_reduced:
+        names.pop(TO_TARGET, None)
+    n_rot, yarn, theta = _rotary(file, head_dim)
+    fields: dict[str, Any] = {
+        "n_layers": n_layers,
+        "n_embd": n_embd,
+        "n_ff": count(file, _key(file, "intermediate_size")),
+        "n_heads": n_heads,
+        "n_kv_heads": count(file, _key(file, "num_key_value_heads"), MAX_HEADS),
+        "head_dim": head_dim,
+        "rope_theta": theta,
+        "rms_eps": positive(file.error, f"key {eps!r}", file.require(eps, float)),
+        "block_size": optional(file, block, int, DEFAULT_BLOCK),
+        "mask_id": file.require(file.first_of("dflash_config.mask_token_id", "mask_token_id"), int),
+        "taps": _taps(file),
+        "n_vocab": n_vocab,
+        "sliding_window": window,
+        "window_layers": layers,
+        "declared_causal": file.get(causal, bool),
+        "n_rot": n_rot,
+        "yarn": yarn,
+        "n_draft_vocab": n_draft if is_reduced else None,
+        "selector": _selector(file, names),
+        "markov": markov,
+    }
+    neox = file.get(file.first_of("rope_is_neox_style", "dflash_config.rope_is_neox_style"), bool)
+    if neox is False and n_rot is not None:
+        raise file.error(
+            "key 'rope_is_neox_style' is false, which is not supported where a head rotates in part only"
+        )
+    return Dialect(fields, names, interleaved=neox is False, is_offset=True)
+
+
+def _key(file: KeyedFile, name: str) -> str:
+    """The key of a size of the layers: below those of the layers where the schema has them apart, else at the top."""
+    return NESTED + name if NESTED + name in file.metadata else name
+
+
+def _name(name: str) -> str:
+    layer = re.fullmatch(r"layers\.(\d+)\.(.+?)(\.weight)?", name)
+    if layer and layer[2] in _LAYER:
+        return f"blk.{layer[1]}.{_LAYER[layer[2]]}"
+    return _GLOBAL.get(name) or _GLOBAL.get(name.removesuffix(".weight"), name)
+
+
+def _taps(file: SafetensorsFile) -> tuple[int, ...]:
+    inputs = "aux_hidden_state_layer_ids"
+    if inputs in file.metadata:
+        return tuple(i - 1 for i in file.require_array(inputs, int))
+    return tuple(file.require_array(file.first_of("dflash_config.target_layer_ids", "target_layer_ids"), int))
+
+
+def _selector(file: SafetensorsFile, names: dict[str, str]):
+    if SELECTOR not in names and "dflash_config.selector_rank" not in file.metadata:
+        return None
+    scale = file.first_of("dflash_config.output_multiplier", "output_multiplier")
+    cap = file.first_of("dflash_config.final_logit_softcapping", "final_logit_softcapping")
+    return read_selector(file, "dflash_config.", scale, cap)
+
+
+def _markov(file: SafetensorsFile, names: dict[str, str]) -> Markov | None:
+    if BEFORE not in names:
+        return None
+    key = file.first_of("markov_head_type", "dflash_config.markov_head_type")
+    kind = optional(file, key, str, "vanilla")
+    if kind not in ("vanilla", "gated"):
+        raise file.error(
+            f"key {key!r}: a Markov head of kind {kind!r} is not supported, only 'vanilla' and 'gated'"
+        )
+    rank = in_range(file.error, "rank of the Markov head", file.tensors[names[BEFORE]].shape[0], 1, MAX_RANK)
+    anchor = file.first_of(
+        "sample_from_anchor", "dflash_config.sample_from_anchor", "dflash_config.shift_label"
+    )
+    from_anchor = file.get(anchor, bool)
+    if from_anchor is None:  # llama.cpp's converter tells them apart by this too
+        is_speculators = any(key.startswith(NESTED) for key in file.metadata)
+        from_anchor = not is_speculators and "aux_hidden_state_layer_ids" not in file.metadata
+    return Markov(rank, kind == "gated", from_anchor)
+
+
+def _window(file: SafetensorsFile, n_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """Window in tokens and the layers that have it; it counts only when one of the two switches is on."""
+    everywhere = optional(file, "dflash_config.use_swa", bool, False)
+    size = "dflash_config.swa_window_size"
+    window = file.get(size if size in file.metadata else _key(file, "sliding_window"), int)
+    if not window or not (everywhere or optional(file, _key(file, "use_sliding_window"), bool, False)):
+        return None, (False,) * n_layers
+    if everywhere:
+        return window, (True,) * n_layers
+    kinds = file.require_array(_key(file, "layer_types"), str)
+    return window, tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def _rotary(file: SafetensorsFile, head_dim: int) -> tuple[int | None, Yarn | None, float]:
+    """Rotated dimensions (None: the whole head), how positions are stretched, and the base."""
+    whole = ("rope_parameters.", "rope_scaling.")
+    prefixes = [p + name for p in (NESTED, "") for name in (*whole, "rope_parameters.full_attention.")]
+
+    def key(name: str, *others: str) -> str:
+        """The first key that there is, or how most files would call it."""
+        asked = (*(p + name for p in prefixes), *others)
+        return next((k for k in asked if k in file.metadata), others[0] if others else "rope_scaling." + name)
+
+    theta = key("rope_theta", _key(file, "rope_theta"))
+    base = positive(file.error, f"key {theta!r}", file.require(theta, float))
+    part = key("partial_rotary_factor", _key(file, "partial_rotary_factor"))
+    share = file.get(part, float)
+    n_rot = None if share in (None, 1.0) else int(head_dim * share)
+    kind = key("rope_type", key("type"))
+    found = file.get(kind, str)
+    if found in (None, "default"):
+        return n_rot, None, base
+    if found != "yarn":
+        raise file.error(f"key {kind!r} is {describe(found)}, but only 'default' and 'yarn' are supported")
+    factor = key("factor")
+    stretch = in_range(file.error, f"key {factor!r}", file.require(factor, float), 1.0, 1e6)
+    attention = file.get(key("attention_factor", key("attn_factor")), float)
+    if attention is None:
+        attention = 1 + 0.1 * math.log(stretch)
+    fast, slow = file.get(key("beta_fast"), float), file.get(key("beta_slow"), float)
+    n_ctx = count(file, key("original_max_position_embeddings"), 1 << 30)
+    return n_rot, Yarn(stretch, n_ctx, attention, fast or 32.0, slow or 1.0), base

@@ -1,0 +1,57 @@
+"""What the readers of all dialects share: the form they come to, and typed access to single fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ...files.keys import KeyedFile, describe
+from ...models.checks import MAX_WIDTH, in_range
+
+T = TypeVar("T", int, float, bool, str)
+
+DEFAULT_BLOCK = 16  # the formats' own meaning of a missing block size
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A draft as its file declares it.
+
+    `fields` are arguments of `DraftParams`; `names` maps normalised tensor names to those in the file;
+    `interleaved`: the two members of a rotary pair are neighbours and must be brought half a head apart;
+    `is_offset`: the table of a reduced vocabulary says how far each target id is from the draft's, not which it is.
+    """
+
+    fields: dict[str, Any]
+    names: dict[str, str]
+    interleaved: bool = False
+    is_offset: bool = False
+
+
+def plain_only(file: KeyedFile, plain: Mapping[str, Any]) -> None:
+    """Refuse values that ask for maths which the graph does not have."""
+    for key, value in plain.items():
+        if (found := file.get(key, type(value))) not in (None, value):
+            raise file.error(f"key {key!r} is {describe(found)}, but only {value!r} is supported")
+
+
+def unique(file: KeyedFile, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The mapping of new names to old ones; two old ones must not become the same."""
+    names: dict[str, str] = {}
+    for new, old in pairs:
+        if new in names:
+            raise file.error(f"tensors {names[new]!r} and {old!r} are the same one, {new!r}")
+        names[new] = old
+    return names
+
+
+def count(file: KeyedFile, key: str, high: int = MAX_WIDTH) -> int:
+    """The integer under `key`, from 1 to `high`."""
+    return in_range(file.error, f"key {key!r}", file.require(key, int), 1, high)
+
+
+def optional(file: KeyedFile, key: str, kind: type[T], default: T | None) -> T | None:
+    """The scalar under `key`, or `default` where the file has none."""
+    value = file.get(key, kind)
+    return default if value is None else value

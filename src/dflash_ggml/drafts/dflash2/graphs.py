@@ -1,0 +1,63 @@
+"""The parts of a DFlash2 graph. B = columns of the block, L = drafted depths, D = embedding length; shapes in ggml's order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...ggml.device import I32
+from ...ggml.graph import Graph
+from ..lattice import pack
+from .params import AFTER, BEFORE, SELECTOR, Selector
+
+ZERO = "zero column"  # [D, 1] of zeros, what stands left of a block
+
+
+class Convolution:
+    """Grouped causal convolution over a block, its weights partly computed from the input of the layer that it wraps.
+
+    y_t = sum over tau of (base[tau] + dynamic_t[tau]) * x_(t - tau): channels of a group share a dynamic weight, nothing
+    stands left of the block.
+    """
+
+    def __init__(self, g: Graph, w: Mapping[str, Any], s: Selector, name: str, y) -> None:
+        """`name`: of the layer, "blk.0.attn"; y [D, B]: its normalised input, from which the dynamic weights come."""
+        self.g, self.s, self.zero, self.base = g, s, w[ZERO], w[f"{name}_conv_base"]
+        self.dynamic = g.expand(g.mul_mat(w[f"{name}_conv_proj.weight"], y))
+
+    def __call__(self, x, side: int):
+        """Side 0, the input of the layer, or side 1, its output; x [D, B] -> [D, B]."""
+        g, s, (d, n) = self.g, self.s, (x.ne[0], x.ne[1])
+        groups, stride = d // s.group, self.dynamic.nb[1]
+        total, shifted = None, x
+        for tap in range(min(s.kernel, n)):
+            if tap:
+                shifted = g.concat(self.zero, g.view(shifted, (d, n - 1), (d * 4,)), 1)
+            at = (side * s.kernel + tap) * groups * 4
+            dynamic = g.view(self.dynamic, (1, groups, n), (4, stride), offset=at)
+            base = g.view(self.base, (d,), offset=(side * s.kernel + tap) * self.base.nb[1])
+            varying = g.reshape(g.mul(g.reshape(shifted, s.group, groups, n), dynamic), d, n)
+            term = g.add(g.mul(shifted, base), varying)
+            total = term if total is None else g.add(total, term)
+        return total
+
+
+def selector_lattice(g: Graph, w: Mapping[str, Any], s: Selector, logits, hidden, pending):
+    """Candidates and pair scores as `pack` gives them: M_i(a, b) = (P[a] * (W h_i)) . S[b].
+
+    logits [n_vocab, L]; hidden [D, L], what the head saw; pending int32 [1].
+    """
+    if s.scale != 1:
+        logits = g.scale(logits, s.scale)
+    if s.cap:  # cap * tanh(x / cap) but for a constant, which no probability knows
+        logits = g.scale(g.sigmoid(g.scale(logits, 2 / s.cap)), 2 * s.cap)
+    depths, k = logits.ne[1], min(s.candidates, logits.ne[0])
+    best = g.top_k_log_probs(logits, k)
+    ids = g.reshape(g.cast(g.view(best, (k, depths), (best.nb[2],)), I32), k * depths)
+    gate = g.mul_mat(w[SELECTOR], hidden)
+
+    def gated(rows, first: int):
+        n = rows.ne[2]
+        return g.mul(rows, g.view(gate, (s.rank, 1, n), (gate.nb[1], gate.nb[1]), offset=first * gate.nb[1]))
+
+    return pack(g, best, ids, ids, pending, w[BEFORE], w[AFTER], gated)

@@ -1,0 +1,48 @@
+"""The Markov head of a DSpark graph. L = drafted depths, D = embedding length, R = rank; shapes in ggml's order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...ggml.device import I32
+from ...ggml.graph import Graph
+from ..lattice import pack
+from .params import AFTER, BEFORE, GATE_BIAS, GATE_HIDDEN, GATE_TOKEN, TO_TARGET, Markov
+
+
+def markov_lattice(g: Graph, w: Mapping[str, Any], m: Markov, logits, hidden, pending, candidates: int):
+    """Candidates and pair scores as `pack` gives them, U_i with M_i after the best candidate of depth i - 1 in it.
+
+    logits [n, L] over the draft's vocabulary; hidden [D, L], what the head saw; pending int32 [1].
+
+    A lattice over the best of the logits alone needs no product over the vocabulary; its candidates miss what only the token
+    before makes likely. This one adds the whole bias along the best path, depth by depth, as the head was trained and as
+    llama.cpp drafts, and costs L products [R, n]: about another head of the target at n 248k, R 256, L 7.
+    """
+    n, depths, k = logits.ne[0], logits.ne[1], min(candidates, logits.ne[0])
+    from_hidden: Any = g.mul_mat(w[GATE_HIDDEN], hidden) if m.is_gated else None
+
+    def gated(rows, first: int):
+        """Rows [R, k, n] of the first table, times the gates of the depths from `first` on."""
+        if from_hidden is None:
+            return rows
+        strides = (from_hidden.nb[1], from_hidden.nb[1])
+        there = g.view(from_hidden, (m.rank, 1, rows.ne[2]), strides, offset=first * from_hidden.nb[1])
+        gate = g.add(g.add(g.mul_mat(w[GATE_TOKEN], rows), there), w[GATE_BIAS])
+        return g.mul(rows, g.sigmoid(gate))
+
+    def to_target(ids, count: int):
+        return g.reshape(g.get_rows(w[TO_TARGET], ids), count) if TO_TARGET in w else ids
+
+    best: Any = None
+    before = pending
+    for i in range(depths):
+        row = gated(g.reshape(g.get_rows(w[BEFORE], before), m.rank, 1, 1), i)
+        bias = g.mul_mat(w[AFTER], g.reshape(row, m.rank, 1))
+        one = g.add(g.view(logits, (n, 1), offset=i * logits.nb[1]), bias)
+        one = g.reshape(g.top_k_log_probs(one, k), k, 2, 1)
+        best = one if best is None else g.concat(best, one, 2)
+        before = to_target(g.cast(g.view(one, (1,)), I32), 1)
+    own = g.reshape(g.cast(g.view(best, (k, depths), (best.nb[2],)), I32), k * depths)
+    return pack(g, best, to_target(own, k * depths), own, pending, w[BEFORE], w[AFTER], gated)

@@ -1,0 +1,76 @@
+"""One vector out of a PyTorch archive (.pt), without PyTorch and without running what a pickle may ask for."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelFileError
+
+MAX_BYTES = 1 << 24  # of an archive; a vector of a model's width takes some ten KB
+_ELEMENTS = {"FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2", "DoubleStorage": "<f8"}
+
+
+def read_torch_vector(path: Path, key: str) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    """The vector float32 [n] under `key` of a saved dictionary, and what else is in it. Raises ModelFileError."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes are too many for a vector")
+        with zipfile.ZipFile(path) as archive:
+            name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+            if sum(i.file_size for i in archive.infolist()) > MAX_BYTES:
+                raise ValueError("its contents are too many for a vector")
+            found = _Reader(archive, name.removesuffix("data.pkl")).load()
+        if not isinstance(found, dict) or not isinstance(found.get(key), np.ndarray) or found[key].ndim != 1:
+            raise ValueError(f"it has no vector {key!r}")
+        return found.pop(key), found
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        StopIteration,
+        EOFError,
+    ) as reason:
+        raise ModelFileError(f"{path}: no archive of PyTorch that can be read ({reason})") from None
+    except (zipfile.BadZipFile, pickle.UnpicklingError, NotImplementedError, RuntimeError) as reason:
+        raise ModelFileError(f"{path}: no archive of PyTorch that can be read ({reason})") from None
+
+
+class _Reader(pickle.Unpickler):
+    """Builds tensors of one dimension and nothing else that a pickle could name."""
+
+    def __init__(self, archive: zipfile.ZipFile, prefix: str) -> None:
+        super().__init__(io.BytesIO(archive.read(f"{prefix}data.pkl")))
+        self.archive, self.prefix = archive, prefix
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _rebuild
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module == "torch" and name in _ELEMENTS:
+            return _ELEMENTS[name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NDArray[Any]:
+        kind, elements, key = pid[:3]
+        if kind != "storage" or elements not in _ELEMENTS.values() or not isinstance(key, str):
+            raise pickle.UnpicklingError(f"it has a storage of the kind {kind!r}")
+        raw = np.frombuffer(self.archive.read(f"{self.prefix}data/{key}"), elements)
+        return (raw.astype("<u4") << 16).view("<f4") if elements == "<u2" else raw
+
+
+def _rebuild(storage: NDArray[Any], offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any):
+    if len(size) != 1 or stride != (1,) or not 0 <= offset <= len(storage) - size[0]:
+        raise pickle.UnpicklingError(f"its tensor has the shape {size}")
+    return storage[offset : offset + size[0]].astype(np.float32)
