@@ -1,8 +1,10 @@
-// Matrix products with few columns through ggml on the first CUDA device: the narrow kernels against the other kernels, error and time.
+// Matrix products through ggml on the first CUDA device: the narrow kernels (1 to 64 columns) or the wide products (65 and more) against
+// the other kernels, error and time.
 //
-// Build it with -fopenmp against the patched ggml with CUDA (link ggml, ggml-base, ggml-cuda); arguments: names of types (default: all).
-// The error is the normalised mean squared error against float64 products of the dequantised weights, on 96 rows of each matrix. The
-// time is the mean of one product inside a graph that rotates through enough copies of the weights to exceed the L2 cache.
+// Build it with -fopenmp against the patched ggml with CUDA (link ggml, ggml-base, ggml-cuda); arguments: [wide] names of types (default:
+// all). The error is the normalised mean squared error against float64 products of the dequantised weights, on 96 rows of each matrix and
+// up to 64 columns; "x 3000" has one channel in 5,000 that many times as large. The time is the mean of one product inside a graph that
+// rotates through enough copies of the weights to exceed the L2 cache.
 
 #include "ggml.h"
 #include "ggml-alloc.h"
@@ -34,7 +36,7 @@ static std::vector<uint8_t> quantised(const ggml_type type, const int64_t k, con
     return q;
 }
 
-static std::vector<result> measure(ggml_backend_t backend, const ggml_type type, const int64_t k, const int64_t rows, const int64_t cols) {
+static std::vector<result> measure(ggml_backend_t backend, const ggml_type type, const int64_t k, const int64_t rows, const int64_t cols, const float outlier) {
     std::mt19937 rng(k + rows + cols);
     const std::vector<uint8_t> q = quantised(type, k, rows, rng);
     const int copies = (int) std::max<int64_t>(2, std::min<int64_t>(64, (512ll << 20)/(int64_t) q.size()));
@@ -62,31 +64,38 @@ static std::vector<result> measure(ggml_backend_t backend, const ggml_type type,
     std::normal_distribution<float> normal(0.0f, 1.0f);
     std::vector<float> xh(k*cols);
     for (float & v : xh) {
-        v = normal(rng)*(rng() % 101 == 0 ? 12.0f : 1.0f);
+        v = normal(rng)*(outlier == 1.0f && rng() % 101 == 0 ? 12.0f : 1.0f);
+    }
+    for (int64_t n = 0; n < cols; ++n) {
+        for (int64_t i = 77; i < k; i += 5000) {
+            xh[n*k + i] *= outlier;
+        }
     }
     ggml_backend_tensor_set(x, xh.data(), 0, xh.size()*4);
 
     // float64 reference on some rows
     const int64_t n_check = std::min<int64_t>(rows, 96);
+    const int64_t c_check = std::min<int64_t>(cols, 64);
     std::vector<int64_t> check(n_check);
-    std::vector<double> ref(n_check*cols);
+    std::vector<double> ref(n_check*c_check);
 #pragma omp parallel for
     for (int64_t c = 0; c < n_check; ++c) {
         std::vector<float> row(k);
         check[c] = c*(rows - 1)/std::max<int64_t>(n_check - 1, 1);
         ggml_get_type_traits(type)->to_float(q.data() + check[c]*ggml_row_size(type, k), row.data(), k);
-        for (int64_t n = 0; n < cols; ++n) {
+        for (int64_t n = 0; n < c_check; ++n) {
             double s = 0.0;
             for (int64_t i = 0; i < k; ++i) {
-                s += (double) row[i]*xh[n*k + i];
+                s += (double) row[i]*xh[n*cols/c_check*k + i];
             }
-            ref[c*cols + n] = s;
+            ref[c*c_check + n] = s;
         }
     }
 
     std::vector<result> out;
-    for (const bool narrow : { false, true }) {
-        ggml_backend_cuda_set_narrow_mul_mat(backend, GGML_TYPE_COUNT, 1, 64, narrow);
+    for (const bool ours : { false, true }) {
+        ggml_backend_cuda_set_narrow_mul_mat(backend, GGML_TYPE_COUNT, 1, 64, ours);
+        ggml_backend_cuda_set_wide_mul_mat(backend, GGML_TYPE_COUNT, ours);
         for (int i = 0; i < 3; ++i) {
             ggml_backend_graph_compute(backend, graph);
         }
@@ -101,10 +110,10 @@ static std::vector<result> measure(ggml_backend_t backend, const ggml_type type,
         ggml_backend_tensor_get(y[copies - 1], yh.data(), 0, yh.size()*4);
         double e = 0.0, s = 0.0;
         for (int64_t c = 0; c < n_check; ++c) {
-            for (int64_t n = 0; n < cols; ++n) {
-                const double d = yh[n*rows + check[c]] - ref[c*cols + n];
+            for (int64_t n = 0; n < c_check; ++n) {
+                const double d = yh[n*cols/c_check*rows + check[c]] - ref[c*c_check + n];
                 e += d*d;
-                s += ref[c*cols + n]*ref[c*cols + n];
+                s += ref[c*c_check + n]*ref[c*c_check + n];
             }
         }
         out.push_back({ e/s, us[us.size()/2] });
@@ -127,22 +136,28 @@ int main(int argc, char ** argv) {
     };
     const ggml_type types[] = { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16, GGML_TYPE_F16,
                                 GGML_TYPE_NVFP4, GGML_TYPE_IQ4_NL, GGML_TYPE_Q3_K, GGML_TYPE_Q2_K, GGML_TYPE_Q4_1, GGML_TYPE_IQ3_XXS, GGML_TYPE_MXFP4 };
+    struct width { int64_t cols; float outlier; };
+    const bool wide = argc > 1 && strcmp(argv[1], "wide") == 0;
+    const int  arg  = wide ? 2 : 1;
+    const std::vector<width> widths = wide ?
+        std::vector<width>{ { 65, 1 }, { 128, 1 }, { 256, 1 }, { 256, 100 }, { 256, 3000 }, { 512, 1 }, { 1024, 1 }, { 2048, 1 }, { 4096, 1 } } :
+        std::vector<width>{ { 1, 1 }, { 8, 1 }, { 16, 1 }, { 24, 1 }, { 32, 1 }, { 48, 1 }, { 64, 1 } };
     int worse = 0, slower = 0, total = 0;
-    printf("%-5s %-14s %6s %6s %4s | %10s %8s | %10s %8s | %s\n", "type", "matrix", "k", "rows", "cols", "stock NMSE", "us", "narrow", "us", "ratio");
+    printf("%-5s %-14s %6s %6s %4s %6s | %10s %8s | %10s %8s | %s\n", "type", "matrix", "k", "rows", "cols", "x", "stock NMSE", "us", "ours", "us", "ratio");
     for (const ggml_type type : types) {
-        if (argc > 1 && std::none_of(argv + 1, argv + argc, [&](const char * name) { return strcmp(name, ggml_type_name(type)) == 0; })) {
+        if (argc > arg && std::none_of(argv + arg, argv + argc, [&](const char * name) { return strcmp(name, ggml_type_name(type)) == 0; })) {
             continue;
         }
         for (const shape & sh : shapes) {
-            for (const int64_t cols : { 1, 8, 16, 24, 32, 48, 64 }) {
-                const std::vector<result> r = measure(backend, type, sh.k, sh.rows, cols);
+            for (const auto [cols, outlier] : widths) {
+                const std::vector<result> r = measure(backend, type, sh.k, sh.rows, cols, outlier);
                 ++total;
                 const bool w = r[1].nmse > 1.02*r[0].nmse && r[1].nmse > 1e-12;
                 const bool s = r[1].us > 1.03*r[0].us;
                 worse  += w;
                 slower += s;
-                printf("%-5s %-14s %6d %6d %4d | %10.2e %8.1f | %10.2e %8.1f | %.2f%s%s\n", ggml_type_name(type), sh.model, (int) sh.k, (int) sh.rows,
-                       (int) cols, r[0].nmse, r[0].us, r[1].nmse, r[1].us, r[0].us/r[1].us, w ? " WORSE ERROR" : "", s ? " SLOWER" : "");
+                printf("%-5s %-14s %6d %6d %4d %6.0f | %10.2e %8.1f | %10.2e %8.1f | %.2f%s%s\n", ggml_type_name(type), sh.model, (int) sh.k, (int) sh.rows,
+                       (int) cols, outlier, r[0].nmse, r[0].us, r[1].nmse, r[1].us, r[0].us/r[1].us, w ? " WORSE ERROR" : "", s ? " SLOWER" : "");
                 fflush(stdout);
             }
         }
