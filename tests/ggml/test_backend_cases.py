@@ -199,7 +199,56 @@ def run_top_k(rng: Generator, n: int, n_rows: int, k: int, ties: bool, bad: bool
     assert_close(found[:, 1], log_probs)
 
 
+def ranges_of(rng: Generator, n: int, kv: int, kind: str) -> Array:
+    """First and end of what each column sees, int32 [2, n]: as the tool's own, the random ones others."""
+    end = np.maximum(kv - n + np.arange(n) + 1 - kv // 8, 0)
+    first = np.maximum(end - 100, 0) if kind == "TEST_RANGES_WINDOW" else np.minimum(3, end)
+    if kind == "TEST_RANGES_RANDOM":
+        first = rng.integers(0, kv, n)
+        end = np.where(np.arange(n) % 3 == 0, first, rng.integers(first, kv + 1))
+    return np.stack([first, end]).astype(np.int32)
+
+
+def run_range_attention(
+    rng: Generator, d: int, kv_heads: int, gqa: int, n: int, kv: int, type_k: str, type_v: str, kind: str
+) -> None:
+    """Keys and values are given as float32 and converted by ggml; the reference takes what came of that."""
+    q = uniform(rng, n, kv_heads * gqa, d, low=-8.0, high=8.0)
+    ranges = ranges_of(rng, n, kv, kind)
+    caches = [uniform(rng, kv, kv_heads * d) for _ in "kv"]
+    with OpGraph(threads=2) as g:
+        views, rounded = [], []
+        for cache, name in zip(caches, (type_k, type_v), strict=True):
+            type_ = getattr(lib, name)
+            held = lib.ggml_cast(g.ctx, g.tensor(cache), type_)
+            views.append(
+                lib.ggml_view_3d(g.ctx, held, d, kv, kv_heads, held.nb[1], lib.ggml_row_size(type_, d), 0)
+            )
+            rounded.append(lib.ggml_cast(g.ctx, held, lib.GGML_TYPE_F32))
+        queries = lib.ggml_permute(g.ctx, g.tensor(q), 0, 2, 1, 3)
+        out = lib.ggml_flash_attn_ranges(g.ctx, queries, *views, g.tensor(ranges), d**-0.5)
+        found, k, v = (a[0] for a in g.run(out, *rounded))
+    some = rng.permutation(n)[:24]  # float64 takes its time
+    k, v = (a.reshape(kv, kv_heads, d) for a in (k, v))
+    expected = ref.range_attention(q[some], k, v, ranges[:, some], d**-0.5)
+    # a single column over another type than float32 is summed in float16, or multiplied with a rounded query
+    narrow = n * gqa < 64 and (type_k, type_v) != ("GGML_TYPE_F32", "GGML_TYPE_F32")
+    assert_close(found[some], expected, 2e-2 if narrow else TOL)
+
+
+def run_range_mask(rng: Generator, n: int, kv: int, kind: str) -> None:
+    ranges = ranges_of(rng, n, kv, kind)
+    with OpGraph(threads=2) as g:
+        mask = lib.ggml_range_mask(g.ctx, g.tensor(ranges), kv)
+        found = g.run(lib.ggml_cast(g.ctx, mask, lib.GGML_TYPE_F32))[0][0, 0]
+    rows = np.arange(kv)
+    seen = (rows >= ranges[0][:, None]) & (rows < ranges[1][:, None])
+    np.testing.assert_array_equal(found, np.where(seen, 0.0, -np.inf))
+
+
 RUNNERS: dict[str, Callable[..., None]] = {
+    "test_flash_attn_ranges": run_range_attention,
+    "test_range_mask": run_range_mask,
     "test_ssm_conv_tree": run_conv,
     "test_ssm_conv_tree_commit": run_conv_commit,
     "test_gated_delta_net_tree_persist": run_net,

@@ -158,6 +158,21 @@ def delta_net_commit(state: Array, u: Array, k: Array, g_sum: Array, path: Array
     return out
 
 
+def range_attention(q: Array, k: Array, v: Array, ranges: Array, scale: float) -> Array:
+    """Softmax attention of q [n, heads, d] over k and v [rows, kv_heads, d], where column i sees the rows from
+    ranges[0, i] to before ranges[1, i]; zeros where it sees none."""
+    out = np.zeros(q.shape)
+    gqa = q.shape[1] // k.shape[1]
+    for i, (first, end) in enumerate(ranges.T):
+        if first < end:
+            queries = q[i].astype(np.float64).reshape(k.shape[1], gqa, -1)
+            keys, values = (a[first:end].astype(np.float64).transpose(1, 0, 2) for a in (k, v))
+            scores = scale * queries @ keys.transpose(0, 2, 1)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            out[i] = (weights / weights.sum(-1, keepdims=True) @ values).reshape(q.shape[1], -1)
+    return out
+
+
 def top_k_log_probs(a: Array, k: int) -> tuple[Array, Array]:
     """Of each row of a [rows, n] the k best, best first, equal ones by index: (indices, log-probabilities)."""
     best = np.argsort(-a, axis=1, kind="stable")[:, :k]

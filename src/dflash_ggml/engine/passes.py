@@ -22,7 +22,7 @@ from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
-from ..state.mask import HIDDEN, SlotMask
+from ..state.mask import SlotMask
 from ..state.pool import RowPool
 from ..state.state import TargetState, commit_graph
 
@@ -74,8 +74,16 @@ class TargetPasses:
     def reserve(self, columns: int, append: Append | None) -> None:
         """Take the scratch memory of a prompt batch: graphs have to be built anew when it grows."""
         columns, taps = min(columns, self.n_rows), self.taps if append else ()
-        batch = Batch(columns, self.bucket(columns), None, taps, append)
+        batch = Batch(columns, self.linear_rows(columns, columns), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
+
+    def linear_rows(self, columns: int, rows: int) -> int:
+        """The rows that the graph of a linear pass sees when `rows` are in use. Where hidden rows cost nothing, or little beside
+        another graph, there are few such numbers. Raises DeviceError when there are not as many."""
+        bucket = self.bucket(rows)
+        if columns == 1 and self.device.is_gpu:
+            return bucket
+        return min(max(1 << (rows - 1).bit_length(), 256), self.n_rows) if self.device.is_gpu else self.n_rows
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -100,7 +108,7 @@ class TargetPasses:
         watch: reduce the logits, for `reduced`. outputs: or those of every token, or all hidden states.
         """
         n, slots = len(ids), sequence.slots(len(ids))
-        n_kv = self.bucket(slots.stop)
+        n_kv = self.linear_rows(n, slots.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
         reduction = _REDUCTION if watch else None
@@ -111,14 +119,10 @@ class TargetPasses:
             ),
         )
         steps = np.arange(n, dtype=np.int32)
-        inputs = graph.inputs["ints"].array.reshape(5, n)
-        inputs[:] = ids, sequence.n_tokens + steps, slots.start + steps, steps - 1, steps
-        mask = graph.inputs["mask"].array.reshape(n, n_kv)
-        mask[:, : slots.start] = 0
-        mask[:, : sequence.first_slot] = HIDDEN
-        mask[:, slots.start :] = np.where(
-            np.arange(n_kv - slots.start) > steps[:, None], HIDDEN, np.float16(0)
-        )
+        inputs = graph.inputs["ints"].array.reshape(7, n)
+        inputs[:5] = ids, sequence.n_tokens + steps, slots.start + steps, steps - 1, steps
+        inputs[5] = sequence.first_slot
+        np.add(steps, slots.start + 1, inputs[6])
         if feeds == "keep":
             graph.inputs["column"].array[:] = column
         if watch:

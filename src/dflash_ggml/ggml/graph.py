@@ -334,6 +334,18 @@ class Graph:
         lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
         return y
 
+    def range_attention(self, q, k, v, ranges, scale: float):
+        """`attention` where column i sees the rows from ranges[0, i] to before ranges[1, i]; ranges int32 [n, 2]."""
+        if ranges.ne[0] != q.ne[1] or ranges.ne[1] != 2 or q.ne[2] % k.ne[2]:
+            raise ValueError(
+                f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, ranges {tuple(ranges.ne)} do not fit"
+            )
+        return lib.ggml_flash_attn_ranges(self.ctx, q, k, v, ranges, scale)
+
+    def range_mask(self, ranges, n_kv: int):
+        """The mask float16 [n_kv, n] that says the same as ranges int32 [n, 2]."""
+        return lib.ggml_range_mask(self.ctx, ranges, n_kv)
+
     def top_k_log_probs(self, a, k: int):
         """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
         return lib.ggml_top_k_log_probs(self.ctx, a, k)

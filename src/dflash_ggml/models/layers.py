@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ggml.device import F16, F32, I32
+from ..ggml.device import F32, I32, NARROW_COLUMNS
 from ..ggml.graph import Graph, packed
 from ..state.kv import LayerCache
 from ..state.spec import Recurrent
 from ..state.state import TargetState
 from .target import Batch, Reduction
+
+APPENDED = 512  # columns of a batch that the draft takes in at a time
 
 
 class Columns:
@@ -18,13 +20,23 @@ class Columns:
 
     def __init__(self, g: Graph, batch: Batch) -> None:
         self.n, self.n_kv, self.is_tree = batch.columns, batch.n_kv, batch.mask is not None
-        parts = packed(g, "ints", *[self.n] * (4 if self.is_tree else 5))
+        parts = packed(g, "ints", *[self.n] * 4, *(() if self.is_tree else (self.n, 2 * self.n)))
         self.ids, self.positions, self.rows, self.parents, *rest = parts
         self.path = rest[0] if rest else None
+        self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
         if batch.mask is not None:
-            self.mask = batch.mask.build(g, "mask", self.n_kv, self.n)
+            self._mask = batch.mask.build(g, "mask", self.n_kv, self.n)
         else:
-            self.mask = g.input("mask", F16, self.n_kv, self.n)
+            # the GPU's attention of few columns wants a mask: written there, from the same bounds, once for all layers
+            narrow = g.device.is_gpu and self.n <= NARROW_COLUMNS
+            self._mask = g.range_mask(self._ranges, self.n_kv) if narrow else None
+
+    def attend(self, g: Graph, q, keys, values, scale: float):
+        """Attention of q [d, n, heads] over the rows that each column sees, keys and values [d, n_kv, kv_heads] ->
+        [d, heads, n]."""
+        if self._mask is None:
+            return g.range_attention(q, keys, values, self._ranges, scale)
+        return g.attention(q, keys, values, self._mask, scale)
 
 
 class Taps:
@@ -57,11 +69,20 @@ class Taps:
     def finish(self) -> None:
         """The trunk is done: let the draft take in what is for it."""
         self.settle()
-        if self._kept and self.batch.append is not None:
-            features = self._kept[0]
-            for x in self._kept[1:]:
-                features = self.g.concat(features, x, 0)
-            self.batch.append(self.g, features, self.columns.positions, self.columns.rows)
+        if not self._kept or self.batch.append is None:
+            return
+        g, n = self.g, self.columns.n
+        # some columns at a time: side by side, the features of a whole batch would be its largest tensor twice over
+        for first in range(0, n, APPENDED):
+            size = min(APPENDED, n - first)
+            parts = [g.view(x, (x.ne[0], size), (x.nb[1],), offset=first * x.nb[1]) for x in self._kept]
+            features = parts[0]
+            for part in parts[1:]:
+                features = g.concat(features, part, 0)
+            positions, rows = (
+                g.view(t, (size,), offset=4 * first) for t in (self.columns.positions, self.columns.rows)
+            )
+            self.batch.append(g, features, positions, rows)
 
 
 def product(g: Graph, w: Mapping[str, Any], name: str, y):
@@ -117,7 +138,7 @@ def gated_attention(
     q = cache.queries(g, g.rope(q, columns.positions, n_rot, rope_theta))
     k = g.rms_norm(g.reshape(k, d, kv_heads, n), eps, w[name + "k_norm.weight"])
     k = g.rope(k, columns.positions, n_rot, rope_theta)
-    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.mask, columns.n_kv)
+    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv)
     gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
     return product(g, w, name + "output", g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
 

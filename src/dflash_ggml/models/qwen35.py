@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..files.gguf import F32, GGUFFile, StringArray
+from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
-from .layers import Columns, Taps, gated_attention, gated_delta_net, logits_and_choice, swiglu
+from .layers import APPENDED, Columns, Taps, gated_attention, gated_delta_net, logits_and_choice, swiglu
 from .target import Batch, Target
 
 ARCH = "qwen35"
@@ -167,9 +168,10 @@ class Qwen35(Target):
         return StateSpec(tuple(recurrent if is_recurrent else kv for is_recurrent in self.recurrent))
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
-        """The widest layer, the features, and the mask of a prompt batch."""
-        per_column = 3 * self.n_ff + 2 * self.conv_channels + (4 + 2 * n_taps) * self.n_embd
-        return 4 * columns * (per_column + rows // 2)
+        """The widest layer, the features, and the mask of a pass of few columns."""
+        per_column = 3 * self.n_ff + 2 * self.conv_channels + (4 + n_taps) * self.n_embd
+        appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
+        return 4 * (columns * per_column + appended) + 2 * rows * min(columns, NARROW_COLUMNS)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
         """See Target.build."""

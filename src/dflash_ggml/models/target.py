@@ -82,8 +82,8 @@ class Target(ABC):
         """The graph of a pass.
 
         Inputs: `ints` = ids | positions | cache rows | parents (-1 for the first of a linear batch and the root of a tree),
-        each `columns`, and for a linear batch also path (0, 1, ...); `mask` float16 [n_kv, columns] or those of a tree's
-        mask; `column` int32 [1] where a single token's features are kept.
+        each `columns`; for a linear batch also path (0, 1, ...), and the first row that each column sees | the one after
+        the last; those of a tree's mask; `column` int32 [1] where a single token's features are kept.
         Outputs: logits float32 [n_vocab, columns] and choice int32 [columns], the best of each; of a linear batch only
         those of the last token unless it asks for every one. With a reduction also its inputs and output (see
         layers.reduced_logits). `hidden` float32 [n_embd, columns] is what the output matrix would be multiplied with.

@@ -6,7 +6,7 @@ reads those in use only (`kv_bucket`). On a CPU rows that nobody has written tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,10 +48,13 @@ class LayerCache:
         values = g.expand(g.set_rows(self.values, self.rotation.of_values(g, v), rows))
         return replace(self, keys=keys, values=values)
 
-    def attend(self, g: Graph, q, mask, n_kv: int):
-        """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows -> [head_dim, heads, n]."""
+    def attend(self, g: Graph, q, attention: Callable[..., Any], n_kv: int):
+        """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows -> [head_dim, heads, n].
+
+        attention: (graph, q, keys, values, scale), over the rows that each column sees; shapes as in Graph.attention.
+        """
         keys, values = (g.heads(t, q.ne[0], n_kv) for t in (self.keys, self.values))
-        o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, mask, q.ne[0] ** -0.5)
+        o = attention(g, g.permute(q, 0, 2, 1, 3), keys, values, q.ne[0] ** -0.5)
         return self.rotation.of_values(g, o)
 
 

@@ -7,7 +7,7 @@ DSpark have beyond it is in their own folders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...ggml.device import Device
@@ -53,6 +53,11 @@ def context_graph(device: Device, w: Mapping[str, Any], p: DraftParams, kv: KvCa
     return g
 
 
+def _under(mask) -> Callable[..., Any]:
+    """Attention over the rows that a mask shows, for `LayerCache.attend`."""
+    return lambda g, q, keys, values, scale: g.attention(q, keys, values, mask, scale)
+
+
 def draft_graph(
     device: Device,
     w: Mapping[str, Any],
@@ -78,7 +83,7 @@ def draft_graph(
     """
     g = Graph(device)
     columns, seen_at, seen_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
-    built = [mask.build(g, f"mask{i}", n_kv, block) for i, mask in enumerate(masks)]
+    seen = [_under(mask.build(g, f"mask{i}", n_kv, block)) for i, mask in enumerate(masks)]
     caches = append_context(g, w, p, kv, g.get_rows(features, columns), seen_at, seen_rows)
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
     pending = g.view(ids, (1,))
@@ -95,7 +100,7 @@ def draft_graph(
         k = g.rms_norm(g.reshape(k, d, kv_heads, block), p.rms_eps, w[name + "attn_k_norm.weight"])
         q, k = (_rope(g, p, x, positions) for x in (q, k))
         q = caches[i].queries(g, q)
-        o = caches[i].write(g, k, v, rows).attend(g, q, built[int(p.window_layers[i])], n_kv)
+        o = caches[i].write(g, k, v, rows).attend(g, q, seen[int(p.window_layers[i])], n_kv)
         x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
         around = Convolution(g, w, p.selector, name + "ffn", y) if p.selector else _untouched

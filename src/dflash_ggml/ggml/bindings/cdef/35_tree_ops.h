@@ -13,3 +13,8 @@ struct ggml_tensor *ggml_gated_delta_net_tree_commit(struct ggml_context *ctx, s
 
 // The k best of each row with their log-probabilities, best first: what a draft's logits are needed for.
 struct ggml_tensor *ggml_top_k_log_probs(struct ggml_context *ctx, struct ggml_tensor *a, int k);
+
+// Attention over a range of rows per column, and the same ranges as a mask: batches of a prompt.
+struct ggml_tensor *ggml_flash_attn_ranges(struct ggml_context *ctx, struct ggml_tensor *q,
+    struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *ranges, float scale);
+struct ggml_tensor *ggml_range_mask(struct ggml_context *ctx, struct ggml_tensor *ranges, int64_t n_kv);
