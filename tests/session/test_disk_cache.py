@@ -30,6 +30,7 @@ def snapshot(n: int, seed: int = 0, logits: bool = True, live: int = 2) -> Snaps
         (rng.integers(0, 256, 34 * n, dtype=np.uint8), np.empty(0, np.uint8)),
         rng.integers(0, 2, n).astype(bool),
         rng.normal(size=7).astype(np.float32) if logits else None,
+        (8, 2) if logits else (),
     )
 
 
@@ -48,7 +49,12 @@ def same(a: Snapshot | None, b: Snapshot) -> bool:
     assert a is not None and a.rows is not None and b.rows is not None
     pairs = [*zip(a.live, b.live, strict=True), *zip(a.rows, b.rows, strict=True), (a.in_draft, b.in_draft)]
     logits = a.logits is None if b.logits is None else np.array_equal(a.logits, b.logits)
-    return a.tokens == b.tokens and bool(logits) and all(np.array_equal(x, y) for x, y in pairs)
+    return (
+        a.tokens == b.tokens
+        and a.types == b.types
+        and bool(logits)
+        and all(np.array_equal(x, y) for x, y in pairs)
+    )
 
 
 @pytest.mark.parametrize(("logits", "live"), [(True, 2), (False, 0)])

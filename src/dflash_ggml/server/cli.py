@@ -116,6 +116,19 @@ def build_parser() -> argparse.ArgumentParser:
         help="memory for cached prefixes, 0: none (default 1024)",
     )
     add(
+        "--cache-disk",
+        type=Path,
+        metavar="DIR",
+        help="folder where long prefixes outlive this server; what they hold of your texts can be read there by you alone",
+    )
+    add(
+        "--cache-disk-mb",
+        type=int,
+        default=32768,
+        metavar="MB",
+        help="what the files of --cache-disk may take; the longest unused go first (default 32768)",
+    )
+    add(
         "--allowed-host",
         action="append",
         default=[],
@@ -197,7 +210,18 @@ def run(args: argparse.Namespace) -> int:
         strict=args.strict,
         strict_model=args.strict_model,
     )
-    opener = Opener(config, args.cache_mb << 20, settings.sampling, args.think)
+    if args.cache_disk_mb < 1:
+        raise ConfigError(f"--cache-disk-mb: {args.cache_disk_mb} is below 1")
+    if args.cache_disk is not None and args.cache_mb < 1:
+        raise ConfigError("--cache-disk: needs cached prefixes; give --cache-mb")
+    opener = Opener(
+        config,
+        args.cache_mb << 20,
+        settings.sampling,
+        args.think,
+        args.cache_disk,
+        args.cache_disk_mb << 20,
+    )
     open_runner: Callable[[Progress], EngineSide] = Supervised(opener) if args.supervise else opener
     service = make_service(
         open_runner,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..cli.arguments import THINKING, check_biases, thinking_choice
 from ..config import EngineConfig
@@ -22,16 +23,24 @@ class Opener:
     cache_bytes: int
     sampling: SamplingParams
     think: str = "auto"
+    disk: Path | None = None  # folder for prefixes that outlive the process
+    disk_bytes: int = 0
 
     def __call__(self, progress: Progress) -> Runner:
         from ..engine.engine import Engine
+        from ..session.disk_cache import DiskCache, state_identity
         from ..session.session import Session
 
         engine = Engine.load(self.config, progress)
         vetter = Vetter.of(engine.tokenizer)
         try:
             check_biases(self.sampling, engine.n_vocab)
-            session = Session(engine, cache_bytes=self.cache_bytes, thinking=THINKING[self.think], vet=vetter)
+            disk = (
+                None if self.disk is None else DiskCache(self.disk, self.disk_bytes, state_identity(engine))
+            )
+            session = Session(
+                engine, cache_bytes=self.cache_bytes, thinking=THINKING[self.think], vet=vetter, disk=disk
+            )
             thinking_choice(self.think, session)  # says where there is no switch
             with suppress(ConfigError):  # grammars are refused when they are asked for
                 session.grammars.warm()

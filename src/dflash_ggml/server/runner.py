@@ -122,10 +122,10 @@ class Runner:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Free the engine's memory."""
+        """Keep what is to outlive the process, and free the engine's memory."""
         if self._on_close is not None:
             self._on_close()
-        self.session.engine.close()
+        self.session.close()
 
 
 def work(prepared: Prepared, metrics: Metrics) -> Callable[[EngineSide, Callable[[], bool]], Iterator[Any]]:

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,12 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ..errors import ConfigError, DflashError
+from ..files.fingerprint import fingerprint
 from ..files.safetensors import read_shard
 from ..state.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 log = logging.getLogger("dflash_ggml")
 
@@ -45,6 +50,16 @@ class Entry:
 
     path: Path
     tokens: NDArray[np.int32]
+
+
+def state_identity(engine: Engine) -> list[str]:
+    """What a snapshot of this engine depends on: the models' bytes, and the form of the state. Raises OSError."""
+    config, state = engine.config, engine.passes.state
+    rows = [*state.kv.slices, *(engine.drafter.rows if engine.drafter else ())]
+    shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1])] for t in rows]
+    live = [[int(n) for n in t.ne] for t in state.live_tensors]
+    models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]
+    return [*models, json.dumps([shapes, live])]
 
 
 class DiskCache:
@@ -192,6 +207,7 @@ def _is_prefix(tokens: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
 
 def _tensors(snapshot: Snapshot) -> dict[str, NDArray]:
     tensors: dict[str, NDArray] = {"tokens": np.asarray(snapshot.tokens, np.int32)}
+    tensors["types"] = np.asarray(snapshot.types or [-1], np.int64)
     tensors["in_draft"] = snapshot.in_draft.astype(np.int8)
     if snapshot.logits is not None:
         tensors["logits"] = snapshot.logits
@@ -237,6 +253,7 @@ def _read(path: Path) -> Snapshot:
         parts["rows"],
         found["in_draft"].astype(bool),
         None if logits is None else logits.view(np.float32).copy(),
+        tuple(kind for kind in found["types"].view(np.int64).tolist() if kind >= 0),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .disk_cache import SHORTEST, DiskCache
 from .prefix_cache import PrefixCache, common_prefix
 
 ROWS_AT_ONCE = 32  # of a vocabulary of 250,000 that is 32 MB
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 
 
 class PromptState:
-    """The engine's state seen as a prefix of token ids; the only place that resets or restores it."""
+    """The engine's state seen as a prefix of token ids; the only place that resets or restores it.
 
-    def __init__(self, engine: Engine, cache: PrefixCache) -> None:
+    disk: keeps prefixes that are about to be lost, beyond this process.
+    """
+
+    def __init__(self, engine: Engine, cache: PrefixCache, disk: DiskCache | None = None) -> None:
         self.engine = engine
         self.cache = cache
+        self.disk = disk
         self._row_valid = False  # whether engine.logits belongs to the last committed token
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -57,7 +62,9 @@ class PromptState:
         start = shared if goes_on else len(kept.tokens) if kept is not None else 0
         if kept is not None and len(kept.tokens) > start:
             goes_on, start = False, len(kept.tokens)
-        if not goes_on:
+        if self._from_disk(ids, live, shared, start):
+            start = self.engine.n_tokens
+        elif not goes_on:
             self._park(live, shared)
             if kept is None:
                 self.reset()
@@ -103,6 +110,23 @@ class PromptState:
             self._row_valid = True
             yield rows
 
+    def keep(self) -> None:
+        """The process is about to end: bring the last conversation's prefix to the disk, and wait until all is there."""
+        if self.disk is not None:
+            self._park(self.engine.tokens, 0)
+            self.disk.close()
+
+    def _from_disk(self, ids: Sequence[int], live: Sequence[int], shared: int, start: int) -> bool:
+        """Restore a prefix from the disk if that saves enough over `start` tokens."""
+        if self.disk is None or self.disk.longest(ids, len(ids) - 1) < start + SHORTEST:
+            return False
+        kept = self.disk.load(ids, len(ids) - 1)
+        if kept is None or len(kept.tokens) < start + SHORTEST or len(kept.tokens) > self.engine.n_ctx:
+            return False
+        self._park(live, shared)
+        self.restore(kept)
+        return True
+
     def _park(self, live: Sequence[int], shared: int) -> None:
         """Another conversation will write over this one's K/V rows: complete its last snapshot with them.
 
@@ -111,4 +135,7 @@ class PromptState:
         last = self.cache.best(live, len(live), self.engine.can_restore)
         if last is not None and last.rows is None and len(last.tokens) > shared:
             self.engine.restore(last)
-            self.cache.put(self.engine.snapshot(with_rows=True))
+            whole = self.engine.snapshot(with_rows=True)
+            self.cache.put(whole)
+            if self.disk is not None:
+                self.disk.put(whole)

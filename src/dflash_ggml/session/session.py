@@ -14,6 +14,7 @@ from ..text.grammar_spec import GrammarSpec
 from ..text.stopping import StopStrings
 from ..text.tokenizer import TooManyTokens
 from ..text.tools import NamedTool, check_tools
+from .disk_cache import DiskCache
 from .events import Event
 from .generation import Generation
 from .hooks import Hooks
@@ -37,7 +38,8 @@ class Session:
 
     cache_bytes: budget of the prefix cache in host memory (0 turns it off). template: source text, instead of the
     model's own. thinking: on or off for chats that do not say, None leaves it to the template. vet: asked before a grammar is
-    compiled (see GrammarCompiler). Raises ConfigError if the template does not compile.
+    compiled (see GrammarCompiler). disk: where prefixes outlive this process; `close` brings the last one there. Raises
+    ConfigError if the template does not compile.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class Session:
         template: str | None = None,
         thinking: bool | None = None,
         vet: Callable[[GrammarSpec], None] | None = None,
+        disk: DiskCache | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
         self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
-        self.state = PromptState(engine, PrefixCache(cache_bytes))
+        self.state = PromptState(engine, PrefixCache(cache_bytes), disk)
         self.turns = Turns()
         self._vet = vet
         self._grammars: GrammarCompiler | None = None
@@ -125,6 +128,13 @@ class Session:
         if bound is None:
             return None
         return self.grammars.processor(bound.spec, len(prepared.ids), bound.after, bound.repeat)
+
+    def close(self) -> None:
+        """Keep what is to outlive this process, and free the engine's memory."""
+        try:
+            self.state.keep()
+        finally:
+            self.engine.close()
 
     def count_tokens(self, request: ChatRequest | CompletionRequest) -> int:
         """Length in tokens of a request's prompt, whether it fits the context or not."""
