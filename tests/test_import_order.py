@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "dflash_ggml"
 ORDER = ["errors", "config", "ggml", "files", "state", "decode", "text"]
 ORDER += ["models", "drafts", "engine", "session", "cli", "bench", "server", "llama"]
 # Every other module of models/ is an architecture.
-SHARED_MODELS = {"models.target", "models.registry", "models.layers", "models.checks"}
+SHARED_MODELS = {"models.target", "models.registry", "models.layers", "models.checks", "models.prediction"}
 
 
 def modules() -> dict[str, ast.Module]:

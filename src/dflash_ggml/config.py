@@ -23,6 +23,7 @@ class EngineConfig:
     draft_found: nobody named the draft: one that cannot be used makes a warning and plain decoding, not an error.
     draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
         `DraftFile.open`).
+    own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given.
     n_ctx: context window in tokens (0: the length the target was trained for, on a GPU as far as it fits).
     n_batch: tokens per prefill pass.
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
@@ -59,6 +60,7 @@ class EngineConfig:
     reference: bool = False
     draft_found: bool = False
     draft_window: int | None = None
+    own_draft: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in (

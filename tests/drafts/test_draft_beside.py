@@ -90,3 +90,16 @@ def test_a_bad_target_is_told_of_itself(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match="cut.gguf"):
         draft_beside(path)
+
+
+def test_a_prediction_head_stands_in_for_a_draft(tmp_path: Path) -> None:
+    """Only where there is no draft, and only with its tensors."""
+    target = real_files.write_target(tmp_path, "Qwen3.6-27B-MTP-Q4_K_M")
+    found = draft_beside(target)
+    assert found.path is None and not found.is_useless
+    assert found.own == f"drafting with {target.name}'s own prediction head, 3 tokens ahead"
+    real_files.write_draft(tmp_path, "up-3.6-q8", "dflash-Qwen3.6-27B-Q8_0.gguf")
+    assert draft_beside(target).path is not None
+    other = tmp_path / "other"
+    other.mkdir()
+    assert not draft_beside(real_files.write_target(other, "Qwen3.6-27B-Q8_0")).own

@@ -200,3 +200,55 @@ class BlockDraft:
             a = int(np.argmax(u + m[a]))
             found.append(int(row[a]))
         return found
+
+
+class PredictionHead:
+    """The `nextn` block of a `qwen35` file with one."""
+
+    def __init__(self, target: Path) -> None:
+        self.keys, self.w = read(target)
+        get = {key.removeprefix("qwen35."): value for key, value in self.keys.items()}.get
+        self.prefix = f"blk.{get('block_count') - 1}."
+        self.heads, self.kv_heads = get("attention.head_count"), get("attention.head_count_kv")
+        self.d, self.n_rot = get("attention.key_length"), get("rope.dimension_count")
+        self.theta = get("rope.freq_base")
+
+    def _one(self, name: str, shared: str) -> Array:
+        return self.w.get(self.prefix + name, self.w.get(shared, self.w["token_embd.weight"]))
+
+    def hidden(self, tokens: list[int], h: Array) -> Array:
+        """Normed outputs [T, D] for tokens at positions 0, 1, .. with the hidden states [T, D] of those before them."""
+        w, p = self.w, self.prefix
+        e = self._one("nextn.embed_tokens.weight", "token_embd.weight")[tokens]
+        both = np.concatenate(
+            [norm(e, w[p + "nextn.enorm.weight"]), norm(h, w[p + "nextn.hnorm.weight"])], -1
+        )
+        x = both @ w[p + "nextn.eh_proj.weight"].T
+        n, at = norm(x, w[p + "attn_norm.weight"]), np.arange(len(tokens))
+        q_gate = (n @ w[p + "attn_q.weight"].T).reshape(len(n), self.heads, 2, self.d)
+        q = rope(norm(q_gate[:, :, 0], w[p + "attn_q_norm.weight"]), at, self.n_rot, self.theta)
+        k = (n @ w[p + "attn_k.weight"].T).reshape(len(n), self.kv_heads, self.d)
+        k = rope(norm(k, w[p + "attn_k_norm.weight"]), at, self.n_rot, self.theta)
+        v = (n @ w[p + "attn_v.weight"].T).reshape(len(n), self.kv_heads, self.d)
+        o = attention(q, k, v, np.tri(len(n), dtype=bool))
+        o = o * sigmoid(q_gate[:, :, 1].reshape(len(n), -1))
+        x = x + o @ w[p + "attn_output.weight"].T
+        n = norm(x, w[p + "post_attention_norm.weight"])
+        gate = n @ w[p + "ffn_gate.weight"].T
+        x = x + (gate * sigmoid(gate) * (n @ w[p + "ffn_up.weight"].T)) @ w[p + "ffn_down.weight"].T
+        return norm(x, self._one("nextn.shared_head_norm.weight", "output_norm.weight"))
+
+    def rows(self, tokens: list[int], features: Array, depth: int) -> Array:
+        """Log-probabilities [depth, V] along the chain of the best, after tokens of which the last is pending.
+
+        features: outputs [T - 1, D] of the target's last layer, of the tokens before it.
+        """
+        h = norm(features, self.w["output_norm.weight"])
+        h = np.concatenate([np.zeros((1, h.shape[1])), h])
+        head, found, tokens = self._one("nextn.shared_head_head.weight", "output.weight"), [], list(tokens)
+        for _ in range(depth):
+            newest = self.hidden(tokens, h)[-1]
+            found.append(log_softmax(head @ newest))
+            tokens.append(int(found[-1].argmax()))
+            h = np.concatenate([h, newest[None]])
+        return np.array(found)

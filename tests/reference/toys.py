@@ -113,7 +113,9 @@ def write_pair(
 
 def _target_metadata(writer: GGUFWriter, toy: Toy) -> None:
     writer.add_name("toy target")
-    writer.add_block_count(toy.n_layers)
+    writer.add_block_count(toy.n_layers + toy.nextn)
+    if toy.nextn:
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
     writer.add_context_length(toy.n_ctx)
     writer.add_embedding_length(toy.n_embd)
     writer.add_feed_forward_length(toy.n_ff)
@@ -278,7 +280,27 @@ def _target_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]
         else:
             tensors |= _attention(rng, toy, prefix, 2 * toy.n_heads * toy.head_dim, scale=1.0)
         tensors |= _ffn(rng, toy, prefix, scale=1.0)
+    if toy.nextn:
+        tensors |= _nextn(rng, toy)
     return tensors
+
+
+def _nextn(rng: np.random.Generator, toy: Toy) -> dict[str, np.ndarray]:
+    """A head that knows how frequent each token is, like the draft: coordinate 0 goes through."""
+    prefix, d = f"blk.{toy.n_layers}.", toy.n_embd
+    join = _matrix(rng, d, 2 * d)
+    join[0], join[:, [0, d]] = 0, 0
+    join[0, d] = 1
+    return {
+        f"{prefix}attn_norm.weight": _norm(rng, d),
+        f"{prefix}post_attention_norm.weight": _norm(rng, d),
+        f"{prefix}nextn.eh_proj.weight": join,
+        f"{prefix}nextn.enorm.weight": _norm(rng, d),
+        f"{prefix}nextn.hnorm.weight": _norm(rng, d),
+        f"{prefix}nextn.shared_head_norm.weight": np.ones(d),
+        **_attention(rng, toy, prefix, 2 * toy.n_heads * toy.head_dim, scale=toy.draft_own),
+        **_ffn(rng, toy, prefix, scale=toy.draft_own),
+    }
 
 
 def _draft_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:

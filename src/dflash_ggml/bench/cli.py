@@ -18,6 +18,7 @@ from ..cli.interrupt import Interrupt
 from ..cli.report import Meter
 from ..cli.streams import can_write, end_output
 from ..config import EngineConfig
+from ..drafts.beside import draft_beside
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 from ..files.hub import Hub
@@ -314,7 +315,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) -> int:
     """Measure what passes cost, keep it and print it; returns the exit code."""
-    if config.draft is None:
+    if config.draft is None and not draft_beside(config.model).own:
         raise ConfigError(
             "calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd"
         )

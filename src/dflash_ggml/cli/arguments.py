@@ -352,7 +352,9 @@ def _beside(model: Path, mode: str) -> Path | None:
         found = draft_beside(model)
     except ModelFileError:
         return None
-    if found.path is None and mode == "auto":
+    if found.path is None and found.own:
+        log.info("%s; %s", found.why, found.own)
+    elif found.path is None and mode == "auto":
         log.warning("%s, decoding plainly; %s", found.why, found.advice)
     elif found.path is None and found.is_useless:
         raise ConfigError(f"mode {mode}: {found.why}; {found.advice}")

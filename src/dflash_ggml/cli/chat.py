@@ -182,7 +182,8 @@ def run(args: argparse.Namespace) -> None:
             conversation.take(args.load, save)
         if sys.stdin.isatty():
             draft = engine.config.draft
-            drafting = f"draft {draft.name}" if draft else "no draft"
+            own = "the target's prediction head" if engine.has_draft else "no draft"
+            drafting = f"draft {draft.name}" if draft else own
             conversation.note(
                 f"{config.model.name}, {drafting}, {engine.n_ctx} tokens of context; /help for help"
             )

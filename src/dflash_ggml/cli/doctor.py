@@ -100,7 +100,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
 def examine_files(config: EngineConfig) -> Iterator[Check]:
     """Both files, whether they belong together, and the memory that they will take."""
     from ..drafts.beside import draft_beside
-    from ..drafts.registry import open_draft
+    from ..drafts.registry import open_draft, open_own
     from ..engine.loading import read_tokenizer
     from ..files.gguf import GGUFFile
     from ..models.registry import read_target
@@ -128,7 +128,11 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         elif target is not None:
             beside = draft_beside(config.model)
             why, how = beside.why, beside.advice
-        yield Check("draft", "note", f"no draft, decoding is plain: {why}", how)
+            draft = open_own(file, target) if beside.own and file is not None else None
+        if draft is not None:
+            yield Check("draft", "ok", f"{draft.title} of the target: {count(draft.depth, 'token')} ahead")
+        else:
+            yield Check("draft", "note", f"no draft, decoding is plain: {why}", how)
     else:
         try:
             draft = open_draft(config.draft, config.draft_window)
@@ -139,7 +143,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
             )
         except _BROKEN as error:
             yield left_out(error) if is_found else failed("draft", error, advice)
-    if target is not None and draft is not None:
+    if target is not None and draft is not None and config.draft is not None:
         try:
             warnings = draft.check(target, str(config.model))
             for warning in warnings:

@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DflashError
+from ..errors import DflashError, ModelFileError
 from ..files.gguf import GGUFFile, part_names
 from ..files.hub import draft_rank
 from ..files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET, ModelName, find_pair
 from ..models.registry import read_target
-from .registry import open_draft
+from .registry import open_draft, open_own
 
 log = logging.getLogger("dflash_ggml")
 
@@ -23,13 +23,14 @@ NAME_ONE = "name one with -md or -hfd"
 class Beside:
     """The draft to use, or None and `why`: that there is nothing, or, `is_useless`, that what is there cannot be used.
 
-    advice: how to come to one.
+    advice: how to come to one. own: what drafts instead, the target's prediction head; empty if it has none.
     """
 
     path: Path | None
     why: str = ""
     advice: str = NAME_ONE
     is_useless: bool = False
+    own: str = ""
 
 
 def draft_beside(model: Path) -> Beside:
@@ -43,6 +44,10 @@ def draft_beside(model: Path) -> Beside:
     with GGUFFile(model) as file:
         title = str(file.metadata.get("general.name", ""))
         target = read_target(file)
+        try:
+            head = open_own(file, target)
+        except ModelFileError:  # loading tells
+            head = None
     name = ModelName.of(model.name, title)
     fitting: list[tuple[bool, tuple[int, int, str], Path]] = []
     reasons: list[str] = []
@@ -72,7 +77,8 @@ def draft_beside(model: Path) -> Beside:
         advice = f"{pair.name} has none that can be used: {pair.note}"
     elif pair is not None and pair.draft and pair.draft not in why:
         advice = f"-hfd {pair.draft} fetches the one of {pair.name}"
-    return Beside(None, why, advice, is_useless=bool(reasons))
+    instead = f"drafting with {model.name}'s own {head.title}, {head.depth} tokens ahead" if head else ""
+    return Beside(None, why, advice, bool(reasons), instead)
 
 
 def _candidates(model: Path) -> list[Path]:

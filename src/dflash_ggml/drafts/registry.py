@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..files.gguf import GGUFFile
+from ..models.target import Target
 from .dflash.drafter import DFlashSource
 from .dflash.file import DraftFile
 from .drafter import DraftSource
+from .mtp.drafter import open_head
 
 
 def open_draft(path: Path, window: int | None = None) -> DraftSource:
@@ -14,3 +17,8 @@ def open_draft(path: Path, window: int | None = None) -> DraftSource:
 
     Raises ModelFileError for one that is damaged or of no kind that is known."""
     return DFlashSource(DraftFile.open(path, window=window), window)
+
+
+def open_own(file: GGUFFile, target: Target) -> DraftSource | None:
+    """The draft that a target's open file holds itself, None if it has none. Raises ModelFileError for one that is damaged."""
+    return open_head(file, target)

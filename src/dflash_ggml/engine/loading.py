@@ -11,7 +11,7 @@ from typing import Any
 from ..config import EngineConfig
 from ..decode.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
-from ..drafts.registry import open_draft
+from ..drafts.registry import open_draft, open_own
 from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
 from ..ggml.device import Device, list_devices
@@ -68,34 +68,47 @@ def load(
 ) -> Loaded:
     """Load what `config` names; `progress(stage, done, total)` in bytes; calibration_seconds: see `Engine.load`.
 
-    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading.
+    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading; so is the prediction head
+    of the target's file, which drafts where there is nothing else.
     Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
     """
     try:
         return _load(config, progress, calibration_seconds)
+    except _OwnDraftError as error:
+        reason, without = str(error), replace(config, own_draft=False)
     except (DflashError, OSError) as error:
         if config.draft is None or not config.draft_found:
             raise
-        reason = str(error)
+        reason, without = str(error), replace(config, draft=None)
     if config.mode in ("chain", "tree"):
         raise ConfigError(
             f"mode {config.mode} needs a draft, and the one that was found cannot be used: {reason}"
         )
-    loaded = _load(replace(config, draft=None), progress, calibration_seconds)
-    log.warning("the draft that was found is not used, decoding plainly: %s", reason)
+    loaded = load(without, progress, calibration_seconds)
+    how = "drafting with the target's prediction head" if loaded.drafter else "decoding plainly"
+    log.warning("the draft that was found is not used, %s: %s", how, reason)
     return loaded
+
+
+class _OwnDraftError(Exception):
+    """What keeps a target from loading with its prediction head, which nobody asked for."""
 
 
 def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: float | None) -> Loaded:
     file = GGUFFile(config.model)
     target = read_target(file)
     tokenizer = read_tokenizer(file, target)
-    draft = None
+    draft: DraftSource | None = None
     if config.draft is not None:
         draft = open_draft(config.draft, config.draft_window)
         for warning in draft.check(target, str(config.model)):
             log.warning("%s", warning)
-    elif config.mode in ("chain", "tree"):
+    elif config.own_draft and config.mode != "plain":
+        try:
+            draft = open_own(file, target)
+        except DflashError as error:
+            raise _OwnDraftError(str(error)) from error
+    if draft is None and config.mode in ("chain", "tree"):
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
@@ -115,6 +128,11 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     except MemoryError as error:
         device.close()
         raise no_host_memory("loading") from error
+    except DflashError as error:
+        device.close()
+        if draft and config.draft is None:
+            raise _OwnDraftError(str(error)) from error
+        raise
     except BaseException:
         device.close()
         raise

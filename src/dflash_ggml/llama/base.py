@@ -103,8 +103,8 @@ class LlamaBase:
 
         options = self._options
         plain = options.engine_config(None)  # a bad value is told before files are looked at
-        draft, found = self._choose_draft()
-        config = options.engine_config(draft)
+        draft, found, own = self._choose_draft()
+        config = options.engine_config(draft, own)
         try:
             return Engine.load(config)
         except DflashError as error:
@@ -115,34 +115,36 @@ class LlamaBase:
         warnings.warn(f"the draft that was found is not used, decoding plainly: {reason}", stacklevel=4)
         return engine
 
-    def _choose_draft(self) -> tuple[Path | None, bool]:
-        """(draft path or None, whether it was found rather than named). Raises ConfigError if a named one is missing."""
+    def _choose_draft(self) -> tuple[Path | None, bool, bool]:
+        """(draft path or None, whether it was found rather than named, whether the target's prediction head drafts in its place).
+
+        Raises ConfigError if a named one is missing."""
         named = self._options.draft_model
         if isinstance(named, (str, os.PathLike)):
             path = Path(named)
             if not path.exists():
                 raise ConfigError(f"draft_model: {path} does not exist")
-            return path, isinstance(named, FoundDraft)
+            return path, isinstance(named, FoundDraft), False
         if named is False or self._options.mode == "plain":
-            return None, False
+            return None, False, False
         from ..drafts.beside import draft_beside
 
         beside = draft_beside(Path(self.model_path))
-        if beside.path is None and self._options.mode in ("chain", "tree"):
+        if beside.path is None and not beside.own and self._options.mode in ("chain", "tree"):
             raise ConfigError(f"mode {self._options.mode} needs a draft: {beside.why}; pass draft_model=PATH")
         if named is not None:  # a Python drafter
-            instead = "decoding plainly" if beside.path is None else f"drafting with {beside.path.name}"
+            instead = f"drafting with {beside.path.name}" if beside.path else beside.own or "decoding plainly"
             warnings.warn(
                 f"draft_model: a {type(named).__name__} does not draft here, pass the path of a DFlash draft; {instead}",
                 stacklevel=5,
             )
-        elif beside.path is None:
+        elif beside.path is None and not beside.own:
             why = beside.why.replace("draft", "DFlash draft", 1)
             warnings.warn(
                 f"{why}: decoding plainly; pass draft_model=PATH for speculation, draft_model=False to silence this",
                 stacklevel=5,
             )
-        return beside.path, True
+        return beside.path, True, bool(beside.own)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_batch", "_candidates", "_sampler", "_stack"):

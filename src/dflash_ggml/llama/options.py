@@ -143,8 +143,8 @@ class LlamaOptions:
         """CPU threads; None, as 0 and less, leaves the number to the engine."""
         return self.n_threads if self.n_threads and self.n_threads > 0 else None
 
-    def engine_config(self, draft: Path | None) -> EngineConfig:
-        """The engine's configuration with this draft (None: plain decoding)."""
+    def engine_config(self, draft: Path | None, own_draft: bool = False) -> EngineConfig:
+        """The engine's configuration with this draft (None: plain decoding, or with `own_draft` the target's prediction head)."""
         type_k, type_v = self.cache_types()
         return EngineConfig(
             model=Path(self.model_path),
@@ -154,7 +154,8 @@ class LlamaOptions:
             n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,
             main_gpu=self.main_gpu,
-            mode="plain" if draft is None and self.mode == "auto" else self.mode,
+            mode="plain" if draft is None and not own_draft and self.mode == "auto" else self.mode,
+            own_draft=own_draft,
             budget=self.budget,
             candidates=self.candidates,
             chain_seed=self.chain_seed,

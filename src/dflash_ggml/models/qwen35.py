@@ -19,6 +19,7 @@ from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
 from .layers import APPENDED, Columns, Taps, gated_attention, gated_delta_net, logits_and_choice, swiglu
+from .prediction import Head, read_head
 from .target import Batch, Target
 
 ARCH = "qwen35"
@@ -28,7 +29,7 @@ _OTHER_PARTS = ("v.", "mm.", "mtp.")
 
 @dataclass(frozen=True, slots=True)
 class Qwen35(Target):
-    """Sizes of the trunk; blocks for multi-token prediction, last in the file, are neither counted nor used.
+    """Sizes of the trunk; blocks for multi-token prediction, last in the file, are not counted among the layers.
 
     A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`).
     """
@@ -166,6 +167,22 @@ class Qwen35(Target):
         delta = Delta(self.ssm_state, self.ssm_k_heads, self.ssm_v_heads)
         recurrent = Recurrent(Conv(self.conv_kernel, self.conv_channels), delta)
         return StateSpec(tuple(recurrent if is_recurrent else kv for is_recurrent in self.recurrent))
+
+    def prediction_head(self, file: GGUFFile) -> Head | None:
+        """See Target.prediction_head."""
+        head = Head(
+            block=self.n_layers,
+            n_embd=self.n_embd,
+            n_ff=self.n_ff,
+            n_vocab=self.n_vocab,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            n_rot=self.n_rot,
+            rope_theta=self.rope_theta,
+            rms_eps=self.rms_eps,
+        )
+        return read_head(file, head)
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """The widest layer, the features, and the mask of a pass of few columns."""

@@ -16,6 +16,7 @@ from ..ggml.graph import Graph
 from ..state.mask import SlotMask
 from ..state.spec import StateSpec
 from ..state.state import TargetState
+from .prediction import Head
 
 Outputs = Literal["last", "every", "hidden"]
 
@@ -92,6 +93,12 @@ class Target(ABC):
     @abstractmethod
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """About how much scratch memory a linear pass takes over `rows` cache rows."""
+
+    def prediction_head(self, file: GGUFFile) -> Head | None:
+        """The head for multi-token prediction in its open file, which can draft for it; None if there is none that could.
+
+        Raises ModelFileError for a damaged one."""
+        return None
 
     @property
     def embedding_name(self) -> str:

@@ -1,0 +1,1 @@
+"""The head for multi-token prediction that a target's file may hold, as a draft."""

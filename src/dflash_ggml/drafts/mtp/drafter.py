@@ -1,0 +1,282 @@
+"""A target's prediction head as a drafter: serial passes over hidden states of the target, then over its own."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...decode.accept import Accepted
+from ...decode.candidates import Rows
+from ...decode.sequence import Sequence
+from ...errors import DeviceError
+from ...files.gguf import GGUFFile
+from ...ggml.device import F16, F32, Device
+from ...ggml.store import Store
+from ...ggml.weights import Source, Weights
+from ...models.prediction import EMBEDDING, Head
+from ...models.target import Append, Target
+from ...state.kv import KvCache, kv_bucket
+from ...state.mask import SlotMask
+from ...state.memory import Part
+from ...state.spec import KvLayer, StateSpec
+from ..drafter import Drafter, DraftSource, Host
+from .graphs import Parts, context_graph, draft_graph, names, normed, take_in
+
+DEPTH = 3  # tokens ahead: a further one costs a read of the output matrix and is right less often
+
+
+def open_head(file: GGUFFile, target: Target, depth: int = DEPTH) -> MtpSource | None:
+    """The prediction head of a target's open file, None if it has none. Raises ModelFileError for a damaged one."""
+    head = target.prediction_head(file)
+    return None if head is None else MtpSource(file, head, depth)
+
+
+class MtpSource(DraftSource):
+    """A prediction head in a target's open file."""
+
+    name = "mtp"
+
+    def __init__(self, file: GGUFFile, head: Head, depth: int) -> None:
+        self.file, self.head, self.depth, self.taps = file, head, depth, (head.block - 1,)
+        self.title = "prediction head"
+        self._weights: Weights | None = None
+
+    @property
+    def identity(self) -> list:
+        tensors = self.file.tensors
+        return [(name, tensors[name].type, tensors[name].shape) for name in sorted(self.head.tensors())]
+
+    def check(self, target: Target, target_name: str) -> list[str]:
+        """It is the target's own."""
+        return []
+
+    def prepare(self, device: Device) -> list[str]:
+        sources = {
+            name: Source(self.file.tensors[name].type, shape, self.file.data(name))
+            for name, shape in self.head.tensors().items()
+        }
+        self._weights = Weights(device, sources, gathered=(self.head.prefix + EMBEDDING,))
+        return []
+
+    def parts(self, device: Device, kv_type: int) -> list[Part]:
+        assert self._weights is not None, "prepare comes first"
+        wanted, spec, over = self._weights.wanted, cache_spec(self.head), _room(self.depth) + 1
+        return [
+            Part("draft weights", lambda rows: wanted),
+            Part("draft K/V", lambda rows: spec.kv_bytes(rows + over, plain_type(kv_type))),
+            Part("draft masks", lambda rows: 2 * self.depth * rows),
+            Part("draft state", lambda rows: 4 * self.head.n_embd),
+        ]
+
+    def start(
+        self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
+    ) -> MtpDrafter:
+        assert self._weights is not None, "prepare comes first"
+        weights, self._weights = self._weights.fill(progress, "draft"), None
+        return MtpDrafter(host, self.head, weights, candidates, n_rows, self.depth)
+
+
+def cache_spec(head: Head) -> StateSpec:
+    """The head's context: a row of keys and values per token."""
+    return StateSpec((KvLayer(head.n_kv_heads, head.head_dim),))
+
+
+def plain_type(kv_type: int) -> int:
+    """The type of the head's own caches: one layer of some sixty is not worth packing."""
+    return kv_type if kv_type in (F16, F32) else F16
+
+
+def _room(depth: int) -> int:
+    """Unseen tokens that a drafting pass takes in beside drafting: the longest path of its own drafts."""
+    return depth + 1
+
+
+class MtpDrafter(Drafter):
+    """A prediction head. Its cache has the rows of all committed tokens it has seen, each made with the target's hidden state of
+    the token before; rows of drafted ones, made with its own, lie behind and are written over."""
+
+    name = "mtp"
+
+    def __init__(
+        self, host: Host, head: Head, weights: Weights, candidates: int, n_rows: int, depth: int
+    ) -> None:
+        self.host, self.device, self.head, self.weights = host, host.device, head, weights
+        self.depth, self.taps, self.candidates = depth, (head.block - 1,), candidates
+        self.room = _room(depth)
+        self.kv = KvCache(self.device, cache_spec(head).kv, plain_type(host.kv_type), n_rows + self.room + 1)
+        self._store = Store(self.device, 1)
+        last = self._store.tensor(F32, head.n_embd, 1, name="last hidden state")
+        self._store.allocate()
+        target = host.target
+        embedding, output = names(head, target.embedding_name, target.head_name)
+        self.parts = Parts(head, ChainMap(weights, host.weights), self.kv, last, embedding, output)  # type: ignore[arg-type]
+        self.has_last = True  # before the first token there is nothing, which zeros say
+        self.held = np.zeros(0, bool)  # which slots hold a token's keys and values
+        self.graphs = host.graphs
+        self.mask: SlotMask | None = None
+        self._n_rows = 0  # slots that cache and mask have
+        self._make_mask(n_rows)
+
+    # ---- memory
+
+    def ensure_rows(self, rows: int) -> None:
+        if rows <= self._n_rows:
+            return
+        if rows > self.host.max_rows:
+            raise DeviceError(f"the draft's context has room for {self.host.max_rows} rows, not for {rows}")
+        want = min(self.host.max_rows, max(2 * self._n_rows, -(-rows // 256) * 256))
+        self.graphs.clear()
+        if self.kv.n_rows < want + self.room + 1:
+            self.kv.grow(want + self.room + 1)
+        self._make_mask(want)
+
+    def _make_mask(self, n_rows: int) -> None:
+        self._close_mask()
+        self._n_rows = 0
+        self.mask = SlotMask(self.device, self.depth, 2 * self.room, n_rows)
+        self._n_rows = n_rows
+        self.held = np.concatenate([self.held, np.zeros(max(n_rows - len(self.held), 0), bool)])
+
+    def _close_mask(self) -> None:
+        if self.mask is not None:
+            self.mask.close()
+        self.mask = None
+
+    @property
+    def rows(self) -> Items[object]:
+        return self.kv.slices
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        return {
+            "draft weights": self.weights.nbytes,
+            "draft K/V": self.kv.nbytes,
+            "draft masks": self.mask.nbytes if self.mask else 0,
+            "draft state": self._store.nbytes,
+        }
+
+    def close(self) -> None:
+        self.graphs.clear()
+        self._close_mask()
+        self._store.close()
+        self.kv.close()
+        self.weights.close()
+
+    # ---- drafting
+
+    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Rows:
+        """The best tokens of each depth along the chain of the best; what follows another than the best is not known."""
+        depth = self.depth if depth is None else min(depth, self.depth)
+        if len(sequence.unseen) > self.room:
+            self._take_in(sequence, len(sequence.unseen) - self.room)
+        assert self.mask is not None and sequence.pending is not None
+        unseen, end, n = sequence.unseen, sequence.n_tokens, len(sequence.unseen)
+        slots = sequence.slots(depth)
+        self.ensure_rows(slots.stop)
+        n_kv = min(kv_bucket(slots.stop), self._n_rows)
+        graph = self.graphs.get(("draft", n_kv, depth), lambda: self._build(n_kv, depth))
+        over, spare = self.room - n, self.kv.n_rows - self.room - 1
+        tokens = (*sequence.tokens[end - n : end], sequence.pending)
+        first = slots.start - n
+        graph.inputs["ints"].array[:] = (
+            *unseen, *[0] * over,
+            *tokens, *[0] * over,
+            *range(end - n, end + 1), *[0] * over,
+            *range(first, slots.start + 1), *range(spare, spare + over),
+            n,
+            *range(end, end + depth),
+            *slots,
+        )  # fmt: skip
+        self._hold(first, n, end == n)
+        # a column that drafts sees the pending token and the drafted ones before it, itself included
+        seen_by = np.packbits(np.triu(np.ones((depth, depth), bool)), axis=1, bitorder="little")
+        self.mask.fill(graph, "mask", slots.start, seen_by, self.held, sequence.first_slot)
+        graph.run()
+        self.mask.ran()
+        self.has_last, sequence.unseen = self.has_last or n > 0, ()
+        best = self.device.read(graph.outputs["best"]).reshape(depth, 2, -1)
+        k = best.shape[2]
+        pairs = np.zeros((depth, k, k), np.float32)
+        pairs[1:, 1:] = -np.inf
+        return Rows(best[:, 0].astype(np.int32), best[:, 1], pairs)
+
+    def _build(self, n_kv: int, depth: int):
+        assert self.mask is not None
+        features = self.host.state.features.tensor
+        return draft_graph(
+            self.device, self.parts, features, self.mask, n_kv, self.room, depth, self.candidates
+        )
+
+    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
+        """The path's hidden states wait in `sequence.unseen`: the next proposal takes them in within its own pass."""
+
+    def take_in(self, sequence: Sequence) -> None:
+        self._take_in(sequence, len(sequence.unseen))
+
+    def _take_in(self, sequence: Sequence, count: int) -> None:
+        """See the first `count` of the unseen tokens, as many at a time as there is room for."""
+        while count > 0:
+            n = min(count, self.room)
+            part, left = sequence.unseen[:n], sequence.unseen[n:]
+            graph = self.graphs.get(
+                ("context",),
+                lambda: context_graph(self.device, self.parts, self.host.state.features.tensor, self.room),
+            )
+            end = sequence.n_tokens - len(left)
+            over, spare = self.room - n, self.kv.n_rows - self.room - 1
+            slots = range(sequence.first_slot + end - n, sequence.first_slot + end)
+            graph.inputs["ints"].array[:] = (
+                *sequence.tokens[end - n : end], *[0] * over,
+                *part, *[0] * over,
+                *range(end - n, end), *[0] * over,
+                *slots, *range(spare, spare + over),
+                n,
+            )  # fmt: skip
+            self._hold(slots.start, n, end == n)
+            graph.run()
+            self.has_last, sequence.unseen, count = True, left, count - n
+
+    def _hold(self, first: int, n: int, is_start: bool) -> None:
+        """The n slots from `first` on are being written; the first is of no use where the hidden state before is not known,
+        unless there is none because the text begins."""
+        self.held[first : first + n] = True
+        if n and not self.has_last and not is_start:
+            self.held[first] = False
+
+    # ---- what it has seen
+
+    @property
+    def append(self) -> Append:
+        return self._append
+
+    def _append(self, graph, features, positions, rows) -> None:
+        ids = graph.view(graph.inputs["ints"].tensor, (features.ne[1],))
+        take_in(graph, self.parts, normed(graph, self.parts, features), ids, positions, rows)
+
+    def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
+        slots = sequence.slots(n)
+        self.held[slots.start : slots.stop] = False
+        if appended:
+            self._hold(slots.start, n, sequence.n_tokens == 0)
+            self.has_last = True
+
+    def reset(self, sequence: Sequence) -> None:
+        self.held[sequence.first_slot :] = False
+        self._forget_last(True)
+
+    def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
+        return self.held[sequence.first_slot :][: sequence.n_tokens].copy()
+
+    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
+        held = self.held[sequence.first_slot :]
+        held[: len(seen)] = seen
+        held[len(seen) :] = False
+        self._forget_last(len(seen) == 0)
+
+    def _forget_last(self, is_start: bool) -> None:
+        self.device.write(self.parts.last, np.zeros(self.head.n_embd, np.float32))
+        self.has_last = is_start

@@ -1,0 +1,144 @@
+"""Graphs of a prediction head. D = embedding length, R = room for tokens that it has not seen, n = columns.
+
+A token x at position p + 1 goes in with the target's hidden state h of position p, behind the output norm, and its row gives the
+token at p + 2; the head's own output, normed, is the h of its next pass. Its block is the only one, so keys and values of a token
+need neither attention nor feed-forward layer: those run for the columns alone that draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...ggml.device import I32, Device
+from ...ggml.graph import Graph, packed
+from ...models.layers import product, products, swiglu
+from ...models.prediction import EMBEDDING, NORM, Head
+from ...models.prediction import HEAD as OWN_HEAD
+from ...state.kv import KvCache
+from ...state.mask import SlotMask
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the graphs are made of. w: the head's and the target's weights. last: the h of the last token seen, [D, 1]."""
+
+    head: Head
+    w: Mapping[str, Any]
+    kv: KvCache
+    last: Any
+    embedding: str
+    output: str
+
+
+def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
+    """Write keys and values of tokens: h [D, n] of the tokens themselves, ids, positions and cache rows int32 [n].
+
+    Each token goes in with the h of the one before it, the first with `last`, and `last` becomes that of the last token; with
+    `pick` int32 [1], that of token pick - 1 or, at 0, what it was, and n + 1 tokens go in, of which that one is to draft.
+    Returns the caches, and all inputs of the block [D, n or n + 1].
+    """
+    n = h.ne[1]
+    before = g.expand(g.concat(m.last, h, 1))
+    if pick is None:
+        newest = g.view(h, (h.ne[0], 1), offset=(n - 1) * h.nb[1])
+        before = g.view(before, (h.ne[0], n), (before.nb[1],))
+    else:
+        newest = g.get_rows(before, pick)
+    x = joined(g, m, ids, before)
+    caches = keys_values(g, m, x, positions, rows)
+    g.expand(g.copy(newest, m.last))
+    return caches, x
+
+
+def joined(g: Graph, m: Parts, ids, h):
+    """The block's input [D, n] of tokens int32 [n] with the hidden states h [D, n] of those before them."""
+    p, name = m.head, m.head.prefix + "nextn."
+    e = g.rms_norm(g.get_rows(m.w[m.embedding], ids), p.rms_eps, m.w[name + "enorm.weight"])
+    h = g.rms_norm(h, p.rms_eps, m.w[name + "hnorm.weight"])
+    return product(g, m.w, name + "eh_proj", g.concat(e, h, 0))
+
+
+def keys_values(g: Graph, m: Parts, x, positions, rows) -> tuple[Any, Any]:
+    """The caches once keys and values of the block's inputs x [D, n] are in `rows`."""
+    p, name, n = m.head, m.head.prefix + "attn_", x.ne[1]
+    y = g.rms_norm(x, p.rms_eps, m.w[m.head.prefix + "attn_norm.weight"])
+    k, v = products(g, m.w, [name + "k", name + "v"], y)
+    k = g.rms_norm(g.reshape(k, p.head_dim, p.n_kv_heads, n), p.rms_eps, m.w[name + "k_norm.weight"])
+    k = g.rope(k, positions, p.n_rot, p.rope_theta)
+    keys = g.expand(g.set_rows(m.kv.keys(0), g.reshape(k, p.head_dim * p.n_kv_heads, n), rows))
+    return keys, g.expand(g.set_rows(m.kv.values(0), v, rows))
+
+
+def block(g: Graph, m: Parts, x, position, caches: tuple[Any, Any], mask, n_kv: int):
+    """The normed output [D, 1] for the block's input x [D, 1], whose keys and values are in the caches; mask [n_kv, 1]."""
+    p, w, name, d = m.head, m.w, m.head.prefix, m.head.head_dim
+    q_gate = product(g, w, name + "attn_q", g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"]))
+    strides = (2 * d * 4, 2 * d * p.n_heads * 4)
+    q = g.rms_norm(g.view(q_gate, (d, p.n_heads, 1), strides), p.rms_eps, w[name + "attn_q_norm.weight"])
+    q = g.rope(q, position, p.n_rot, p.rope_theta)
+    keys, values = (g.heads(t, d, n_kv) for t in caches)
+    o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, mask, d**-0.5)
+    gate = g.cont(g.view(q_gate, (d, p.n_heads, 1), strides, offset=d * 4), d * p.n_heads, 1)
+    x = g.add(product(g, w, name + "attn_output", g.mul(g.reshape(o, d * p.n_heads, 1), g.sigmoid(gate))), x)
+    x = g.add(swiglu(g, w, name, g.rms_norm(x, p.rms_eps, w[name + "post_attention_norm.weight"])), x)
+    return g.rms_norm(x, p.rms_eps, w[p.own(NORM, "output_norm.weight")])
+
+
+def normed(g: Graph, m: Parts, features):
+    """The target's hidden states as its head sees them, of the outputs [D, n] of its last layer."""
+    return g.rms_norm(features, m.head.rms_eps, m.w["output_norm.weight"])
+
+
+def context_graph(device: Device, m: Parts, features, room: int) -> Graph:
+    """Takes in up to R = `room` tokens and drafts nothing.
+
+    Input: ints = ids | columns of the features | positions | cache rows, each R, and how many there are, 1.
+    """
+    g = Graph(device, 256)
+    ids, columns, positions, rows, pick = packed(g, "ints", *[room] * 4, 1)
+    h = normed(g, m, g.get_rows(features, columns))
+    before = g.expand(g.concat(m.last, h, 1))
+    x = joined(g, m, ids, g.view(before, (h.ne[0], room), (before.nb[1],)))
+    keys_values(g, m, x, positions, rows)
+    g.expand(g.copy(g.get_rows(before, pick), m.last))
+    return g
+
+
+def draft_graph(
+    device: Device, m: Parts, features, mask: SlotMask, n_kv: int, room: int, depth: int, candidates: int
+) -> Graph:
+    """Takes in up to R = `room` tokens, then drafts `depth` more behind the pending one, each from the best before it.
+
+    Inputs: ints = columns of the features [R] | ids | positions | cache rows, each R + 1, unseen tokens, then the pending one |
+    how many are unseen, 1 | position and cache row of each column that drafts, twice `depth`; those of `mask`, whose columns
+    are those that draft.
+    Output: best float32 [candidates, 2, depth], token ids and log-probabilities, best first.
+    """
+    g = Graph(device, 1024)
+    columns, ids, positions, rows, pick, at, into = packed(g, "ints", room, *[room + 1] * 3, 1, depth, depth)
+    built = mask.build(g, "mask", n_kv, depth)
+    caches, inputs = take_in(g, m, normed(g, m, g.get_rows(features, columns)), ids, positions, rows, pick)
+    x, best = g.get_rows(inputs, pick), []
+    name = m.output.removesuffix(".weight")
+    for i in range(depth):
+        position = g.view(at, (1,), offset=4 * i)
+        if i:
+            caches = keys_values(g, m, x, position, g.view(into, (1,), offset=4 * i))
+        seen = g.view(built, (n_kv, 1), offset=i * built.nb[1])
+        h = block(g, m, x, position, caches, seen, n_kv)
+        one = g.top_k_log_probs(product(g, m.w, name, h), min(candidates, m.head.n_vocab))
+        best.append(g.reshape(one, one.ne[0], 2, 1))
+        if i + 1 < depth:
+            x = joined(g, m, g.cast(g.view(one, (1,)), I32), h)
+    whole = best[0]
+    for part in best[1:]:
+        whole = g.concat(whole, part, 2)
+    g.output(whole, "best")
+    return g
+
+
+def names(head: Head, target_embedding: str, target_head: str) -> tuple[str, str]:
+    """Names of the embedding and the output matrix that the head uses."""
+    return head.own(EMBEDDING, target_embedding), head.own(OWN_HEAD, target_head)

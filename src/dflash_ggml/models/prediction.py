@@ -1,0 +1,89 @@
+"""A target's prediction head (`nextn`): an attention block behind the trunk, whose input joins a token to a hidden state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..files.gguf import F32, GGUFFile
+from .checks import check_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Sizes of the head's block, which are those of the trunk's attention layers, and which optional tensors it has."""
+
+    block: int  # its number in the file
+    n_embd: int
+    n_ff: int
+    n_vocab: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_rot: int
+    rope_theta: float
+    rms_eps: float
+    optional: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """What its tensors' names begin with."""
+        return f"blk.{self.block}."
+
+    def own(self, name: str, shared: str) -> str:
+        """The name of an optional tensor of the head, or of the target's that stands in for it."""
+        return self.prefix + name if name in self.optional else shared
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor of its own."""
+        d, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (d,),
+            "post_attention_norm.weight": (d,),
+            "attn_q.weight": (d, 2 * q),  # per head: query rows, then gate rows
+            "attn_k.weight": (d, kv),
+            "attn_v.weight": (d, kv),
+            "attn_output.weight": (q, d),
+            "attn_q_norm.weight": (self.head_dim,),
+            "attn_k_norm.weight": (self.head_dim,),
+            "ffn_gate.weight": (d, self.n_ff),
+            "ffn_up.weight": (d, self.n_ff),
+            "ffn_down.weight": (self.n_ff, d),
+            "nextn.eh_proj.weight": (2 * d, d),
+            "nextn.enorm.weight": (d,),
+            "nextn.hnorm.weight": (d,),
+        }
+        more = {NORM: (d,), EMBEDDING: (d, self.n_vocab), HEAD: (d, self.n_vocab)}
+        shapes |= {name: more[name] for name in self.optional} | dict.fromkeys(self.scales, (1,))
+        return {self.prefix + name: shape for name, shape in shapes.items()}
+
+
+NORM = "nextn.shared_head_norm.weight"
+EMBEDDING, HEAD = "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
+
+
+def read_head(file: GGUFFile, head: Head) -> Head | None:
+    """`head`, the sizes of a trunk's attention layers, with what optional tensors the head of an open file has.
+
+    None if the file has none, or several, one for each further token. Raises ModelFileError that names the tensor at fault.
+    """
+    if file.get(f"{file.arch}.nextn_predict_layers", int) != 1:
+        return None
+    prefix = head.prefix
+    found = {
+        name.removeprefix(prefix): info for name, info in file.tensors.items() if name.startswith(prefix)
+    }
+    if not found:  # a file that was made without it may keep the number
+        return None
+    head = replace(
+        head,
+        optional=tuple(name for name in (NORM, EMBEDDING, HEAD) if name in found),
+        scales=tuple(name for name in found if name.endswith(".scale")),
+    )
+    shapes = head.tensors()
+    own = {prefix + name: info for name, info in found.items() if not name.endswith(".input_scale")}
+    check_tensors(file.error, own, shapes)
+    for name, shape in shapes.items():
+        if len(shape) == 1 and own[name].type != F32:
+            raise file.error(f"tensor {name!r} is {own[name].type_name}, expected f32")
+    return head

@@ -1,0 +1,156 @@
+"""The prediction head of a target's file as its draft: against numpy in float64, and texts that it does not change. 4 seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.tree import expand, spine
+from dflash_ggml.drafts.mtp.drafter import MtpDrafter
+from dflash_ggml.engine import loading
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import DeviceError
+from reference import toys
+from reference.engine_kit import fresh, text
+from reference.numpy_draft import PredictionHead
+
+FORMS = {"norm": {}, "tied": {"tied": True}, "shapes": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    return toys.write_pair(folder, 70 + len(request.param), nextn=True, **FORMS[request.param])[0]
+
+
+def config(target: Path, **options) -> EngineConfig:
+    base = EngineConfig(
+        target, n_ctx=256, n_batch=16, n_threads=1, kv_type="f32", reference=True, calibrate="never"
+    )
+    return replace(base, **options)
+
+
+@pytest.fixture
+def engine(target: Path) -> Iterator[Engine]:
+    with Engine.load(config(target)) as engine:
+        yield engine
+
+
+def features(engine: Engine, ids: list[int]) -> np.ndarray:
+    """Outputs float64 [tokens, D] of the target's last layer, token by token, through plain steps."""
+    other, found = engine.passes, []
+    fresh(engine, ids[:1])
+    engine.reset()
+    for token in ids:
+        engine.passes.linear(engine.sequence, [token], column=0)
+        engine.sequence.tokens.append(token)
+        row = other.device.read(other.state.features.tensor, engine.params.n_embd)
+        found.append(row.astype(np.float64))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_rows_are_numpys(engine: Engine, target: Path, n: int) -> None:
+    """Log-probabilities along the chain, after prompts of one batch and of several."""
+    ids = np.random.default_rng(n).integers(0, engine.n_vocab - 4, n).tolist()
+    seen = features(engine, ids)
+    fresh(engine, ids)
+    engine.sequence.pending = 7
+    assert isinstance(engine.drafter, MtpDrafter)
+    rows = engine.drafter.propose(engine.sequence, 31)
+    expected = PredictionHead(target).rows([*ids, 7], seen, 3)
+    assert rows.ids.shape == (3, 16)
+    found = np.take_along_axis(expected, rows.ids, 1)
+    np.testing.assert_allclose(rows.log_probs, found, atol=2e-4)
+    assert rows.ids[:, 0].tolist() == expected.argmax(1).tolist()
+
+
+def test_what_follows_the_best_is_drafted_and_nothing_else(engine: Engine) -> None:
+    fresh(engine)
+    engine.sequence.pending = 7
+    assert engine.drafter is not None
+    rows = engine.drafter.propose(engine.sequence, 31)
+    tree, chain = expand(7, rows, 31), spine(7, rows, 3)
+    assert chain.n_nodes == 3 and tree.n_nodes == 31
+    for parent in set(tree.parents[1:].tolist()):
+        path = []
+        while parent > 0:
+            path.append(int(tree.tokens[parent]))
+            parent = int(tree.parents[parent])
+        assert path[::-1] == chain.tokens[1 : 1 + len(path)].tolist()
+    assert np.exp(tree.log_probs[1:]).sum() >= np.exp(chain.log_probs[1:]).sum()
+    assert np.allclose(chain.log_probs[1:], np.cumsum(rows.log_probs[:, 0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
+def test_texts_stay_as_they_are(engine: Engine, mode: str) -> None:
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}):
+        plain = text(fresh(engine), max_tokens=80, mode="plain", sampling=sampling)
+        assert text(fresh(engine), max_tokens=80, mode=mode, sampling=sampling) == plain
+    assert engine.sequence.statistics.passes
+
+
+@pytest.mark.parametrize("modes", [("tree",), ("plain",), ("tree", "plain", "chain", "plain")])
+def test_it_sees_the_same_whatever_the_steps_were(engine: Engine, modes: tuple[str, ...]) -> None:
+    """After steps of all kinds it proposes what it does after one prompt of the same tokens."""
+    fresh(engine)
+    for mode in modes:
+        text(engine, max_tokens=12, mode=mode)
+        pending = engine.pending
+        engine.prefill([pending])
+    tokens = engine.tokens
+    engine.sequence.pending = 9
+    assert engine.drafter is not None
+    stepped = engine.drafter.propose(engine.sequence, 31)
+    assert engine.drafter.seen(engine.sequence).all()
+    fresh(engine, tokens)
+    engine.sequence.pending = 9
+    read = engine.drafter.propose(engine.sequence, 31)
+    np.testing.assert_allclose(stepped.log_probs, read.log_probs, atol=1e-4)
+    assert np.array_equal(stepped.ids, read.ids)
+
+
+def test_after_a_snapshot(engine: Engine) -> None:
+    """One row was made without the state before it, and is hidden; the text is the same."""
+    fresh(engine, [3, 1, 4, 1, 5, 9, 2, 6])
+    snapshot = engine.snapshot()
+    expected = text(engine, max_tokens=40, mode="tree")
+    for later in ([], [5, 3, 5]):
+        engine.restore(snapshot)
+        engine.prefill(later)
+        found = text(engine, max_tokens=40, mode="tree")
+        assert later or found == expected
+        assert engine.drafter is not None
+        held = engine.drafter.seen(engine.sequence)[: engine.n_tokens - len(engine.sequence.unseen)]
+        assert (~held).sum() == 1 and not held[8]
+
+
+def test_plain_decoding_does_without(target: Path) -> None:
+    with Engine.load(config(target, mode="plain")) as engine:
+        assert not engine.has_draft
+
+
+def test_a_head_that_does_not_fit_stops_nothing(
+    target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody asked for it: a warning, and plain decoding; where it was asked for drafts, an error."""
+
+    def fail(*args, **options):
+        raise DeviceError("no room for it")
+
+    monkeypatch.setattr(loading, "open_own", fail)
+    with Engine.load(config(target)) as engine:
+        assert not engine.has_draft and "decoding plainly: no room for it" in caplog.text
+    with pytest.raises(Exception, match="mode tree needs a draft, .*no room for it"):
+        Engine.load(config(target, mode="tree"))
+
+
+def test_a_draft_that_is_named_comes_first(tmp_path: Path) -> None:
+    target, draft = toys.write_pair(tmp_path, 3, nextn=True)
+    with Engine.load(config(target, draft=draft)) as engine:
+        assert not isinstance(engine.drafter, MtpDrafter)
