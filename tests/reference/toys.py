@@ -30,7 +30,8 @@ class Toy:
     that depend on the text. `draft_own`: the draft's own text-dependent part relative to the target's
     (noise). `special_logit`: logit of every special token, low enough that they are never sampled.
     `draft`: "dflash", "dflash2" (top_k, rank, conv_*) or "dspark" (rank, gated, confidence, from_anchor, n_draft_vocab); the pair
-    scores of neighbours have about the deviation `pair_scale`. `nextn`: the target has a head for the next but one token.
+    scores of neighbours have about the deviation `pair_scale`. `draft_tokens`: the draft's file has the vocabulary
+    too, as published ones have. `nextn`: the target has a head for the next but one token.
     """
 
     n_vocab: int = 64
@@ -72,6 +73,7 @@ class Toy:
     draft_rot: int | None = None
     own_tables: bool = False
     nextn: bool = False
+    draft_tokens: bool = False
 
 
 # Corners of the architecture: head sizes and ratios, tied head, several KV heads. Seed -> fields of `Toy`.
@@ -134,7 +136,12 @@ def _target_metadata(writer: GGUFWriter, toy: Toy) -> None:
     writer.add_uint32("qwen35.ssm.time_step_rank", toy.ssm_v_heads)
     writer.add_uint32("qwen35.ssm.inner_size", toy.ssm_v_heads * toy.state)
     writer.add_uint32("qwen35.full_attention_interval", toy.attention_every or toy.n_layers + 1)
-    writer.add_array("qwen35.attention.recurrent_layers", [_recurrent(toy, i) for i in range(toy.n_layers)])
+    recurrent = [_recurrent(toy, i) for i in range(toy.n_layers)]
+    writer.add_array("qwen35.attention.recurrent_layers", recurrent + [False] * toy.nextn)
+    _tokenizer(writer, toy)
+
+
+def _tokenizer(writer: GGUFWriter, toy: Toy) -> None:
     tokens, kinds = _vocabulary(toy.n_vocab)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
@@ -181,7 +188,10 @@ def _draft_metadata(writer: GGUFWriter, toy: Toy) -> None:
         writer.add_bool("dflash.sample_from_anchor", toy.from_anchor)
         writer.add_bool("dflash.has_confidence_head", toy.confidence)
     writer.add_vocab_size(toy.n_vocab)
-    writer.add_tokenizer_model("none")
+    if toy.draft_tokens:
+        _tokenizer(writer, toy)
+    else:
+        writer.add_tokenizer_model("none")
     writer.add_mask_token_id(toy.n_vocab - 1)
 
 
