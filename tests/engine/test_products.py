@@ -24,6 +24,7 @@ from dflash_ggml.engine.products import (
     apply,
     measure_products,
     sample,
+    wide_bytes,
     without_kernels,
     worth_measuring,
 )
@@ -282,6 +283,35 @@ def test_a_cpu_is_not_worth_it() -> None:
     for widths in ((0, 4), (5, 4), (1, 65)):
         with pytest.raises(ValueError, match="outside 1..64"):
             device.use_narrow_products(False, TYPES["f16"], *widths)
+    device.close()
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("capability", "shapes", "n_batch", "expected"),
+    [
+        ((9, 0), [(5120, 17408), (17408, 5120)], 2048, 170 * MIB + 68 * MIB + 32 * MIB),
+        ((9, 0), [(1024, 512), (512, 1024)], 65, 1 * MIB + 2 * 1024 * 65 + 32 * MIB),
+        ((8, 0), [(5120, 248320)], 512, 2 * 5120 * 19200 + 5 * MIB + 32 * MIB),  # 13 parts of a head
+        ((9, 0), [(5120, 17408)], 64, 0),
+        ((9, 0), [], 2048, 0),
+        ((8, 6), [(5120, 17408)], 2048, 0),
+        (None, [(5120, 17408)], 2048, 0),
+    ],
+)
+def test_memory_of_wide_products(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int] | None,
+    shapes: list[tuple[int, int]],
+    n_batch: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(Device, "capability", capability)
+    device = Device.cpu(1)
+    assert wide_bytes(device, shapes, n_batch) == expected
+    device.use_wide_products(False)  # nothing to switch there, and no error
     device.close()
 
 

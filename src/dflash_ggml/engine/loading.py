@@ -14,7 +14,7 @@ from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft, open_own
 from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
-from ..ggml.device import Device, list_devices
+from ..ggml.device import F32, Device, list_devices
 from ..ggml.weights import Source, Weights
 from ..models.registry import read_target
 from ..models.target import Target
@@ -24,7 +24,7 @@ from ..text.tokenizer import Tokenizer
 from .known_costs import known_costs
 from .kv_types import KvTypes, kv_types
 from .passes import TargetPasses, tree_width
-from .products import without_kernels
+from .products import wide_bytes, without_kernels
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
@@ -262,6 +262,11 @@ def memory_parts(
     ]
     if draft:
         parts += draft.parts(device, kv.draft)
+    shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.type != F32]
+    if taps:
+        shapes.append((len(taps) * target.n_embd, target.n_embd))  # a draft takes the features in
+    if wide := wide_bytes(device, shapes, n_batch):
+        parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
     # the widest passes: a prefill batch with its features, and the logits of a tree
     logits = 8 * max(width, 1) * target.n_vocab
 

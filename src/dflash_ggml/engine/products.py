@@ -21,9 +21,13 @@ from ..ggml.bindings import ffi, lib
 from ..ggml.device import F32, NARROW_COLUMNS, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store, Workspace
+from ..state.memory import padded
 
 TUNED = (9, 0)  # compute capability
 NEEDED = (8, 0)  # below this there are no kernels of ours
+WIDE = {(8, 0), (9, 0), (10, 0), (10, 3)}  # where products of more than 64 columns are ours (`patches/`, mmw)
+_WIDE_SCRATCH = 192 << 20  # MMW_SCRATCH
+_CUBLAS = 32 << 20  # that ggml gives it to work in
 TYPES = {
     ffi.string(lib.ggml_type_name(t)).decode(): t
     for t in (
@@ -129,6 +133,19 @@ class ProductTable:
             if t.type not in TYPES or not 1 <= t.width <= NARROW_COLUMNS:
                 raise ValueError(f"table of products: type {t.type}, width {t.width}; measure again")
         return cls(timings)
+
+
+def wide_bytes(device: Device, shapes: Iterable[tuple[int, int]], n_batch: int) -> int:
+    """Memory beside the graphs that products of a prompt batch take: a matrix as float16, or an equal part of a larger one in
+    whole 128 rows, the widest input as float16, and what cuBLAS works in. `shapes`: k and rows of the matrices."""
+    if n_batch <= NARROW_COLUMNS or device.capability not in WIDE:
+        return 0
+    scratch = widest = 0
+    for k, rows in shapes:
+        parts = -(-2 * k * rows // _WIDE_SCRATCH)
+        scratch = max(scratch, 2 * k * min(rows, padded(-(-rows // parts), 128)))
+        widest = max(widest, k)
+    return scratch + 2 * widest * n_batch + _CUBLAS if widest else 0
 
 
 def worth_measuring(device: Device) -> bool:

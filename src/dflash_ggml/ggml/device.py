@@ -261,6 +261,12 @@ class Device:
             with self.lock:
                 lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, type_, min_width, max_width, on)
 
+    def use_wide_products(self, on: bool, type_: int = lib.GGML_TYPE_COUNT) -> None:
+        """CUDA: our way with products of more than 64 columns (the default), or ggml's own; see `use_narrow_products`."""
+        if self.info.name.startswith("CUDA"):
+            with self.lock:
+                lib.ggml_backend_cuda_set_wide_mul_mat(self.backend, type_, on)
+
     def compute(self, cgraph) -> int:
         """Launch a placed graph; a GPU may still be at it on return. Returns ggml's status.
 

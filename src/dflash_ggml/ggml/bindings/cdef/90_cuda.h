@@ -2,3 +2,4 @@
 
 // from patches/
 void ggml_backend_cuda_set_narrow_mul_mat(ggml_backend_t backend, enum ggml_type type, int min_cols, int max_cols, bool enabled);
+void ggml_backend_cuda_set_wide_mul_mat(ggml_backend_t backend, enum ggml_type type, bool enabled);
