@@ -59,7 +59,7 @@ class Pair:
         assert drafter is not None
         ordinary = drafter._append  # type: ignore[attr-defined]
 
-        def append(graph, features, positions, rows):
+        def append(graph, features, ids, positions, rows):
             kept.append((graph, graph.output(graph.cont(features), "features")))
             ordinary(graph, features, positions, rows)
 

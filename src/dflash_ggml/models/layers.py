@@ -79,10 +79,9 @@ class Taps:
             features = parts[0]
             for part in parts[1:]:
                 features = g.concat(features, part, 0)
-            positions, rows = (
-                g.view(t, (size,), offset=4 * first) for t in (self.columns.positions, self.columns.rows)
-            )
-            self.batch.append(g, features, positions, rows)
+            c = self.columns
+            ints = (g.view(t, (size,), offset=4 * first) for t in (c.ids, c.positions, c.rows))
+            self.batch.append(g, features, *ints)
 
 
 def product(g: Graph, w: Mapping[str, Any], name: str, y):

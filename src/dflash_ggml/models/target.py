@@ -20,8 +20,8 @@ from .prediction import Head
 
 Outputs = Literal["last", "every", "hidden"]
 
-# (graph, features [n_taps * D, n], positions int32 [n], cache rows int32 [n]): let the draft take in these tokens
-Append = Callable[[Graph, Any, Any, Any], object]
+# (graph, features [n_taps * D, n], ids, positions and cache rows int32 [n]): let the draft take in these tokens
+Append = Callable[[Graph, Any, Any, Any, Any], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ def kv_bucket(rows: int) -> int:
     return -(-rows // step) * step
 
 
+def under(mask) -> Callable[..., Any]:
+    """Attention over the rows that a mask float16 [n_kv, n] shows, for `LayerCache.attend`."""
+    return lambda g, q, keys, values, scale: g.attention(q, keys, values, mask, scale)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """One layer's keys and values [row, n_rows], and how they are rotated: what attention is built with."""

@@ -245,7 +245,7 @@ class DFlashDrafter(Drafter):
     def append(self) -> Append:
         return self._append
 
-    def _append(self, graph, features, positions, rows) -> None:
+    def _append(self, graph, features, ids, positions, rows) -> None:
         append_context(graph, self.weights, self.params, self.kv, features, positions, rows)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:

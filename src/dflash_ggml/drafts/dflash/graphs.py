@@ -7,12 +7,12 @@ DSpark have beyond it is in their own folders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...ggml.device import Device
 from ...ggml.graph import Graph, packed
-from ...state.kv import KvCache, LayerCache
+from ...state.kv import KvCache, LayerCache, under
 from ...state.mask import SlotMask
 from ..dflash2.graphs import Convolution, selector_lattice
 from ..dspark.graphs import markov_lattice
@@ -53,11 +53,6 @@ def context_graph(device: Device, w: Mapping[str, Any], p: DraftParams, kv: KvCa
     return g
 
 
-def _under(mask) -> Callable[..., Any]:
-    """Attention over the rows that a mask shows, for `LayerCache.attend`."""
-    return lambda g, q, keys, values, scale: g.attention(q, keys, values, mask, scale)
-
-
 def draft_graph(
     device: Device,
     w: Mapping[str, Any],
@@ -83,7 +78,7 @@ def draft_graph(
     """
     g = Graph(device)
     columns, seen_at, seen_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
-    seen = [_under(mask.build(g, f"mask{i}", n_kv, block)) for i, mask in enumerate(masks)]
+    seen = [under(mask.build(g, f"mask{i}", n_kv, block)) for i, mask in enumerate(masks)]
     caches = append_context(g, w, p, kv, g.get_rows(features, columns), seen_at, seen_rows)
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
     pending = g.view(ids, (1,))

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from ...decode.accept import Accepted
 from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
-from ...errors import DeviceError
 from ...files.gguf import GGUFFile
-from ...ggml.device import F16, F32, Device
+from ...ggml.device import F32, Device
 from ...ggml.store import Store
 from ...ggml.weights import Source, Weights
 from ...models.prediction import EMBEDDING, Head
 from ...models.target import Append, Target
 from ...state.kv import KvCache, kv_bucket
+from ...state.kv_type import KvType
 from ...state.mask import SlotMask
 from ...state.memory import Part
 from ...state.spec import KvLayer, StateSpec
@@ -62,12 +62,12 @@ class MtpSource(DraftSource):
         self._weights = Weights(device, sources, gathered=(self.head.prefix + EMBEDDING,))
         return []
 
-    def parts(self, device: Device, kv_type: int) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
         wanted, spec, over = self._weights.wanted, cache_spec(self.head), _room(self.depth) + 1
         return [
             Part("draft weights", lambda rows: wanted),
-            Part("draft K/V", lambda rows: spec.kv_bytes(rows + over, plain_type(kv_type))),
+            Part("draft K/V", lambda rows: spec.kv_bytes(rows + over, kv_type)),
             Part("draft masks", lambda rows: 2 * self.depth * rows),
             Part("draft state", lambda rows: 4 * self.head.n_embd),
         ]
@@ -83,11 +83,6 @@ class MtpSource(DraftSource):
 def cache_spec(head: Head) -> StateSpec:
     """The head's context: a row of keys and values per token."""
     return StateSpec((KvLayer(head.n_kv_heads, head.head_dim),))
-
-
-def plain_type(kv_type: int) -> int:
-    """The type of the head's own caches: one layer of some sixty is not worth packing."""
-    return kv_type if kv_type in (F16, F32) else F16
 
 
 def _room(depth: int) -> int:
@@ -107,7 +102,7 @@ class MtpDrafter(Drafter):
         self.host, self.device, self.head, self.weights = host, host.device, head, weights
         self.depth, self.taps, self.candidates = depth, (head.block - 1,), candidates
         self.room = _room(depth)
-        self.kv = KvCache(self.device, cache_spec(head).kv, plain_type(host.kv_type), n_rows + self.room + 1)
+        self.kv = KvCache(self.device, cache_spec(head).kv, host.kv_type, n_rows + self.room + 1)
         self._store = Store(self.device, 1)
         last = self._store.tensor(F32, head.n_embd, 1, name="last hidden state")
         self._store.allocate()
@@ -115,36 +110,12 @@ class MtpDrafter(Drafter):
         embedding, output = names(head, target.embedding_name, target.head_name)
         self.parts = Parts(head, ChainMap(weights, host.weights), self.kv, last, embedding, output)  # type: ignore[arg-type]
         self.has_last = True  # before the first token there is nothing, which zeros say
-        self.held = np.zeros(0, bool)  # which slots hold a token's keys and values
+        self.held = np.zeros(n_rows, bool)  # which slots hold a token's keys and values
         self.graphs = host.graphs
-        self.mask: SlotMask | None = None
-        self._n_rows = 0  # slots that cache and mask have
-        self._make_mask(n_rows)
-
-    # ---- memory
-
-    def ensure_rows(self, rows: int) -> None:
-        if rows <= self._n_rows:
-            return
-        if rows > self.host.max_rows:
-            raise DeviceError(f"the draft's context has room for {self.host.max_rows} rows, not for {rows}")
-        want = min(self.host.max_rows, max(2 * self._n_rows, -(-rows // 256) * 256))
-        self.graphs.clear()
-        if self.kv.n_rows < want + self.room + 1:
-            self.kv.grow(want + self.room + 1)
-        self._make_mask(want)
-
-    def _make_mask(self, n_rows: int) -> None:
-        self._close_mask()
-        self._n_rows = 0
         self.mask = SlotMask(self.device, self.depth, 2 * self.room, n_rows)
         self._n_rows = n_rows
-        self.held = np.concatenate([self.held, np.zeros(max(n_rows - len(self.held), 0), bool)])
 
-    def _close_mask(self) -> None:
-        if self.mask is not None:
-            self.mask.close()
-        self.mask = None
+    # ---- memory
 
     @property
     def rows(self) -> Items[object]:
@@ -155,13 +126,13 @@ class MtpDrafter(Drafter):
         return {
             "draft weights": self.weights.nbytes,
             "draft K/V": self.kv.nbytes,
-            "draft masks": self.mask.nbytes if self.mask else 0,
+            "draft masks": self.mask.nbytes,
             "draft state": self._store.nbytes,
         }
 
     def close(self) -> None:
         self.graphs.clear()
-        self._close_mask()
+        self.mask.close()
         self._store.close()
         self.kv.close()
         self.weights.close()
@@ -173,10 +144,9 @@ class MtpDrafter(Drafter):
         depth = self.depth if depth is None else min(depth, self.depth)
         if len(sequence.unseen) > self.room:
             self._take_in(sequence, len(sequence.unseen) - self.room)
-        assert self.mask is not None and sequence.pending is not None
+        assert sequence.pending is not None
         unseen, end, n = sequence.unseen, sequence.n_tokens, len(sequence.unseen)
         slots = sequence.slots(depth)
-        self.ensure_rows(slots.stop)
         n_kv = min(kv_bucket(slots.stop), self._n_rows)
         graph = self.graphs.get(("draft", n_kv, depth), lambda: self._build(n_kv, depth))
         over, spare = self.room - n, self.kv.n_rows - self.room - 1
@@ -194,7 +164,7 @@ class MtpDrafter(Drafter):
         self._hold(first, n, end == n)
         # a column that drafts sees the pending token and the drafted ones before it, itself included
         seen_by = np.packbits(np.triu(np.ones((depth, depth), bool)), axis=1, bitorder="little")
-        self.mask.fill(graph, "mask", slots.start, seen_by, self.held, sequence.first_slot)
+        self.mask.fill(graph, "mask", n_kv, slots.start, seen_by, self.held, sequence.first_slot)
         graph.run()
         self.mask.ran()
         self.has_last, sequence.unseen = self.has_last or n > 0, ()
@@ -205,7 +175,6 @@ class MtpDrafter(Drafter):
         return Rows(best[:, 0].astype(np.int32), best[:, 1], pairs)
 
     def _build(self, n_kv: int, depth: int):
-        assert self.mask is not None
         features = self.host.state.features.tensor
         return draft_graph(
             self.device, self.parts, features, self.mask, n_kv, self.room, depth, self.candidates
@@ -253,8 +222,7 @@ class MtpDrafter(Drafter):
     def append(self) -> Append:
         return self._append
 
-    def _append(self, graph, features, positions, rows) -> None:
-        ids = graph.view(graph.inputs["ints"].tensor, (features.ne[1],))
+    def _append(self, graph, features, ids, positions, rows) -> None:
         take_in(graph, self.parts, normed(graph, self.parts, features), ids, positions, rows)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:

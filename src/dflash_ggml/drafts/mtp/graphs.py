@@ -16,7 +16,7 @@ from ...ggml.graph import Graph, packed
 from ...models.layers import product, products, swiglu
 from ...models.prediction import EMBEDDING, NORM, Head
 from ...models.prediction import HEAD as OWN_HEAD
-from ...state.kv import KvCache
+from ...state.kv import KvCache, LayerCache, under
 from ...state.mask import SlotMask
 
 
@@ -37,7 +37,7 @@ def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
 
     Each token goes in with the h of the one before it, the first with `last`, and `last` becomes that of the last token; with
     `pick` int32 [1], that of token pick - 1 or, at 0, what it was, and n + 1 tokens go in, of which that one is to draft.
-    Returns the caches, and all inputs of the block [D, n or n + 1].
+    Returns the cache, and all inputs of the block [D, n or n + 1].
     """
     n = h.ne[1]
     before = g.expand(g.concat(m.last, h, 1))
@@ -47,9 +47,9 @@ def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
     else:
         newest = g.get_rows(before, pick)
     x = joined(g, m, ids, before)
-    caches = keys_values(g, m, x, positions, rows)
+    cache = keys_values(g, m, x, positions, rows)
     g.expand(g.copy(newest, m.last))
-    return caches, x
+    return cache, x
 
 
 def joined(g: Graph, m: Parts, ids, h):
@@ -60,26 +60,24 @@ def joined(g: Graph, m: Parts, ids, h):
     return product(g, m.w, name + "eh_proj", g.concat(e, h, 0))
 
 
-def keys_values(g: Graph, m: Parts, x, positions, rows) -> tuple[Any, Any]:
-    """The caches once keys and values of the block's inputs x [D, n] are in `rows`."""
+def keys_values(g: Graph, m: Parts, x, positions, rows) -> LayerCache:
+    """The cache once keys and values of the block's inputs x [D, n] are in `rows`."""
     p, name, n = m.head, m.head.prefix + "attn_", x.ne[1]
     y = g.rms_norm(x, p.rms_eps, m.w[m.head.prefix + "attn_norm.weight"])
     k, v = products(g, m.w, [name + "k", name + "v"], y)
     k = g.rms_norm(g.reshape(k, p.head_dim, p.n_kv_heads, n), p.rms_eps, m.w[name + "k_norm.weight"])
     k = g.rope(k, positions, p.n_rot, p.rope_theta)
-    keys = g.expand(g.set_rows(m.kv.keys(0), g.reshape(k, p.head_dim * p.n_kv_heads, n), rows))
-    return keys, g.expand(g.set_rows(m.kv.values(0), v, rows))
+    return m.kv.layer(0).write(g, k, v, rows)
 
 
-def block(g: Graph, m: Parts, x, position, caches: tuple[Any, Any], mask, n_kv: int):
-    """The normed output [D, 1] for the block's input x [D, 1], whose keys and values are in the caches; mask [n_kv, 1]."""
+def block(g: Graph, m: Parts, x, position, cache: LayerCache, mask, n_kv: int):
+    """The normed output [D, 1] for the block's input x [D, 1], whose keys and values are in the cache; mask [n_kv, 1]."""
     p, w, name, d = m.head, m.w, m.head.prefix, m.head.head_dim
     q_gate = product(g, w, name + "attn_q", g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"]))
     strides = (2 * d * 4, 2 * d * p.n_heads * 4)
     q = g.rms_norm(g.view(q_gate, (d, p.n_heads, 1), strides), p.rms_eps, w[name + "attn_q_norm.weight"])
-    q = g.rope(q, position, p.n_rot, p.rope_theta)
-    keys, values = (g.heads(t, d, n_kv) for t in caches)
-    o = g.attention(g.permute(q, 0, 2, 1, 3), keys, values, mask, d**-0.5)
+    q = cache.queries(g, g.rope(q, position, p.n_rot, p.rope_theta))
+    o = cache.attend(g, q, under(mask), n_kv)
     gate = g.cont(g.view(q_gate, (d, p.n_heads, 1), strides, offset=d * 4), d * p.n_heads, 1)
     x = g.add(product(g, w, name + "attn_output", g.mul(g.reshape(o, d * p.n_heads, 1), g.sigmoid(gate))), x)
     x = g.add(swiglu(g, w, name, g.rms_norm(x, p.rms_eps, w[name + "post_attention_norm.weight"])), x)
@@ -119,15 +117,15 @@ def draft_graph(
     g = Graph(device, 1024)
     columns, ids, positions, rows, pick, at, into = packed(g, "ints", room, *[room + 1] * 3, 1, depth, depth)
     built = mask.build(g, "mask", n_kv, depth)
-    caches, inputs = take_in(g, m, normed(g, m, g.get_rows(features, columns)), ids, positions, rows, pick)
+    cache, inputs = take_in(g, m, normed(g, m, g.get_rows(features, columns)), ids, positions, rows, pick)
     x, best = g.get_rows(inputs, pick), []
     name = m.output.removesuffix(".weight")
     for i in range(depth):
         position = g.view(at, (1,), offset=4 * i)
         if i:
-            caches = keys_values(g, m, x, position, g.view(into, (1,), offset=4 * i))
+            cache = keys_values(g, m, x, position, g.view(into, (1,), offset=4 * i))
         seen = g.view(built, (n_kv, 1), offset=i * built.nb[1])
-        h = block(g, m, x, position, caches, seen, n_kv)
+        h = block(g, m, x, position, cache, seen, n_kv)
         one = g.top_k_log_probs(product(g, m.w, name, h), min(candidates, m.head.n_vocab))
         best.append(g.reshape(one, one.ne[0], 2, 1))
         if i + 1 < depth:
