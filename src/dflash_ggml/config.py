@@ -25,7 +25,8 @@ class EngineConfig:
         `DraftFile.open`).
     own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given.
     n_ctx: context window in tokens (0: the length the target was trained for, on a GPU as far as it fits).
-    n_batch: tokens per prefill pass.
+    n_batch: tokens per prefill pass (0: on the CPU 512, on a GPU up to 4,096 as memory allows, fewer where they would take
+        longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
     mode, budget: how to draft, and the number of tree nodes without the root.
@@ -43,7 +44,7 @@ class EngineConfig:
     model: Path
     draft: Path | None = None
     n_ctx: int = 4096
-    n_batch: int = 512
+    n_batch: int = 0
     n_threads: int | None = None
     n_gpu_layers: int = -1
     main_gpu: int = 0
@@ -65,7 +66,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("n_ctx", 0, 1 << 24),
-            ("n_batch", 1, 1 << 16),
+            ("n_batch", 0, 1 << 16),
             ("budget", 1, MAX_BUDGET),
             ("candidates", 1, 64),
             ("main_gpu", 0, 63),

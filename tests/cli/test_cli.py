@@ -387,7 +387,7 @@ def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
         (["-p", "x", "--budget", "0"], "budget: 0 is outside 1..256"),
         (["-p", "x", "--budget", "257"], "budget: 257 is outside 1..256"),
         (["-p", "x", "-c", "-1"], "n_ctx"),
-        (["-p", "x", "-b", "0"], "n_batch"),
+        (["-p", "x", "-b", "-1"], "n_batch"),
         (["-p", "x", "-t", "0"], "n_threads"),
         (["-p", "x", "-t", "99999"], "n_threads: 99999 is outside 1..512"),
         (["-p", "x", "--temp", "nan"], "--temp"),

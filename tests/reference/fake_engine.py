@@ -21,6 +21,7 @@ from dflash_ggml.decode.controller import controller
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.tree import Tree
+from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.step import Step, StepTimes
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
 from dflash_ggml.text.tokenizer import Tokenizer
@@ -122,6 +123,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024
         self.device = SimpleNamespace(n_threads=self.config.n_threads or 2)
+        self.batches = BatchSizes(self.config.n_batch or 512)
         self.n_vocab = self.tokenizer.n_vocab + 3  # padded, as real models are
         self.params = SimpleNamespace(n_embd=64, n_ctx_train=1024, n_vocab=self.n_vocab, name="toy")
         self.metadata = {
@@ -223,11 +225,12 @@ class FakeEngine:
             self._script = []
             if len(ids):
                 self.pending = self._logits = None
-            for at in range(0, len(ids), self.config.n_batch):
+            done = 0
+            while done < len(ids):
                 if should_stop is not None and should_stop():
                     return
-                part = [int(i) for i in ids[at : at + self.config.n_batch]]
-                done = at + len(part)
+                part = [int(i) for i in ids[done : done + self.batches.next(len(ids) - done)]]
+                done += len(part)
                 with self._pass():
                     before, state = self.tokens, self._state
                     row = self._run(part)

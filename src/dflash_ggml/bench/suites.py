@@ -219,7 +219,7 @@ def prefill_report(bench: Bench, texts: list[Text]) -> Section:
     drafted = " The draft takes its part of every pass." if bench.engine.has_draft else ""
     plot = lines("prefill", "Prefill", "tokens of prompt", "tokens/s", rows, "context", "speed", True)
     columns = [Column("context", "prompt", 0), *SPEED[:3], Column("texts", "texts", 0)]
-    notes = [f"At most {bench.engine.config.n_batch} tokens a pass.{drafted}"]
+    notes = [f"At most {bench.engine.batches.most} tokens a pass.{drafted}"]
     return Section("prefill", "Prefill", columns, rows, notes, plot, texts)
 
 

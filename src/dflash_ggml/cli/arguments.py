@@ -104,7 +104,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="context in tokens, 0: as trained, on a GPU as far as it fits (default 4096)",
     )
     add(
-        "-b", "--batch-size", type=int, default=512, metavar="N", help="tokens per prefill pass (default 512)"
+        "-b",
+        "--batch-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens per prefill pass (default 0: chosen)",
     )
     add(
         "-t",

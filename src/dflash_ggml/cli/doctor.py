@@ -168,7 +168,7 @@ def left_out(error: BaseException) -> Check:
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
-    from ..engine.loading import choose_device, declare
+    from ..engine.loading import USUAL_CONTEXT, choose_device, declare
     from ..state.memory import fit, plan
 
     try:
@@ -178,16 +178,16 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; a Q8_0 draft needs no conversion")
                 n_ctx = config.n_ctx or target.n_ctx_train
-                kv = wanted.kv[0]
+                kv, n_batch = wanted.kv[0], wanted.batches[-1]
                 if device.is_gpu:
                     free = device.info.memory_free
-                    kv = wanted.choose(n_ctx, free)
+                    kv, n_batch = wanted.choose(config.n_ctx or min(n_ctx, USUAL_CONTEXT), free)
                     if not config.n_ctx:
-                        n_ctx = fit(wanted.parts(kv), wanted.over, 0, free, n_ctx).n_ctx
+                        n_ctx = fit(wanted.parts(kv, n_batch), wanted.over, 0, free, n_ctx).n_ctx
                 else:
                     free = free_memory()
                 yield memory_check(
-                    plan(wanted.parts(kv), wanted.over, n_ctx, free), device.info.name, device.is_gpu
+                    plan(wanted.parts(kv, n_batch), wanted.over, n_ctx, free), device.info.name, device.is_gpu
                 )
                 if kv.note:
                     yield Check(

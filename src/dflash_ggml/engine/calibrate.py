@@ -36,9 +36,8 @@ def calibrate(passes: TargetPasses, drafter: Drafter, deadline: float) -> list[P
     return probe.points
 
 
-def warm_up(passes: TargetPasses, drafter: Drafter, n_batch: int, deadline: float) -> None:
+def warm_up(passes: TargetPasses, drafter: Drafter, deadline: float) -> None:
     """Build the graphs that a text begins with, so that a short one does not pay for them. Leaves an empty state."""
-    passes.reserve(n_batch, drafter.append)
     probe = _Probe(passes, drafter, deadline, timed=0)
     probe.measure(SHORT)
     probe.leave()

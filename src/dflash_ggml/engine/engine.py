@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ class Engine:
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self.config, self.n_ctx = config, loaded.n_ctx
         self.tokenizer, self.metadata = loaded.tokenizer, loaded.metadata
-        self.passes, self.drafter = loaded.passes, loaded.drafter
+        self.passes, self.drafter, self.batches = loaded.passes, loaded.drafter, loaded.batches
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
         self.n_vocab = self.params.n_vocab
         self._lent = self.passes.rows.lend(self.passes.n_rows)
@@ -122,7 +123,7 @@ class Engine:
         should_stop: Callable[[], bool] | None = None,
         take_row: Callable[[np.ndarray], None] | None = None,
     ) -> None:
-        """Append `ids` to the committed tokens, `n_batch` at a time; `progress(done, total)` in tokens.
+        """Append `ids` to the committed tokens, a batch at a time (see `batches`); `progress(done, total)` in tokens.
 
         take_row gets the logits float32 [n_vocab] after every token; a batch's lie on the device together, so give few ids.
         With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
@@ -139,14 +140,15 @@ class Engine:
             if len(ids):
                 self._guarded(self._take_in)
                 self.sequence.pending = self.sequence.logits = None
-            for at in range(0, len(ids), self.config.n_batch):
+            done = 0
+            while done < len(ids):
                 if should_stop and should_stop():
                     return
-                part = ids[at : at + self.config.n_batch]
-                is_last = at + len(part) == len(ids)
-                self._guarded(partial(self._prefill_batch, part, is_last, take_row))
+                part = ids[done : done + self.batches.next(len(ids) - done)]
+                done += len(part)
+                self._guarded(partial(self._prefill_batch, part, done == len(ids), take_row))
                 if progress:
-                    progress(at + len(part), len(ids))
+                    progress(done, len(ids))
 
     def _prefill_batch(
         self, ids: Items[int], is_last: bool, take_row: Callable[[np.ndarray], None] | None
@@ -154,11 +156,14 @@ class Engine:
         sequence, append = self.sequence, self.drafter.append if self.drafter else None
         self.passes.bucket(sequence.slots(len(ids)).stop)
         sequence.torn, self._rows = True, ()
+        began = time.perf_counter()
         graph = self.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
         if self.drafter:
             self.drafter.prefilled(sequence, len(ids), append is not None)
         sequence.tokens.extend(ids)
         sequence.torn = False
+        self.device.synchronize()  # a GPU would be batches behind, with progress that is none
+        self.batches.took(len(ids), time.perf_counter() - began)
         rows = [self.passes.logits_row(graph, i) for i in range(len(ids))] if take_row else []
         if is_last:
             sequence.logits = rows[-1] if rows else self.passes.logits_row(graph)
@@ -210,10 +215,11 @@ class Engine:
         sequence.torn = True
         try:
             state.reset()
-            for at in range(0, n, self.config.n_batch):
+            while other.n_tokens < n:
                 if should_stop and should_stop():
                     return
-                part = ids[at : at + self.config.n_batch]
+                at = other.n_tokens
+                part = ids[at : at + self.batches.next(n - at)]
                 take(self.passes.hidden_rows(self.passes.linear(other, part, outputs="hidden")))
                 other.tokens.extend(part)
         finally:

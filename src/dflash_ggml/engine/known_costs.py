@@ -46,7 +46,7 @@ def known_costs(
         if measured.products.timings:
             apply(device, measured.products)
         if config.mode == "auto":
-            warm_up(passes, drafter, config.n_batch, time.perf_counter() + WARM_SECONDS)
+            warm_up(passes, drafter, time.perf_counter() + WARM_SECONDS)
         return measured.points, cache.path
     began = time.perf_counter()
     measured = _measure(config, passes, drafter, seconds or SECONDS[device.is_gpu])
@@ -64,8 +64,6 @@ def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter, secon
     if worth_measuring(device):
         products = measure_products(device, passes.weights.values(), seconds / 3)
         apply(device, products)
-    if config.mode == "auto":
-        passes.reserve(config.n_batch, drafter.append)
     points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []
     return Measured(tuple(points), products)
 

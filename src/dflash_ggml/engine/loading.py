@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft, open_own
 from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
-from ..ggml.device import F32, Device, list_devices
+from ..ggml.device import F32, NARROW_COLUMNS, Device, list_devices
 from ..ggml.weights import Source, Weights
 from ..models.registry import read_target
 from ..models.target import Target
 from ..state.memory import Part, cache_rows, fit, plan
 from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
+from .batches import CHOICES, CPU_BATCH, BatchSizes
 from .known_costs import known_costs
 from .kv_types import KvTypes, kv_types
 from .passes import TargetPasses, tree_width
@@ -28,6 +30,8 @@ from .products import wide_bytes, without_kernels
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
+USUAL_CONTEXT = 8192  # tokens that large batches must leave room for where no length is named
+GRAPHS = "graphs (estimate)"  # their part of a memory plan
 
 
 def choose_device(config: EngineConfig) -> Device:
@@ -60,6 +64,7 @@ class Loaded:
     metadata: dict[str, Any]
     n_ctx: int
     costs: Costs
+    batches: BatchSizes
     costs_file: Path | None = None
 
 
@@ -112,7 +117,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
-        passes, drafter, n_ctx = _on_device(device, config, file, target, draft, progress)
+        passes, drafter, n_ctx, batches = _on_device(device, config, file, target, draft, progress)
         if draft and drafter:
             if others := without_kernels(device, passes.weights):
                 log.warning(
@@ -136,7 +141,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     except BaseException:
         device.close()
         raise
-    return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs, costs_file)
+    return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs, batches, costs_file)
 
 
 def no_host_memory(what: str) -> DeviceError:
@@ -153,17 +158,17 @@ def _on_device(
     target: Target,
     draft: DraftSource | None,
     progress: Progress | None,
-) -> tuple[TargetPasses, Drafter | None, int]:
-    """Plan the memory, bring the weights to the device and make the state; also the context length."""
+) -> tuple[TargetPasses, Drafter | None, int, BatchSizes]:
+    """Plan the memory, bring the weights to the device and make the state; also the context length and sizes of batches."""
     wanted = declare(device, config, file, target, draft)
     for note in wanted.notes:
         log.warning("%s", note)
-    kv = wanted.kv[0]
+    kv, n_batch = wanted.kv[0], wanted.batches[-1]
     n_ctx = config.n_ctx or target.n_ctx_train
     if device.is_gpu:
         free = device.info.memory_free
-        kv = wanted.choose(n_ctx, free)
-        memory = fit(wanted.parts(kv), wanted.over, config.n_ctx, free, target.n_ctx_train)
+        kv, n_batch = wanted.choose(config.n_ctx or min(n_ctx, USUAL_CONTEXT), free)
+        memory = fit(wanted.parts(kv, n_batch), wanted.over, config.n_ctx, free, target.n_ctx_train)
         log.info("%s (%s): %s", device.info.name, device.info.description, memory)
         n_ctx = memory.n_ctx
     if kv.note:
@@ -181,7 +186,10 @@ def _on_device(
     if draft:
         host = Host(device, passes.graphs, target, weights, passes.state, kv.draft)
         drafter = draft.start(host, config.n_candidates, rows, progress)
-    return passes, drafter, n_ctx
+    paced = not config.n_batch and config.mode == "auto" and not config.reproducible
+    narrow = NARROW_COLUMNS if device.is_gpu else 0
+    passes.reserve(n_batch, drafter.append if drafter else None)
+    return passes, drafter, n_ctx, BatchSizes(n_batch, paced, device.is_gpu, narrow)
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
@@ -196,21 +204,33 @@ def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
 class Declared:
     """What a pair will take on a device, before any of its memory is taken.
 
-    kv: types of the caches to plan with, the first that fit are taken. width: columns of the widest tree. over: cache rows beyond
-    the context. notes: what had to be changed for the device. parts: the memory that it all takes with such caches.
+    kv: types of the caches to plan with, the first that fit are taken. batches: tokens of a prefill pass to plan with, likewise.
+    width: columns of the widest tree. over: cache rows beyond the context. notes: what had to be changed for the device.
+    planned: the memory that it all takes with such caches and batches.
     """
 
     weights: Weights
     kv: list[KvTypes]
+    batches: tuple[int, ...]
     width: int
     over: int
     notes: list[str]
-    parts: Callable[[KvTypes], list[Part]]
+    planned: Callable[[KvTypes, int], list[Part]]
 
-    def choose(self, n_ctx: int, free: int) -> KvTypes:
-        """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all."""
+    def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
+        """The memory with such caches; without `n_batch`, with the smallest batches."""
+        return self.planned(kv, n_batch or self.batches[-1])
+
+    def choose(self, n_ctx: int, free: int) -> tuple[KvTypes, int]:
+        """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batches
+        that fit with them and whose scratch memory is a small part of it, or the smallest of all."""
         fitting = (types for types in self.kv if plan(self.parts(types), self.over, n_ctx, free).fits)
-        return next(fitting, self.kv[0])
+        kv = next(fitting, self.kv[0])
+        for n_batch in self.batches[:-1]:
+            found = plan(self.parts(kv, n_batch), self.over, n_ctx, free)
+            if found.fits and 16 * found.parts[GRAPHS] <= free and n_batch < 2 * n_ctx:
+                return kv, n_batch
+        return kv, self.batches[-1]
 
 
 def declare(
@@ -236,10 +256,11 @@ def declare(
     return Declared(
         weights,
         kv,
+        (config.n_batch,) if config.n_batch else CHOICES if device.is_gpu else (CPU_BATCH,),
         width,
         over,
         notes,
-        lambda types: memory_parts(device, target, weights, draft, types, width, config.n_batch),
+        partial(memory_parts, device, target, weights, draft, width),
     )
 
 
@@ -248,8 +269,8 @@ def memory_parts(
     target: Target,
     weights: Weights,
     draft: DraftSource | None,
-    kv: KvTypes,
     width: int,
+    kv: KvTypes,
     n_batch: int,
 ) -> list[Part]:
     """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 without a draft."""
@@ -273,4 +294,4 @@ def memory_parts(
     def scratch(rows: int) -> int:
         return max(target.scratch_bytes(n_batch, rows, len(taps)), logits)
 
-    return [*parts, Part("graphs (estimate)", scratch, "lower the batch size (-b)")]
+    return [*parts, Part(GRAPHS, scratch, "lower the batch size (-b)")]

@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
 
+DEFAULT_BATCH = 512
 # ggml type numbers
 _CACHE_TYPES: dict[int | None, CacheType] = {
     None: "auto",
@@ -50,7 +51,7 @@ class LlamaOptions:
     kv_overrides: Mapping[str, bool | int | float | str] | None = None
     seed: int = LLAMA_DEFAULT_SEED
     n_ctx: int = 512
-    n_batch: int = 512
+    n_batch: int = DEFAULT_BATCH
     n_ubatch: int = 512
     n_threads: int | None = None
     n_threads_batch: int | None = None
@@ -143,6 +144,13 @@ class LlamaOptions:
         """CPU threads; None, as 0 and less, leaves the number to the engine."""
         return self.n_threads if self.n_threads and self.n_threads > 0 else None
 
+    @property
+    def _batch(self) -> int:
+        """Tokens per prefill pass; llama-cpp-python's default is nobody's wish and leaves the number to the engine."""
+        if self.n_batch == DEFAULT_BATCH:
+            return 0
+        return max(min(self.n_batch, self.n_ctx) if self.n_ctx else self.n_batch, 1)
+
     def engine_config(self, draft: Path | None, own_draft: bool = False) -> EngineConfig:
         """The engine's configuration with this draft (None: plain decoding, or with `own_draft` the target's prediction head)."""
         type_k, type_v = self.cache_types()
@@ -150,7 +158,7 @@ class LlamaOptions:
             model=Path(self.model_path),
             draft=draft,
             n_ctx=self.n_ctx,
-            n_batch=max(min(self.n_batch, self.n_ctx) if self.n_ctx else self.n_batch, 1),
+            n_batch=self._batch,
             n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,
             main_gpu=self.main_gpu,

@@ -85,13 +85,12 @@ class PromptState:
     ) -> Iterator[int]:
         """Prefill ids[start:] in pieces, keeping snapshots on the way; yields how many tokens are in after each."""
         snapshots = set(self.cache.plan(ids, start, boundaries))
-        batch = self.engine.config.n_batch
         position = start
         for stop in [*sorted(snapshots), len(ids)]:
             while position < stop:
                 if should_stop is not None and should_stop():
                     return
-                end = min(position + batch, stop)
+                end = position + self.engine.batches.next(stop - position)
                 self._row_valid = False
                 self.engine.prefill(ids[position:end])
                 self._row_valid = True
