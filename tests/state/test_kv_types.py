@@ -240,7 +240,7 @@ LAYERS = (KvLayer(2, 32), KvLayer(4, 32, window=64), KvLayer(2, 32), KvLayer(1, 
     "pair", [(t, t) for t in KV_TYPES] + [("q8_0", "q4_0"), ("f16", "q5_0")], ids="/".join
 )
 def test_a_commit_moves_every_bit(pair):
-    """Rows of random bytes, numbers or not, by paths that overlap what they are moved to; growing keeps them too."""
+    """Rows of random bytes, numbers or not, by paths that overlap what they are moved to."""
     device = Device.cpu(2)
     kv_type = KvType.named(*pair)
     state = TargetState(device, StateSpec(LAYERS), kv_type, 256, 8, 0)
@@ -262,9 +262,6 @@ def test_a_commit_moves_every_bit(pair):
         rows[100:106] = rows[sources]
         assert np.array_equal(after, rows)
     g.close()
-    state.kv.grow(512)
-    for t, rows in zip(state.kv.slices, before, strict=True):
-        assert np.array_equal(device.read_bytes(t, np.empty(rows.size, np.uint8)), rows.reshape(-1))
     for thing in (state, workspace, device):
         thing.close()
 

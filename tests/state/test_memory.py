@@ -99,5 +99,7 @@ def test_the_plan_is_what_is_allocated(request, monkeypatch, types, drafted, whi
             allocated = e.nbytes
             del allocated["scratch"]
             assert allocated == expected
-            e.prefill(np.zeros(4500 - e.n_tokens, int).tolist())
+            # the CPU is slow over rows of two types
+            length = 4500 if types[0] == types[1] else 300
+            e.prefill(np.zeros(length - e.n_tokens, int).tolist())
     device.close()
