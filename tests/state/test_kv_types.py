@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.ggml.device import F16, F32, I32, Device
+from dflash_ggml.ggml.device import F16, F32, I32, Device, list_devices
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.state.kv import KvCache
@@ -25,11 +25,22 @@ PAIRS = list(product(KV_TYPES, KV_TYPES))
 QUERIES = {"f32": Type.F32, "f16": Type.F16, "bf16": Type.BF16}
 
 
-@pytest.fixture(params=[False, True], ids=["fast", "reference"])
+GPUS = [d for d in list_devices() if d.is_gpu]
+
+
+def opened(name: str) -> Device:
+    """ "CPU", "reference", which is the CPU with plain kernels, or a GPU by ggml's name."""
+    for gpu in GPUS:
+        if gpu.name == name:
+            return Device(gpu)
+    return Device.cpu(2, reference=name == "reference")
+
+
+@pytest.fixture(params=["CPU", *(gpu.name for gpu in GPUS)])
 def device(request):
-    opened = Device.cpu(2, reference=request.param)
-    yield opened
-    opened.close()
+    found = opened(request.param)
+    yield found
+    found.close()
 
 
 def rounded(x: np.ndarray, kind: Type) -> np.ndarray:
@@ -100,9 +111,8 @@ def causal(n: int, first: int, n_kv: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("k", KV_TYPES)
-def test_attention_against_float64(k):
+def test_attention_against_float64(device, k):
     """Over what lies in the cache, with values of every type; and against the numbers that went in: what the types cost."""
-    device = Device.cpu(1)
     n, first, n_kv = 9, 40, 256
     q, keys, values = draws(1, first + n, 4, 2, 64)
     begun, mask = causal(first, 0, n_kv), causal(n, first, n_kv)
@@ -115,15 +125,15 @@ def test_attention_against_float64(k):
             cache = KvCache(device, [KvLayer(2, 64)], KvType.named(*pair), n_kv)
             attended(device, cache, q[:first], keys[:first], values[:first], 0, n_kv, begun)
             o = attended(device, cache, q[first:], keys[first:], values[first:], first, n_kv, mask)
-            # a machine may round a tie of a query the other way; values of float16 are added in float16
-            tolerance = 1e-2 if "f16" in pair else 2e-3
+            # a machine may round a tie of a query the other way; values of float16 are added in float16, and a GPU rounds
+            # queries in ways of its own
+            tolerance = 3e-2 if device.is_gpu else 1e-2 if "f16" in pair else 2e-3
             np.testing.assert_allclose(o, expected(device, cache, q[first:], n_kv, mask), atol=tolerance)
             cache.close()
             found.append(o)
         truth = found[1] if truth is None else truth
         bits = min(int(t[1]) if t[0] == "q" else 8 for t in (k, v))
         assert np.abs(found[0] - truth).max() < {4: 0.5, 5: 0.25, 8: 0.05}[bits], v
-    device.close()
 
 
 @pytest.mark.parametrize(
@@ -193,9 +203,13 @@ def test_a_column_does_not_depend_on_the_width(pair, reference):
     device.close()
 
 
+@pytest.mark.parametrize("name", ["CPU", "reference", *(gpu.name for gpu in GPUS)])
 @pytest.mark.parametrize("width", [32, 64, 128, 256, 512])
-def test_rotations_are_orthonormal(device, width):
+def test_rotations_are_orthonormal(name, width):
     """The fast transform and the product with the matrix do the same, and twice is once back."""
+    if width == 32 and name not in ("CPU", "reference"):
+        width = 64  # no transform of its own, and no attention over such heads
+    device = opened(name)
     matrix = hadamard(width)
     np.testing.assert_allclose(matrix @ matrix, np.eye(width), atol=2e-6)
     assert np.array_equal(matrix, matrix.T)
@@ -217,7 +231,7 @@ def test_rotations_are_orthonormal(device, width):
         once = turned(x, w)
         np.testing.assert_allclose(device.read(g.outputs[name]).reshape(x.shape), once, atol=5e-6)
         np.testing.assert_allclose(device.read(g.outputs[name + " back"]).reshape(x.shape), x, atol=5e-6)
-    for thing in (g, workspace, rotations):
+    for thing in (g, workspace, rotations, device):
         thing.close()
 
 
@@ -239,9 +253,8 @@ LAYERS = (KvLayer(2, 32), KvLayer(4, 32, window=64), KvLayer(2, 32), KvLayer(1, 
 @pytest.mark.parametrize(
     "pair", [(t, t) for t in KV_TYPES] + [("q8_0", "q4_0"), ("f16", "q5_0")], ids="/".join
 )
-def test_a_commit_moves_every_bit(pair):
+def test_a_commit_moves_every_bit(device, pair):
     """Rows of random bytes, numbers or not, by paths that overlap what they are moved to."""
-    device = Device.cpu(2)
     kv_type = KvType.named(*pair)
     state = TargetState(device, StateSpec(LAYERS), kv_type, 256, 8, 0)
     assert state.kv.nbytes == StateSpec(LAYERS).kv_bytes(256, kv_type)
@@ -262,7 +275,7 @@ def test_a_commit_moves_every_bit(pair):
         rows[100:106] = rows[sources]
         assert np.array_equal(after, rows)
     g.close()
-    for thing in (state, workspace, device):
+    for thing in (state, workspace):
         thing.close()
 
 
