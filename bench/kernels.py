@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import add_cache_types, cache_types
 from step_time import random_tree
 
 from dflash_ggml.config import EngineConfig
@@ -34,11 +35,17 @@ def main() -> None:
     p.add_argument("--context", type=int, default=2048)
     p.add_argument("--top", type=int, default=25)
     p.add_argument("--repeat", type=int, default=5)
+    add_cache_types(p)
     a = p.parse_args()
     rng = np.random.default_rng(0)
     with Engine.load(
         EngineConfig(
-            Path(a.model), Path(a.model_draft), n_ctx=8192, budget=max(31, *a.widths), chain_seed=True
+            Path(a.model),
+            Path(a.model_draft),
+            n_ctx=max(8192, a.context + 1024),
+            budget=max(31, *a.widths),
+            chain_seed=True,
+            **cache_types(a),
         )
     ) as engine:
         passes, sequence = engine.passes, engine.sequence

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import header, save
+from common import add_cache_types, cache_types, header, save
 
 import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
@@ -209,6 +209,7 @@ def main() -> None:
     p.add_argument("-t", "--threads", type=int)
     p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
     p.add_argument("--json", metavar="FILE")
+    add_cache_types(p)
     a = p.parse_args()
     config = EngineConfig(
         Path(a.model),
@@ -218,6 +219,7 @@ def main() -> None:
         n_threads=a.threads,
         n_gpu_layers=a.gpu_layers,
         chain_seed=True,
+        **cache_types(a),
     )
     began = time.perf_counter()
     with Engine.load(config) as engine:
@@ -228,10 +230,12 @@ def main() -> None:
             model=Path(a.model).name,
             draft=Path(a.model_draft).name,
             context=a.context,
+            kv_cache=str(engine.passes.state.kv.type),
             load_s=time.perf_counter() - began,
         )
         print(
-            f"{device.description}, {Path(a.model).name}, {a.context} tokens of context, commit {facts['commit']}; {facts['gpu']}"
+            f"{device.description}, {Path(a.model).name}, {a.context} tokens of context, "
+            f"caches {facts['kv_cache']}, commit {facts['commit']}; {facts['gpu']}"
         )
         rng = np.random.default_rng(1)
         ids = rng.integers(0, engine.n_vocab, a.context).tolist()

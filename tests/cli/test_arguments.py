@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 
 import dflash_ggml
-from dflash_ggml.cli.arguments import add_sampling_options, file_metadata, sampling_params
+from dflash_ggml.cli.arguments import (
+    add_model_options,
+    add_sampling_options,
+    engine_config,
+    file_metadata,
+    sampling_params,
+)
 from dflash_ggml.cli.repl import Conversation
 from dflash_ggml.decode.sampling_params import OPTIONS, SamplingParams, token_bias
 from dflash_ggml.llama.llama import Llama
@@ -139,3 +145,21 @@ def test_version(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert end.value.code in (0, None)
     assert re.fullmatch(rf"dflash-\w+ {re.escape(dflash_ggml.__version__)} \(ggml \d[\d.]*, patched\)\n", out)
+
+
+@pytest.mark.parametrize(
+    ("flags", "types"),
+    [
+        ("", "auto auto auto auto"),
+        ("-ctk q8_0 -ctv q4_0", "q8_0 q4_0 auto auto"),
+        ("--cache-type-k bf16", "bf16 auto auto auto"),
+        ("--cache-type f32", "f32 f32 auto auto"),
+        ("--cache-type f16 -ctv q5_1 -ctkd q5_0 --cache-type-v-draft q4_1", "f16 q5_1 q5_0 q4_1"),
+    ],
+)
+def test_types_of_the_caches(flags: str, types: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    config = engine_config(parser.parse_args([*flags.split(), "--mode", "plain"]))
+    found = (config.type_k, config.type_v, config.draft_type_k, config.draft_type_v)
+    assert " ".join(found) == types
