@@ -164,6 +164,7 @@ def sizes(engine: Engine) -> list[str]:
     counts = engine.run_counts()
     return [
         f"{device.info.description}, {count(device.n_threads, 'thread')}",
+        f"  K/V caches: {engine.passes.state.kv.type}",
         *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.nbytes.items()),
         f"  graphs: {counts['graphs']} built, {count(counts['runs'], 'run')}",
     ]
