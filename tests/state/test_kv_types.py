@@ -289,6 +289,15 @@ def test_rows_are_whole_words():
     assert row_bytes(KV_TYPES["q8_0"], 1024) == 1088 and row_bytes(KV_TYPES["q4_0"], 1024) == 576
 
 
+def test_what_a_gpu_copies_for_many_columns():
+    """One layer at a time, and only what is not float16 already: 4,096 bytes a row at 27B."""
+    spec = StateSpec((KvLayer(4, 256), KvLayer(2, 256)))
+    sizes = [
+        spec.f16_copy(1000, KvType.named(*p)) for p in (("f16", "f16"), ("f16", "q4_0"), ("q8_0", "bf16"))
+    ]
+    assert sizes == [0, 2_048_000, 4_096_000]
+
+
 def test_heads_that_blocks_do_not_divide():
     KvType.named("f16", "bf16").check(48, "target")
     with pytest.raises(

@@ -292,6 +292,7 @@ def memory_parts(
     logits = 8 * max(width, 1) * target.n_vocab
 
     def scratch(rows: int) -> int:
-        return max(target.scratch_bytes(n_batch, rows, len(taps)), logits)
+        copied = target.state_spec().f16_copy(rows, kv.target) if device.is_gpu else 0
+        return max(target.scratch_bytes(n_batch, rows, len(taps)) + copied, logits)
 
     return [*parts, Part(GRAPHS, scratch, "lower the batch size (-b)")]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import ConfigError
+from ..ggml.device import F16
 from .kv_type import KvType, row_bytes
 from .rotation import rotation_bytes
 
@@ -93,3 +94,8 @@ class StateSpec:
         """Bytes that a cache of `rows` rows takes over all attention layers."""
         a_row = sum(row_bytes(type_, layer.row) for layer in self.kv for type_ in (kv_type.k, kv_type.v))
         return rows * a_row + rotation_bytes((layer.head_dim for layer in self.kv), kv_type)
+
+    def f16_copy(self, rows: int, kv_type: KvType) -> int:
+        """Scratch bytes of the float16 copy that a GPU makes of a layer's `rows` rows for attention of many columns."""
+        copied = (kv_type.k != F16) + (kv_type.v != F16)
+        return rows * 2 * copied * max((layer.row for layer in self.kv), default=0)
