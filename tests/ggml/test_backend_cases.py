@@ -183,6 +183,54 @@ def run_net_commit(
     assert_close(found, ref.delta_net_commit(state, u, k, g_sum, path))
 
 
+def run_net_chunked(
+    rng: Generator,
+    head_size: int,
+    n_head_k: int,
+    n_head_v: int,
+    n_tokens: int,
+    n_seqs: int,
+    decay: int,
+    first: int,
+    in_place: bool = False,
+) -> None:
+    n, bound = n_tokens, 1.0 if first < 0 else head_size**-0.5
+    q, k = (uniform(rng, n_seqs, n, n_head_k, head_size, low=-bound, high=bound) for _ in range(2))
+    v = uniform(rng, n_seqs, n, n_head_v, head_size, low=-bound, high=bound)
+    if first < 0:
+        q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
+    g_log = uniform(rng, n_seqs, n, n_head_v, 1, low=-float(decay or 0.1), high=-1e-4)
+    beta = uniform(rng, n_seqs, n, n_head_v, 1, low=0.0)
+    state = uniform(rng, n_seqs, n_head_v, head_size, head_size)
+    with OpGraph(threads=2) as g:
+        if first >= 0:
+            joint = np.concatenate([a.reshape(n_seqs, n, -1) for a in (q, k, v)], axis=-1)
+            wide = g.tensor(np.pad(joint, ((0, 0), (0, 0), (first, 0)), constant_values=np.nan))
+            counts, starts = (n_head_k, n_head_k, n_head_v), (0, n_head_k, 2 * n_head_k)
+            heads = [
+                g.columns(wide, first + at * head_size, head_size, count)
+                for at, count in zip(starts, counts, strict=True)
+            ]
+        else:
+            heads = [g.tensor(a) for a in (q, k, v)]
+        live = g.tensor(state)
+        out = lib.ggml_gated_delta_net_chunked(g.ctx, *heads, g.tensor(g_log), g.tensor(beta), live)
+        last = out
+        if in_place:
+            last = lib.ggml_cpy(g.ctx, g.flat(out, state.size, v.size), g.flat(live, state.size))
+        g.run(lib.ggml_cont(g.ctx, last))
+        found, after = g.read(out).ravel(), g.read(live)
+    o, expected = ref.delta_net_chain(q, k, v, g_log[..., 0], beta[..., 0], state)
+    assert_close(found[: v.size].reshape(v.shape), o)
+    assert_close(found[v.size :].reshape(state.shape), expected)
+    if in_place:
+        np.testing.assert_array_equal(after.ravel(), found[v.size :])
+
+
+def run_net_chunked_in_place(rng: Generator, **parameters: object) -> None:
+    run_net_chunked(rng, **parameters, in_place=True)
+
+
 def run_top_k(rng: Generator, n: int, n_rows: int, k: int, ties: bool, bad: bool) -> None:
     values = (20.0 * (np.arange(n) // (3 if ties else 1)) / n).astype(np.float32)
     a = np.stack([rng.permutation(values) for _ in range(n_rows)])
@@ -254,6 +302,8 @@ RUNNERS: dict[str, Callable[..., None]] = {
     "test_gated_delta_net_tree_persist": run_net,
     "test_gated_delta_net_tree_cache_fusion": run_net_cached,
     "test_gated_delta_net_tree_commit": run_net_commit,
+    "test_gated_delta_net_chunked": run_net_chunked,
+    "test_gated_delta_net_chunked_in_place": run_net_chunked_in_place,
     "test_delta_net_input": run_net_input,
     "test_top_k_log_probs": run_top_k,
 }

@@ -62,6 +62,11 @@ class OpGraph:
             self.ctx, t, ne[0], ne[1], t.ne[1], t.ne[2], ne[0] * size, t.nb[1], t.nb[2], first * size
         )
 
+    def flat(self, t, count: int, first: int = 0):
+        """View of `count` elements of the contiguous tensor t from element `first` on."""
+        size = lib.ggml_type_size(t.type)
+        return lib.ggml_view_3d(self.ctx, t, count, 1, 1, count * size, count * size, first * size)
+
     def run(self, *outputs) -> list[np.ndarray]:
         """Compute; the contiguous outputs as four-dimensional arrays."""
         graph = self.prepare(*outputs)

@@ -140,6 +140,17 @@ def delta_net_tree(
     return DeltaNetTree(o, u, g_sum, states)
 
 
+def delta_net_chain(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
+) -> tuple[Array, Array]:
+    """The recurrence over tokens in order: outputs like v, and the states after the last token. Shapes as for the tree."""
+    q, k, v, g, beta, state = (a.astype(np.float64) for a in (q, k, v, g, beta, state))
+    o = np.zeros_like(v)
+    for s, i in np.ndindex(v.shape[:2]):
+        state[s], o[s, i], _ = delta_net_step(state[s], q[s, i], k[s, i], v[s, i], g[s, i], beta[s, i])
+    return o, state
+
+
 def delta_net_commit(state: Array, u: Array, k: Array, g_sum: Array, path: Array) -> Array:
     """The state after the accepted nodes, one after the other: decayed by what g_sum grew, plus u k^T.
 

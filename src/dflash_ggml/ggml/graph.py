@@ -354,11 +354,12 @@ class Graph:
         """Index of the largest of each row, int32 [rows]."""
         return lib.ggml_argmax(self.ctx, a)
 
-    # ---- delta net, committed prefix only (stock) and along a tree (ours)
+    # ---- delta net, in order and along a tree
 
     def gated_delta_net(self, q, k, v, g, beta, state):
-        """Stock op: outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]."""
-        return lib.ggml_gated_delta_net(self.ctx, q, k, v, g, beta, state, 1)
+        """Outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]. Token after token, or in chunks
+        where the device has that and the columns are enough for it to be faster; never in reference mode."""
+        return lib.ggml_gated_delta_net_chunked(self.ctx, q, k, v, g, beta, state)
 
     def ssm_conv_tree(self, state, x, c, parents):
         """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""

@@ -11,6 +11,11 @@ struct ggml_tensor *ggml_gated_delta_net_tree_persist(struct ggml_context *ctx, 
 struct ggml_tensor *ggml_gated_delta_net_tree_commit(struct ggml_context *ctx, struct ggml_tensor *state,
     struct ggml_tensor *factors, struct ggml_tensor *path);
 
+// Of a prompt: ggml_gated_delta_net with K = 1 that a backend may compute in chunks of tokens.
+struct ggml_tensor *ggml_gated_delta_net_chunked(struct ggml_context *ctx, struct ggml_tensor *q,
+    struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *g, struct ggml_tensor *beta,
+    struct ggml_tensor *state);
+
 // The k best of each row with their log-probabilities, best first: what a draft's logits are needed for.
 struct ggml_tensor *ggml_top_k_log_probs(struct ggml_context *ctx, struct ggml_tensor *a, int k);
 
