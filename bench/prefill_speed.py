@@ -1,0 +1,77 @@
+"""Speed of prefill by batch size and length, on files of any shape (see shapes.py); random weights give times, not text.
+
+    python bench/prefill_speed.py -m TARGET [-md DRAFT] [--batches 512 2048 4096] [--lengths 4096] [--stock] [--json FILE]
+
+A length is prefilled from an empty context, a warm-up first; the best of `--repeat` runs counts. --stock: also with ggml's own
+products of more than 64 columns (CUDA).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from common import header, save
+
+from dflash_ggml.bench.facts import gpu_facts
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.engine import Engine
+
+
+def speed(engine: Engine, ids: list[int], batch: int, repeat: int) -> float:
+    """Tokens per second of a prefill of `ids` in batches of `batch`."""
+    engine.config = replace(engine.config, n_batch=batch)
+    best = 0.0
+    for _ in range(repeat + 1):
+        engine.reset()
+        engine.device.synchronize()
+        began = time.perf_counter()
+        engine.prefill(ids)
+        engine.device.synchronize()
+        best = max(best, len(ids) / (time.perf_counter() - began))
+    return best
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("-m", "--model", required=True)
+    p.add_argument("-md", "--model-draft")
+    p.add_argument("--batches", type=int, nargs="*", default=[512, 2048, 4096])
+    p.add_argument("--lengths", type=int, nargs="*", default=[4096])
+    p.add_argument("--stock", action="store_true", help="also with ggml's own products (CUDA)")
+    p.add_argument("--repeat", type=int, default=2)
+    p.add_argument("--json", metavar="FILE")
+    a = p.parse_args()
+    config = EngineConfig(
+        Path(a.model),
+        Path(a.model_draft) if a.model_draft else None,
+        n_ctx=max(a.lengths) + 256,
+        n_batch=max(a.batches),
+    )
+    found = []
+    with Engine.load(config) as engine:
+        device = engine.device
+        facts = header(device=device.info.description, gpu=gpu_facts(), model=Path(a.model).name)
+        print(f"{device.info.description}, {Path(a.model).name}, commit {facts['commit']}; {facts['gpu']}")
+        ids = np.random.default_rng(1).integers(0, engine.n_vocab, max(a.lengths)).tolist()
+        for ours in (True, False) if a.stock else (True,):
+            device.use_wide_products(ours)
+            for length in a.lengths:
+                for batch in a.batches:
+                    tokens = speed(engine, ids[:length], batch, a.repeat)
+                    found.append(
+                        {"ours": ours, "length": length, "batch": batch, "tokens_per_second": tokens}
+                    )
+                    print(
+                        f"  {length:7} tokens, batches of {batch:5}: {tokens:8.0f} tokens/s, {1e6 / tokens:6.1f} us a token"
+                        f"{'' if ours else ', stock products'}",
+                        flush=True,
+                    )
+    save(a.json, {**facts, "runs": found})
+
+
+if __name__ == "__main__":
+    main()
