@@ -24,7 +24,9 @@ class EngineConfig:
     draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
         `DraftFile.open`).
     own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given.
-    n_ctx: context window in tokens (0: the length the target was trained for, on a GPU as far as it fits).
+    n_ctx: context window in tokens (0: the length the target was trained for, as far as it fits: on a GPU into `gpu_memory`, on
+        the CPU into half of what is free of the host's memory).
+    gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
     n_batch: tokens per prefill pass (0: on the CPU 512, on a GPU up to 4,096 as memory allows, fewer where they would take
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
@@ -44,6 +46,7 @@ class EngineConfig:
     model: Path
     draft: Path | None = None
     n_ctx: int = 4096
+    gpu_memory: int | float | None = None
     n_batch: int = 0
     n_threads: int | None = None
     n_gpu_layers: int = -1
@@ -84,6 +87,8 @@ class EngineConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
+        if self.gpu_memory is not None and self.gpu_memory <= 0:
+            raise ConfigError(f"gpu_memory: {self.gpu_memory} is not above 0")
         if self.n_threads is not None and self.n_threads < 1:
             raise ConfigError(f"n_threads: {self.n_threads} is below 1")
 

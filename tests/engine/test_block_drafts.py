@@ -61,7 +61,7 @@ class Pair:
 
         def append(graph, features, ids, positions, rows):
             kept.append((graph, graph.output(graph.cont(features), "features")))
-            ordinary(graph, features, positions, rows)
+            ordinary(graph, features, ids, positions, rows)
 
         drafter._append = append  # type: ignore[attr-defined]
         fresh(engine, ids)

@@ -333,7 +333,7 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
         with Engine.load(
             EngineConfig(target, draft, n_ctx=1024, type_k="f32", type_v="f32", reference=True)
         ) as e:
-            assert len(e.drafter.masks) == 1 + windows
+            assert len(e.drafter.context.groups) == 1 + windows
             for mode in ("plain", "chain", "tree"):
                 e.reset()
                 e.prefill([5, 4, 3, 2, 1])

@@ -74,7 +74,9 @@ def worst(found: tuple[Array, Array], expected: tuple[Array, Array]) -> float:
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 63, 64, 65, 128, 200])
-@pytest.mark.parametrize("size, n_key, n_value", [(128, 2, 2), (128, 1, 2), (64, 2, 6), (32, 3, 3), (16, 1, 4)])
+@pytest.mark.parametrize(
+    "size, n_key, n_value", [(128, 2, 2), (128, 1, 2), (64, 2, 6), (32, 3, 3), (16, 1, 4)]
+)
 def test_outputs_and_state_equal_the_oracle(
     graph: MakeGraph, size: int, n_key: int, n_value: int, n: int
 ) -> None:

@@ -140,9 +140,7 @@ def delta_net_tree(
     return DeltaNetTree(o, u, g_sum, states)
 
 
-def delta_net_chain(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
-) -> tuple[Array, Array]:
+def delta_net_chain(q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array) -> tuple[Array, Array]:
     """The recurrence over tokens in order: outputs like v, and the states after the last token. Shapes as for the tree."""
     q, k, v, g, beta, state = (a.astype(np.float64) for a in (q, k, v, g, beta, state))
     o = np.zeros_like(v)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
+from types import SimpleNamespace
+
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine import loading
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.kv_types import KvTypes
+from dflash_ggml.engine.loading import DRIVER, memory_free
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
-from dflash_ggml.ggml.device import F16
+from dflash_ggml.ggml.device import F16, DeviceInfo
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.state.kv_type import KvType
-from dflash_ggml.state.memory import MARGIN, Part, fit, plan
+from dflash_ggml.state.memory import GRAPHS, MARGIN, MIB, SCRATCH, MemoryPlan, Part, fit, plan
 from dflash_ggml.state.state import state_parts
+from reference.toys import write_pair
 
 
 @pytest.fixture(scope="module")
@@ -27,79 +29,115 @@ def parts(demo_target) -> list[Part]:
 
 @pytest.mark.parametrize("longest", [100, 1000, 4096])
 def test_the_trained_length_is_taken_when_it_fits(parts, longest):
-    assert fit(parts, 1, 0, 1 << 40, longest).n_ctx == longest
+    for share in (1.0, 0.5):
+        assert fit(parts, 1, 1 << 40, longest, share).n_ctx == longest
 
 
 def test_the_longest_context_that_fits(parts):
     free = plan(parts, 1, 5000, 0).total + MARGIN
-    found = fit(parts, 1, 0, free, 100_000)
+    found = fit(parts, 1, free, 100_000)
     assert found.fits and not plan(parts, 1, found.n_ctx + 256, free).fits
 
 
-@pytest.mark.parametrize("n_ctx, longest", [(4096, 4096), (0, 4096), (0, 100)])
-def test_too_little_memory_is_an_error(parts, n_ctx, longest):
+def test_a_context_takes_a_share_of_what_others_use_too(parts):
+    """Half of what weights and the rest leave; but never less than 4,096 tokens, which cost only what is used of them."""
+    fixed = plan(parts, 1, 0, 0).total + MARGIN
+    of_tokens = plan(parts, 1, 20_000, 0).total + MARGIN - fixed
+    found = fit(parts, 1, fixed + 2 * of_tokens, 100_000, share=0.5)
+    assert 20_000 - 256 <= found.n_ctx <= 20_000
+    for free in (0, fixed // 2, fixed + of_tokens // 10):
+        assert fit(parts, 1, free, 100_000, share=0.5).n_ctx == 4096
+    assert fit(parts, 1, 0, 1000, share=0.5).n_ctx == 1000
+
+
+@pytest.mark.parametrize("longest", [4096, 100])
+def test_too_little_memory_is_an_error(parts, longest):
     with pytest.raises(DeviceError, match="not enough device memory"):
-        fit(parts, 1, n_ctx, MARGIN, longest)
+        fit(parts, 1, MARGIN, longest)
 
 
 def test_the_error_names_the_largest_part_and_what_to_do(parts):
     with pytest.raises(DeviceError, match="largest part is target K/V: lower the context"):
-        fit(parts, 1, 1_000_000, MARGIN, 4096)
+        plan(parts, 1, 1_000_000, MARGIN).check(parts)
 
 
 @pytest.mark.parametrize(
     "types", [("f16", "f16"), ("f32", "f32"), ("q8_0", "q4_0"), ("bf16", "q5_1")], ids="/".join
 )
-@pytest.mark.parametrize("drafted", [True, False])
-@pytest.mark.parametrize("which", ["demo", "toy"])
-def test_the_plan_is_what_is_allocated(request, monkeypatch, types, drafted, which):
-    """To the byte, weights and masks included; only the graphs' scratch memory is an estimate."""
-    if which == "demo":
-        target, draft = request.getfixturevalue("demo_target"), request.getfixturevalue("demo_draft")
-    else:
-        target, draft = request.getfixturevalue("toy_pair")
-    planned: list[list[Part]] = []
-    fill = loading.Weights.fill
-
-    def plan_first(weights, progress=None, stage="weights"):
-        if stage == "target":
-            file, config = GGUFFile(target), EngineConfig(target)
-            source = loading.open_draft(draft) if drafted else None
-            if source:
-                source.prepare(device)
-            width = loading.tree_width(config.budget, source.depth if source else 0)
-            planned.append(
-                loading.memory_parts(
-                    device,
-                    read_target(file),
-                    weights,
-                    source,
-                    KvTypes(KvType.named(*types), KvType.named(*types)),
-                    width,
-                    config.n_batch,
-                )
-            )
-        return fill(weights, progress, stage)
-
-    monkeypatch.setattr(loading.Weights, "fill", plan_first)
-    device = loading.choose_device(EngineConfig(target, n_threads=1, n_gpu_layers=0))
+@pytest.mark.parametrize("budget", [None, 63])
+@pytest.mark.parametrize("which", ["demo", "toy", "windows"])
+def test_the_plan_is_what_is_allocated(request, which, budget, types):
+    """To the byte and part for part, weights, masks and rings included, before and after use; only the graphs' scratch memory is
+    an estimate. budget None: without a draft."""
+    pairs = {"demo": ("demo_target", "demo_draft"), "toy": ("toy_pair",), "windows": ("windowed_pair",)}
+    found = [request.getfixturevalue(name) for name in pairs[which]]
+    target, draft = found if len(found) == 2 else found[0]
     config = EngineConfig(
         target,
-        draft if drafted else None,
-        n_ctx=6000,
+        None if budget is None else draft,
+        n_ctx=1000,
+        budget=budget or 1,
         type_k=types[0],
         type_v=types[1],
         n_threads=1,
         n_gpu_layers=0,
+        calibrate="never",
     )
     with Engine.load(config) as e:
-        expected = {part.name: part.nbytes(e.passes.n_rows) for part in planned[0]}
-        del expected["graphs (estimate)"]
+        planned = dict(e.memory.parts)
+        del planned[GRAPHS]
+        assert bool(e.drafter and e.drafter.rings) == (which == "windows" and budget is not None)
         for _ in range(2):
             allocated = e.nbytes
-            del allocated["scratch"]
-            assert allocated == expected
-            # the CPU is slow over rows of two types
-            length = 4500 if types[0] == types[1] else 300
-            e.prefill(np.zeros(length - e.n_tokens, int).tolist())
-    device.close()
+            del allocated[SCRATCH]
+            assert allocated == planned
+            e.prefill([0] * 300)
+        assert "planned 0.0" not in e.memory.against(e.nbytes)
+        assert f"{sum(planned.values()) / MIB:.0f} MiB allocated as planned" in e.memory.against(e.nbytes)
+
+
+@pytest.fixture(scope="module")
+def windowed_pair(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("windows"), 9, window=100, full_layers=1, draft_layers=3)
+
+
+def test_what_differs_from_the_plan_is_told():
+    found = MemoryPlan(100, {"weights": 5 * MIB, "target K/V": MIB, GRAPHS: 3 * MIB}, 0)
+    text = found.against({"weights": 5 * MIB, "target K/V": 2 * MIB, SCRATCH: MIB})
+    assert text == "5 MiB allocated as planned; target K/V 2.0 MiB, planned 1.0; scratch 1.0 MiB, planned 3.0"
+
+
+@pytest.mark.parametrize("n_batch, budget", [(512, 31), (1500, 63)])
+def test_graphs_take_about_what_is_estimated(demo_target, demo_draft, n_batch, budget):
+    config = EngineConfig(
+        demo_target,
+        demo_draft,
+        n_ctx=2000,
+        n_batch=n_batch,
+        budget=budget,
+        n_threads=1,
+        n_gpu_layers=0,
+        calibrate="never",
+    )
+    with Engine.load(config) as e:
+        e.prefill([7] * 1900)
+        sampler = Sampler(SamplingParams(temperature=0), e.n_vocab)
+        next(e.generate(sampler, mode="tree", budget=budget))
+        assert 0.9 < e.memory.parts[GRAPHS] / e.nbytes[SCRATCH] < 2.5
+
+
+@pytest.mark.parametrize(
+    "limit, expected",
+    [
+        (None, 20 << 30),
+        (8 << 30, (8 << 30) - DRIVER),
+        (22 << 30, 20 << 30),
+        (0.5, (12 << 30) - DRIVER),
+        (1, 0),
+        (1.0, 20 << 30),
+    ],
+)
+def test_a_limit_holds_what_the_driver_takes_too(limit, expected):
+    """Of a GPU with 24 GiB, 20 of them free. A whole 1 is one byte, 1.0 is everything."""
+    info = DeviceInfo("CUDA0", "", True, 20 << 30, 24 << 30, None)
+    assert memory_free(SimpleNamespace(info=info, is_gpu=True), limit) == expected

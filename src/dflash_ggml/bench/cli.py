@@ -103,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--html", type=Path, metavar="FILE", help="write tables and plots as one HTML page")
     add("--svg", type=Path, metavar="FILE", help="write the plots alone as one picture")
     add("-v", "--verbose", action="store_true", help="log what is loaded")
-    add_model_options(parser)
+    add_model_options(parser, n_ctx=4096)
     return parser
 
 

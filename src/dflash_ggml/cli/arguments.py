@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata as distributions
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -66,8 +67,9 @@ def _print_and_leave(parser: argparse.ArgumentParser, text: str) -> NoReturn:
     parser.exit(code)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one."""
+def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
+    """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one. n_ctx: the context
+    where none is asked for."""
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
     model = parser.add_argument_group("model")
     add = model.add_argument
@@ -99,9 +101,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "-c",
         "--ctx-size",
         type=int,
-        default=4096,
+        default=n_ctx,
         metavar="N",
-        help="context in tokens, 0: as trained, on a GPU as far as it fits (default 4096)",
+        help="context in tokens, 0: as trained, as far as it fits: into the GPU's memory, on the CPU into half of what is "
+        f"free (default {n_ctx})",
+    )
+    add(
+        "--gpu-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="what may be taken of the GPU's memory: 23GiB, 24GB, 90%% (default: what is free)",
     )
     add(
         "-b",
@@ -184,6 +193,23 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU",
     )
+
+
+def memory_size(text: str) -> int | float:
+    """Bytes from 23GiB or 23G (2^30 each), 24GB (10^9 each) or a number; from 90% the part 0.9. Raises ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:(%)|([KMGT]?)(B?|iB))", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 23GiB, 24GB or 90%")
+    number, percent, prefix, unit = float(found[1]), *found.groups()[1:]
+    if percent and not 0 < number <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is outside 0%..100%")
+    if percent:
+        return number / 100
+    base = 1000 if unit.upper() == "B" else 1024
+    size = int(number * base ** " KMGT".index(prefix.upper() or " "))
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
+    return size
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -320,6 +346,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model=model,
         draft=draft if wants_draft else None,
         n_ctx=args.ctx_size,
+        gpu_memory=args.gpu_memory,
         n_batch=args.batch_size,
         n_threads=args.threads,
         n_gpu_layers=args.gpu_layers,

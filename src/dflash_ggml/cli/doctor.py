@@ -168,8 +168,7 @@ def left_out(error: BaseException) -> Check:
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
-    from ..engine.loading import USUAL_CONTEXT, choose_device, declare
-    from ..state.memory import fit, plan
+    from ..engine.loading import choose_device, declare, memory_free
 
     try:
         with closing(choose_device(config)) as device:
@@ -177,18 +176,10 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
             with closing(wanted.weights):
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; a Q8_0 draft needs no conversion")
-                n_ctx = config.n_ctx or target.n_ctx_train
-                kv, n_batch = wanted.kv[0], wanted.batches[-1]
-                if device.is_gpu:
-                    free = device.info.memory_free
-                    kv, n_batch = wanted.choose(config.n_ctx or min(n_ctx, USUAL_CONTEXT), free)
-                    if not config.n_ctx:
-                        n_ctx = fit(wanted.parts(kv, n_batch), wanted.over, 0, free, n_ctx).n_ctx
-                else:
-                    free = free_memory()
-                yield memory_check(
-                    plan(wanted.parts(kv, n_batch), wanted.over, n_ctx, free), device.info.name, device.is_gpu
-                )
+                free = memory_free(device, config.gpu_memory)
+                kv, _, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
+                n_ctx = memory.n_ctx
+                yield memory_check(memory, device.info.name, device.is_gpu)
                 if kv.note:
                     yield Check(
                         "memory",
@@ -218,6 +209,7 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
                 device = engine.device.info.description
                 yield costs_check(known_costs(engine, context), context, steps, device)
             yield from speed_checks(plain, auto)
+            yield Check("memory", "ok", engine.memory.against(engine.nbytes))
     except _BROKEN as error:
         yield failed("decoding", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")
 
@@ -273,17 +265,6 @@ def nvidia_driver() -> str | None:
     except (OSError, AttributeError):
         return None
     return f"the driver reports error {code}" if code else ""
-
-
-def free_memory() -> int:
-    """Bytes that programs can still take, as the system estimates it."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def line(check: Check) -> str:

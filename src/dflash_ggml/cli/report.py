@@ -166,5 +166,6 @@ def sizes(engine: Engine) -> list[str]:
         f"{device.info.description}, {count(device.n_threads, 'thread')}",
         f"  K/V caches: {engine.passes.state.kv.type}",
         *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.nbytes.items()),
+        f"  {engine.memory.against(engine.nbytes)}",
         f"  graphs: {counts['graphs']} built, {count(counts['runs'], 'run')}",
     ]

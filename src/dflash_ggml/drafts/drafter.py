@@ -119,6 +119,12 @@ class Drafter(ABC):
     def rows(self) -> Items[object]:
         """Cache tensors [row, n_rows] with a row per slot, which a snapshot copies."""
 
+    @property
+    def rings(self) -> Items[tuple[Any, int]]:
+        """Cache tensors [row, n] whose first so many rows go round: what lies there is soon written over, so that every snapshot
+        copies them."""
+        return ()
+
     @abstractmethod
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         """Which of the committed positions it has seen, bool [n_tokens]; `restore_seen` takes it back."""

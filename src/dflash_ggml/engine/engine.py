@@ -20,6 +20,7 @@ from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..errors import ConfigError, ContextOverflowError, DeviceError
 from ..models.target import Target
+from ..state.memory import SCRATCH
 from ..state.snapshot import Snapshot, Tensors
 from .loading import Loaded, Progress, load, no_host_memory
 from .step import Run, Step, Stepper
@@ -35,7 +36,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
-        self.config, self.n_ctx = config, loaded.n_ctx
+        self.config, self.n_ctx, self.memory = config, loaded.n_ctx, loaded.memory
         self.tokenizer, self.metadata = loaded.tokenizer, loaded.metadata
         self.passes, self.drafter, self.batches = loaded.passes, loaded.drafter, loaded.batches
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
@@ -316,6 +317,7 @@ class Engine:
                 seen,
                 None if sequence.logits is None else sequence.logits.copy(),
                 tensors.types,
+                tensors.read_rings(sequence.n_tokens),
             )
 
     def can_restore(self, snapshot: Snapshot) -> bool:
@@ -348,7 +350,8 @@ class Engine:
     def _tensors(self) -> Tensors:
         state = self.passes.state
         caches = [*state.kv.slices, *(self.drafter.rows if self.drafter else ())]
-        return Tensors(self.device, state.live_tensors, caches, self.sequence.first_slot)
+        rings = self.drafter.rings if self.drafter else ()
+        return Tensors(self.device, state.live_tensors, caches, self.sequence.first_slot, rings)
 
     # ---- life
 
@@ -356,7 +359,7 @@ class Engine:
     def nbytes(self) -> dict[str, int]:
         """Device bytes by part, named as in the memory plan, and the graphs' scratch."""
         draft = self.drafter.nbytes if self.drafter else {}
-        return {**self.passes.nbytes, **draft, "scratch": self.passes.workspace.nbytes}
+        return {**self.passes.nbytes, **draft, SCRATCH: self.passes.workspace.nbytes}
 
     def expected_ms(self, nodes: int) -> float | None:
         """What a step that verifies `nodes` drafted nodes (0: a plain one) is expected to take now; None if nothing is known."""

@@ -16,10 +16,11 @@ from ..drafts.registry import open_draft, open_own
 from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
 from ..ggml.device import F32, NARROW_COLUMNS, Device, list_devices
+from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
 from ..models.registry import read_target
 from ..models.target import Target
-from ..state.memory import Part, cache_rows, fit, plan
+from ..state.memory import GRAPHS, MIB, SCRATCH, MemoryPlan, Part, cache_rows, fit, plan
 from ..state.state import state_parts
 from ..text.tokenizer import Tokenizer
 from .batches import CHOICES, CPU_BATCH, BatchSizes
@@ -28,10 +29,10 @@ from .kv_types import KvTypes, kv_types
 from .passes import TargetPasses, tree_width
 from .products import wide_bytes, without_kernels
 
+DRIVER = 640 * MIB  # what CUDA takes for a process beside what it asks for: its context, code, cuBLAS
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
 USUAL_CONTEXT = 8192  # tokens that large batches must leave room for where no length is named
-GRAPHS = "graphs (estimate)"  # their part of a memory plan
 
 
 def choose_device(config: EngineConfig) -> Device:
@@ -55,7 +56,8 @@ def choose_device(config: EngineConfig) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an engine is made of. n_ctx: context length in tokens. costs_file: where `costs` are kept, None if nowhere."""
+    """What an engine is made of. n_ctx: context length in tokens. memory: the plan by which it was made. costs_file: where
+    `costs` are kept, None if nowhere."""
 
     device: Device
     passes: TargetPasses
@@ -63,6 +65,7 @@ class Loaded:
     tokenizer: Tokenizer
     metadata: dict[str, Any]
     n_ctx: int
+    memory: MemoryPlan
     costs: Costs
     batches: BatchSizes
     costs_file: Path | None = None
@@ -117,7 +120,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
-        passes, drafter, n_ctx, batches = _on_device(device, config, file, target, draft, progress)
+        passes, drafter, memory, batches = _on_device(device, config, file, target, draft, progress)
         if draft and drafter:
             if others := without_kernels(device, passes.weights):
                 log.warning(
@@ -141,7 +144,10 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     except BaseException:
         device.close()
         raise
-    return Loaded(device, passes, drafter, tokenizer, dict(file.metadata), n_ctx, costs, batches, costs_file)
+    metadata = dict(file.metadata)
+    return Loaded(
+        device, passes, drafter, tokenizer, metadata, memory.n_ctx, memory, costs, batches, costs_file
+    )
 
 
 def no_host_memory(what: str) -> DeviceError:
@@ -158,19 +164,16 @@ def _on_device(
     target: Target,
     draft: DraftSource | None,
     progress: Progress | None,
-) -> tuple[TargetPasses, Drafter | None, int, BatchSizes]:
-    """Plan the memory, bring the weights to the device and make the state; also the context length and sizes of batches."""
+) -> tuple[TargetPasses, Drafter | None, MemoryPlan, BatchSizes]:
+    """Plan the memory, bring the weights to the device and make the state; also the sizes of batches."""
     wanted = declare(device, config, file, target, draft)
     for note in wanted.notes:
         log.warning("%s", note)
-    kv, n_batch = wanted.kv[0], wanted.batches[-1]
-    n_ctx = config.n_ctx or target.n_ctx_train
+    kv, n_batch, memory = wanted.plan(config.n_ctx, memory_free(device, config.gpu_memory), device.is_gpu)
+    log.info("%s (%s): %s", device.info.name, device.info.description, memory)
     if device.is_gpu:
-        free = device.info.memory_free
-        kv, n_batch = wanted.choose(config.n_ctx or min(n_ctx, USUAL_CONTEXT), free)
-        memory = fit(wanted.parts(kv, n_batch), wanted.over, config.n_ctx, free, target.n_ctx_train)
-        log.info("%s (%s): %s", device.info.name, device.info.description, memory)
-        n_ctx = memory.n_ctx
+        memory.check(wanted.parts(kv, n_batch))
+    n_ctx = memory.n_ctx
     if kv.note:
         log.warning("%s", kv.note)
     if n_ctx > target.n_ctx_train:
@@ -189,7 +192,21 @@ def _on_device(
     paced = not config.n_batch and config.mode == "auto" and not config.reproducible
     narrow = NARROW_COLUMNS if device.is_gpu else 0
     passes.reserve(n_batch, drafter.append if drafter else None)
-    return passes, drafter, n_ctx, BatchSizes(n_batch, paced, device.is_gpu, narrow)
+    taken = {**passes.nbytes, **(drafter.nbytes if drafter else {}), SCRATCH: passes.workspace.nbytes}
+    log.info("%s", memory.against(taken))
+    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, narrow)
+
+
+def memory_free(device: Device, limit: int | float | None) -> int:
+    """Bytes that may be planned with. limit: of a GPU, see `EngineConfig.gpu_memory`; what its driver keeps for a process counts,
+    as it does in nvidia-smi."""
+    info = device.info
+    if not device.is_gpu:
+        return free_memory()
+    if limit is None:
+        return info.memory_free
+    wanted = int(limit * info.memory_total) if isinstance(limit, float) and limit <= 1 else int(limit)
+    return max(min(info.memory_free, wanted - DRIVER), 0)
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
@@ -204,12 +221,13 @@ def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
 class Declared:
     """What a pair will take on a device, before any of its memory is taken.
 
-    kv: types of the caches to plan with, the first that fit are taken. batches: tokens of a prefill pass to plan with, likewise.
-    width: columns of the widest tree. over: cache rows beyond the context. notes: what had to be changed for the device.
-    planned: the memory that it all takes with such caches and batches.
+    longest: context that the target was trained for. kv: types of the caches to plan with, the first that fit are taken.
+    batches: tokens of a prefill pass to plan with, likewise. width: columns of the widest tree. over: cache rows beyond the
+    context. notes: what had to be changed for the device. planned: the memory that it all takes with such caches and batches.
     """
 
     weights: Weights
+    longest: int
     kv: list[KvTypes]
     batches: tuple[int, ...]
     width: int
@@ -220,6 +238,18 @@ class Declared:
     def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
         """The memory with such caches; without `n_batch`, with the smallest batches."""
         return self.planned(kv, n_batch or self.batches[-1])
+
+    def plan(self, n_ctx: int, free: int, is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
+        """Types of caches, tokens of a batch and the plan for `n_ctx` tokens; with 0, for as many as fit into `free` bytes, or
+        half of them where other programs live there too. Raises DeviceError when none fits; a context that was asked for is only
+        planned."""
+        kv, n_batch = self.kv[0], self.batches[-1]
+        if is_gpu:
+            kv, n_batch = self.choose(n_ctx or min(self.longest, USUAL_CONTEXT), free)
+        parts = self.parts(kv, n_batch)
+        if n_ctx:
+            return kv, n_batch, plan(parts, self.over, n_ctx, free)
+        return kv, n_batch, fit(parts, self.over, free, self.longest, share=1.0 if is_gpu else 0.5)
 
     def choose(self, n_ctx: int, free: int) -> tuple[KvTypes, int]:
         """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batches
@@ -255,6 +285,7 @@ def declare(
     notes = draft.prepare(device) if draft else []
     return Declared(
         weights,
+        target.n_ctx_train,
         kv,
         (config.n_batch,) if config.n_batch else CHOICES if device.is_gpu else (CPU_BATCH,),
         width,

@@ -123,6 +123,8 @@ class TargetPasses:
         inputs[:5] = ids, sequence.n_tokens + steps, slots.start + steps, steps - 1, steps
         inputs[5] = sequence.first_slot
         np.add(steps, slots.start + 1, inputs[6])
+        for fill in graph.fillers:
+            fill(sequence.n_tokens)
         if feeds == "keep":
             graph.inputs["column"].array[:] = column
         if watch:

@@ -6,6 +6,7 @@ Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +67,8 @@ class Graph:
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, Any] = {}
+        # what sets inputs that others added to a pass, called with the position of its first token
+        self.fillers: list[Callable[[int], None]] = []
         self.runs = 0
         self._together = Store(device, 1)
         self._uploads: list[tuple] = []  # tensor, its bytes on the host, how many
@@ -172,6 +175,7 @@ class Graph:
             raise DeviceError(f"{self.device.info.name}: graph ended with status {status}")
 
     def close(self) -> None:
+        self.fillers.clear()
         self._together.close()
         if self.ctx != ffi.NULL:
             lib.ggml_free(self.ctx)

@@ -20,7 +20,8 @@ from .prediction import Head
 
 Outputs = Literal["last", "every", "hidden"]
 
-# (graph, features [n_taps * D, n], ids, positions and cache rows int32 [n]): let the draft take in these tokens
+# (graph, features [n_taps * D, n], ids, positions and cache rows int32 [n]): let the draft take in these tokens. A long batch
+# comes in several calls, in order; inputs of the draft's own are set by what it adds to `graph.fillers`.
 Append = Callable[[Graph, Any, Any, Any, Any], object]
 
 

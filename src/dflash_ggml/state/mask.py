@@ -24,13 +24,23 @@ class SlotMask:
     """Mask of one kind of pass. Slots below a pass's start are the committed prefix, the next ones its own columns.
 
     window: a column at position p sees slots above p - window only (None: all).
+    ring: slot s is row s % n_rows of the caches. What a pass sees and what it rewrites, and what the one before it did, must
+    then be rows apart: n_rows >= window - 1 + max_advance + width.
     """
 
     def __init__(
-        self, device: Device, width: int, max_advance: int, n_rows: int, window: int | None = None
+        self,
+        device: Device,
+        width: int,
+        max_advance: int,
+        n_rows: int,
+        window: int | None = None,
+        ring: bool = False,
     ) -> None:
         """`width`: most columns of a pass; `max_advance`: most slots committed between two passes."""
-        self.device, self.width, self.window = device, width, window
+        self.device, self.width, self.window, self.ring = device, width, window, ring
+        if ring and (window is None or n_rows < window - 1 + max_advance + width):
+            raise ValueError(f"a ring of {n_rows} rows is too short for a window of {window}")
         self.n_changes = min(max_advance + width, n_rows)
         self.n_rows = n_rows
         self._store = Store(device, 1)
@@ -81,7 +91,11 @@ class SlotMask:
         low, jump = min(self._below, start), abs(start - self._below)
         everything = self._unwritten or origin != self._origin
         self._origin = origin
-        if everything or jump > self.n_changes - self.width:
+        if self.ring:
+            if everything or jump > self.n_changes - self.width:
+                self._put_ring(start, own, valid)
+                low = start
+        elif everything or jump > self.n_changes - self.width:
             # of the slots before, those at a window's edge change as well
             first = 0 if everything else max(0, low - (self.window or 0))
             self._put(first, n_kv, start, own, valid)
@@ -90,8 +104,12 @@ class SlotMask:
             self._put(self._defined, n_kv, start, own, valid)
             self._defined = n_kv
         for i, first in enumerate([low] if self.window is None else [low, low - self.window + 1]):
-            first = max(0, min(first, self.n_rows - self.n_changes))
-            np.add(self._steps, first, graph.inputs[f"{name}_rows{i}"].array)
+            rows = graph.inputs[f"{name}_rows{i}"].array
+            if not self.ring:
+                first = max(0, min(first, self.n_rows - self.n_changes))
+            np.add(self._steps, first, rows)
+            if self.ring:
+                rows %= self.n_rows
             self._write(graph.inputs[f"{name}_values{i}"].array, first, start, own, valid)
         self._below, self._above, self._unwritten = start, start + len(own), True
 
@@ -100,6 +118,13 @@ class SlotMask:
         values = np.empty((end - first, self.width), np.float16)
         self._write(values, first, start, own, valid)
         self.device.write(self._slots, values, first * self._slots.nb[1])
+
+    def _put_ring(self, start: int, own: np.ndarray, valid: np.ndarray | None) -> None:
+        """Write all rows of a ring now: those of the last slots that a pass at `start` has."""
+        first = start + self.width - self.n_rows
+        values = np.empty((self.n_rows, self.width), np.float16)
+        self._write(values, first, start, own, valid)
+        self.device.write(self._slots, np.roll(values, first, axis=0))
 
     def forget(self) -> None:
         """What is written says nothing about the next pass."""
@@ -116,8 +141,9 @@ class SlotMask:
         at = start - first  # of the own slots, which may begin before or end after the others
         prefix = out[: max(at, 0)]
         prefix[:] = 0
-        if valid is not None and not (held := valid[first : first + len(prefix)]).all():
-            prefix[~held] = HIDDEN
+        before = max(-first, 0)  # slots below 0, in front of a ring's first round
+        if valid is not None and not (held := valid[first + before :][: max(len(prefix) - before, 0)]).all():
+            prefix[before:][~held] = HIDDEN
         prefix[: max(self._origin - first, 0)] = HIDDEN
         out[len(prefix) :] = HIDDEN
         slots = out[max(at, 0) : max(at + len(own), 0)]

@@ -6,12 +6,14 @@ but the graphs' scratch memory is exact to the byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import DeviceError
 
 MIB = 1 << 20
+GRAPHS = "graphs (estimate)"  # the part that is allocated as SCRATCH
+SCRATCH = "scratch"
 MARGIN = 512 * MIB  # left free: the driver, cuBLAS, fragmentation, a desktop
 _ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
 
@@ -41,6 +43,26 @@ class MemoryPlan:
     def fits(self) -> bool:
         return self.total + MARGIN <= self.free
 
+    def check(self, parts: Sequence[Part]) -> None:
+        """Raises DeviceError that names the largest part and what to lower when it does not fit."""
+        if self.fits:
+            return
+        biggest = max(parts, key=lambda part: self.parts[part.name])
+        raise DeviceError(
+            f"not enough device memory for {self} (and {MARGIN // MIB} MiB of margin); the largest part is "
+            f"{biggest.name}: {biggest.advice}"
+        )
+
+    def against(self, allocated: Mapping[str, int]) -> str:
+        """What was allocated beside what was planned, for people. Scratch memory is only an estimate."""
+        same = sum(size for name, size in allocated.items() if size == self.parts.get(name))
+        others = [
+            f"{name} {size / MIB:.1f} MiB, planned {self.parts.get(GRAPHS if name == SCRATCH else name, 0) / MIB:.1f}"
+            for name, size in allocated.items()
+            if size != self.parts.get(name)
+        ]
+        return "; ".join([f"{same / MIB:.0f} MiB allocated as planned", *others])
+
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {size / MIB:.0f}" for name, size in self.parts.items() if size)
         return f"{self.n_ctx} tokens of context: {parts}; {self.total / MIB:.0f} of {self.free / MIB:.0f} MiB free"
@@ -62,25 +84,30 @@ def plan(parts: Sequence[Part], over: int, n_ctx: int, free: int) -> MemoryPlan:
     return MemoryPlan(n_ctx, {part.name: part.nbytes(rows) for part in parts}, free)
 
 
-def fit(parts: Sequence[Part], over: int, n_ctx: int, free: int, longest: int) -> MemoryPlan:
-    """The plan for `n_ctx`; with 0, for the longest context up to `longest` that fits.
+def fit(parts: Sequence[Part], over: int, free: int, longest: int, share: float = 1.0) -> MemoryPlan:
+    """The plan for the longest context up to `longest` that fits into `free` bytes.
 
-    Raises DeviceError that names the largest part and what to lower when it does not fit.
+    share: how much of what the rest leaves a context may take, where other programs live in the same memory; a context of 4,096
+    tokens is then never too long, for it takes what it is used for only. Raises DeviceError when nothing fits.
     """
-    found = plan(parts, over, n_ctx or longest, free)
-    if found.fits:
-        return found
-    if not n_ctx:
-        low, high = 0, longest // 256
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = plan(parts, over, middle * 256, free).fits
-            low, high = (middle, high) if fits else (low, middle - 1)
-        if low:
-            return plan(parts, over, low * 256, free)
-        found = plan(parts, over, min(256, longest), free)
-    biggest = max(parts, key=lambda part: found.parts[part.name])
-    raise DeviceError(
-        f"not enough device memory for {found} (and {MARGIN // MIB} MiB of margin); the largest part is "
-        f"{biggest.name}: {biggest.advice}"
-    )
+    least = min(256, longest)
+    if share < 1:
+        least = min(4096, longest)
+        fixed = plan(parts, over, 0, 0).total + MARGIN
+        room = fixed + int(share * max(free - fixed, 0))
+    else:
+        room = free
+
+    def fits(n_ctx: int) -> bool:
+        return plan(parts, over, n_ctx, room).fits
+
+    if fits(longest):
+        return plan(parts, over, longest, free)
+    low, high = 0, longest // 256
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle * 256) else (low, middle - 1)
+    found = plan(parts, over, max(low * 256, least), free)
+    if share == 1:
+        found.check(parts)
+    return found

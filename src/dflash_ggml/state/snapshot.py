@@ -17,6 +17,7 @@ from ..ggml.device import Device
 class Snapshot:
     """The state after `tokens`. `live`: recurrent tensors; `rows`: K/V rows of target and draft, or None; raw bytes.
 
+    rings: the rows of the draft's rings, as far as tokens came; they go round, so a snapshot without `rows` has them too.
     in_draft: which positions the draft has seen, bool [len(tokens)]. types: ggml types of the caches that rows are of.
     """
 
@@ -26,23 +27,27 @@ class Snapshot:
     in_draft: np.ndarray
     logits: np.ndarray | None
     types: tuple[int, ...] = ()
+    rings: tuple[np.ndarray, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Host memory it holds."""
         logits = () if self.logits is None else (self.logits,)
-        return sum(part.nbytes for part in (*self.live, *(self.rows or ()), self.in_draft, *logits))
+        return sum(
+            part.nbytes for part in (*self.live, *(self.rows or ()), *self.rings, self.in_draft, *logits)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a snapshot is copied from and to: recurrent tensors, and caches [row, n_rows] with this sequence's rows from
-    `first_slot` on."""
+    """What a snapshot is copied from and to: recurrent tensors, caches [row, n_rows] with this sequence's rows from
+    `first_slot` on, and rings, each with the rows that tokens can have."""
 
     device: Device
     live: Sequence[Any]
     caches: Sequence[Any]
     first_slot: int = 0
+    rings: Sequence[tuple[Any, int]] = ()
 
     def read_live(self) -> tuple[np.ndarray, ...]:
         return tuple(self._read(t, 0, lib.ggml_nbytes(t)) for t in self.live)
@@ -50,18 +55,26 @@ class Tensors:
     def read_rows(self, n: int) -> tuple[np.ndarray, ...]:
         return tuple(self._read(t, self.first_slot * t.nb[1], n * t.nb[1]) for t in self.caches)
 
+    def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
+        return tuple(self._read(t, 0, size) for (t, _), size in zip(self.rings, self._ring_bytes(n)))
+
+    def _ring_bytes(self, n: int) -> list[int]:
+        """Bytes of each ring after n tokens."""
+        return [min(n, rows) * t.nb[1] for t, rows in self.rings]
+
     @property
     def types(self) -> tuple[int, ...]:
-        """ggml types of the caches."""
-        return tuple(t.type for t in self.caches)
+        """ggml types of the caches and rings."""
+        return tuple(t.type for t in (*self.caches, *(t for t, _ in self.rings)))
 
     def check(self, snapshot: Snapshot) -> None:
         """Raises ConfigError for a snapshot of another model or another type of cache."""
-        if [a.nbytes for a in snapshot.live] != [lib.ggml_nbytes(t) for t in self.live]:
+        n = len(snapshot.tokens)
+        live = [a.nbytes for a in (*snapshot.live, *snapshot.rings)]
+        if live != [*(lib.ggml_nbytes(t) for t in self.live), *self._ring_bytes(n)]:
             raise ConfigError("snapshot: taken from a model or context of another shape")
         if snapshot.rows is None:
             return
-        n = len(snapshot.tokens)
         sizes = [n * t.nb[1] for t in self.caches]
         if [a.nbytes for a in snapshot.rows] != sizes or snapshot.types != self.types:
             raise ConfigError("snapshot: its K/V rows have another shape or type than this engine's")
@@ -70,6 +83,8 @@ class Tensors:
         """Copy a checked snapshot back; its rows must have room."""
         for t, data in zip(self.caches, snapshot.rows or ()):
             self.device.write(t, data, self.first_slot * t.nb[1])
+        for (t, _), data in zip(self.rings, snapshot.rings):
+            self.device.write(t, data)
         for t, data in zip(self.live, snapshot.live):
             self.device.write(t, data)
 

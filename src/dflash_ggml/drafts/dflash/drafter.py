@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +12,14 @@ from numpy.typing import NDArray
 from ...decode.accept import Accepted
 from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
-from ...ggml.device import BF16, F32, Device
+from ...ggml.device import BF16, F32, I32, Device
 from ...ggml.graph import Graph
 from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
-from ...state.kv import KvCache, kv_bucket
+from ...state.context import Context, ContextRows, context_bytes
 from ...state.kv_type import KvType
-from ...state.mask import SlotMask
 from ...state.memory import Part
-from ...state.spec import KvLayer, StateSpec
+from ...state.spec import KvLayer
 from ..dflash2.graphs import ZERO
 from ..dflash2.params import AFTER as SELECTOR_AFTER
 from ..dflash2.params import BEFORE as SELECTOR_BEFORE
@@ -72,11 +72,11 @@ class DFlashSource(DraftSource):
 
     def parts(self, device: Device, kv_type: KvType) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
-        p, wanted, spec = self.params, self._weights.wanted, cache_spec(self.params)
+        p, wanted, spec = self.params, self._weights.wanted, cache_layers(self.params)
         return [
             Part("draft weights", lambda rows: wanted),
-            Part("draft K/V", lambda rows: spec.kv_bytes(rows + p.block_size, kv_type)),
-            Part("draft masks", lambda rows: len(_windows(p)) * 2 * p.block_size * rows),
+            Part("draft K/V", lambda rows: context_bytes(spec, kv_type, rows, p.block_size)[0]),
+            Part("draft masks", lambda rows: context_bytes(spec, kv_type, rows, p.block_size)[1]),
         ]
 
     def start(
@@ -96,23 +96,16 @@ def kind_of(p: DraftParams) -> str:
     return "dflash2" if p.selector is not None else "dspark" if p.markov is not None else "dflash"
 
 
-def cache_spec(p: DraftParams) -> StateSpec:
+def cache_layers(p: DraftParams) -> list[KvLayer]:
     """The draft's context: a row of keys and values per committed token and layer."""
-    layers = (
+    return [
         KvLayer(p.n_kv_heads, p.head_dim, p.sliding_window if is_window else None)
         for is_window in p.window_layers
-    )
-    return StateSpec(tuple(layers))
-
-
-def _windows(p: DraftParams) -> list[int | None]:
-    """The windows that masks are needed for: full layers, and window layers where there are any."""
-    return [None, p.sliding_window] if any(p.window_layers) else [None]
+    ]
 
 
 class DFlashDrafter(Drafter):
-    """A block-diffusion draft. Its context has one row per committed token in the token's slot, then spare rows for appends that
-    nobody reads; a block's own rows lie behind the committed ones."""
+    """A block-diffusion draft. Its context has rows of committed tokens; a block's own rows lie behind them."""
 
     def __init__(
         self,
@@ -127,37 +120,35 @@ class DFlashDrafter(Drafter):
         self.host, self.device, self.params, self.weights = host, host.device, p, weights
         self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
         self.name, self.candidates, self.to_target = kind_of(p), candidates, to_target
-        self.kv = KvCache(self.device, cache_spec(p).kv, host.kv_type, n_rows + self.block)
-        self._n_rows = n_rows
+        self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block)
         self.held = np.zeros(n_rows, bool)  # which slots hold a token's context
         self.graphs = host.graphs
         every = np.ones((self.block, self.block), bool)
-        # who sees each column of a block, as bits, per mask
+        # who sees each column of a block, as bits, per group of the context
+        causal = [p.causal_full if group.window is None else p.causal_window for group in self.context.groups]
         self._seen_by = [
-            np.packbits(np.triu(every) if causal else every, axis=1, bitorder="little")
-            for causal in (p.causal_full, p.causal_window)
+            np.packbits(np.triu(every) if is_causal else every, axis=1, bitorder="little")
+            for is_causal in causal
         ]
-        self.masks = [SlotMask(self.device, self.block, self.block, n_rows, window) for window in _windows(p)]
 
     # ---- memory
 
     @property
     def rows(self) -> Items[object]:
-        return self.kv.slices
+        return self.context.slices
+
+    @property
+    def rings(self) -> Items[tuple[Any, int]]:
+        return self.context.rings
 
     @property
     def nbytes(self) -> dict[str, int]:
-        return {
-            "draft weights": self.weights.nbytes,
-            "draft K/V": self.kv.nbytes,
-            "draft masks": sum(mask.nbytes for mask in self.masks),
-        }
+        kv, masks = self.context.nbytes
+        return {"draft weights": self.weights.nbytes, "draft K/V": kv, "draft masks": masks}
 
     def close(self) -> None:
         self.graphs.clear()
-        for mask in self.masks:
-            mask.close()
-        self.kv.close()
+        self.context.close()
         self.weights.close()
 
     # ---- drafting
@@ -168,18 +159,20 @@ class DFlashDrafter(Drafter):
         block = self.block if depth is None else min(depth + p.first_row, self.block)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
-        slots = sequence.slots(block)
-        n_kv = min(kv_bucket(slots.stop), self._n_rows)
+        groups = self.context.groups
+        first, start = sequence.first_slot, sequence.n_tokens
+        n_kv = tuple(group.used(first, start + block) for group in groups)
         graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
-        start = sequence.n_tokens
-        ids = (sequence.pending, *[0 if p.has_mask_vector else p.mask_id] * (block - 1))
-        context = self._context_columns(sequence, sequence.unseen, start, block)
-        graph.inputs["ints"].array[:] = (*context, *ids, *range(start, start + block), *slots)
-        for i, (mask, seen_by) in enumerate(zip(self.masks, self._seen_by)):
-            mask.fill(graph, f"mask{i}", n_kv, slots.start, seen_by[:block], self.held, sequence.first_slot)
+        ints = graph.inputs["ints"].array.reshape(-1, block)
+        seen_rows = self._context_columns(ints, sequence, sequence.unseen, start)
+        ints[2] = sequence.pending, *[0 if p.has_mask_vector else p.mask_id] * (block - 1)
+        ints[3] = range(start, start + block)
+        for i, (group, seen_by) in enumerate(zip(groups, self._seen_by)):
+            ints[4 + 2 * i], ints[5 + 2 * i] = seen_rows[i], group.rows(first, start, start + block)
+            group.fill_mask(graph, f"mask{i}", first, start, seen_by[:block], self.held)
         graph.run()
-        for mask in self.masks:
-            mask.ran()
+        for group in groups:
+            group.mask.ran()
         sequence.unseen = ()
         depths = block - p.first_row
         if "lattice" in graph.outputs:
@@ -189,7 +182,7 @@ class DFlashDrafter(Drafter):
         drafted = best[:, 0].astype(np.int32)
         return Rows(drafted if self.to_target is None else self.to_target[drafted], best[:, 1])
 
-    def _build(self, n_kv: int, block: int) -> Graph:
+    def _build(self, n_kv: tuple[int, ...], block: int) -> Graph:
         """The graph of a draft of `block` columns."""
         target, weights, features = self.host.target, self.host.weights, self.host.state.features
         own, head = self.weights, target.head_name
@@ -197,12 +190,11 @@ class DFlashDrafter(Drafter):
             self.device,
             self.weights,
             self.params,
-            self.kv,
+            self.context,
             features.tensor,
             own[EMBEDDING] if EMBEDDING in own else weights[target.embedding_name],
             own[HEAD] if HEAD in own else weights[head],
             None if HEAD in own else weights.get(head.replace(".weight", ".scale")),
-            self.masks,
             n_kv,
             block,
             self.candidates,
@@ -221,23 +213,25 @@ class DFlashDrafter(Drafter):
             graph = self.graphs.get(
                 ("context",),
                 lambda: context_graph(
-                    self.device, self.weights, self.params, self.kv, self.host.state.features.tensor
+                    self.device, self.weights, self.params, self.context, self.host.state.features.tensor
                 ),
             )
             end = sequence.n_tokens - len(left)
-            graph.inputs["ints"].array[:] = self._context_columns(sequence, part, end, self.block)
+            ints = graph.inputs["ints"].array.reshape(-1, self.block)
+            ints[2:] = self._context_columns(ints, sequence, part, end)
             graph.run()
             sequence.unseen, n = left, n - len(part)
 
     def _context_columns(
-        self, sequence: Sequence, columns: tuple[int, ...], end: int, room: int
-    ) -> tuple[int, ...]:
-        """Columns | positions | cache rows for the tokens whose features lie in `columns` and which end before position `end`;
-        what is left over of `room` goes to spare rows."""
-        start, over, spare = end - len(columns), room - len(columns), self.kv.n_rows - self.block
-        slots = range(sequence.first_slot + start, sequence.first_slot + end)
-        self.held[slots.start : slots.stop] = True
-        return (*columns, *[0] * over, *range(start, end + over), *slots, *range(spare, spare + over))
+        self, ints: NDArray[np.int32], sequence: Sequence, columns: tuple[int, ...], end: int
+    ) -> list[NDArray[np.int32]]:
+        """Set the inputs columns | positions, the first of ints [_, room], for the tokens whose features lie in `columns` and
+        which end before position `end`; their cache rows in each group. What is left over of the room goes to spare rows."""
+        start, room, first = end - len(columns), ints.shape[1], sequence.first_slot
+        self.held[first + start : first + end] = True
+        ints[0] = *columns, *[0] * (room - len(columns))
+        ints[1] = range(start, start + room)
+        return [group.rows(first, start, end, room) for group in self.context.groups]
 
     # ---- what it has seen
 
@@ -245,8 +239,13 @@ class DFlashDrafter(Drafter):
     def append(self) -> Append:
         return self._append
 
-    def _append(self, graph, features, ids, positions, rows) -> None:
-        append_context(graph, self.weights, self.params, self.kv, features, positions, rows)
+    def _append(self, graph: Graph, features: Any, ids: Any, positions: Any, rows: Any) -> None:
+        """Rows in a ring are inputs of their own, one for each ring and call."""
+        n, groups = features.ne[1], self.context.groups
+        of_groups = [
+            _ring_input(graph, i, group, n) if group.is_ring else rows for i, group in enumerate(groups)
+        ]
+        append_context(graph, self.weights, self.params, self.context, features, positions, of_groups)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
         slots = sequence.slots(n)
@@ -254,7 +253,7 @@ class DFlashDrafter(Drafter):
 
     def reset(self, sequence: Sequence) -> None:
         self.held[sequence.first_slot :] = False
-        self._forget()
+        self.context.forget_masks()
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         return self.held[sequence.first_slot :][: sequence.n_tokens].copy()
@@ -263,9 +262,16 @@ class DFlashDrafter(Drafter):
         held = self.held[sequence.first_slot :]
         held[: len(seen)] = seen
         held[len(seen) :] = False
-        self._forget()
+        self.context.forget_masks()
 
-    def _forget(self) -> None:
-        """Other tokens are held than the masks know of."""
-        for mask in self.masks:
-            mask.forget()
+
+def _ring_input(graph: Graph, number: int, group: ContextRows, n: int):
+    """Rows of a ring for the next n tokens of a pass, int32 [n]: an input for each group and call."""
+    before = [part.tensor for name, part in graph.inputs.items() if name.startswith(f"ring {number} ")]
+    name, at = f"ring {number} {len(before)}", sum(t.ne[0] for t in before)
+
+    def fill(start: int) -> None:
+        graph.inputs[name].array[:] = group.rows(0, start + at, start + at + n)
+
+    graph.fillers.append(fill)
+    return graph.input(name, I32, n)

@@ -12,44 +12,56 @@ from typing import Any
 
 from ...ggml.device import Device
 from ...ggml.graph import Graph, packed
-from ...state.kv import KvCache, LayerCache, under
-from ...state.mask import SlotMask
+from ...state.context import Context
+from ...state.kv import LayerCache, under
 from ..dflash2.graphs import Convolution, selector_lattice
 from ..dspark.graphs import markov_lattice
 from .params import MASK, DraftParams
 
 
 def append_context(
-    g: Graph, w: Mapping[str, Any], p: DraftParams, kv: KvCache, features, positions, rows
+    g: Graph, w: Mapping[str, Any], p: DraftParams, context: Context, features, positions, rows: Sequence[Any]
 ) -> list[LayerCache]:
-    """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n], cache rows int32 [n].
+    """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n]; per group of the context cache rows
+    int32 [n], of which a ring takes no more than it has, the last ones.
 
     Returns the caches per layer; what reads them comes after the write.
     """
-    n = features.ne[1]
     d, kv_heads = p.head_dim, p.n_kv_heads
     c = g.rms_norm(g.mul_mat(w["fc.weight"], features), p.rms_eps, w["enc.output_norm.weight"])
     caches = []
     # products of one input stand together, right after its norm: the GPU converts it once for all of them
+    taken = [_last(g, group.n_rows, c, positions, of) for group, of in zip(context.groups, rows)]
     products = [
-        [g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], c)) for x in "kv"] for i in range(p.n_layers)
+        [g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], taken[context.group(i)][0])) for x in "kv"]
+        for i in range(p.n_layers)
     ]
     for i, (k, v) in enumerate(products):
         name = f"blk.{i}.attn_"
-        k = g.reshape(k, d, kv_heads, n)
-        k = _rope(g, p, g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), positions)
-        caches.append(kv.layer(i).write(g, k, v, rows))
+        _, at, to = taken[context.group(i)]
+        k = g.reshape(k, d, kv_heads, k.ne[1])
+        k = _rope(g, p, g.rms_norm(k, p.rms_eps, w[name + "k_norm.weight"]), at)
+        caches.append(context.layer(i).write(g, k, v, to))
     return caches
 
 
-def context_graph(device: Device, w: Mapping[str, Any], p: DraftParams, kv: KvCache, features) -> Graph:
+def _last(g: Graph, n: int, c, positions, rows) -> tuple:
+    """The last n columns of c [D, columns], and of the others [columns]; all where there are fewer: no row is written twice."""
+    skipped = c.ne[1] - n
+    if skipped <= 0:
+        return c, positions, rows
+    c = g.view(c, (c.ne[0], n), (c.nb[1],), offset=skipped * c.nb[1])
+    return c, *(g.view(x, (n,), offset=skipped * x.nb[0]) for x in (positions, rows))
+
+
+def context_graph(device: Device, w: Mapping[str, Any], p: DraftParams, context: Context, features) -> Graph:
     """Graph that takes in features of committed tokens and drafts nothing. `features`: tensor [n_tap*D, columns].
 
-    Input: ints = columns of the features | positions | cache rows, each B.
+    Input: ints = columns of the features | positions | cache rows of each group, each B.
     """
     g = Graph(device, 512)
-    columns, positions, rows = packed(g, "ints", *[p.block_size] * 3)
-    append_context(g, w, p, kv, g.get_rows(features, columns), positions, rows)
+    columns, positions, *rows = packed(g, "ints", *[p.block_size] * (2 + len(context.groups)))
+    append_context(g, w, p, context, g.get_rows(features, columns), positions, rows)
     return g
 
 
@@ -57,13 +69,12 @@ def draft_graph(
     device: Device,
     w: Mapping[str, Any],
     p: DraftParams,
-    kv: KvCache,
+    context: Context,
     features,
     embedding,
     head,
     head_scale,
-    masks: Sequence[SlotMask],
-    n_kv: int,
+    n_kv: Sequence[int],
     block: int,
     candidates: int,
 ) -> Graph:
@@ -71,15 +82,17 @@ def draft_graph(
 
     `embedding` and `head` are the target's matrices [D, n_vocab] or the draft's own, `head_scale` the target's head's [1] or
     None, `features` the target's tensor [n_tap*D, columns].
-    Inputs: ints = columns of the features | their positions | their cache rows | block ids | block positions | block
-    rows, each B (unused columns go to spare rows); those of `masks`: full layers, window layers.
+    Inputs: ints = columns of the features | their positions | block ids | block positions | for each group of the context
+    cache rows of the features | and of the block, each B (unused columns go to spare rows); the groups' masks, mask0, mask1,
+    ..., over `n_kv` rows.
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; or, with pair
     scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows that the head saw. A draft whose row 0 drafts has B rows.
     """
     g = Graph(device)
-    columns, seen_at, seen_rows, ids, positions, rows = packed(g, "ints", *[block] * 6)
-    seen = [under(mask.build(g, f"mask{i}", n_kv, block)) for i, mask in enumerate(masks)]
-    caches = append_context(g, w, p, kv, g.get_rows(features, columns), seen_at, seen_rows)
+    parts = packed(g, "ints", *[block] * (4 + 2 * len(context.groups)))
+    columns, seen_at, ids, positions, *rows = parts
+    seen = [under(group.mask.build(g, f"mask{i}", n_kv[i], block)) for i, group in enumerate(context.groups)]
+    caches = append_context(g, w, p, context, g.get_rows(features, columns), seen_at, rows[::2])
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
     pending = g.view(ids, (1,))
     x = g.get_rows(embedding, pending if p.has_mask_vector else ids)
@@ -95,7 +108,8 @@ def draft_graph(
         k = g.rms_norm(g.reshape(k, d, kv_heads, block), p.rms_eps, w[name + "attn_k_norm.weight"])
         q, k = (_rope(g, p, x, positions) for x in (q, k))
         q = caches[i].queries(g, q)
-        o = caches[i].write(g, k, v, rows).attend(g, q, seen[int(p.window_layers[i])], n_kv)
+        group = context.group(i)
+        o = caches[i].write(g, k, v, rows[2 * group + 1]).attend(g, q, seen[group], n_kv[group])
         x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
         around = Convolution(g, w, p.selector, name + "ffn", y) if p.selector else _untouched

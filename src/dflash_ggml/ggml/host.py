@@ -1,0 +1,33 @@
+"""The host's memory, as the system tells of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_GROUP = Path("/sys/fs/cgroup")  # in a container, what it may take
+
+
+def free_memory() -> int:
+    """Bytes that programs can still take, as the system estimates it, and as far as this process's group may."""
+    return min(_available(), _left_to_group())
+
+
+def _available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _left_to_group() -> int:
+    """What a control group's limit leaves; files that it has read count as free, for they give way."""
+    try:
+        limit, taken, stat = ((_GROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+        cached = sum(int(line.split()[1]) for line in stat.splitlines() if line.split()[0] == "file")
+        return max(int(limit) - int(taken) + cached, 0)
+    except (OSError, ValueError):  # no such file, or no limit: "max"
+        return 1 << 62

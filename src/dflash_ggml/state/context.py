@@ -1,0 +1,145 @@
+"""What a draft keeps of a text: keys and values of its attention layers, and the masks over them.
+
+A layer that sees everything has a row per token. One with a window has a ring: the token at position p lies in row p % size, so
+that a window of 2,048 costs 2,304 rows whatever the context is. The other design was one cache whose window layers are full
+like the rest and a mask that hides what is too old: 8 KB a token for nothing, and an attention that reads all of it.
+
+Only committed tokens stay in a ring, and the block that is being drafted, whose rows the next pass writes over: rejecting it
+costs nothing. `ring_rows` has what keeps rows that are still seen from being written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ggml.device import Device
+from ..ggml.graph import Graph
+from .kv import KvCache, LayerCache, kv_bucket
+from .kv_type import KvType
+from .mask import SlotMask
+from .memory import padded
+from .spec import KvLayer, StateSpec
+
+
+def ring_rows(window: int | None, block: int, n_rows: int) -> int:
+    """Rows for layers with this window in a context of `n_rows`, for passes of up to `block` columns.
+
+    The first column of a block at position p sees back to p - window + 1, its last one lies at p + block - 1: window - 1 + block
+    rows would hold both. Another block of them lets a mask be rewritten around the last two starts at once (see SlotMask).
+    """
+    return n_rows if window is None else min(padded(window + 2 * block, 256), n_rows)
+
+
+class ContextRows:
+    """The layers of one window: their K/V, the mask over it, and where tokens lie: the one at position p of a text in slot
+    first + p. Behind the rows are `block` spare ones that nobody reads, for appends of a fixed width."""
+
+    def __init__(
+        self, device: Device, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int
+    ) -> None:
+        """`n_rows`: slots of the context."""
+        self.window = layers[0].window
+        self.n_rows = ring_rows(self.window, block, n_rows)
+        self.is_ring = self.n_rows < n_rows
+        self.cache = KvCache(device, layers, kv_type, self.n_rows + block)
+        self.mask = SlotMask(device, block, block, self.n_rows, self.window, self.is_ring)
+
+    def rows(self, first: int, start: int, end: int, room: int = 0) -> NDArray[np.int32]:
+        """The rows of positions `start` to `end`; what is left over of `room` gets spare ones."""
+        rows = np.arange(start, max(end, start + room), dtype=np.int32)
+        n = end - start
+        rows[n:] = np.arange(self.n_rows, self.n_rows + len(rows) - n)
+        if self.is_ring:
+            rows[:n] %= self.n_rows
+        else:
+            rows[:n] += first
+        return rows
+
+    def used(self, first: int, end: int) -> int:
+        """Rows that a graph must look at for a block that ends before position `end`."""
+        return min(kv_bucket(end if self.is_ring else first + end), self.n_rows)
+
+    def fill_mask(
+        self,
+        graph: Graph,
+        name: str,
+        first: int,
+        start: int,
+        seen_by: NDArray[np.uint8],
+        held: NDArray[np.bool_],
+    ) -> None:
+        """Set the mask's inputs for a block from position `start` on. held: which slots have a token's context."""
+        n_kv = self.used(first, start + len(seen_by))
+        if self.is_ring:
+            self.mask.fill(graph, name, n_kv, start, seen_by, held[first:])
+        else:
+            self.mask.fill(graph, name, n_kv, first + start, seen_by, held, first)
+
+
+class Context:
+    """K/V and masks of all layers of a draft. `groups`: the layers by window, those that see everything first."""
+
+    def __init__(
+        self, device: Device, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int
+    ) -> None:
+        members = _groups(layers)
+        self.groups = [ContextRows(device, [layers[i] for i in of], kv_type, n_rows, block) for of in members]
+        self._place = {i: (group, at) for group, of in enumerate(members) for at, i in enumerate(of)}
+
+    def group(self, layer: int) -> int:
+        """The number of the group that layer number `layer` is in."""
+        return self._place[layer][0]
+
+    def layer(self, layer: int) -> LayerCache:
+        """Keys and values of layer number `layer`."""
+        group, at = self._place[layer]
+        return self.groups[group].cache.layer(at)
+
+    @property
+    def slices(self) -> list:
+        """Keys and values [row, n_rows] of layers with a row per slot."""
+        return [t for group in self.groups if not group.is_ring for t in group.cache.slices]
+
+    @property
+    def rings(self) -> list[tuple[Any, int]]:
+        """Keys and values of the rings' layers, each with the rows that tokens can have."""
+        return [(t, group.n_rows) for group in self.groups if group.is_ring for t in group.cache.slices]
+
+    def forget_masks(self) -> None:
+        """Other tokens are held than the masks know of."""
+        for group in self.groups:
+            group.mask.forget()
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of K/V and of masks."""
+        groups = self.groups
+        return sum(group.cache.nbytes for group in groups), sum(group.mask.nbytes for group in groups)
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.cache.close()
+            group.mask.close()
+
+
+def context_bytes(layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int) -> tuple[int, int]:
+    """Bytes of K/V and of masks that a `Context` of these arguments takes."""
+    kv = masks = 0
+    for of in _groups(layers):
+        members = tuple(layers[i] for i in of)
+        rows = ring_rows(members[0].window, block, n_rows)
+        kv += StateSpec(members).kv_bytes(rows + block, kv_type)
+        masks += 2 * block * rows
+    return kv, masks
+
+
+def _groups(layers: Iterable[KvLayer]) -> list[list[int]]:
+    """Numbers of the layers by window, those without one first."""
+    found: dict[int | None, list[int]] = {}
+    for i, layer in enumerate(layers):
+        found.setdefault(layer.window, []).append(i)
+    return [found[window] for window in sorted(found, key=lambda w: -1 if w is None else w)]
