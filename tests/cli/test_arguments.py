@@ -20,6 +20,7 @@ from dflash_ggml.cli.arguments import (
     add_sampling_options,
     engine_config,
     file_metadata,
+    memory_size,
     sampling_params,
 )
 from dflash_ggml.cli.repl import Conversation
@@ -163,3 +164,36 @@ def test_types_of_the_caches(flags: str, types: str) -> None:
     config = engine_config(parser.parse_args([*flags.split(), "--mode", "plain"]))
     found = (config.type_k, config.type_v, config.draft_type_k, config.draft_type_v)
     assert " ".join(found) == types
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("23GiB", 23 << 30),
+        ("23gib", 23 << 30),
+        ("1.5G", 3 << 29),
+        ("24 GB", 24 * 10**9),
+        ("500MB", 500 * 10**6),
+        ("7k", 7 << 10),
+        ("1000", 1000),
+        ("90%", 0.9),
+        ("100%", 1.0),
+    ],
+)
+def test_memory_sizes(text, size):
+    found = memory_size(text)
+    assert found == size and type(found) is type(size)
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "0%", "101%", "1.5.2G", "8 bananas", "1e9", "12 %%"])
+def test_what_is_no_memory_size(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is (no|outside)"):
+        memory_size(text)
+
+
+def test_the_context_and_the_limit_reach_the_engine():
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    assert engine_config(parser.parse_args([])).n_ctx == 0
+    config = engine_config(parser.parse_args(["-c", "8192", "--gpu-memory", "50%"]))
+    assert config.n_ctx == 8192 and config.gpu_memory == 0.5

@@ -199,6 +199,8 @@ def test_the_embedded_pair(doctor: Doctor) -> None:
     }
     (memory,) = of(found, "memory")
     assert memory["n_ctx"] == 4096 and sum(memory["parts"].values()) == memory["total"] > 20 * MIB
+    (allocated,) = of(found, "allocated")
+    assert "MiB allocated as planned; scratch" in allocated["text"]
     plain, auto = of(found, "decoding")
     assert plain["tokens_per_second"] > 0 and auto["mode"] == "auto"
 

@@ -208,8 +208,8 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
                 steps = break_even(engine.costs, config.budget, depth, context)
                 device = engine.device.info.description
                 yield costs_check(known_costs(engine, context), context, steps, device)
+            yield Check("allocated", "ok", engine.memory.against(engine.nbytes))
             yield from speed_checks(plain, auto)
-            yield Check("memory", "ok", engine.memory.against(engine.nbytes))
     except _BROKEN as error:
         yield failed("decoding", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")
 
