@@ -135,7 +135,8 @@ int main(int argc, char ** argv) {
         { "0.8B ffn_gate", 1024,  3584 }, { "0.8B ffn_down", 3584,  1024 }, { "odd rows",      2048,   777 },
     };
     const ggml_type types[] = { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_XS, GGML_TYPE_BF16, GGML_TYPE_F16,
-                                GGML_TYPE_NVFP4, GGML_TYPE_IQ4_NL, GGML_TYPE_Q3_K, GGML_TYPE_Q2_K, GGML_TYPE_Q4_1, GGML_TYPE_IQ3_XXS, GGML_TYPE_MXFP4 };
+                                GGML_TYPE_NVFP4, GGML_TYPE_IQ4_NL, GGML_TYPE_Q3_K, GGML_TYPE_Q2_K, GGML_TYPE_Q4_1, GGML_TYPE_IQ3_XXS, GGML_TYPE_MXFP4,
+                                GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ3_S };
     struct width { int64_t cols; float outlier; };
     const bool wide = argc > 1 && strcmp(argv[1], "wide") == 0;
     const int  arg  = wide ? 2 : 1;
