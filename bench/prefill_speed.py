@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,13 @@ from common import header, save
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.engine import Engine
 
 
 def speed(engine: Engine, ids: list[int], batch: int, repeat: int) -> float:
     """Tokens per second of a prefill of `ids` in batches of `batch`."""
-    engine.config = replace(engine.config, n_batch=batch)
+    engine.batches = BatchSizes(batch)
     best = 0.0
     for _ in range(repeat + 1):
         engine.reset()
