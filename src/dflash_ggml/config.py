@@ -27,7 +27,7 @@ class EngineConfig:
     n_ctx: context window in tokens (0: the length the target was trained for, as far as it fits: on a GPU into `gpu_memory`, on
         the CPU into half of what is free of the host's memory).
     gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
-    n_batch: tokens per prefill pass (0: on the CPU 512, on a GPU up to 4,096 as memory allows, fewer where they would take
+    n_batch: tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.

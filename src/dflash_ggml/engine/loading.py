@@ -15,7 +15,7 @@ from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft, open_own
 from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
-from ..ggml.device import F32, NARROW_COLUMNS, Device, list_devices
+from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
 from ..models.registry import read_target
@@ -190,11 +190,10 @@ def _on_device(
         host = Host(device, passes.graphs, target, weights, passes.state, kv.draft)
         drafter = draft.start(host, config.n_candidates, rows, progress)
     paced = not config.n_batch and config.mode == "auto" and not config.reproducible
-    narrow = NARROW_COLUMNS if device.is_gpu else 0
     passes.reserve(n_batch, drafter.append if drafter else None)
     taken = {**passes.nbytes, **(drafter.nbytes if drafter else {}), SCRATCH: passes.workspace.nbytes}
     log.info("%s", memory.against(taken))
-    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, narrow)
+    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu)
 
 
 def memory_free(device: Device, limit: int | float | None) -> int:

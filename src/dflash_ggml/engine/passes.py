@@ -74,7 +74,8 @@ class TargetPasses:
     def reserve(self, columns: int, append: Append | None) -> None:
         """Take the scratch memory of a prompt batch: graphs have to be built anew when it grows."""
         columns, taps = min(columns, self.n_rows), self.taps if append else ()
-        batch = Batch(columns, self.linear_rows(columns, columns), None, taps, append)
+        # with all rows: caches of other types than float16 are copied for a batch
+        batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
 
     def linear_rows(self, columns: int, rows: int) -> int:
