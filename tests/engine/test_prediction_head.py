@@ -30,7 +30,14 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def config(target: Path, **options) -> EngineConfig:
     base = EngineConfig(
-        target, n_ctx=256, n_batch=16, n_threads=1, kv_type="f32", reference=True, calibrate="never"
+        target,
+        n_ctx=256,
+        n_batch=16,
+        n_threads=1,
+        type_k="f32",
+        type_v="f32",
+        reference=True,
+        calibrate="never",
     )
     return replace(base, **options)
 
