@@ -11,6 +11,7 @@ from .errors import ConfigError
 Mode = Literal["auto", "plain", "chain", "tree"]
 CacheType = Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 Calibrate = Literal["cached", "always", "never"]
+DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
 
@@ -23,6 +24,8 @@ class EngineConfig:
     draft_found: nobody named the draft: one that cannot be used makes a warning and plain decoding, not an error.
     draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
         `DraftFile.open`).
+    draft_type: what a draft's float matrices become while they are loaded (None: as published, or, on a GPU where they then do
+        not fit, q8_0).
     own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given.
     n_ctx: context window in tokens (0: the length the target was trained for, as far as it fits: on a GPU into `gpu_memory`, on
         the CPU into half of what is free of the host's memory).
@@ -65,6 +68,7 @@ class EngineConfig:
     draft_found: bool = False
     draft_window: int | None = None
     own_draft: bool = True
+    draft_type: DraftType | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -89,6 +93,8 @@ class EngineConfig:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
         if self.gpu_memory is not None and self.gpu_memory <= 0:
             raise ConfigError(f"gpu_memory: {self.gpu_memory} is not above 0")
+        if self.draft_type is not None and self.draft_type not in get_args(DraftType):
+            raise ConfigError(f"draft_type: {self.draft_type!r} is none of {', '.join(get_args(DraftType))}")
         if self.n_threads is not None and self.n_threads < 1:
             raise ConfigError(f"n_threads: {self.n_threads} is below 1")
 

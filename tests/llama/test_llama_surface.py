@@ -100,6 +100,7 @@ def test_constructor() -> None:
         "calibrate",
         "reproducible",
         "draft_window",
+        "draft_type",
         "prefix_cache_bytes",
         "penalize_prompt",
     ]

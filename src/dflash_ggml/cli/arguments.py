@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from ..config import MAX_BUDGET, CacheType, EngineConfig, Mode
+from ..config import MAX_BUDGET, CacheType, DraftType, EngineConfig, Mode
 from ..decode.recommended import recommended, told
 from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError, ModelFileError
@@ -182,6 +182,13 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         metavar="N",
         help="tokens that the draft's window layers see, for a draft whose file does not tell, 0: all (default: as the "
         "file says)",
+    )
+    decode.add_argument(
+        "--draft-type",
+        choices=get_args(DraftType),
+        metavar="TYPE",
+        help=f"what the draft's float weights become while they are loaded, one of {', '.join(get_args(DraftType))} (default: as "
+        "published, on a GPU q8_0 where that does not fit)",
     )
     decode.add_argument(
         "--no-calibrate",
@@ -363,6 +370,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         reproducible=args.reproducible,
         draft_found=not named,
         draft_window=args.draft_window,
+        draft_type=args.draft_type,
     )
 
 

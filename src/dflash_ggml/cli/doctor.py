@@ -135,7 +135,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
             yield Check("draft", "note", f"no draft, decoding is plain: {why}", how)
     else:
         try:
-            draft = open_draft(config.draft, config.draft_window)
+            draft = open_draft(config.draft, config.draft_window, config.draft_type)
             yield Check(
                 "draft",
                 "ok",

@@ -65,6 +65,10 @@ class DraftSource(ABC):
     def prepare(self, device: Device) -> list[str]:
         """Make ready for a device without taking its memory; notes on what had to be changed for it. Raises ModelFileError."""
 
+    def narrow(self) -> bool:
+        """Take about half the memory, at some loss, from the next `prepare` on; False where nothing can be taken away."""
+        return False
+
     @abstractmethod
     def parts(self, device: Device, kv_type: KvType) -> list[Part]:
         """The device memory that it will take, for the memory plan; after `prepare`."""

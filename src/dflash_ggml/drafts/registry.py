@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..config import DraftType
 from ..files.gguf import GGUFFile
 from ..models.target import Target
 from .dflash.drafter import DFlashSource
@@ -12,11 +13,11 @@ from .drafter import DraftSource
 from .mtp.drafter import open_head
 
 
-def open_draft(path: Path, window: int | None = None) -> DraftSource:
-    """The draft in a file or folder; `window` replaces its attention window (see `DraftFile.open`).
+def open_draft(path: Path, window: int | None = None, type_: DraftType | None = None) -> DraftSource:
+    """The draft in a file or folder; `window` replaces its attention window (see `DraftFile.open`), `type_` that of its matrices.
 
     Raises ModelFileError for one that is damaged or of no kind that is known."""
-    return DFlashSource(DraftFile.open(path, window=window), window)
+    return DFlashSource(DraftFile.open(path, window=window), window, type_)
 
 
 def open_own(file: GGUFFile, target: Target) -> DraftSource | None:

@@ -32,7 +32,7 @@ from .products import wide_bytes, without_kernels
 DRIVER = 640 * MIB  # what CUDA takes for a process beside what it asks for: its context, code, cuBLAS
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
-USUAL_CONTEXT = 8192  # tokens that large batches must leave room for where no length is named
+USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
 
 
 def choose_device(config: EngineConfig) -> Device:
@@ -108,7 +108,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     tokenizer = read_tokenizer(file, target)
     draft: DraftSource | None = None
     if config.draft is not None:
-        draft = open_draft(config.draft, config.draft_window)
+        draft = open_draft(config.draft, config.draft_window, config.draft_type)
         for warning in draft.check(target, str(config.model)):
             log.warning("%s", warning)
     elif config.own_draft and config.mode != "plain":
@@ -167,6 +167,12 @@ def _on_device(
 ) -> tuple[TargetPasses, Drafter | None, MemoryPlan, BatchSizes]:
     """Plan the memory, bring the weights to the device and make the state; also the sizes of batches."""
     wanted = declare(device, config, file, target, draft)
+    if device.is_gpu and draft and not _fits(wanted, target, config, device) and draft.narrow():
+        wanted.weights.close()
+        wanted = declare(device, config, file, target, draft)
+        log.warning(
+            "%s: its weights become q8_0, as they are they do not fit beside the target", config.draft
+        )
     for note in wanted.notes:
         log.warning("%s", note)
     kv, n_batch, memory = wanted.plan(config.n_ctx, memory_free(device, config.gpu_memory), device.is_gpu)
@@ -206,6 +212,13 @@ def memory_free(device: Device, limit: int | float | None) -> int:
         return info.memory_free
     wanted = int(limit * info.memory_total) if isinstance(limit, float) and limit <= 1 else int(limit)
     return max(min(info.memory_free, wanted - DRIVER), 0)
+
+
+def _fits(wanted: Declared, target: Target, config: EngineConfig, device: Device) -> bool:
+    """Whether a pair fits with the caches that are wanted most, in the smallest batches."""
+    n_ctx = config.n_ctx or min(target.n_ctx_train, USUAL_CONTEXT)
+    free = memory_free(device, config.gpu_memory)
+    return plan(wanted.parts(wanted.kv[0]), wanted.over, n_ctx, free).fits
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:

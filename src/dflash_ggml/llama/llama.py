@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config import Calibrate, Mode
+from ..config import Calibrate, DraftType, Mode
 from ..session.events import Event, Usage
 from ..session.hooks import Hooks
 from ..session.openai_parts import usage_line
@@ -51,7 +51,7 @@ class Llama(LlamaEmbeddings):
     splits, NUMA and the like. Refused: LoRA, other rope settings than the file's. Unknown keywords are swallowed.
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
-    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window: how to speculate (see EngineConfig).
+    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type: how to speculate (see EngineConfig).
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.
 
@@ -113,6 +113,7 @@ class Llama(LlamaEmbeddings):
         calibrate: Calibrate = "cached",
         reproducible: bool = False,
         draft_window: int | None = None,
+        draft_type: DraftType | None = None,
         prefix_cache_bytes: int = CACHE_BYTES,
         penalize_prompt: bool = False,
         **kwargs: Any,

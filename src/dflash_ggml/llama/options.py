@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import CacheType, Calibrate, EngineConfig, Mode
+from ..config import CacheType, Calibrate, DraftType, EngineConfig, Mode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
@@ -92,6 +92,7 @@ class LlamaOptions:
     calibrate: Calibrate = "cached"
     reproducible: bool = False
     draft_window: int | None = None
+    draft_type: DraftType | None = None
     prefix_cache_bytes: int = CACHE_BYTES
     penalize_prompt: bool = False
 
@@ -172,6 +173,7 @@ class LlamaOptions:
             calibrate=self.calibrate,
             reproducible=self.reproducible,
             draft_window=self.draft_window,
+            draft_type=self.draft_type,
         )
 
     def as_dict(self) -> dict[str, Any]:

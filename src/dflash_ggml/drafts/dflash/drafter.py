@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...config import DraftType
 from ...decode.accept import Accepted
 from ...decode.candidates import Rows
 from ...decode.sequence import Sequence
-from ...ggml.device import BF16, F32, I32, Device
+from ...ggml.device import BF16, F16, F32, I32, Device
 from ...ggml.graph import Graph
+from ...ggml.retype import retyped
 from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
 from ...state.context import Context, ContextRows, context_bytes
@@ -37,17 +39,18 @@ GATHERED = (EMBEDDING, MASK, SELECTOR_BEFORE, SELECTOR_AFTER, BEFORE, AFTER, TO_
 class DFlashSource(DraftSource):
     """An open DFlash file, in any dialect."""
 
-    def __init__(self, file: DraftFile, window: int | None = None) -> None:
-        """`window`: the one that was asked for, see `DraftFile.open`."""
+    def __init__(self, file: DraftFile, window: int | None = None, type_: DraftType | None = None) -> None:
+        """`window`: the one that was asked for, see `DraftFile.open`. type_: what matrices of floats become (None: they stay)."""
         self.file, self.params, self.title = file, file.params, file.title
-        self._window = window
+        self._window, self._type = window, type_
         self.head_dims = (file.params.head_dim,)
         self.name, self.depth, self.taps = kind_of(file.params), file.params.depth, file.params.taps
         self._weights: Weights | None = None
 
     @property
     def identity(self) -> list:
-        return [(name, *self.file.kind(name)) for name in sorted(self.file.names)]
+        kinds: list = [(name, *self.file.kind(name)) for name in sorted(self.file.names)]
+        return kinds if self._type is None else [*kinds, self._type]
 
     def check(self, target: Target, target_name: str) -> list[str]:
         name = str(self.file.path)
@@ -58,7 +61,11 @@ class DFlashSource(DraftSource):
     def prepare(self, device: Device) -> list[str]:
         """Declare the weights on a device; notes on what had to be converted. Raises ModelFileError."""
         notes = []
+        if self._weights is not None:
+            self._weights.close()
         sources = {name: Source(*self.file.tensor(name)) for name in self.file.names}
+        if self._type is not None:
+            sources = {name: retyped(s, self._type, name in GATHERED) for name, s in sources.items()}
         if self.params.selector is not None:
             zeros = np.zeros(self.params.n_embd, np.float32)
             sources[ZERO] = Source(F32, (self.params.n_embd, 1), zeros.view(np.uint8))
@@ -69,6 +76,16 @@ class DFlashSource(DraftSource):
             sources = {name: bf16_as_f16(name, part) for name, part in sources.items()}
         self._weights = Weights(device, sources, gathered=GATHERED)
         return notes
+
+    def narrow(self) -> bool:
+        wide = any(
+            self.file.kind(name)[0] in (F32, F16, BF16) and _is_matrix(self.file.kind(name))
+            for name in self.file.names
+        )
+        if self._type is not None or not wide:
+            return False
+        self._type = "q8_0"
+        return True
 
     def parts(self, device: Device, kv_type: KvType) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
@@ -89,6 +106,10 @@ class DFlashSource(DraftSource):
         assert self._weights is not None, "prepare comes first"
         weights, self._weights = self._weights.fill(progress, "draft"), None
         return DFlashDrafter(host, self.params, weights, candidates, n_rows, self.file.to_target)
+
+
+def _is_matrix(kind: tuple[int, tuple[int, ...]]) -> bool:
+    return len(kind[1]) == 2 and kind[1][1] > 1
 
 
 def kind_of(p: DraftParams) -> str:
