@@ -37,6 +37,11 @@ def doctor() -> int:
     return start("cli.doctor")
 
 
+def convert() -> int:
+    """`dflash-convert`."""
+    return start("cli.convert")
+
+
 def start(module: str) -> int:
     """The exit code of `main` in this module of ours; 130 and not a word where Ctrl-C ends it.
 

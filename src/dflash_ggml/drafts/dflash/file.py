@@ -111,7 +111,7 @@ class DraftFile:
         for name, info in found.items():
             if name in shapes and _is_small(name, info.shape) and info.type not in (F32, F16, BF16):
                 raise source.error(f"tensor {name!r} is {info.type_name}, expected f32, f16 or bf16")
-        names = {name: old for name, old in dialect.names.items() if name in shapes}
+        names = {name: old for name, old in dialect.names.items() if name in (*shapes, *_UNUSED)}
         if params.n_draft_vocab is not None:
             names[TO_TARGET] = dialect.names[TO_TARGET]
         return cls(source, params, names, dialect.interleaved, dialect.is_offset, mask)
@@ -119,9 +119,14 @@ class DraftFile:
     @property
     def names(self) -> tuple[str, ...]:
         """The normalised names of all tensors that the graph uses."""
-        names = [name for name in self._names if name != GATE]
+        names = [name for name in self._names if name not in (GATE, *_UNUSED)]
         halves = (GATE_HIDDEN, GATE_TOKEN) if GATE in self._names else ()
         return (*names, *halves, *((MASK,) if self._mask is not None else ()))
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """The normalised names of the file's own tensors, those that the graph leaves out included."""
+        return tuple(self._names)
 
     def kind(self, name: str) -> tuple[int, tuple[int, ...]]:
         """ggml type in the file and shape of a tensor, by normalised name."""

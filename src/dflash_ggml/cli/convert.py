@@ -1,0 +1,70 @@
+"""`dflash-convert`: a draft's safetensors folder as a GGUF file, for this package and for llama.cpp."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+from ..config import DraftType
+from ..errors import DflashError
+from .arguments import Parser, Version
+from .streams import can_write
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="dflash-convert", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
+    parser.add_argument(
+        "draft", type=Path, help="the draft: a folder with config.json and safetensors, or a GGUF file"
+    )
+    parser.add_argument(
+        "-m",
+        "--model",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the target's GGUF, whose vocabulary goes along",
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument(
+        "--type",
+        choices=get_args(DraftType),
+        metavar="TYPE",
+        help=f"what float matrices become, one of {', '.join(get_args(DraftType))} (default: as published)",
+    )
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    return parser
+
+
+def convert(args) -> list[str]:
+    """Check the pair and write the file; notes for people. Raises DflashError, OSError."""
+    from ..drafts.convert import write_gguf
+    from ..drafts.dflash.file import DraftFile
+    from ..drafts.dflash.params import check_pair
+    from ..files.gguf import GGUFFile
+    from ..models.registry import read_target
+
+    with GGUFFile(args.model) as file:
+        draft = DraftFile.open(args.draft)
+        notes = check_pair(read_target(file), draft.params, str(args.model), str(args.draft))
+        notes += write_gguf(draft, file, args.output, args.type)
+    size = args.output.stat().st_size / 2**20
+    return [*notes, f"{args.output}: {len(draft.published)} tensors of the draft, {size:.0f} MiB"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Exit codes: 0 written, 1 failed, 2 bad option, 130 interrupted."""
+    if not can_write("dflash-convert"):
+        return 1
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.output.exists() and not args.force:
+        parser.error(f"-o: {args.output} is there already; --force writes over it")
+    try:
+        for note in convert(args):
+            print(note)
+    except (DflashError, OSError) as error:
+        print(f"dflash-convert: {error}", file=sys.stderr)
+        return 1
+    return 0
