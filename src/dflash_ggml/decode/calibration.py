@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from .accept import Accepted
+from .copied import Evidence
 from .tree import Tree
 
 N_DEPTHS = 8  # depths told apart; deeper ones count as the last
@@ -42,6 +43,8 @@ class Calibration:
 
     def path_probabilities(self, tree: Tree) -> list[float]:
         """How likely each node is to be accepted, 1 at the root: the product of its path's calibrated probabilities."""
+        if tree.evidence is not None:
+            return self._merged_probabilities(tree, tree.evidence)
         parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
         base, slope, exp = self._base, self._slope, math.exp
         edges, factors = [1.0] * len(parents), [0.0] * len(parents)
@@ -61,15 +64,43 @@ class Calibration:
             edges[node] *= factors[parent] * edges[parent]
         return edges
 
-    def observe(self, tree: Tree, accepted: Accepted) -> None:
-        """Count the children of the visited nodes."""
+    def _merged_probabilities(self, tree: Tree, evidence: Evidence) -> list[float]:
+        """`path_probabilities` where votes for copies have a word, which is calibrated already: the draft has the rest."""
         parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
-        kept = accepted.kept
+        cells, rests, lift = evidence.cells, evidence.rests, math.exp(self.trend)
+        edges, sums = [1.0] * len(parents), [0.0] * len(parents)
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            edges[node] = said = math.exp(log_probs[node] - log_probs[parent])
+            if cells[node] < 0:
+                log_prob = math.log(max(min(said / rests[parent], 1.0), 1e-30))
+                cell = _cell(depths[node], log_prob)
+                edges[node] = edge = self._base[cell] + self._slope[cell] * math.exp(log_prob)
+                sums[parent] += edge
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            if cells[node] < 0:
+                edges[node] *= rests[parent] * _moved(sums[parent], lift)
+            edges[node] *= edges[parent]
+        return edges
+
+    def observe(self, tree: Tree, accepted: Accepted) -> None:
+        """Count the children of the visited nodes; of a merged tree those of the draft alone, where no copy was right."""
+        parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
+        kept, evidence = accepted.kept, tree.evidence
         expected, right = dict.fromkeys(accepted.path, 0.0), dict.fromkeys(kept[:-1], 1.0)
+        if evidence is not None:
+            for node in kept[1:]:
+                if evidence.cells[node] >= 0:
+                    del expected[parents[node]]
         for node in range(1, len(parents)):
             parent = parents[node]
             if parent in expected:
                 log_prob = log_probs[node] - log_probs[parent]
+                if evidence is not None:
+                    if evidence.cells[node] >= 0:
+                        continue
+                    log_prob = min(log_prob - math.log(max(evidence.rests[parent], 1e-30)), 0.0)
                 cell = _cell(depths[node], log_prob)
                 expected[parent] += self._base[cell] + self._slope[cell] * math.exp(log_prob)
                 self._count(cell, node in kept)

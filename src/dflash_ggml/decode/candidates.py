@@ -84,7 +84,7 @@ class Rows:
 
 
 class Trie:
-    """Continuations of any depth as a tree: what copied text proposes, or several sources merged.
+    """Continuations of any depth as a tree, written out.
 
     children: node -> {token: (log-probability given the node, child node)}; `root` is the pending token's node.
     """

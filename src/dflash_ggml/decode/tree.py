@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .candidates import Candidates, Children, Rows, checked_rows
+from .copied import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,16 @@ class Tree:
 
     tokens, parents, depths: int32 [width]; parents[0] = -1 and depths[0] = 0.
     log_probs: float32 [width], log-probability of the path from the root under the draft, 0 at the root.
+    sources: uint8 [width], which sources offered each node, bits of `merged`, 0 at the root; None: one source made all of it.
+    evidence: what the probabilities of a merged tree rest on.
     """
 
     tokens: NDArray[np.int32]
     parents: NDArray[np.int32]
     depths: NDArray[np.int32]
     log_probs: NDArray[np.float32]
+    sources: NDArray[np.uint8] | None = None
+    evidence: Evidence | None = None
 
     @property
     def width(self) -> int:
@@ -45,7 +50,9 @@ class Tree:
         end = nodes + 1
         if end >= self.width:
             return self
-        return Tree(self.tokens[:end], self.parents[:end], self.depths[:end], self.log_probs[:end])
+        sources = None if self.sources is None else self.sources[:end]
+        parts = self.tokens[:end], self.parents[:end], self.depths[:end], self.log_probs[:end]
+        return Tree(*parts, sources, self.evidence)
 
 
 def verify_width(nodes: int) -> int:

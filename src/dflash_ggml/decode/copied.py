@@ -1,0 +1,124 @@
+"""Text that stood before, as candidates: the continuations of the places where the end of the text stood.
+
+The places vote for the next token, each with a weight that doubles with every token of its match; those that agree go on
+together. A place's own word is worth little (1 of 1 is not p = 1), so a probability is what came of such votes: `CopyRates`
+keeps (tried, right) by the length of the match, by how many places agree, and by what the model draft says of the token. Depth
+needs no place of its own there: a path lengthens the match that it rests on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .text_index import LONGEST
+
+PRIOR = 8.0  # samples that other texts are worth for a new one
+OWN_WORD = 5.0  # samples that the table below is worth
+KEPT = 200.0  # samples of a cell after which old ones fade
+_LENGTHS = (2, 3, 4, 6, 9, 16, 32)  # first lengths of the buckets; below: a guess after an edit
+_BUCKET = [sum(length >= first for first in _LENGTHS) for length in range(LONGEST + 256)]
+_BY_LENGTH = (0.4, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95)
+# one place alone, two that agree, more; a majority, a good part, less
+_BY_VOTE = (0.0, 0.4, 0.8, -0.3, -1.2, -2.2)
+# not asked, speaks against it, holds it possible, says the same
+_BY_DRAFT = (0.0, -0.8, 0.3, 1.5)
+N_VOTES, N_DRAFT = len(_BY_VOTE), len(_BY_DRAFT)
+N_CELLS = len(_BY_LENGTH) * N_VOTES * N_DRAFT
+_MOST_WEIGHT = 16
+
+Cursor = tuple[int, tuple[int, ...]]
+
+
+class CopyRates:
+    """How often copies were right, by cell."""
+
+    def __init__(self, prior: CopyRates | None = None) -> None:
+        """`prior`: what is known of other texts; it learns too."""
+        self._prior = prior
+        self._hits, self._tried = [0.0] * N_CELLS, [0.0] * N_CELLS
+        self.rates: list[float] = list(_FIRST if prior is None else prior.rates)
+
+    def learn(self, cell: int, is_right: bool) -> None:
+        """Count a sample."""
+        if self._prior is not None:
+            self._prior.learn(cell, is_right)
+        fading = 1.0 if self._tried[cell] < KEPT else KEPT / (KEPT + 1)
+        self._tried[cell] = fading * (self._tried[cell] + 1)
+        self._hits[cell] = fading * (self._hits[cell] + is_right)
+        before, worth = (_FIRST[cell], OWN_WORD) if self._prior is None else (self._prior.rates[cell], PRIOR)
+        self.rates[cell] = (self._hits[cell] + worth * before) / (self._tried[cell] + worth)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the probabilities of a merged tree rest on, per node. cells: of `CopyRates`, -1 for the draft's own word; rests: what
+    votes leave to the draft's other children of the node."""
+
+    cells: list[int]
+    rests: list[float]
+
+
+class Copied:
+    """What followed at each place. windows: ids behind it; lengths: tokens matched before it.
+
+    Cursors are (depth, places that carry the whole path).
+    """
+
+    def __init__(self, windows: Sequence[Sequence[int]], lengths: Sequence[int], depth: int) -> None:
+        """`depth`: the longest path."""
+        self.windows, self.lengths, self.depth = windows, lengths, depth
+        self.root: Cursor = (0, tuple(range(len(windows))))
+
+    def votes(self, cursor: Cursor) -> list[tuple[int, int, Cursor]]:
+        """The next tokens, each once: its cell while no draft was asked, and where it leads."""
+        depth, places = cursor
+        if depth == self.depth:
+            return []
+        windows, lengths = self.windows, self.lengths
+        if len(places) == 1:
+            place = places[0]
+            window = windows[place]
+            if depth == len(window):
+                return []
+            return [(window[depth], _BUCKET[lengths[place] + depth] * _PER_LENGTH, (depth + 1, places))]
+        said: dict[int, list[int]] = {}
+        for place in places:
+            window = windows[place]
+            if depth < len(window):
+                said.setdefault(window[depth], []).append(place)
+        if len(said) == 1:
+            ((token, who),) = said.items()
+            length = lengths[who[0]] if len(who) == 1 else max([lengths[p] for p in who])
+            vote = min(len(who), 3) - 1
+            cell = _BUCKET[length + depth] * _PER_LENGTH + vote * N_DRAFT
+            return [(token, cell, (depth + 1, tuple(who)))]
+        weights = [1 << min(length, _MOST_WEIGHT) for length in lengths]
+        total = sum([weights[p] for who in said.values() for p in who])
+        out = []
+        for token, who in said.items():
+            share = sum([weights[p] for p in who]) / total
+            vote = 3 if share >= 0.6 else 4 if share >= 0.25 else 5
+            cell = _BUCKET[max([lengths[p] for p in who]) + depth] * _PER_LENGTH + vote * N_DRAFT
+            out.append((token, cell, (depth + 1, tuple(who))))
+        return out
+
+
+def beside_draft(cell: int, said: float) -> int:
+    """The cell of a token of which a draft says that it comes with probability `said`."""
+    return cell + (1 if said < 0.1 else 2 if said < 0.5 else 3)
+
+
+def _first() -> list[float]:
+    """Rates before any sample, cell by cell."""
+    out = []
+    for p in _BY_LENGTH:
+        for vote in _BY_VOTE:
+            for draft in _BY_DRAFT:
+                out.append(1 / (1 + math.exp(-(math.log(p / (1 - p)) + vote + draft))))
+    return out
+
+
+_PER_LENGTH = N_VOTES * N_DRAFT
+_FIRST = _first()

@@ -1,0 +1,150 @@
+"""Where the end of a text has stood before.
+
+Hash chains over the last 6 and the last 2 tokens, as Lempel-Ziv coders keep them: the newest place of each hash, and for each
+place the one before it. A suffix automaton, which knows all lengths at once, was the other design: it takes some hundred bytes a
+token in Python and does not forget its end cheaply; here a token takes at most 28 bytes, and a text is cut back by undoing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST = 48  # tokens of a match that are looked at
+HOPS = 6  # places of one hash that are looked at, newest first
+ENOUGH = 64  # tokens matched in sum after which no more places are looked at
+ORDERS = (6, 2)  # tokens hashed; the shorter ones are asked where the longer ones find nothing
+BULK = 96  # tokens from which on arrays are faster than a loop
+_SHIFT = 20
+# odd factors below 2**40: with ids below 2**20 the sums of ORDERS[0] products fit 63 bits
+_FACTORS = (0x9E3779B97F, 0x85EBCA6B2D, 0xC2B2AE3D37, 0x27D4EB2F17, 0x165667B19F, 0xD3A2646CAB)
+
+
+class _Chains:
+    """The places of one order: `before[p]` is the place before p with the hash of the tokens that end there, 0 for none."""
+
+    def __init__(self, order: int, size: int) -> None:
+        self.order, self.factors = order, _FACTORS[:order]
+        self.newest, self.before = array("i", bytes(4 * size)), array("i", [0])
+
+    def slot(self, ids: Sequence[int], end: int) -> int:
+        """The place in `newest` of the tokens that end before `end`."""
+        if self.order == 2:
+            key = ids[end - 2] * _FACTORS[0] + ids[end - 1] * _FACTORS[1]
+        else:
+            key = sum([a * b for a, b in zip(ids[end - self.order : end], self.factors)])
+        return (key >> _SHIFT) & (len(self.newest) - 1)
+
+    def add(self, ids: array[int]) -> None:
+        """Take in the last token of ids."""
+        end = len(ids)
+        if end < self.order:
+            self.before.append(0)
+            return
+        slot = self.slot(ids, end)
+        self.before.append(self.newest[slot])
+        self.newest[slot] = end
+
+    def drop(self, ids: array[int]) -> None:
+        """Undo `add` of the last token of ids."""
+        end = len(ids)
+        before = self.before.pop()
+        if end >= self.order:
+            self.newest[self.slot(ids, end)] = before
+
+    def rebuild(self, ids: NDArray[np.int64], size: int) -> None:
+        """Take in all of ids anew, in a table of `size` slots, a power of two."""
+        newest, before = np.zeros(size, np.int32), np.zeros(len(ids) + 1, np.int32)
+        n = len(ids) - self.order + 1
+        if n > 0:
+            keys = np.zeros(n, np.int64)
+            for i, factor in enumerate(self.factors):
+                keys += ids[i : i + n] * factor
+            slots = ((keys >> _SHIFT) & (size - 1)).astype(np.int32)
+            order = np.argsort(slots, kind="stable")
+            ends, slots = order.astype(np.int32) + self.order, slots[order]
+            same = slots[1:] == slots[:-1]
+            before[ends[1:][same]] = ends[:-1][same]
+            last = np.append(~same, True)
+            newest[slots[last]] = ends[last]
+        self.newest, self.before = array("i", newest.tobytes()), array("i", before.tobytes())
+
+
+class TextIndex:
+    """A text that grows, and is cut back now and then. A place p stands before token p."""
+
+    def __init__(self) -> None:
+        self.ids: array[int] = array("i")
+        self._size = 1 << 10
+        self._chains = tuple(_Chains(order, self._size) for order in ORDERS)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Host bytes: 12 a token, and 8 a slot, of which there are at most two a token."""
+        return 4 * (len(self.ids) + sum(len(c.newest) + len(c.before) for c in self._chains))
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Put tokens behind the text; ids below 2**20."""
+        own, chains = self.ids, self._chains
+        if len(ids) > BULK or len(own) + len(ids) > self._size:
+            own.extend(ids)
+            self._rebuild()
+            return
+        for token in ids:
+            own.append(token)
+            for chain in chains:
+                chain.add(own)
+
+    def cut(self, n: int) -> None:
+        """Keep the first n tokens."""
+        if len(self.ids) - n > max(BULK, n // 16):
+            del self.ids[n:]
+            self._rebuild()
+            return
+        while len(self.ids) > n:
+            for chain in self._chains:
+                chain.drop(self.ids)
+            self.ids.pop()
+
+    def _rebuild(self) -> None:
+        while self._size < len(self.ids):
+            self._size *= 2
+        ids = np.array(self.ids, np.int64)
+        for chain in self._chains:
+            chain.rebuild(ids, self._size)
+
+    def shared(self, ids: Sequence[int]) -> int:
+        """How many leading tokens equal those of ids."""
+        n = min(len(ids), len(self.ids))
+        differ = np.flatnonzero(np.asarray(ids[:n], np.int32) != np.frombuffer(self.ids, np.int32, n))
+        return int(differ[0]) if len(differ) else n
+
+    def find(self, tail: list[int]) -> list[tuple[int, int]]:
+        """(place, length) where the last `length` tokens of `tail` stood before, at least 2, at most LONGEST; newest first."""
+        ids, have, matched = self.ids, len(tail), 0
+        found: list[tuple[int, int]] = []
+        for chain in self._chains:
+            order = chain.order
+            if have < order:
+                continue
+            place, end = chain.newest[chain.slot(tail, have)], tail[-1]
+            before, hops = chain.before, HOPS
+            while place and hops and matched < ENOUGH:
+                hops -= 1
+                if ids[place - 1] == end:
+                    length, most = 1, min(have, place, LONGEST)
+                    while length < most and ids[place - 1 - length] == tail[-1 - length]:
+                        length += 1
+                    if length >= order:
+                        found.append((place, length))
+                        matched += length
+                place = before[place]
+            if found:
+                break
+        return found

@@ -1,0 +1,221 @@
+"""Copies as candidates, and one tree of them and a draft's: probabilities, equal tokens, growth, and what is learned."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_ggml.decode.accept import walk
+from dflash_ggml.decode.calibration import Calibration
+from dflash_ggml.decode.candidates import Rows, Trie
+from dflash_ggml.decode.copied import N_DRAFT, N_VOTES, Copied, CopyRates
+from dflash_ggml.decode.merged import COPIES, DRAFT, Merged, observe
+from dflash_ggml.decode.tree import Tree, expand
+
+
+def rows_of(rng: np.random.Generator, depths: int, ranks: int, n_vocab: int = 12) -> Rows:
+    scores = -np.sort(rng.exponential(size=(depths, ranks)), axis=1)
+    scores -= np.log(np.exp(scores).sum(1, keepdims=True)) + 0.05
+    ids = np.array([rng.permutation(n_vocab)[:ranks] for _ in range(depths)], np.int32)
+    return Rows(ids, np.minimum(scores, 0).astype(np.float32))
+
+
+def copies_of(rng: np.random.Generator, places: int, depth: int, n_vocab: int = 12) -> Copied:
+    windows = [rng.integers(0, n_vocab, rng.integers(1, depth + 1)).tolist() for _ in range(places)]
+    for window in windows[1:]:
+        if rng.random() < 0.6:
+            window[:2] = windows[0][: len(window)][:2]
+    return Copied(windows, rng.integers(2, 40, places).tolist(), depth)
+
+
+def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
+    out = []
+    while node > 0:
+        out.append(int(tree.tokens[node]))
+        node = int(tree.parents[node])
+    return tuple(reversed(out))
+
+
+def distribution(
+    rows: Rows | None, copied: Copied, rates: CopyRates, path: tuple[int, ...]
+) -> dict[int, float]:
+    """The next token after a path, from the definition; tokens that nobody offers are left out."""
+    windows = [
+        (window, length)
+        for window, length in zip(copied.windows, copied.lengths)
+        if list(path) == list(window[: len(path)])
+    ]
+    depth = len(path)
+    votes: dict[int, list[int]] = {}
+    for window, length in windows:
+        if depth < len(window) and depth < copied.depth:
+            votes.setdefault(window[depth], []).append(length)
+    draft = {}
+    in_rows = rows is not None and all(t in rows.ids[d] for d, t in enumerate(path) if d < len(rows.ids))
+    if rows is not None and in_rows and depth < len(rows.ids):
+        draft = dict(zip(rows.ids[depth].tolist(), np.exp(rows.log_probs[depth].astype(float)).tolist()))
+    total_weight = sum(2 ** min(n, 16) for who in votes.values() for n in who)
+    found = {}
+    for token, who in votes.items():
+        bucket = sum(max(who) + depth >= first for first in (2, 3, 4, 6, 9, 16, 32))
+        share = sum(2 ** min(n, 16) for n in who) / total_weight
+        vote = min(len(who), 3) - 1 if len(votes) == 1 else 3 if share >= 0.6 else 4 if share >= 0.25 else 5
+        said = draft.get(token, 0.0)
+        beside = 0 if not draft else 1 if said < 0.1 else 2 if said < 0.5 else 3
+        found[token] = rates.rates[(bucket * N_VOTES + vote) * N_DRAFT + beside]
+    total = sum(found.values())
+    if total > 0.98:
+        found = {token: p * 0.98 / total for token, p in found.items()}
+    rest = 1 - sum(found.values())
+    left = max(1 - sum(draft.get(token, 0.0) for token in found), 1e-6)
+    for token, p in draft.items():
+        if token not in found:
+            found[token] = p * rest / left
+    return found
+
+
+@given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 4), st.integers(1, 25))
+def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, budget):
+    rng = np.random.default_rng(seed)
+    rows = rows_of(rng, depths, 3) if depths else None
+    copied, rates = copies_of(rng, places, 6), CopyRates()
+    tree = Merged(rows, copied, rates).grow(7, budget)
+    assert len({tokens_of(tree, n) for n in range(1, tree.width)}) == tree.n_nodes <= budget
+    for node in range(1, tree.width):
+        path = tokens_of(tree, node)
+        log_prob = 0.0
+        for d in range(len(path)):
+            log_prob += np.log(distribution(rows, copied, rates, path[:d])[path[d]])
+        assert tree.log_probs[node] == pytest.approx(log_prob, abs=1e-3)
+    assert (np.diff(tree.log_probs[1:]) <= 1e-5).all()
+    # nothing better was left out: the children of every node are in the tree, or less likely than all of it
+    if tree.n_nodes == budget:
+        inside, least = {tokens_of(tree, n) for n in range(tree.width)}, float(tree.log_probs.min())
+        for node in range(tree.width):
+            if tree.log_probs[node] > np.log(0.02):
+                path = tokens_of(tree, node)
+                for token, p in distribution(rows, copied, rates, path).items():
+                    assert (*path, token) in inside or tree.log_probs[node] + np.log(p) <= least + 1e-4
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
+def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, places):
+    rng = np.random.default_rng(seed)
+    tree = Merged(rows_of(rng, depths, 4), copies_of(rng, places, 5), CopyRates()).grow(0, 60)
+    sums = np.zeros(tree.width)
+    for node in range(1, tree.width):
+        parent = tree.parents[node]
+        sums[parent] += np.exp(tree.log_probs[node] - tree.log_probs[parent])
+    assert (sums <= 1 + 1e-4).all()
+
+
+def test_a_token_of_both_is_one_node_with_both_cursors():
+    rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
+    tree = Merged(rows, Copied([[5, 7, 9, 9]], [10], 4), CopyRates()).grow(0, 8)
+    by_path = {tokens_of(tree, n): int(tree.sources[n]) for n in range(1, tree.width)}
+    assert by_path[5,] == by_path[5, 7] == DRAFT | COPIES
+    assert by_path[5, 7, 9] == by_path[5, 7, 9, 9] == COPIES  # longer than the block
+    assert by_path[6,] == by_path[5, 8] == DRAFT
+    assert tree.tokens[1] == 5 and by_path.get((6, 7), DRAFT) == DRAFT
+
+
+def test_any_candidates_can_be_merged():
+    """Rows with pair scores and tries go through their cursors; without copies below they are as they were alone."""
+    rng = np.random.default_rng(3)
+    rows = rows_of(rng, 3, 3)
+    paired = Rows(rows.ids, rows.log_probs, rng.normal(size=(3, 3, 3)))
+    trie = Trie({0: {4: (-0.5, 1), 5: (-1.5, 2)}, 1: {6: (-0.1, 3)}}, 0)
+    for draft in (paired, trie):
+        tree = Merged(draft, Copied([[99]], [2], 4), CopyRates()).grow(1, 50)
+        alone = expand(1, draft, 50)
+        paths = {tokens_of(tree, n) for n in range(1, tree.width)}
+        assert paths == {tokens_of(alone, n) for n in range(1, alone.width)} | {(99,)}
+        rest = tree.evidence.rests[0]
+        assert 0 < rest < 1
+        node = next(n for n in range(1, tree.width) if tokens_of(tree, n) == tokens_of(alone, 1))
+        assert tree.log_probs[node] == pytest.approx(alone.log_probs[1] + np.log(rest), abs=1e-4)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 3), st.integers(1, 12))
+def test_the_spine_takes_the_best_child_each_time(seed, depths, places, length):
+    rng = np.random.default_rng(seed)
+    rows = rows_of(rng, depths, 3) if depths else None
+    copied, rates = copies_of(rng, places, 6), CopyRates()
+    merged = Merged(rows, copied, rates)
+    chain = merged.spine(3, length)
+    assert chain.parents.tolist() == list(range(-1, chain.n_nodes)) and chain.n_nodes <= length
+    for node in range(chain.n_nodes):
+        children = distribution(rows, copied, rates, tokens_of(chain, node))
+        assert children[int(chain.tokens[node + 1])] == pytest.approx(max(children.values()), abs=1e-5)
+    seeded = merged.grow(3, length + 3, chain_seed=True)
+    n = min(chain.n_nodes, seeded.n_nodes)
+    assert n == chain.n_nodes and np.array_equal(seeded.tokens[: n + 1], chain.tokens)
+
+
+def test_rates_follow_what_was_right():
+    """One place's word is not believed because it is the only one; what is wrong loses its probability, apart from other lengths
+    and other texts."""
+    shared = CopyRates()
+    rates = CopyRates(shared)
+    weak, strong = Copied([[1]], [2], 1), Copied([[1]], [20], 1)
+    ((_, low, _),), ((_, high, _),) = weak.votes(weak.root), strong.votes(strong.root)
+    assert rates.rates[low] < 0.5 < rates.rates[high] < 1
+    before = rates.rates[high]
+    for _ in range(60):
+        rates.learn(low, False)
+    assert rates.rates[low] < 0.05 and rates.rates[high] == before
+    other = CopyRates(shared)
+    assert other.rates[low] < 0.1
+    for _ in range(200):
+        other.learn(low, True)
+    assert other.rates[low] > 0.8 > rates.rates[low]
+
+
+def test_votes_are_learned_where_the_walk_came():
+    rates = CopyRates()
+    rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
+    tree = Merged(rows, Copied([[5, 9, 1]], [12], 3), rates).grow(0, 8)
+    cells = {tokens_of(tree, n): tree.evidence.cells[n] for n in range(1, tree.width)}
+    before = list(rates.rates)
+    text = iter([5, 7, 3])
+    accepted = walk(tree, lambda node: next(text))
+    assert accepted.n_accepted == 2
+    observe(tree, accepted, rates)
+    assert rates.rates[cells[5,]] > before[cells[5,]] and rates.rates[cells[5, 9]] < before[cells[5, 9]]
+    # nobody came to the node behind the wrong one
+    assert rates.rates[cells[5, 9, 1]] == before[cells[5, 9, 1]]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3))
+def test_calibration_of_a_draft_that_is_right_changes_nothing_beside_votes(seed, depths, places):
+    """Without samples the draft's own word stands, and a vote's probability is what it was grown with."""
+    rng = np.random.default_rng(seed)
+    tree = Merged(rows_of(rng, depths, 3), copies_of(rng, places, 4), CopyRates()).grow(0, 20)
+    np.testing.assert_allclose(Calibration().path_probabilities(tree), np.exp(tree.log_probs), rtol=1e-3)
+
+
+def test_calibration_counts_a_draft_only_where_no_copy_was_right():
+    calibration = Calibration()
+    rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
+    tree = Merged(rows, Copied([[9]], [12], 1), CopyRates()).grow(0, 8)
+    for _ in range(30):
+        calibration.observe(tree, walk(tree, lambda node: 9))
+    assert not any(calibration.tried)
+    for _ in range(30):
+        calibration.observe(tree, walk(tree, lambda node: 6))
+    assert sum(calibration.tried) == 60 and sum(calibration.hits) == pytest.approx(30)
+    p = calibration.path_probabilities(tree)
+    said = np.exp(tree.log_probs)
+    for node, token in itertools.islice(enumerate(tree.tokens.tolist()), 1, None):
+        assert (p[node] > said[node]) == (token == 6) or token == 9
+
+
+def test_the_first_nodes_keep_their_sources():
+    rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
+    tree = Merged(rows, Copied([[5, 1, 2, 3]], [12], 4), CopyRates()).grow(0, 6)
+    cut = tree.first(2)
+    assert cut.sources.tolist() == tree.sources[:3].tolist() and cut.evidence is tree.evidence
