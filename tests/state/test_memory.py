@@ -102,9 +102,13 @@ def windowed_pair(tmp_path_factory):
 
 
 def test_what_differs_from_the_plan_is_told():
-    found = MemoryPlan(100, {"weights": 5 * MIB, "target K/V": MIB, GRAPHS: 3 * MIB}, 0)
+    parts = {"weights": 5 * MIB, "target K/V": MIB, GRAPHS: 3 * MIB, "wide products": MIB, "mask": 0}
+    found = MemoryPlan(100, parts, 0)
     text = found.against({"weights": 5 * MIB, "target K/V": 2 * MIB, SCRATCH: MIB})
-    assert text == "5 MiB allocated as planned; target K/V 2.0 MiB, planned 1.0; scratch 1.0 MiB, planned 3.0"
+    assert text == (
+        "5 MiB allocated as planned; target K/V 2.0 MiB, planned 1.0; scratch 1.0 MiB, planned 3.0; "
+        "wide products 1.0 MiB planned, not counted"
+    )
 
 
 @pytest.mark.parametrize("n_batch, budget", [(512, 31), (1500, 63)])

@@ -29,7 +29,7 @@ from .kv_types import KvTypes, kv_types
 from .passes import TargetPasses, tree_width
 from .products import wide_bytes, without_kernels
 
-DRIVER = 640 * MIB  # what CUDA takes for a process beside what it asks for: its context, code, cuBLAS
+DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named

@@ -54,14 +54,20 @@ class MemoryPlan:
         )
 
     def against(self, allocated: Mapping[str, int]) -> str:
-        """What was allocated beside what was planned, for people. Scratch memory is only an estimate."""
+        """What was allocated beside what was planned, for people. Scratch memory is only an estimate; parts that are not among
+        `allocated` lie with the device."""
         same = sum(size for name, size in allocated.items() if size == self.parts.get(name))
         others = [
             f"{name} {size / MIB:.1f} MiB, planned {self.parts.get(GRAPHS if name == SCRATCH else name, 0) / MIB:.1f}"
             for name, size in allocated.items()
             if size != self.parts.get(name)
         ]
-        return "; ".join([f"{same / MIB:.0f} MiB allocated as planned", *others])
+        elsewhere = [
+            f"{name} {size / MIB:.1f} MiB planned, not counted"
+            for name, size in self.parts.items()
+            if size and name != GRAPHS and name not in allocated
+        ]
+        return "; ".join([f"{same / MIB:.0f} MiB allocated as planned", *others, *elsewhere])
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {size / MIB:.0f}" for name, size in self.parts.items() if size)
