@@ -243,16 +243,18 @@ class LlamaCore(LlamaBase):
         self._evaluate(list(ids))
         if len(ids) >= self._n_ctx:
             return
-        text = list(ids)
-        ended = False
+        text = np.empty(self._n_ctx + 1, np.intc)
+        text[: len(ids)] = ids
+        n, ended = len(ids), False
 
         def stop(token: int) -> bool:
-            nonlocal ended
+            nonlocal ended, n
             if keeper is not None and keeper.row is not None:
                 if self._logits_all:
-                    self.scores[len(text) - 1] = keeper.row
-                ended = any(c(np.asarray(text, np.intc), keeper.row) for c in criteria)
-            text.append(token)
+                    self.scores[n - 1] = keeper.row
+                ended = any(c(text[:n], keeper.row) for c in criteria)
+            text[n] = token
+            n += 1
             return ended
 
         self.session.state.spent()

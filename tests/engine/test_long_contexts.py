@@ -1,0 +1,189 @@
+"""Texts of more than 100,000 tokens: rows, trees, snapshots and masks there, and a step that does no more than in a short text.
+
+Nothing is prefilled that far: a cache's rows are filled with numbers, from which the last tokens go on.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.ggml.device import Device
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.store import Workspace
+from dflash_ggml.session.prefix_cache import PrefixCache
+from dflash_ggml.session.prompt_state import PromptState
+from dflash_ggml.session.prompts import Prepared
+from dflash_ggml.session.requests import CompletionRequest
+from dflash_ggml.session.session import Session, run_completion
+from dflash_ggml.state.mask import SlotMask
+from reference.toys import write_pair
+
+LONG, N_CTX = 100_000, 131_072
+TAIL = [5, 3, 9, 1]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    sizes = {"n_heads": 1, "head_dim": 32, "n_layers": 4, "window": 100, "draft_layers": 2, "full_layers": 1}
+    pair = write_pair(tmp_path_factory.mktemp("long"), 51, n_ctx=262_144, **sizes)
+    config = EngineConfig(
+        *pair,
+        n_ctx=N_CTX,
+        budget=7,
+        type_k="f32",
+        type_v="f32",
+        n_threads=1,
+        n_gpu_layers=0,
+        calibrate="never",
+    )
+    with Engine.load(config) as e:
+        yield e
+
+
+def lay(engine: Engine, n: int, seed: int = 0) -> list[int]:
+    """A text of n tokens whose rows hold random numbers, and TAIL behind them; all of its tokens."""
+    rng, sequence, drafter = np.random.default_rng(seed), engine.sequence, engine.drafter
+    engine.reset()
+    for t in (*engine.passes.state.kv.slices, *drafter.rows):
+        engine.device.write(t, rng.normal(0, 1, (n, t.ne[0])).astype(np.float32))
+    for t, rows in drafter.rings:
+        engine.device.write(t, rng.normal(0, 1, (rows, t.ne[0])).astype(np.float32))
+    drafter.prefilled(sequence, n, True)
+    sequence.tokens += rng.integers(0, 60, n).tolist()
+    engine.prefill(TAIL)
+    return engine.tokens
+
+
+def write(engine: Engine, n: int, mode: str = "tree") -> list[int]:
+    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+    steps = engine.generate(sampler, max_tokens=n, mode=mode, stop=lambda t: False)
+    return [token for step in steps for token in step.tokens]
+
+
+def last_rows(engine: Engine, start: int) -> list[np.ndarray]:
+    """The target's rows of the committed tokens from `start` on."""
+    n = engine.n_tokens - start
+    return [
+        engine.device.read(t, n * t.ne[0], offset=start * t.nb[1]).reshape(n, -1)
+        for t in engine.passes.state.kv.slices
+    ]
+
+
+def test_trees_commit_and_roll_back_what_plain_decoding_writes(engine):
+    found = {}
+    for mode in ("plain", "tree"):
+        lay(engine, LONG)
+        found[mode] = write(engine, 16, mode), last_rows(engine, LONG)
+    assert engine.sequence.statistics.accepted > 0
+    assert engine.sequence.statistics.drafted > engine.sequence.statistics.accepted
+    assert found["tree"][0] == found["plain"][0]
+    for ours, plain in zip(found["tree"][1], found["plain"][1], strict=True):
+        np.testing.assert_allclose(ours, plain, atol=1e-4 * np.abs(plain).max())
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_a_snapshot_brings_the_text_back(engine, with_rows):
+    tokens = lay(engine, LONG)
+    snapshot = engine.snapshot(with_rows=with_rows)
+    assert snapshot.in_draft.all() and len(snapshot.in_draft) == LONG + len(TAIL)
+    text = write(engine, 8)
+    if with_rows:
+        lay(engine, LONG // 2, seed=1)
+    assert engine.can_restore(snapshot)
+    engine.restore(snapshot)
+    assert engine.tokens == tokens and engine.drafter.seen(engine.sequence).all()
+    snapshot = engine.snapshot(with_rows=with_rows)  # and once more, from what was restored
+    assert write_again(engine) == text[1:]
+    engine.restore(snapshot)
+    assert write_again(engine) == text[1:]
+
+
+def write_again(engine: Engine) -> list[int]:
+    """What follows the token that the prompt's own pass gave: a snapshot has no logits of later use."""
+    first = int(np.argmax(engine.logits))
+    engine.prefill([first])
+    return write(engine, 7)
+
+
+def test_the_prefix_cache_goes_on_and_back(engine):
+    """Two endings of one long prefix: the second comes from the snapshot where they part."""
+    prefix = lay(engine, LONG)
+    state = PromptState(engine, PrefixCache(1 << 30))
+    state.evaluated()
+    state.cache.put(engine.snapshot(with_rows=False))
+    texts = []
+    for ending in ([7, 7, 7, 8], [9, 8], [7, 7, 7, 8]):
+        ids = [*prefix, *ending]
+        start = state.seek(ids)
+        assert len(prefix) <= start < len(ids)
+        assert [*state.advance(ids, start, (), None)][-1] == len(ids)
+        state.spent()
+        texts.append(write(engine, 4))
+    assert texts[0] == texts[2]
+
+
+@pytest.mark.parametrize("mode, temperature", [("plain", 0.8), ("tree", 0.0), ("tree", 0.8), ("auto", 0.8)])
+def test_a_step_takes_no_more_of_the_host_in_a_long_text(engine, mode, temperature):
+    """Memory that Python and numpy take in a step, at its peak: what is copied or made anew in proportion to the context
+    would be 400 KB a list or array of its tokens."""
+    params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1, frequency_penalty=0.1)
+    peaks = {}
+    for n in (1000, LONG):
+        ids = lay(engine, n)
+        session = Session(engine)
+        session.state.evaluated()
+        request = CompletionRequest(
+            prompt=ids, sampling=params, mode=mode, max_tokens=60, ignore_eos=True, logprobs=2
+        )
+        events = run_completion(session, Prepared(request, "", tuple(ids)))
+        for _ in range(8):  # graphs are built by then
+            next(events)
+        tracemalloc.start()
+        taken = []
+        for _ in range(7):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            next(events)
+            taken.append(tracemalloc.get_traced_memory()[1] - before)
+        tracemalloc.stop()
+        events.close()
+        peaks[n] = np.median(taken)
+    assert peaks[LONG] < peaks[1000] + 20_000
+
+
+@pytest.mark.parametrize("window", [None, 2048])
+def test_masks_far_out(window):
+    """A mask over 131,072 slots, and a ring of 2,304 rows at the same positions, against the rule written out."""
+    device, width = Device.cpu(1), 16
+    ring = window is not None
+    n_rows = 2304 if ring else N_CTX
+    mask = SlotMask(device, width, width, n_rows, window, ring)
+    g = Graph(device, 32)
+    g.output(mask.build(g, "m", n_rows, width), "result")
+    g.place(Workspace(device))
+    seen_by = np.packbits(np.triu(np.ones((width, width), bool)), axis=1, bitorder="little")
+    rng = np.random.default_rng(0)
+    valid = rng.random(N_CTX) < 0.99
+    start = 110_000
+    for _ in range(30):
+        mask.fill(g, "m", n_rows, start, seen_by, valid)
+        g.run()
+        mask.ran()
+        found = device.read(g.outputs["result"]).reshape(width, n_rows) == 0
+        slots = np.arange(max(0, start + width - n_rows), start + width)
+        columns = start + np.arange(width)[:, None]
+        seen = (slots <= columns) & (valid[slots] | (slots >= start))
+        if ring:
+            seen &= slots > columns - window
+        expected = np.zeros((width, n_rows), bool)
+        expected[:, slots % n_rows] = seen
+        np.testing.assert_array_equal(found, expected)
+        start += int(rng.integers(0, 20))
+    g.close()
+    mask.close()
