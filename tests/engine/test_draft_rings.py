@@ -9,6 +9,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import context
 from reference.toys import write_pair
 
@@ -122,6 +123,25 @@ def test_a_snapshot_without_rows_has_the_ring(ringed):
     np.testing.assert_array_equal(ringed.drafter.propose(ringed.sequence, 20).log_probs, before)
     short = ringed.snapshot()
     assert short.in_draft.all() and short.nbytes > bare.nbytes
+
+
+def test_a_file_has_the_ring(pair, tmp_path):
+    """Another process goes on where this one was."""
+    drafted = []
+    for _ in range(2):
+        with load(pair) as engine:
+            cache = DiskCache(tmp_path, 1 << 30, state_identity(engine))
+            snapshot = cache.load(IDS, len(IDS))
+            if snapshot is None:
+                engine.prefill(IDS[:1100])
+                assert cache.put(engine.snapshot())
+                cache.close()
+            else:
+                engine.restore(snapshot)
+            assert engine.n_tokens == 1100 and engine.drafter.seen(engine.sequence).all()
+            engine.sequence.pending = 7
+            drafted.append(engine.drafter.propose(engine.sequence, 20).log_probs)
+    np.testing.assert_array_equal(*drafted)
 
 
 def test_a_window_that_the_context_does_not_exceed_has_no_ring(pair):

@@ -31,6 +31,7 @@ def snapshot(n: int, seed: int = 0, logits: bool = True, live: int = 2) -> Snaps
         rng.integers(0, 2, n).astype(bool),
         rng.normal(size=7).astype(np.float32) if logits else None,
         (8, 2) if logits else (),
+        tuple(rng.integers(0, 256, 77, dtype=np.uint8) for _ in range(live)),
     )
 
 
@@ -47,7 +48,8 @@ def kept(
 
 def same(a: Snapshot | None, b: Snapshot) -> bool:
     assert a is not None and a.rows is not None and b.rows is not None
-    pairs = [*zip(a.live, b.live, strict=True), *zip(a.rows, b.rows, strict=True), (a.in_draft, b.in_draft)]
+    pairs = [(a.in_draft, b.in_draft), *zip(a.rings, b.rings, strict=True)]
+    pairs += [*zip(a.live, b.live, strict=True), *zip(a.rows, b.rows, strict=True)]
     logits = a.logits is None if b.logits is None else np.array_equal(a.logits, b.logits)
     return (
         a.tokens == b.tokens

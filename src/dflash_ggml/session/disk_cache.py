@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dflash_ggml")
 
-FORMAT = "1"
+FORMAT = "2"
 SHORTEST = 1024  # tokens; prefilling fewer is about as fast as reading them
 SUFFIX = ".safetensors"
+_KINDS = ("live", "rows", "rings")  # of a snapshot's parts
 WAITING = 2  # snapshots that wait to be written; each may hold gigabytes
 
 
@@ -55,8 +56,10 @@ class Entry:
 def state_identity(engine: Engine) -> list[str]:
     """What a snapshot of this engine depends on: the models' bytes, and the form of the state. Raises OSError."""
     config, state = engine.config, engine.passes.state
-    rows = [*state.kv.slices, *(engine.drafter.rows if engine.drafter else ())]
-    shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1])] for t in rows]
+    drafter = engine.drafter
+    rows = [(t, 0) for t in (*state.kv.slices, *(drafter.rows if drafter else ()))]
+    rings = drafter.rings if drafter else ()
+    shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1]), around] for t, around in (*rows, *rings)]
     live = [[int(n) for n in t.ne] for t in state.live_tensors]
     models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]
     return [*models, json.dumps([shapes, live])]
@@ -211,7 +214,8 @@ def _tensors(snapshot: Snapshot) -> dict[str, NDArray]:
     tensors["in_draft"] = snapshot.in_draft.astype(np.int8)
     if snapshot.logits is not None:
         tensors["logits"] = snapshot.logits
-    for kind, parts in (("live", snapshot.live), ("rows", snapshot.rows or ())):
+    for kind in _KINDS:
+        parts = getattr(snapshot, kind) or ()
         # an empty part has no place in the file
         tensors |= {f"{kind}.{i}": part.view(np.int8) for i, part in enumerate(parts) if part.size}
         tensors[f"{kind}.parts"] = np.asarray([part.nbytes for part in parts] or [-1], np.int64)
@@ -239,7 +243,7 @@ def _read(path: Path) -> Snapshot:
         if str(_sum(data)) != sums.get(name):
             raise ValueError(f"tensor {name!r} is damaged")
     parts = {}
-    for kind in ("live", "rows"):
+    for kind in _KINDS:
         sizes = [size for size in found[f"{kind}.parts"].view(np.int64).tolist() if size >= 0]
         parts[kind] = tuple(
             found[f"{kind}.{i}"] if size else np.empty(0, np.uint8) for i, size in enumerate(sizes)
@@ -254,6 +258,7 @@ def _read(path: Path) -> Snapshot:
         found["in_draft"].astype(bool),
         None if logits is None else logits.view(np.float32).copy(),
         tuple(kind for kind in found["types"].view(np.int64).tolist() if kind >= 0),
+        parts["rings"],
     )
 
 
