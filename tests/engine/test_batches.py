@@ -68,7 +68,14 @@ def test_only_the_clock_of_a_paced_prompt_changes_its_batches() -> None:
 @pytest.fixture(scope="module")
 def engine(f32_target: Path, f32_draft: Path):
     config = EngineConfig(
-        f32_target, f32_draft, n_ctx=1024, type_k="f32", type_v="f32", n_threads=1, calibrate="never"
+        f32_target,
+        f32_draft,
+        n_ctx=1024,
+        type_k="f32",
+        type_v="f32",
+        n_threads=1,
+        n_gpu_layers=0,
+        calibrate="never",
     )
     with Engine.load(config) as loaded:
         yield loaded

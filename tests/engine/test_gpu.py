@@ -12,6 +12,7 @@ from test_engine_state import cache_rows, commit, random_tree
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
 from dflash_ggml.ggml.device import list_devices
@@ -204,6 +205,19 @@ def test_any_choice_of_products(cpu, gpu, capsys):
                     assert abs(cpu.logits[reference[at]] - cpu.logits[ours[at]]) < NEAR_TIE
     finally:
         apply(gpu.device, ProductTable())
+
+
+def test_batches_of_any_width(gpu):
+    """Columns with a mask, columns over ranges, few and many of them, whole and shared rows: the same logits."""
+    ids = np.concatenate([gpu.tokenizer.encode(p) for p in PROMPTS])[:2200].tolist()
+    before, rows = gpu.batches, []
+    for most in (64, 100, 320, 1024, 4096):
+        gpu.batches = BatchSizes(most)
+        gpu.reset()
+        gpu.prefill(ids)
+        rows.append(gpu.logits.copy())
+    gpu.batches = before
+    assert max(float(np.abs(row - rows[0]).max()) for row in rows) < LOGITS_TOLERANCE
 
 
 def test_graphs_are_built_once(gpu):
