@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.decode.candidates import Rows, Trie
+from dflash_ggml.decode.candidates import NoNumbers, Rows, Trie
 from dflash_ggml.decode.tree import Tree, best_first, expand, spine
 
 
@@ -117,10 +117,12 @@ def test_a_negative_budget_is_refused(budget):
             expand(0, candidates, budget)
 
 
-@pytest.mark.parametrize("pairs", [np.zeros((2, 3, 2)), np.full((2, 3, 3), np.nan)])
-def test_pairs_are_checked(pairs):
+@pytest.mark.parametrize(
+    ("pairs", "error"), [(np.zeros((2, 3, 2)), ValueError), (np.full((2, 3, 3), np.nan), NoNumbers)]
+)
+def test_pairs_are_checked(pairs, error):
     rows = rows_of(0, 2, 3)
-    with pytest.raises(ValueError, match="pairs"):
+    with pytest.raises(error, match="pairs"):
         Rows(rows.ids, rows.log_probs, pairs)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.dflash.file import DraftFile
@@ -176,3 +180,82 @@ def test_archives_that_ask_for_more_are_refused(tmp_path: Path) -> None:
     torch_archive(path, {}, np.zeros(4, np.float32), "FloatStorage")
     with pytest.raises(ModelFileError, match="it has no vector 'other'"):
         read_torch_vector(path, "other")
+
+
+@pytest.mark.parametrize("case", ["dflash2", "dspark-gated", "dspark-reduced"])
+def test_damaged_checkpoints(tmp_path: Path, case: str) -> None:
+    """Wrong values in config.json and wrong bytes in the header: read, or refused by name."""
+    schema, sizes = CASES[case]
+    _, gguf = toys.write_pair(tmp_path, 5, **sizes)
+    folder = write_checkpoint(tmp_path / "draft", gguf, schema)  # type: ignore[arg-type]
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    good, data = json.loads(config.read_text()), weights.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    inner = [(key, name) for key, part in good.items() if isinstance(part, dict) for name in part]
+    places = [*((None, key) for key in good), *inner, (None, "sample_from_anchor"), (None, "rope_scaling")]
+    values = st.sampled_from(
+        [None, True, -1, 0, 1, 3, 10**9, 2**70, 0.5, -2.5, "", "yarn", [], [1], {}, {"factor": 2.0}]
+    )
+
+    @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.lists(st.tuples(st.sampled_from(places), values), max_size=2),
+        st.lists(st.tuples(st.integers(0, end - 1), st.integers(0, 255)), max_size=2),
+    )
+    def run(changes: list[tuple[tuple[str | None, str], Any]], bytes_: list[tuple[int, int]]) -> None:
+        changed = copy.deepcopy(good)
+        for (part, key), value in changes:
+            inside = changed if part is None else changed.get(part)
+            if isinstance(inside, dict):
+                inside[key] = copy.deepcopy(value)
+        config.write_text(json.dumps(changed))
+        damaged = bytearray(data)
+        for place, value in bytes_:
+            damaged[place] = value
+        weights.write_bytes(damaged)
+        try:
+            opened = DraftFile.open(folder)
+            for name in opened.names:
+                opened.tensor(name)
+        except ModelFileError as error:
+            assert str(tmp_path) in str(error) and "\n" not in str(error)
+
+    run()
+
+
+@pytest.mark.parametrize("case", ["dflash2", "dspark", "dspark-reduced"])
+def test_damaged_gguf_files(tmp_path: Path, case: str) -> None:
+    _, gguf = toys.write_pair(tmp_path, 5, **CASES[case][1])
+    data = gguf.read_bytes()
+    end = data.index(b"output_norm.weight") + 200
+    path = tmp_path / "x.gguf"
+
+    @settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, end), st.sampled_from([0, 1, 2, 127, 128, 255])), min_size=1, max_size=3
+        )
+    )
+    def run(bytes_: list[tuple[int, int]]) -> None:
+        damaged = bytearray(data)
+        for place, value in bytes_:
+            damaged[place] = value
+        path.write_bytes(damaged)
+        try:
+            opened = DraftFile.open(path)
+            for name in opened.names:
+                opened.tensor(name)
+        except ModelFileError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+
+    run()
+
+
+def test_a_gate_that_cannot_be_split(tmp_path: Path) -> None:
+    """Its columns belong to two inputs; a block of a quantised row may not lie across."""
+    sizes = {"draft": "dspark", "gated": True, "n_embd": 48, "rank": 16}
+    _, gguf = toys.write_pair(tmp_path, 5, kind=toys.GGMLQuantizationType.Q8_0, **sizes)
+    with pytest.raises(
+        ModelFileError, match="'markov_gate.weight' is q8_0, whose blocks do not end .* at 48"
+    ):
+        DraftFile.open(gguf)

@@ -59,14 +59,14 @@ class Pair:
         assert drafter is not None
         ordinary = drafter._append  # type: ignore[attr-defined]
 
-        def append(graph, features, ids, positions, rows):
-            kept.append((graph, graph.output(graph.cont(features), "features")))
-            ordinary(graph, features, ids, positions, rows)
+        def append(graph, features, *where):
+            kept.append(graph.output(graph.cont(features), f"features{len(kept)}"))
+            ordinary(graph, features, *where)
 
         drafter._append = append  # type: ignore[attr-defined]
         fresh(engine, ids)
         drafter._append = ordinary  # type: ignore[attr-defined]
-        read = engine.device.read(kept[-1][1]).reshape(len(ids), -1)
+        read = np.concatenate([engine.device.read(part).reshape(part.ne[1], -1) for part in kept])
         engine.passes.graphs.clear()
         return read.astype(np.float64)
 
@@ -150,8 +150,12 @@ def test_shorter_blocks(pair: Pair) -> None:
 
 def test_quantised_weights_run(tmp_path: Path) -> None:
     """Tables of which rows are looked up, and matrices split in two, also of a quantised file."""
-    for draft in ({"draft": "dflash2"}, {"draft": "dspark", "gated": True}):
-        target, file = toys.write_pair(tmp_path, 90, kind=toys.GGMLQuantizationType.Q8_0, **draft)
+    for name, draft in (
+        ("Q8_0", {"draft": "dflash2"}),
+        ("Q8_0", {"draft": "dspark", "gated": True}),
+        ("F16", {"draft": "dspark", "gated": True, "confidence": True}),
+    ):
+        target, file = toys.write_pair(tmp_path, 90, kind=toys.GGMLQuantizationType[name], **draft)
         config = EngineConfig(target, file, n_ctx=128, n_threads=1, mode="chain", calibrate="never")
         with Engine.load(replace(config, budget=8)) as engine:
             assert len(text(fresh(engine), max_tokens=20)) == 20

@@ -71,6 +71,7 @@ def coherent(seed: int, folder: Path) -> str:
     head_dim = int(one(2, 4, 6, 8, 16, 32, 40, 64, 128, 256))  # type: ignore[call-overload]
     n_taps = int(rng.integers(1, layers + 1))
     taps = tuple(sorted(rng.choice(layers, n_taps, replace=False).tolist()))
+    kind = str(one("dflash", "dflash", "dflash2", "dspark"))
     target, draft = toys.write_pair(
         folder,
         0,
@@ -95,6 +96,20 @@ def coherent(seed: int, folder: Path) -> str:
         attention_every=one(0, 1, 2, 3, 4),
         window=one(None, None, 1, 2, 7, 64, 5000),
         full_layers=int(rng.integers(0, draft_layers + 1)),
+        draft=kind,
+        causal=one(None, True, False),
+        yarn=one(None, None, 1.0, 4.0),
+        draft_rot=one(None, None, 2),
+        own_tables=bool(one(False, False, True)),
+        selector_top_k=one(1, 2, 6, 16),
+        rank=one(1, 3, 8, 32),
+        conv_group=one(1, 2, 4, 8),
+        conv_kernel=one(1, 2, 3, 7),
+        gated=bool(one(False, True)),
+        confidence=bool(one(False, True)),
+        from_anchor=bool(one(False, True)),
+        n_draft_vocab=one(None, 1, 12) if kind == "dspark" else None,
+        nextn=bool(one(False, False, True)),
     )
     return used(target, draft if rng.random() < 0.9 else None, rng)
 

@@ -54,10 +54,10 @@ class Rows:
         self.pairs = None
         if pairs is not None:
             self.pairs = np.asarray(pairs, np.float32)
-            if self.pairs.shape != (*self.ids.shape, self.ids.shape[1]) or np.isnan(self.pairs).any():
-                raise ValueError(
-                    f"pairs {self.pairs.shape} must be numbers [L, K, K] for ids {self.ids.shape}"
-                )
+            if self.pairs.shape != (*self.ids.shape, self.ids.shape[1]):
+                raise ValueError(f"pairs {self.pairs.shape} must be [L, K, K] for ids {self.ids.shape}")
+            if np.isnan(self.pairs).any():
+                raise NoNumbers("pairs must be numbers: found NaN")
             # of tokens outside a row nothing is known but that they take the rest; rounding must not make them less than none
             self._masses = np.minimum(np.log(np.exp(self.log_probs.astype(np.float64)).sum(1)), 0)
 

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from ...errors import ConfigError, ModelFileError
-from ...files.gguf import BF16, F16, F32, GGUFFile, TensorInfo, tensor_nbytes
+from ...files.gguf import BF16, F16, F32, GGUFFile, TensorInfo, ggml_types, tensor_nbytes
 from ...files.safetensors import SafetensorsFile
 from ...files.torch_vector import read_torch_vector
 from ...ggml.device import I32
@@ -222,6 +222,11 @@ def _check_heads(source: GGUFFile | SafetensorsFile, p: DraftParams, found: dict
             raise source.error(
                 f"tensor {OWN_TABLES[1]!r} is missing: a draft with a vocabulary of its own needs it"
             )
+    gate = found.get(GATE)
+    if gate is not None and p.n_embd % ggml_types()[gate.type].block:
+        raise source.error(
+            f"tensor {GATE!r} is {gate.type_name}, whose blocks do not end where the hidden size does, at {p.n_embd}"
+        )
     confidence = found.get(CONFIDENCE)
     if confidence is not None:
         rank = p.markov.rank if p.markov is not None else 0

@@ -29,7 +29,10 @@ def markov_lattice(g: Graph, w: Mapping[str, Any], m: Markov, logits, hidden, pe
             return rows
         strides = (from_hidden.nb[1], from_hidden.nb[1])
         there = g.view(from_hidden, (m.rank, 1, rows.ne[2]), strides, offset=first * from_hidden.nb[1])
-        gate = g.add(g.add(g.mul_mat(w[GATE_TOKEN], rows), there), w[GATE_BIAS])
+        k, n = rows.ne[1], rows.ne[2]
+        # flat: ggml's AMX kernels do not repeat a matrix over further dimensions
+        from_token = g.reshape(g.mul_mat(w[GATE_TOKEN], g.reshape(rows, m.rank, k * n)), m.rank, k, n)
+        gate = g.add(g.add(from_token, there), w[GATE_BIAS])
         return g.mul(rows, g.sigmoid(gate))
 
     def to_target(ids, count: int):

@@ -246,5 +246,7 @@ class MtpDrafter(Drafter):
         self._forget_last(len(seen) == 0)
 
     def _forget_last(self, is_start: bool) -> None:
+        """The state of the last token is another's, and other slots are held than the mask knows of."""
+        self.mask.forget()
         self.device.write(self.parts.last, np.zeros(self.head.n_embd, np.float32))
         self.has_last = is_start
