@@ -127,7 +127,7 @@ def main() -> None:
         exact = rows_of(engine, ids)
         counts = [length(engine, x, text, BUDGET, 8) for x, text in zip(prompts, texts)]
     usual = sum(t for t, _ in counts) / max(1, sum(n for _, n in counts))
-    print(f"{len(ids)} positions; f16/f16: {usual:.3f} tokens a pass", flush=True)
+    print(f"{len(ids)} positions" + (f"; f16/f16: {usual:.3f} tokens a pass" if prompts else ""), flush=True)
     rows = []
     for k, v in pairs:
         quantised = "q" in k + v
@@ -145,7 +145,7 @@ def main() -> None:
             print("  ".join(f"{name} {x}" for name, x in row.items()), flush=True)
             rows.append(row)
     facts = header(device=device, model=a.model.name, draft=draft and draft.name, positions=len(ids))
-    save(a.json, {**facts, "f16_tokens_per_pass": round(usual, 4), "pairs": rows})
+    save(a.json, {**facts, "f16_tokens_per_pass": round(usual, 4) or None, "pairs": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Target and draft files of a given shape with RANDOM WEIGHTS, for timing only: what they write is noise.
 
-    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|demo] [--draft-type q8_0|bf16]
+    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|heads|demo] [--draft-type q8_0|bf16]
 
 The target follows the stock Q4_K_M mix: Q4_K, with Q6_K for the head and, in about half of the layers, for ffn_down and for
 attn_qkv or attn_v. Sizes are those of the Qwen3.5 family; the draft has 5 layers of the target's width.
@@ -52,6 +52,8 @@ SHAPES = {
     "9b": Shape(32, 4096, 12288, 16, 4, 256, 16, 32),
     "4b": Shape(32, 2560, 9216, 16, 4, 256, 16, 32),
     "0.8b": Shape(24, 1024, 3584, 8, 2, 256, 16, 16),
+    # attention as at 27B in a small trunk, for what caches do to it on any machine
+    "heads": Shape(8, 1024, 2048, 24, 4, 256, 4, 8, vocab=8192),
     "demo": Shape(
         16, 256, 768, 4, 2, 64, 2, 8, state=64, vocab=8192, draft_heads=4, draft_kv_heads=2, draft_head_dim=64
     ),

@@ -13,7 +13,7 @@ from dflash_ggml.errors import ConfigError
 from dflash_ggml.ggml.device import F16, F32, I32, Device, list_devices
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
-from dflash_ggml.state.kv import KvCache
+from dflash_ggml.state.kv import KvCache, under
 from dflash_ggml.state.kv_type import KV_TYPES, KvType, is_quantised, row_bytes, stored_row
 from dflash_ggml.state.mask import HIDDEN
 from dflash_ggml.state.rotation import Rotations, hadamard, rotation_bytes
@@ -58,19 +58,32 @@ def contents(device: Device, t, row: int) -> np.ndarray:
     return dequantize(data, Type(t.type))[:, :row].astype(np.float64)
 
 
-def attended(device: Device, cache: KvCache, q, k, v, first: int, n_kv: int, mask) -> np.ndarray:
-    """Write k and v [n, kv_heads, d] to rows from `first` on and let q [n, heads, d] attend -> [n, heads, d]."""
+def attended(
+    device: Device, cache: KvCache, q, k, v, first: int, n_kv: int, mask, by_ranges: bool = False
+) -> np.ndarray:
+    """Write k and v [n, kv_heads, d] to rows from `first` on and let q [n, heads, d] attend -> [n, heads, d].
+
+    by_ranges: as prompt batches do, over the rows that a causal mask shows.
+    """
     n, heads, d = q.shape
     g = Graph(device, 64)
     inputs = [g.input(name, F32, d, x.shape[1], n) for name, x in (("q", q), ("k", k), ("v", v))]
     rows, seen = g.input("rows", I32, n), g.input("mask", F16, n_kv, n)
+    ranges = g.input("ranges", I32, n, 2)
     layer = cache.layer(0)
     queries = layer.queries(g, inputs[0])
     written = layer.write(g, inputs[1], g.reshape(inputs[2], d * k.shape[1], n), rows)
-    g.output(written.attend(g, queries, seen, n_kv), "o")
+
+    def over_ranges(g: Graph, q, keys, values, scale: float):
+        return g.range_attention(q, keys, values, ranges, scale)
+
+    attention = over_ranges if by_ranges else under(seen)
+    g.output(written.attend(g, queries, attention, n_kv), "o")
     workspace = Workspace(device)
     g.place(workspace)
-    for name, x in (("q", q), ("k", k), ("v", v), ("rows", np.arange(first, first + n)), ("mask", mask)):
+    at = np.arange(first, first + n)
+    bounds = np.stack([np.zeros_like(at), at + 1])
+    for name, x in (("q", q), ("k", k), ("v", v), ("rows", at), ("mask", mask), ("ranges", bounds)):
         g.inputs[name].array[...] = x.reshape(g.inputs[name].array.shape)
     g.run()
     o = device.read(g.outputs["o"]).reshape(n, heads, d)
@@ -79,14 +92,15 @@ def attended(device: Device, cache: KvCache, q, k, v, first: int, n_kv: int, mas
     return o
 
 
-def expected(device: Device, cache: KvCache, q, n_kv: int, mask) -> np.ndarray:
-    """Attention in float64 over what the cache holds, turned back."""
+def expected(device: Device, cache: KvCache, q, n_kv: int, mask, whole: bool = False) -> np.ndarray:
+    """Attention in float64 over what the cache holds, turned back; `whole`: queries are not rounded."""
     (layer,) = cache.layers
     heads, d = q.shape[1:]
     share = heads // layer.heads
     keys, values = (contents(device, t, layer.row)[:n_kv] for t in cache.slices)
     name = {type_: name for name, type_ in KV_TYPES.items()}[cache.type.k]
-    queries = rounded(turned(q, d & -d) if is_quantised(cache.type.k) else q, QUERIES.get(name, Type.Q8_0))
+    queries = turned(q, d & -d) if is_quantised(cache.type.k) else q
+    queries = queries if whole else rounded(queries, QUERIES.get(name, Type.Q8_0))
     o = np.empty(q.shape)
     for i in range(heads):
         part = slice(i // share * d, (i // share + 1) * d)
@@ -115,7 +129,7 @@ def test_attention_against_float64(device, k):
     """Over what lies in the cache, with values of every type; and against the numbers that went in: what the types cost."""
     n, first, n_kv = 9, 40, 256
     q, keys, values = draws(1, first + n, 4, 2, 64)
-    begun, mask = causal(first, 0, n_kv), causal(n, first, n_kv)
+    begun, mask, full = causal(first, 0, n_kv), causal(n, first, n_kv), causal(first + n, 0, n_kv)
     truth = None
     for v in KV_TYPES:
         found = []
@@ -129,6 +143,11 @@ def test_attention_against_float64(device, k):
             # queries in ways of its own
             tolerance = 3e-2 if device.is_gpu else 1e-2 if "f16" in pair else 2e-3
             np.testing.assert_allclose(o, expected(device, cache, q[first:], n_kv, mask), atol=tolerance)
+            batch = attended(device, cache, q, keys, values, 0, n_kv, full, by_ranges=True)
+            tolerance = 3e-2 if device.is_gpu else 1e-4
+            np.testing.assert_allclose(
+                batch, expected(device, cache, q, n_kv, full, whole=True), atol=tolerance
+            )
             cache.close()
             found.append(o)
         truth = found[1] if truth is None else truth
@@ -160,6 +179,8 @@ def test_long_contexts_and_wide_batches(pair, shape):
     mask = causal(n, first, n_kv)
     o = attended(device, cache, q, k, v, first, n_kv, mask)
     np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask), atol=2e-3)
+    o = attended(device, cache, q, k, v, first, n_kv, mask, by_ranges=True)
+    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask, whole=True), atol=1e-4)
     cache.close()
     device.close()
 
@@ -197,6 +218,8 @@ def test_a_column_does_not_depend_on_the_width(pair, reference):
         one = slice(i, i + 1)
         alone = attended(device, cache, q[one], k[one], v[one], first + i, n_kv, mask[one])
         assert np.array_equal(alone, together[one])
+    if reference:
+        assert np.array_equal(attended(device, cache, q, k, v, first, n_kv, mask, by_ranges=True), together)
     for before, after in zip(written, codes(), strict=True):
         assert np.array_equal(before, after)
     cache.close()
