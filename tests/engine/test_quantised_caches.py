@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,16 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.kv_types import kv_types
+from dflash_ggml.engine.loading import declare
 from dflash_ggml.errors import ConfigError
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.ggml.device import Device
+from dflash_ggml.models.registry import read_target
 from dflash_ggml.session.events import Begin, TextDelta
 from dflash_ggml.session.requests import ChatRequest
 from dflash_ggml.session.session import Session, run_chat
 from dflash_ggml.state.kv_type import KV_TYPES, KvType
+from dflash_ggml.state.memory import MARGIN, plan
 from reference import toys
 from reference.engine_kit import fresh, steps, text
 
@@ -189,6 +195,21 @@ def test_what_is_planned_with_when_nothing_is_asked_for() -> None:
     ):
         assert len(kv_types(config, True, dims)) == 1
     assert [t.target for t in kv_types(base, False, [256])] == [KvType.named("f32", "f32")]
+
+
+def test_the_first_types_that_fit_are_taken(base: EngineConfig) -> None:
+    """As on a GPU whose free memory lies between the plan for f16 and the one for smaller types, above both, below both."""
+    with closing(Device.cpu(1)) as device, GGUFFile(base.model) as file:
+        target = read_target(file)
+        wanted = replace(declare(device, base, file, target, None), kv=kv_types(base, True, [64]))
+        n_ctx = 1 << 20
+        large, small = (
+            plan(wanted.parts(types), wanted.over, n_ctx, 0).total + MARGIN for types in wanted.kv
+        )
+        assert small < large
+        for free, chosen in ((large, 0), ((large + small) // 2, 1), (small, 1), (small - 1, 0)):
+            assert wanted.choose(n_ctx, free)[0] == wanted.kv[chosen]
+        wanted.weights.close()
 
 
 @pytest.mark.parametrize("name", ["type_k", "draft_type_v"])
