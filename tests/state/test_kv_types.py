@@ -258,6 +258,25 @@ def test_rotations_are_orthonormal(name, width):
         thing.close()
 
 
+def test_rotation_pays_where_keys_have_outliers(monkeypatch):
+    """Two of 64 channels twelve times as large as the others: 4-bit keys add half of what they would unrotated."""
+    device = Device.cpu(1)
+    n = n_kv = 256
+    q, k, v = draws(7, n, 4, 2, 64)
+    k[..., :2] *= 2
+    q[..., :2] /= 12
+    mask, found = causal(n, 0, n_kv), []
+    for pair, rotated in ((("f32", "f32"), True), (("q4_0", "f32"), True), (("q4_0", "f32"), False)):
+        if not rotated:
+            monkeypatch.setattr("dflash_ggml.state.rotation._pair", lambda *_: (0, 0))
+        cache = KvCache(device, [KvLayer(2, 64)], KvType.named(*pair), n_kv)
+        found.append(attended(device, cache, q, k, v, 0, n_kv, mask))
+        cache.close()
+    truth, ours, bare = found
+    assert 2 * np.abs(ours - truth).mean() < 1.2 * np.abs(bare - truth).mean()
+    device.close()
+
+
 def test_rotation_follows_the_type():
     device = Device.cpu(1)
     for pair in PAIRS:
