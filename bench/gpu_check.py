@@ -107,6 +107,7 @@ def main() -> int:
             "-p",
             "no:cacheprovider",
             "tests/engine/test_gpu.py",
+            "tests/state/test_kv_types.py",
             "tests/ggml/test_tree_ops.py",
         ],
         rows,
