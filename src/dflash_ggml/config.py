@@ -30,6 +30,8 @@ class EngineConfig:
     n_ctx: context window in tokens (0: the length the target was trained for, as far as it fits: on a GPU into `gpu_memory`, on
         the CPU into half of what is free of the host's memory).
     gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
+    fa_window: tokens that attention sees while decoding, beside the first 64 of the text (0: all). It CHANGES THE TEXT: what
+        lies between is out of sight. Prompts are read whole.
     n_batch: tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
@@ -50,6 +52,7 @@ class EngineConfig:
     draft: Path | None = None
     n_ctx: int = 4096
     gpu_memory: int | float | None = None
+    fa_window: int = 0
     n_batch: int = 0
     n_threads: int | None = None
     n_gpu_layers: int = -1
@@ -78,6 +81,7 @@ class EngineConfig:
             ("candidates", 1, 64),
             ("main_gpu", 0, 63),
             ("draft_window", 0, 1 << 30),
+            ("fa_window", 0, 1 << 24),
         ):
             value = getattr(self, name)
             if name in ("candidates", "draft_window") and value is None:

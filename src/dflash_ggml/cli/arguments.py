@@ -191,6 +191,14 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         "published, on a GPU q8_0 where that does not fit)",
     )
     decode.add_argument(
+        "--fa-window",
+        type=int,
+        default=0,
+        metavar="N",
+        help="see only the last N tokens and the first 64 while decoding, 0: all; faster in long texts, and CHANGES THE TEXT "
+        "(default 0)",
+    )
+    decode.add_argument(
         "--no-calibrate",
         action="store_true",
         help="do not measure at the first start what passes cost here; auto then learns it while decoding",
@@ -354,6 +362,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft=draft if wants_draft else None,
         n_ctx=args.ctx_size,
         gpu_memory=args.gpu_memory,
+        fa_window=args.fa_window,
         n_batch=args.batch_size,
         n_threads=args.threads,
         n_gpu_layers=args.gpu_layers,

@@ -83,6 +83,7 @@ def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[
         "auto": config.mode == "auto",
         "reference": config.reference,
         "budget": config.budget,
+        "fa_window": config.fa_window,
         "candidates": config.n_candidates,
         "rows": min(passes.n_rows, LONG),
         "tensors": tensors,

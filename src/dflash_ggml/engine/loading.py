@@ -22,6 +22,7 @@ from ..models.registry import read_target
 from ..models.target import Target
 from ..state.memory import GRAPHS, MIB, SCRATCH, MemoryPlan, Part, cache_rows, fit, plan
 from ..state.state import state_parts
+from ..state.window import DecodeWindow
 from ..text.tokenizer import Tokenizer
 from .batches import CHOICES, CPU_BATCH, BatchSizes
 from .known_costs import known_costs
@@ -190,7 +191,14 @@ def _on_device(
     depth, taps = (draft.depth, draft.taps) if draft else (0, ())
     rows = cache_rows(n_ctx, wanted.over)
     weights.fill(progress, "target")
-    passes = TargetPasses(device, target, weights, kv.target, rows, width, depth, taps)
+    window = DecodeWindow(config.fa_window) if config.fa_window else None
+    if window is not None:
+        log.warning(
+            "--fa-window %d: what is more than %d tokens back is out of sight while decoding, but for the first %d of the text: "
+            "answers are not the model's own",
+            *(window.tokens, window.tokens, window.sinks),
+        )
+    passes = TargetPasses(device, target, weights, kv.target, rows, width, depth, taps, window)
     drafter = None
     if draft:
         host = Host(device, passes.graphs, target, weights, passes.state, kv.draft)

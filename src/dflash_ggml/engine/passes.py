@@ -25,6 +25,7 @@ from ..state.kv_type import KvType
 from ..state.mask import SlotMask
 from ..state.pool import RowPool
 from ..state.state import TargetState, commit_graph
+from ..state.window import DecodeWindow
 
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
@@ -48,9 +49,11 @@ class TargetPasses:
         max_width: int,
         depth: int,
         taps: tuple[int, ...],
+        window: DecodeWindow | None = None,
     ) -> None:
         """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
-        `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants."""
+        `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants; `window`: all that
+        is seen while decoding."""
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
@@ -59,6 +62,7 @@ class TargetPasses:
         feature_row = len(taps) * target.n_embd
         self.state = TargetState(device, target.state_spec(), kv_type, n_rows, max_width, feature_row)
         self.tree_mask = SlotMask(device, max_width, self._usual_path, n_rows) if max_width else None
+        self.window = window
         self.rows = RowPool(n_rows)
         self.workspace = Workspace(device)
         self.graphs = GraphCache(self.workspace)
@@ -102,23 +106,29 @@ class TargetPasses:
         column: int | None = None,
         watch: Watch | None = None,
         outputs: Outputs = "last",
+        decoding: bool = False,
     ) -> Graph:
         """Run `ids` behind the committed tokens and advance the state; the graph gives the last token's logits and choice.
 
         append: lets the draft take in these tokens in the same pass. column: where to keep a single token's features.
         watch: reduce the logits, for `reduced`. outputs: or those of every token, or all hidden states.
+        decoding: the token is one of the text that is being written, not of its prompt.
         """
         n, slots = len(ids), sequence.slots(len(ids))
-        n_kv = self.linear_rows(n, slots.stop)
+        window = self._window(sequence.n_tokens + 1) if decoding and n == 1 else None
+        n_kv = 0 if window else self.linear_rows(n, slots.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
-            ("linear", n, n_kv, feeds, reduction, outputs),
+            ("linear", n, n_kv, feeds, reduction, outputs, window is not None),
             lambda: self.target.build(
-                Batch(n, n_kv, None, taps, append, reduction, outputs), self.state, self.weights
+                Batch(n, n_kv, None, taps, append, reduction, outputs, window), self.state, self.weights
             ),
         )
+        if window is not None:
+            alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
+            window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
         steps = np.arange(n, dtype=np.int32)
         inputs = graph.inputs["ints"].array.reshape(7, n)
         inputs[:5] = ids, sequence.n_tokens + steps, slots.start + steps, steps - 1, steps
@@ -143,12 +153,15 @@ class TargetPasses:
         width, n = verify_width(tree.n_nodes), tree.width
         slots = sequence.slots(width)
         self.bucket(slots.start + self.tree_rows(tree.n_nodes))  # the commit's rows must exist too
-        n_kv = self.bucket(slots.stop)
+        window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
+        n_kv = 0 if window else self.bucket(slots.stop)
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
             ("verify", width, n_kv, reduction),
             lambda: self.target.build(
-                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction), self.state, self.weights
+                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction, window=window),
+                self.state,
+                self.weights,
             ),
         )
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
@@ -157,12 +170,21 @@ class TargetPasses:
         rows[:] = slots
         parents[:n], parents[n:] = tree.parents, 0  # padding: children of the root, never looked at
         seen_by = observers(tree, width)
-        self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
+        if window is None:
+            self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
+        else:
+            own = np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
+            window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
         if watch:
             _fill_watch(graph, watch)
         graph.run()
-        self.tree_mask.ran()
+        if window is None:
+            self.tree_mask.ran()
         return graph
+
+    def _window(self, end: int) -> DecodeWindow | None:
+        """The window of a pass whose last token lies before position `end`, if it has one that hides something."""
+        return self.window if self.window is not None and self.window.hides(end) else None
 
     def commit(self, sequence: Sequence, path: Items[int]) -> None:
         """Make the nodes of `path` (of the last verified tree, root first) the next committed tokens on the device."""

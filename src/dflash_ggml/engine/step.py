@@ -242,7 +242,7 @@ class Stepper:
             column = self.passes.state.features.free(sequence.unseen)
         watched = self._watch(run)
         sequence.torn = True
-        graph = self.passes.linear(sequence, [sequence.pending], column=column, watch=watched)
+        graph = self.passes.linear(sequence, [sequence.pending], column=column, watch=watched, decoding=True)
         sequence.tokens.append(sequence.pending)
         if column is not None:
             sequence.unseen += (column,)

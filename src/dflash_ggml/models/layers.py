@@ -24,7 +24,10 @@ class Columns:
         self.ids, self.positions, self.rows, self.parents, *rest = parts
         self.path = rest[0] if rest else None
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
-        if batch.mask is not None:
+        self.gathered: Any = None  # rows that are seen, where it is not the first n_kv
+        if batch.window is not None:
+            self.gathered, self._mask = batch.window.build(g, self.n)
+        elif batch.mask is not None:
             self._mask = batch.mask.build(g, "mask", self.n_kv, self.n)
         else:
             # the GPU's attention of few columns wants a mask: written there, from the same bounds, once for all layers
@@ -137,7 +140,7 @@ def gated_attention(
     q = cache.queries(g, g.rope(q, columns.positions, n_rot, rope_theta))
     k = g.rms_norm(g.reshape(k, d, kv_heads, n), eps, w[name + "k_norm.weight"])
     k = g.rope(k, columns.positions, n_rot, rope_theta)
-    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv)
+    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered)
     gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
     return product(g, w, name + "output", g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
 

@@ -16,6 +16,7 @@ from ..ggml.graph import Graph
 from ..state.mask import SlotMask
 from ..state.spec import StateSpec
 from ..state.state import TargetState
+from ..state.window import DecodeWindow
 from .prediction import Head
 
 Outputs = Literal["last", "every", "hidden"]
@@ -44,6 +45,7 @@ class Batch:
     taps: layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in the same
     graph, or, for a single token without `append`, to the column of the state's features that the input `column` names.
     reduction: also declare the output `reduced`.
+    window: all that the columns see of the text, None: all of it.
     outputs: of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
     """
 
@@ -54,6 +56,7 @@ class Batch:
     append: Append | None = None
     reduction: Reduction | None = None
     outputs: Outputs = "last"
+    window: DecodeWindow | None = None
 
 
 class Target(ABC):

@@ -53,12 +53,16 @@ class LayerCache:
         values = g.expand(g.set_rows(self.values, self.rotation.of_values(g, v), rows))
         return replace(self, keys=keys, values=values)
 
-    def attend(self, g: Graph, q, attention: Callable[..., Any], n_kv: int):
-        """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows -> [head_dim, heads, n].
+    def attend(self, g: Graph, q, attention: Callable[..., Any], n_kv: int, rows=None):
+        """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows, or over `rows`, int32 [m] -> [head_dim, heads,
+        n].
 
         attention: (graph, q, keys, values, scale), over the rows that each column sees; shapes as in Graph.attention.
         """
-        keys, values = (g.heads(t, q.ne[0], n_kv) for t in (self.keys, self.values))
+        both, n = (self.keys, self.values), n_kv
+        if rows is not None:
+            both, n = tuple(g.expand(g.get_rows(t, rows)) for t in both), rows.ne[0]
+        keys, values = (g.heads(t, q.ne[0], n) for t in both)
         o = attention(g, g.permute(q, 0, 2, 1, 3), keys, values, q.ne[0] ** -0.5)
         return self.rotation.of_values(g, o)
 

@@ -1,0 +1,59 @@
+"""A window of attention at decode: a column sees the first tokens of the text and the last ones, whatever lies between.
+
+The rows that a pass looks at are gathered into tensors of their own, so that no offset in a graph follows the text. A view that
+begins where the window does was the other design: nothing is copied, but its graph is good for a few hundred tokens, and the
+first tokens would have to lie beside the window. A token sees as far back in a tree as when it is decoded alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ggml.device import F16, I32
+from ..ggml.graph import Graph
+from .mask import HIDDEN
+from .memory import padded
+
+SINKS = 64  # first tokens that stay in sight: attention leans on them whatever they say
+
+
+class DecodeWindow:
+    """What passes of few columns see: the first `sinks` tokens of a text and the last `tokens`, themselves included."""
+
+    def __init__(self, tokens: int, sinks: int = SINKS) -> None:
+        self.tokens, self.sinks = tokens, sinks
+
+    def hides(self, end: int) -> bool:
+        """Whether the token before position `end` does not see all."""
+        return end > self.tokens + self.sinks
+
+    def _rows(self, columns: int) -> int:
+        """Rows that a pass gathers, its own included."""
+        return padded(self.sinks + self.tokens + columns, 256)
+
+    def build(self, g: Graph, columns: int) -> tuple[Any, Any]:
+        """Inputs of graph `g`, which `fill` provides: the rows int32 [n] that it gathers, and the mask over them, float16
+        [n, columns]."""
+        n = self._rows(columns)
+        return g.input("window rows", I32, n), g.input("window mask", F16, n, columns)
+
+    def fill(
+        self, graph: Graph, first: int, start: int, depths: NDArray[np.int32], own: NDArray[np.bool_]
+    ) -> None:
+        """For columns from position `start` on of a text in the slots from `first` on. depths [columns]: of each below the first;
+        own [columns, columns]: whether it sees each of them."""
+        columns = len(depths)
+        rows, mask = graph.inputs["window rows"].array, graph.inputs["window mask"].array
+        mask = mask.reshape(columns, -1)
+        positions = np.arange(start + self.sinks + columns - len(rows), start)
+        last = slice(self.sinks, len(rows) - columns)
+        rows[: self.sinks] = np.arange(first, first + self.sinks)
+        rows[last] = first + np.maximum(positions, 0)
+        rows[last.stop :] = np.arange(first + start, first + start + columns)
+        seen = (positions >= self.sinks) & (positions > start + depths[:, None] - self.tokens)
+        mask[:, : self.sinks] = 0
+        mask[:, last] = np.where(seen, np.float16(0), HIDDEN)
+        mask[:, last.stop :] = np.where(own, np.float16(0), HIDDEN)

@@ -1,0 +1,94 @@
+"""A window of attention at decode: what it hides, and that modes still write one text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.tree import Tree
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.state.mask import SlotMask
+from dflash_ggml.state.window import SINKS, DecodeWindow
+
+IDS = np.random.default_rng(4).integers(0, 60, 900).tolist()
+WINDOW = 80
+
+
+def load(pair, **options) -> Engine:
+    base = {
+        "n_ctx": 2000,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reference": True,
+        "n_threads": 1,
+        "n_gpu_layers": 0,
+    }
+    return Engine.load(EngineConfig(*pair, calibrate="never", **{**base, **options}))
+
+
+def write(engine: Engine, n_prompt: int, n: int, mode: str) -> list[int]:
+    engine.reset()
+    engine.prefill(IDS[:n_prompt])
+    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+    steps = engine.generate(sampler, max_tokens=n, mode=mode, stop=lambda t: False)
+    return [token for step in steps for token in step.tokens]
+
+
+@pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0"), ("f16", "bf16")], ids="/".join)
+def test_all_modes_write_one_text(toy_pair, types):
+    """Which is the usual one as long as nothing is hidden, and another one later."""
+    kinds = {"type_k": types[0], "type_v": types[1]}
+    with load(toy_pair, **kinds) as engine:
+        usual = write(engine, 20, 100, "plain"), write(engine, 700, 200, "plain")
+    with load(toy_pair, fa_window=WINDOW, **kinds) as engine:
+        assert write(engine, 20, 100, "plain") == usual[0] == write(engine, 20, 100, "tree")
+        texts = [write(engine, 700, 200, mode) for mode in ("plain", "tree", "chain")]
+    assert texts[0] == texts[1] == texts[2] != usual[1]
+    assert texts[0][0] == usual[1][0], "a prompt is read whole"
+
+
+@pytest.mark.parametrize("n_prompt", [SINKS + WINDOW - 2, SINKS + WINDOW + 1, 200, 853])
+@pytest.mark.parametrize("first_slot", [0, 300])
+def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot):
+    """A pass over a tree against the whole cache under a mask that is written out."""
+    rng = np.random.default_rng(n_prompt)
+    parents = np.array([-1, 0, 0, 1, 1, 3, 5, 2], np.int32)
+    depths = np.array([0, 1, 1, 2, 2, 3, 4, 2], np.int32)
+    tree = Tree(rng.integers(0, 60, 8).astype(np.int32), parents, depths, np.zeros(8, np.float32))
+    with load(toy_pair, fa_window=WINDOW) as engine:
+        engine.sequence.first_slot = first_slot
+        engine.prefill(IDS[:n_prompt])
+        passes = engine.passes
+        graph = passes.verify(engine.sequence, tree)
+        windowed = [passes.logits_row(graph, node) for node in range(8)]
+        assert any("window" in name for name in graph.inputs) == (n_prompt + 5 > SINKS + WINDOW)
+        passes.window, mask = None, passes.tree_mask
+        passes.graphs.clear()
+        for node in range(8):
+            held = np.ones(passes.n_rows, bool)
+            held[first_slot + SINKS : max(first_slot + n_prompt + int(depths[node]) - WINDOW + 1, 0)] = False
+            mask.forget()
+            passes.tree_mask.fill = lambda *args, held=held, **options: SlotMask.fill(
+                mask, *args, held, **options
+            )
+            graph = passes.verify(engine.sequence, tree)
+            np.testing.assert_allclose(windowed[node], passes.logits_row(graph, node), atol=1e-4)
+        del passes.tree_mask.fill
+
+
+def test_the_start_says_that_it_changes_the_text(toy_pair, caplog):
+    with load(toy_pair, fa_window=WINDOW):
+        pass
+    assert any("out of sight" in r.getMessage() and "80 tokens" in r.getMessage() for r in caplog.records)
+    with load(toy_pair) as engine:
+        assert engine.passes.window is None
+    with pytest.raises(ConfigError, match="fa_window"):
+        EngineConfig(toy_pair[0], fa_window=-1)
+
+
+def test_when_a_window_hides_something():
+    window = DecodeWindow(100, sinks=4)
+    assert not window.hides(104) and window.hides(105)
