@@ -45,7 +45,7 @@ class Llama(LlamaEmbeddings):
     """A Qwen3.5 model with its DFlash draft behind the interface of llama_cpp.Llama 0.3.36.
 
     Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, vocab_only,
-    seed, n_ctx (0: as trained), n_batch, n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler,
+    seed, n_ctx (0: as trained), n_batch (512: chosen), n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler,
     tokenizer, pooling_type (-1 is the mean), type_k and type_v (ggml type numbers), kv_overrides (chat template only),
     spm_infill, verbose (statistics on stderr). Without meaning here, accepted with one warning: memory mapping, device
     splits, NUMA and the like. Refused: LoRA, other rope settings than the file's. Unknown keywords are swallowed.
