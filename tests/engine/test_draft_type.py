@@ -109,7 +109,8 @@ def test_where_it_does_not_fit(
     weights = []
     monkeypatch.setattr(Device, "is_gpu", property(lambda self: True))
     monkeypatch.setattr(loading, "_fits", lambda *_: False)
-    monkeypatch.setattr(loading, "fit", lambda parts, *_: weights.append(parts) or 1 / 0)
+    planned = lambda self, *_: weights.append(self.parts(self.kv[0])) or 1 / 0  # noqa: E731
+    monkeypatch.setattr(loading.Declared, "plan", planned)
     for type_ in (None, "q8_0", "f16"):
         source = open_draft(config.draft, None, type_)
         with pytest.raises(ZeroDivisionError):

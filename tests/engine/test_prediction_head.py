@@ -161,3 +161,19 @@ def test_a_draft_that_is_named_comes_first(tmp_path: Path) -> None:
     target, draft = toys.write_pair(tmp_path, 3, nextn=True)
     with Engine.load(config(target, draft=draft)) as engine:
         assert not isinstance(engine.drafter, MtpDrafter)
+
+
+def test_a_hidden_row_is_seen_again(engine: Engine) -> None:
+    """The mask that hid it after a snapshot knows nothing of the text that is read next, of the same length."""
+    tokens, later, found = [3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5], []
+    assert isinstance(engine.drafter, MtpDrafter)
+    for from_snapshot in (True, False, False):
+        fresh(engine, tokens if from_snapshot else [*tokens, *later])
+        if from_snapshot:
+            engine.restore(engine.snapshot())
+            engine.prefill(later)
+        engine.sequence.pending = 9
+        found.append(engine.drafter.propose(engine.sequence, 31).log_probs)
+        if not from_snapshot:
+            engine.drafter.mask.forget()
+    assert np.array_equal(found[1], found[2]) and not np.array_equal(found[0], found[1])
