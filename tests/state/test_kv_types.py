@@ -152,24 +152,28 @@ def test_attention_against_float64(device, k):
             found.append(o)
         truth = found[1] if truth is None else truth
         bits = min(int(t[1]) if t[0] == "q" else 8 for t in (k, v))
-        assert np.abs(found[0] - truth).max() < {4: 0.5, 5: 0.25, 8: 0.05}[bits], v
+        assert np.abs(found[0] - truth).max() < {4: 0.3, 5: 0.2, 8: 0.05}[bits], v
 
 
 @pytest.mark.parametrize(
-    ("pair", "shape"),
+    ("pair", "shape", "n"),
     [
-        (("q8_0", "q4_0"), (2, 1, 64)),
-        (("q8_0", "q8_0"), (2, 1, 96)),
-        (("q4_1", "q5_1"), (1, 1, 256)),
-        (("f16", "q5_0"), (2, 1, 32)),
+        (("q8_0", "q4_0"), (2, 1, 64), 520),
+        (("q8_0", "q8_0"), (2, 1, 96), 520),
+        (("q4_1", "q5_1"), (1, 1, 256), 520),
+        (("f16", "q5_0"), (2, 1, 32), 520),
+        (("q8_0", "q4_0"), (6, 1, 256), 24),
+        (("q8_0", "q4_0"), (4, 1, 128), 16),
+        (("q8_0", "q8_0"), (6, 1, 256), 1),
     ],
     ids=str,
 )
-def test_long_contexts_and_wide_batches(pair, shape):
+def test_long_contexts_and_wide_batches(device, pair, shape, n):
     """More than 2,048 rows, more than 512 columns, and rows that are no whole words unless filled up."""
-    device = Device.cpu(2)
     heads, kv_heads, d = shape
-    n, first, n_kv = 520, 2040, 2560
+    if device.is_gpu and d not in (64, 128, 256):
+        d = 64  # there are no kernels for other heads
+    first, n_kv = 2040, 2560
     cache = KvCache(device, [KvLayer(kv_heads, d)], KvType.named(*pair), n_kv)
     rng = np.random.default_rng(2)
     for t in cache.slices:
@@ -178,11 +182,12 @@ def test_long_contexts_and_wide_batches(pair, shape):
     q, k, v = draws(3, n, heads, kv_heads, d)
     mask = causal(n, first, n_kv)
     o = attended(device, cache, q, k, v, first, n_kv, mask)
-    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask), atol=2e-3)
+    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask), atol=3e-3)
     o = attended(device, cache, q, k, v, first, n_kv, mask, by_ranges=True)
-    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask, whole=True), atol=1e-4)
+    # one column alone is rounded as under a mask
+    tolerance = 3e-3 if device.is_gpu or n == 1 else 1e-4
+    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask, whole=n > 1), atol=tolerance)
     cache.close()
-    device.close()
 
 
 @pytest.mark.parametrize(
