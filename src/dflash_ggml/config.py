@@ -14,6 +14,7 @@ Calibrate = Literal["cached", "always", "never"]
 DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
+SOURCES = ("dflash", "dflash2", "dspark", "mtp", "suffix")  # what `spec` may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class EngineConfig:
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
+    spec: names of the sources that may draft, of SOURCES (None: all that there are). suffix: text that stood before in the
+        sequence or in earlier outputs, which takes no model; the others are kinds of draft models.
     mode, budget: how to draft, and the number of tree nodes without the root.
     candidates: best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`).
     chain_seed: put the most likely chain into the tree first.
@@ -72,6 +75,7 @@ class EngineConfig:
     draft_window: int | None = None
     own_draft: bool = True
     draft_type: DraftType | None = None
+    spec: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -99,8 +103,30 @@ class EngineConfig:
             raise ConfigError(f"gpu_memory: {self.gpu_memory} is not above 0")
         if self.draft_type is not None and self.draft_type not in get_args(DraftType):
             raise ConfigError(f"draft_type: {self.draft_type!r} is none of {', '.join(get_args(DraftType))}")
+        unknown = [name for name in self.spec or () if name not in SOURCES]
+        if unknown:
+            raise ConfigError(f"spec: {unknown[0]!r} is none of {', '.join(SOURCES)}")
         if self.n_threads is not None and self.n_threads < 1:
             raise ConfigError(f"n_threads: {self.n_threads} is below 1")
+
+    def wants(self, source: str) -> bool:
+        """Whether a source of this name may draft."""
+        return self.spec is None or source in self.spec
+
+    @property
+    def copies(self) -> bool:
+        """Whether text that stood before is drafted from. What it is depends on what was written before, and widths on it: where
+        results must be reproducible it is left out, like where decoding is plain."""
+        return (
+            self.wants("suffix")
+            and not self.reproducible
+            and (self.mode != "plain" or self.draft is not None)
+        )
+
+    @property
+    def names_copies(self) -> bool:
+        """Whether copies were asked for by name: then a mode that drafts needs no model."""
+        return self.copies and self.spec is not None
 
     @property
     def n_candidates(self) -> int:

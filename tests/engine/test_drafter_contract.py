@@ -100,7 +100,14 @@ class Changing:
 def engine(toy_pair):
     with Engine.load(
         EngineConfig(
-            *toy_pair, n_ctx=1024, type_k="f32", type_v="f32", reference=True, budget=48, n_threads=1
+            *toy_pair,
+            n_ctx=1024,
+            type_k="f32",
+            type_v="f32",
+            reference=True,
+            budget=48,
+            n_threads=1,
+            spec=("dflash",),
         )
     ) as e:
         yield e

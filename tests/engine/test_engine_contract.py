@@ -131,7 +131,7 @@ def test_options_that_do_not_fit_are_refused_before_work(
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 def test_modes_that_need_a_draft(make_engine: Any, mode: str) -> None:
-    engine = make_engine(draft=None)
+    engine = make_engine(draft=None, spec=())
     assert not engine.has_draft
     engine.prefill(PROMPT)
     with pytest.raises(ConfigError, match=f"mode {mode} needs a draft"):

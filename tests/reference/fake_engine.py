@@ -120,6 +120,10 @@ class FakeEngine:
     has_draft: bool = True
     replies: list[str] = field(default_factory=list)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ("dflash",) if self.has_draft else ()
+
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024
         self.device = SimpleNamespace(n_threads=self.config.n_threads or 2)

@@ -9,6 +9,9 @@ Whether to draft at all, and how many columns, must be decided before there are 
 times plain decoding a drafted step was worth; where plain is ahead, a draft is tried now and then, so seldom that trying
 costs at most 1 % of the time, and again at once while trying pays. Nothing here looks at a draw of the target in the step
 that it plans.
+
+Copied text costs no pass: what it is worth is known before anything is run. It is verified alone where that is worth more than
+plain decoding and than a drafted step, in whose tree it would stand beside the draft's candidates.
 """
 
 from __future__ import annotations
@@ -18,10 +21,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import exp
+from typing import Protocol
 
 from .accept import Accepted
 from .calibration import Calibration
+from .copied import Copied, CopyRates, Cursor
 from .costs import Costs
+from .merged import DRAFT, Merged
 from .plan import Plan
 from .repetition import Repetition
 from .sequence import Sequence
@@ -44,6 +51,8 @@ COMPARE = 2  # steps between comparisons with a shorter block
 LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some more than the most
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
+REACH = 0.8  # of a draft that has not been tried: likelihood of each further token
+COPIES_ALONE = 0  # columns of a draft that is not run
 log = logging.getLogger("dflash_ggml")
 
 
@@ -74,13 +83,14 @@ class Worth:
 
 @dataclass(slots=True)
 class Experience:
-    """What is known of a draft from all sequences of an engine.
+    """What is known of the sources from all sequences of an engine.
 
     worth: per columns of the draft's block. owed: milliseconds that trying has cost and plain steps have not yet
-    paid back. last_loss: those of the last try.
+    paid back. last_loss: those of the last try. reach: how often the draft's path was kept to each depth.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
+    reach: list[float] = field(default_factory=list)
     worth: dict[int, Worth] = field(default_factory=dict)
     owed: float = 0.0
     last_loss: float = 0.0
@@ -90,6 +100,16 @@ class Experience:
     def of(self, block: int) -> Worth:
         """The worth of steps with a draft of `block` columns."""
         return self.worth.setdefault(block, Worth())
+
+
+class CopySource(Protocol):
+    """Where copies come from, for one text."""
+
+    rates: CopyRates
+
+    def look_up(self, sequence: Sequence) -> Copied | None:
+        """What followed where the end of the text stood before."""
+        ...
 
 
 def step_ends(budget: int) -> list[int]:
@@ -108,8 +128,11 @@ def block_choices(depth: int) -> list[int]:
 class Adaptive:
     """Plans the steps of one sequence, and lets others know what it learns."""
 
-    def __init__(self, budget: int, depth: int, experience: Experience) -> None:
-        self.budget, self.depth, self.experience = budget, depth, experience
+    def __init__(
+        self, budget: int, depth: int, experience: Experience, copies: CopySource | None = None
+    ) -> None:
+        """`depth`: the longest path of the model draft, 0 for none."""
+        self.budget, self.depth, self.experience, self.copies = budget, depth, experience, copies
         self.calibration = Calibration(experience.calibration)
         self._ends = step_ends(budget)
         self._blocks = block_choices(depth)
@@ -126,13 +149,82 @@ class Adaptive:
         self._whole_at = 0  # the step at which the whole block was last drafted
         self._repetition = Repetition()
         self._wanted = REPEATED  # foretold tokens in a row at which the next try is worth its cost
+        self._reach = experience.reach
+        self._reach += [REACH ** (d + 1) for d in range(len(self._reach), depth)]
+        self._alone = False  # whether the step's tree is of copies alone
+        self._foretold: tuple[int, list[tuple[int, int, Cursor]]] | None = (
+            None  # votes for the token after a plain step
+        )
 
     def next(self, sequence: Sequence, costs: Costs) -> Plan:
-        known, context = self.experience, sequence.n_tokens
+        context = sequence.n_tokens
         self._step += 1
+        self._alone = False
         plain = costs.of("plain", 1, context)
         if plain is None:
             return Plan("plain", 0)  # what it costs must be known first
+        copied = self._look_up(sequence)
+        alone = None if copied is None else self._copy(sequence, copied, costs, plain)
+        if alone is None or alone[1].times < self._drafted_times(*alone, costs, plain, context):
+            plan = self._next(sequence, costs, plain) if self.depth else Plan("plain", 0)
+            if plan.kind != "plain":
+                return plan
+            if alone is None:
+                if copied is not None:
+                    self._foretold = context + 1, copied.votes(copied.root)
+                return plan
+        tree, best = alone
+        self._used[best.nodes] = self._step
+        self._alone = True
+        return Plan("tree", best.nodes, drafts=False, tree=tree)
+
+    def _look_up(self, sequence: Sequence) -> Copied | None:
+        """The step's copies; what they said before a plain step is counted."""
+        if self.copies is None:
+            return None
+        if self._foretold is not None:
+            n, votes = self._foretold
+            self._foretold = None
+            if n == sequence.n_tokens:
+                for token, cell, _ in votes:
+                    self.copies.rates.learn(cell, token == sequence.pending)
+        return self.copies.look_up(sequence)
+
+    def _copy(
+        self, sequence: Sequence, copied: Copied, costs: Costs, plain: float
+    ) -> tuple[Tree, Cut] | None:
+        """The tree of copies alone that is worth most, where that is more than plain decoding."""
+        assert self.copies is not None and sequence.pending is not None
+        tree = Merged(None, copied, self.copies.rates).grow(sequence.pending, self.budget)
+        if tree.width == 1:
+            return None
+        gains = list(accumulate([exp(p) for p in tree.log_probs.tolist()]))
+        if gains[-1] < 1 + MARGIN:
+            return None
+        took = self._costs(costs, COPIES_ALONE, sequence.n_tokens)
+        best = self._best(gains, COPIES_ALONE, took, plain)
+        return (tree.first(best.nodes), best) if best.nodes and best.times > 1 + MARGIN else None
+
+    def _drafted_times(self, tree: Tree, best: Cut, costs: Costs, plain: float, context: int) -> float:
+        """How many times plain decoding a step would be worth that runs the draft beside these copies."""
+        if not self.depth:
+            return 0.0
+        kept = [0.0] * max(self.depth, int(tree.depths.max()))  # likelihood that the copies are right so far
+        for depth, log_prob in zip(tree.depths.tolist()[1:], tree.log_probs.tolist()[1:]):
+            kept[depth - 1] += exp(log_prob)
+        tokens = 1.0
+        for depth, p in enumerate(kept):
+            reach = self._reach[depth] if depth < self.depth else 0.0
+            # both know the easy places: between the better of the two and either of two that know nothing of each other
+            tokens += max(p, reach) + (min(p, reach) * (1 - max(p, reach))) / 2
+        took = self._costs(costs, self._block, context)
+        wanted = max(best.nodes, self._last.nodes)
+        ms = next((ms for n, ms in sorted(took.items()) if n >= wanted), max(took.values()))
+        return tokens * plain / ms
+
+    def _next(self, sequence: Sequence, costs: Costs, plain: float) -> Plan:
+        """The plan where copies alone are not the best."""
+        known, context = self.experience, sequence.n_tokens
         repeats = self._waiting and self._repeats(sequence)
         if self._waiting and known.owed > PROBE_COST * plain and not repeats:
             return self._wait(plain)  # looking all else up would take a per cent or two of a short step
@@ -175,10 +267,17 @@ class Adaptive:
         return True
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
+        if self._alone:
+            return
         known = self.experience
         self.calibration.observe(tree, accepted)
-        # half of it what came: a draft that promises too much would be believed for some twenty steps
-        known.of(self._block).learn((self._last.times + len(accepted.tokens) * self._last.token) / 2)
+        by_draft = self._learn_reach(tree, accepted)
+        if tree.evidence is None:
+            # half of it what came: a draft that promises too much would be believed for some twenty steps
+            worth = (self._last.times + len(accepted.tokens) * self._last.token) / 2
+        else:  # what the draft would have given without copies
+            worth = (1 + by_draft) * self._last.token
+        known.of(self._block).learn(worth)
         known.drafted += 1
         known.right += accepted.n_accepted
         if self._probing:  # one that paid gives back what others cost
@@ -190,6 +289,16 @@ class Adaptive:
                 "it is tried now and then, and decoding is plain otherwise",
                 known.drafted,
             )
+
+    def _learn_reach(self, tree: Tree, accepted: Accepted) -> int:
+        """Count how far the draft's own path was kept; its nodes."""
+        kept = accepted.kept[1 : self.depth + 1]
+        n = len(kept)
+        if tree.sources is not None:
+            n = next((i for i, node in enumerate(kept) if not tree.sources[node] & DRAFT), n)
+        for depth in range(self.depth):
+            self._reach[depth] += ((depth < n) - self._reach[depth]) / MEMORY
+        return n
 
     def best_cut(self, tree: Tree, costs: Costs, context: int) -> Tree:
         """The part of a tree that is worth most per millisecond: so many of its nodes, in the order in which they grew.

@@ -13,7 +13,7 @@ from typing import Protocol, get_args
 from ..config import Mode
 from ..errors import ConfigError
 from .accept import Accepted
-from .adaptive import Adaptive, Experience
+from .adaptive import Adaptive, CopySource, Experience
 from .costs import Costs
 from .plan import Plan
 from .sequence import Sequence
@@ -46,21 +46,26 @@ class Fixed:
 
 
 def controller(
-    mode: Mode, budget: int, depth: int, chain_seed: bool = False, experience: Experience | None = None
+    mode: Mode,
+    budget: int,
+    depth: int,
+    chain_seed: bool = False,
+    experience: Experience | None = None,
+    copies: CopySource | None = None,
 ) -> Controller:
-    """The controller of a mode; `depth`: the longest path that the draft proposes, 0 without a draft.
+    """The controller of a mode; `depth`: the longest path that the draft proposes, 0 without a draft; copies: the other source.
 
-    `auto` decides every step, up to `budget` nodes, with what other sequences have left in `experience`; without a draft it is
-    plain. Raises ConfigError for an unknown mode, or one without its draft.
+    `auto` decides every step, up to `budget` nodes, with what other sequences have left in `experience`; without any source it
+    is plain. Raises ConfigError for an unknown mode, or one without its draft.
     """
     if mode not in get_args(Mode):
         raise ConfigError(f"mode: {mode!r} is none of {', '.join(get_args(Mode))}")
-    if not depth and mode in ("chain", "tree"):
-        raise ConfigError(f"mode {mode} needs a draft model (-md)")
-    if not depth or mode == "plain":
+    if mode == "plain" or (mode == "auto" and not depth and copies is None):
         return Fixed(Plan("plain", 0))
+    if not depth and copies is None:
+        raise ConfigError(f"mode {mode} needs a draft model (-md)")
     if mode == "chain":
-        return Fixed(Plan("chain", depth))
+        return Fixed(Plan("chain", depth or budget))
     if mode == "auto":
-        return Adaptive(budget, depth, experience or Experience())
+        return Adaptive(budget, depth, experience or Experience(), copies)
     return Fixed(Plan("tree", budget, chain_seed))

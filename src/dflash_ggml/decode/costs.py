@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 
 from .tree import verify_width
 
-Pass = Literal["plain", "verify", "draft", "commit", "host"]
+Pass = Literal["plain", "verify", "draft", "append", "commit", "host"]
 
 WINDOW = 15  # measurements that a median is taken of: a change is noticed within some ten steps
 SURE = 5  # measurements of a kind of pass that its pace is the median of
@@ -52,9 +52,9 @@ class _Octave:
 class Costs:
     """Wall milliseconds of passes. Widths count columns; contexts are told apart by powers of two.
 
-    plain: a whole plain step. verify, draft, commit: the passes of a drafted step; host: the rest of it, sampling and
-    bookkeeping. What is timed are calls: on a GPU a commit returns when it is launched, and the next draft waits for it, so only
-    their sum is what they cost.
+    plain: a whole plain step. verify, draft, commit: the passes of a drafted step; append: what a draft that is not run takes
+    to see what was committed; host: the rest of a drafted step, sampling and bookkeeping. What is timed are calls: on a GPU a
+    commit returns when it is launched, and the next draft waits for it, so only their sum is what they cost.
     """
 
     def __init__(self) -> None:
@@ -114,9 +114,11 @@ class Costs:
         return _on_line(self.curve("draft", context), columns)
 
     def drafted(self, nodes: Iterable[int], columns: int, context: int = 0) -> dict[int, float]:
-        """By node count, a drafted step that verifies so many nodes and the root after a draft of `columns` columns."""
+        """By node count, a drafted step that verifies so many nodes and the root after a draft of `columns` columns; 0: of copies
+        alone."""
         verify, host = self.curve("verify", context), self.curve("host")
-        rest = self.draft(columns, context) + (self.of("commit") or 0.0)
+        draft = self.draft(columns, context) if columns else self.of("append", 1, context) or 0.0
+        rest = draft + (self.of("commit") or 0.0)
         widths = {n: verify_width(n) for n in nodes}
         return {n: rest + _on_line(verify, w) + _on_line(host, w) for n, w in widths.items()}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .candidates import Candidates
+from .merged import Merged
 from .tree import Tree, expand, spine
 
 
@@ -15,7 +16,8 @@ class Plan:
     """`budget` counts drafted nodes: 0 for plain, at most the draft's depth for a chain.
 
     depth: how far the draft need look; None: as far as it can. choose: makes the grown tree smaller, once its candidates are
-    known; None keeps all of it.
+    known; None keeps all of it. drafts: whether the model draft is run; where not, copies alone are verified, and `tree` is
+    what was grown of them to decide that.
     """
 
     kind: Literal["plain", "chain", "tree"]
@@ -23,10 +25,19 @@ class Plan:
     chain_seed: bool = False
     depth: int | None = None
     choose: Callable[[Tree], Tree] | None = None
+    drafts: bool = True
+    tree: Tree | None = None
 
-    def build(self, root: int, candidates: Candidates) -> Tree:
+    def build(self, root: int, candidates: Candidates | Merged) -> Tree:
         """The tree to verify."""
-        if self.kind == "chain":
+        if self.tree is not None:
+            return self.tree
+        if isinstance(candidates, Merged):
+            if self.kind == "chain":
+                return candidates.spine(root, self.budget)
+            tree = candidates.grow(root, self.budget, self.chain_seed)
+        elif self.kind == "chain":
             return spine(root, candidates, self.budget)
-        tree = expand(root, candidates, self.budget, self.chain_seed)
+        else:
+            tree = expand(root, candidates, self.budget, self.chain_seed)
         return tree if self.choose is None else self.choose(tree)

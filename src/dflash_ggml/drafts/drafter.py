@@ -45,6 +45,7 @@ class Host:
 class DraftSource(ABC):
     """An open draft that fits its target."""
 
+    name: str  # of its kind, one of `config.SOURCES`
     depth: int  # the longest path that it proposes
     taps: tuple[
         int, ...
@@ -86,6 +87,7 @@ class DraftSource(ABC):
 class Drafter(ABC):
     """Proposes continuations of sequences; owns its own state. A draft never decides what is written, only how fast."""
 
+    name: str = "draft"  # as its source's
     depth: int
     taps: tuple[int, ...]
 

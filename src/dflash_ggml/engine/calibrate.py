@@ -26,17 +26,17 @@ WARM, TIMED = 3, 3  # runs of each pass: the first builds its graph, a GPU captu
 USEFUL = (7, 3, 15, 31, 1, 23, 5, 2, 47, 63)  # node counts, in this order
 
 
-def calibrate(passes: TargetPasses, drafter: Drafter, deadline: float) -> list[Point]:
+def calibrate(passes: TargetPasses, drafter: Drafter | None, deadline: float) -> list[Point]:
     """Measure plain, draft, commit and verify passes until `deadline` on the performance counter. Leaves an empty state."""
     probe = _Probe(passes, drafter, deadline)
-    for context in (SHORT, min(LONG, passes.n_rows) - passes.max_width - drafter.depth - 1):
+    for context in (SHORT, min(LONG, passes.n_rows) - passes.max_width - probe.depth - 1):
         if context >= SHORT:
             probe.measure(context)
     probe.leave()
     return probe.points
 
 
-def warm_up(passes: TargetPasses, drafter: Drafter, deadline: float) -> None:
+def warm_up(passes: TargetPasses, drafter: Drafter | None, deadline: float) -> None:
     """Build the graphs that a text begins with, so that a short one does not pay for them. Leaves an empty state."""
     probe = _Probe(passes, drafter, deadline, timed=0)
     probe.measure(SHORT)
@@ -46,16 +46,20 @@ def warm_up(passes: TargetPasses, drafter: Drafter, deadline: float) -> None:
 class _Probe:
     """Runs passes of an imagined sequence until `deadline`, and times the last `timed` runs of each."""
 
-    def __init__(self, passes: TargetPasses, drafter: Drafter, deadline: float, timed: int = TIMED) -> None:
+    def __init__(
+        self, passes: TargetPasses, drafter: Drafter | None, deadline: float, timed: int = TIMED
+    ) -> None:
         self.passes, self.drafter, self.deadline, self.timed = passes, drafter, deadline, timed
+        self.depth = drafter.depth if drafter else 0
         self.sequence = Sequence()
-        self.column = 0 if drafter.taps else None
+        self.column = 0 if drafter and drafter.taps else None
         self.points: list[Point] = []
 
     def measure(self, context: int) -> None:
         """All passes behind `context` tokens, as long as there is time."""
         self.sequence.tokens.clear()
-        self.drafter.prefilled(self.sequence, context, True)
+        if self.drafter:
+            self.drafter.prefilled(self.sequence, context, True)
         self.sequence.tokens += [0] * context
         for kind, width, work in self._passes():
             if not self._time(kind, width, context, work):
@@ -64,20 +68,24 @@ class _Probe:
     def leave(self) -> None:
         """Forget the imagined sequence."""
         self.passes.state.reset()
-        self.drafter.reset(self.sequence)
+        if self.drafter:
+            self.drafter.reset(self.sequence)
 
     def _passes(self) -> Iterator[tuple[Pass, int, Callable[[], object]]]:
         """Kind, width and one run of each pass, most useful first."""
         yield "plain", 1, self._plain
-        for block in block_choices(self.drafter.depth):
-            yield "draft", block, partial(self._draft, block)
+        if self.drafter:
+            for block in block_choices(self.depth):
+                yield "draft", block, partial(self._draft, block, self.drafter)
         for i, nodes in enumerate(n for n in USEFUL if n < self.passes.max_width):
-            tree = _some_tree(nodes, self.drafter.depth)
+            tree = _some_tree(nodes, self.depth or nodes)
             yield "verify", verify_width(nodes), partial(self._verify, tree)
             if i == 0:
                 yield "commit", 1, self._commit
                 # a path with a gap moves rows, in a graph of its own, which a text meets soon
                 self.passes.commit(self.sequence, (0, 2))
+                if self.drafter and self.drafter.taps:
+                    yield "append", 1, partial(self._append, self.drafter)
 
     def _plain(self) -> None:
         self.passes.choices(self.passes.linear(self.sequence, [0], column=self.column))
@@ -85,10 +93,15 @@ class _Probe:
     def _verify(self, tree: Tree) -> None:
         self.passes.choices(self.passes.verify(self.sequence, tree))
 
-    def _draft(self, block: int) -> None:
+    def _draft(self, block: int, drafter: Drafter) -> None:
         self.sequence.pending, self.sequence.unseen = 0, ()
         with suppress(NoNumbers):  # what a pass takes does not depend on what comes out
-            self.drafter.propose(self.sequence, 1, block - 1)
+            drafter.propose(self.sequence, 1, block - 1)
+
+    def _append(self, drafter: Drafter) -> None:
+        self.sequence.unseen = (0, 1)
+        drafter.take_in(self.sequence)
+        self.passes.device.synchronize()
 
     def _commit(self) -> None:
         self.passes.commit(self.sequence, (0, 1))

@@ -18,6 +18,7 @@ from ..decode.adaptive import Experience
 from ..decode.controller import controller
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
+from ..drafts.suffix import NAME
 from ..errors import ConfigError, ContextOverflowError, DeviceError
 from ..models.target import Target
 from ..state.memory import SCRATCH
@@ -38,13 +39,14 @@ class Engine:
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self.config, self.n_ctx, self.memory = config, loaded.n_ctx, loaded.memory
         self.tokenizer, self.metadata = loaded.tokenizer, loaded.metadata
-        self.passes, self.drafter, self.batches = loaded.passes, loaded.drafter, loaded.batches
+        self.passes, self.drafter, self.copies = loaded.passes, loaded.drafter, loaded.copies
+        self.batches = loaded.batches
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
         self.n_vocab = self.params.n_vocab
         self._lent = self.passes.rows.lend(self.passes.n_rows)
         self.sequence = Sequence(first_slot=self._lent.start)
         self.experience = Experience()
-        self.stepper = Stepper(self.passes, self.drafter, self.costs)
+        self.stepper = Stepper(self.passes, self.drafter, self.costs, self.copies)
         # tokens whose K/V rows outlive a reset or restore, until the next write
         self._rows: tuple[int, ...] = ()
         self._lock = threading.Lock()
@@ -70,7 +72,14 @@ class Engine:
 
     @property
     def has_draft(self) -> bool:
+        """Whether there is a draft model; see `sources` for all that drafts."""
         return self.drafter is not None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of what drafts: the model's kind, suffix for copies; none where decoding is plain."""
+        model = () if self.drafter is None else (self.drafter.name,)
+        return (*model, *(() if self.copies is None else (NAME,)))
 
     @property
     def tokens(self) -> list[int]:
@@ -274,7 +283,12 @@ class Engine:
             raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
         depth = self.drafter.depth if self.drafter else 0
         chosen = controller(
-            self._mode(mode), budget or self.config.budget, depth, self.config.chain_seed, self.experience
+            self._mode(mode),
+            budget or self.config.budget,
+            depth,
+            self.config.chain_seed,
+            self.experience,
+            self.copies,
         )
         self.sequence.sampler, self.sequence.text = sampler, self.tokens
         limit = room if max_tokens is None else min(max_tokens, room)
@@ -364,9 +378,10 @@ class Engine:
     def expected_ms(self, nodes: int) -> float | None:
         """What a step that verifies `nodes` drafted nodes (0: a plain one) is expected to take now; None if nothing is known."""
         context = self.n_tokens
-        if nodes == 0 or self.drafter is None:
+        if nodes == 0 or not self.sources:
             return self.costs.of("plain", 1, context)
-        return self.costs.drafted([nodes], self.drafter.depth + 1, context)[nodes] or None
+        columns = self.drafter.depth + 1 if self.drafter else 0
+        return self.costs.drafted([nodes], columns, context)[nodes] or None
 
     def run_counts(self) -> dict[str, int]:
         """Graphs built and graph runs so far."""

@@ -26,7 +26,7 @@ log = logging.getLogger("dflash_ggml")
 def known_costs(
     config: EngineConfig,
     passes: TargetPasses,
-    drafter: Drafter,
+    drafter: Drafter | None,
     tensors: object,
     seconds: float | None = None,
 ) -> tuple[tuple[Point, ...], Path | None]:
@@ -58,7 +58,7 @@ def known_costs(
     return measured.points, cache.path if kept else None
 
 
-def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter, seconds: float) -> Measured:
+def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter | None, seconds: float) -> Measured:
     device, products = passes.device, ProductTable(())
     deadline = time.perf_counter() + seconds
     if worth_measuring(device):

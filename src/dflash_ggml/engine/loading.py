@@ -13,6 +13,7 @@ from ..config import EngineConfig
 from ..decode.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft, open_own
+from ..drafts.suffix import Copies
 from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
 from ..ggml.device import F32, Device, list_devices
@@ -63,6 +64,7 @@ class Loaded:
     device: Device
     passes: TargetPasses
     drafter: Drafter | None
+    copies: Copies | None
     tokenizer: Tokenizer
     metadata: dict[str, Any]
     n_ctx: int
@@ -89,7 +91,7 @@ def load(
         if config.draft is None or not config.draft_found:
             raise
         reason, without = str(error), replace(config, draft=None)
-    if config.mode in ("chain", "tree"):
+    if config.mode in ("chain", "tree") and not config.names_copies:
         raise ConfigError(
             f"mode {config.mode} needs a draft, and the one that was found cannot be used: {reason}"
         )
@@ -110,19 +112,24 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     draft: DraftSource | None = None
     if config.draft is not None:
         draft = open_draft(config.draft, config.draft_window, config.draft_type)
+        if not config.wants(draft.name):
+            raise ConfigError(
+                f"spec: {config.draft} is a {draft.name} draft, which it leaves out; name it there"
+            )
         for warning in draft.check(target, str(config.model)):
             log.warning("%s", warning)
-    elif config.own_draft and config.mode != "plain":
+    elif config.own_draft and config.mode != "plain" and config.wants("mtp"):
         try:
             draft = open_own(file, target)
         except DflashError as error:
             raise _OwnDraftError(str(error)) from error
-    if draft is None and config.mode in ("chain", "tree"):
+    if draft is None and config.mode in ("chain", "tree") and not config.names_copies:
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
         passes, drafter, memory, batches = _on_device(device, config, file, target, draft, progress)
-        if draft and drafter:
+        copies = Copies(config.budget) if config.copies else None
+        if drafter or copies:
             if others := without_kernels(device, passes.weights):
                 log.warning(
                     "%s: %s of its bytes have no kernels for several tokens at once on this GPU, so drafting gains less",
@@ -130,9 +137,8 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
                     ", ".join(f"{kind} ({part:.0%})" for kind, part in others.items()),
                 )
             kinds = sorted((name, t.type, t.shape) for name, t in file.tensors.items())
-            points, costs_file = known_costs(
-                config, passes, drafter, [kinds, draft.identity], calibration_seconds
-            )
+            tensors = [kinds, draft.identity if draft else []]
+            points, costs_file = known_costs(config, passes, drafter, tensors, calibration_seconds)
             costs.learn(points)
     except MemoryError as error:
         device.close()
@@ -147,7 +153,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         raise
     metadata = dict(file.metadata)
     return Loaded(
-        device, passes, drafter, tokenizer, metadata, memory.n_ctx, memory, costs, batches, costs_file
+        device, passes, drafter, copies, tokenizer, metadata, memory.n_ctx, memory, costs, batches, costs_file
     )
 
 
@@ -299,7 +305,7 @@ def declare(
         },
     )
     depth = draft.depth if draft else 0
-    width = tree_width(config.budget, depth)
+    width = tree_width(config.budget, depth) if draft or config.copies else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
     notes = draft.prepare(device) if draft else []
@@ -324,7 +330,7 @@ def memory_parts(
     kv: KvTypes,
     n_batch: int,
 ) -> list[Part]:
-    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 without a draft."""
+    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted."""
     taps = draft.taps if draft else ()
     n_weights = weights.wanted
     parts = [

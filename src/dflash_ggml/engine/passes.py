@@ -32,8 +32,8 @@ _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 
 
 def tree_width(budget: int, depth: int) -> int:
-    """Columns of the widest verify pass: a tree of `budget` nodes or a whole chain, whichever is wider; 0 without a draft."""
-    return verify_width(max(budget, depth)) if depth else 0
+    """Columns of the widest verify pass: a tree of `budget` nodes or a whole chain, whichever is wider."""
+    return verify_width(max(budget, depth))
 
 
 class TargetPasses:
@@ -61,7 +61,8 @@ class TargetPasses:
         self._usual_path = depth + 1
         feature_row = len(taps) * target.n_embd
         self.state = TargetState(device, target.state_spec(), kv_type, n_rows, max_width, feature_row)
-        self.tree_mask = SlotMask(device, max_width, self._usual_path, n_rows) if max_width else None
+        # a path of copies may be as long as the tree is wide
+        self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
         self.rows = RowPool(n_rows)
         self.workspace = Workspace(device)

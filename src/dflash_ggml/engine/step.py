@@ -16,15 +16,18 @@ from typing import Literal
 import numpy as np
 
 from ..decode.accept import Accepted, greedy, walk
-from ..decode.candidates import NoNumbers
+from ..decode.candidates import Candidates, NoNumbers
 from ..decode.controller import Controller
+from ..decode.copied import Copied
 from ..decode.costs import Costs
+from ..decode.merged import COPIES, DRAFT, Merged, observe
 from ..decode.plan import Plan
 from ..decode.reduced import ReducedRows, Watch, draw, watch
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
 from ..drafts.drafter import Drafter
+from ..drafts.suffix import NAME, Copies
 from ..errors import ConfigError
 from ..ggml.graph import Graph
 from .passes import TargetPasses
@@ -51,7 +54,7 @@ class Step:
     tokens: new token ids, at least one. mode: how they were found; "prefill" for the first token of a generation, which the
     prompt's own pass gave. tree, path: the verified tree and its accepted nodes, root first. n_draft, n_accepted: drafted
     nodes offered and kept. rows: the target's logits of each emitted token, when asked for. finish: why it ended, on the
-    last step.
+    last step. sources: drafted nodes by who offered them; one that two sources offer counts for both.
     """
 
     tokens: tuple[int, ...]
@@ -63,6 +66,16 @@ class Step:
     rows: tuple[np.ndarray, ...] | None = None
     finish: Finish | None = None
     timings: StepTimes = field(default_factory=StepTimes)
+    sources: tuple[SourceUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUse:
+    """What a source did in a step: nodes that it offered to the target, and those of them that were kept."""
+
+    name: str
+    drafted: int
+    accepted: int
 
 
 @dataclass(slots=True)
@@ -103,10 +116,12 @@ class Run:
 
 
 class Stepper:
-    """Steps sequences on one target and, if there is one, its drafter."""
+    """Steps sequences on one target, with its drafter, copies, both or neither."""
 
-    def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
-        self.passes, self.drafter, self.costs = passes, drafter, costs
+    def __init__(
+        self, passes: TargetPasses, drafter: Drafter | None, costs: Costs, copies: Copies | None = None
+    ) -> None:
+        self.passes, self.drafter, self.costs, self.copies = passes, drafter, costs, copies
         self._gave_up = False
 
     def step(self, runs: Iterable[Run]) -> list[Step]:
@@ -120,16 +135,18 @@ class Stepper:
         token = run.sequence.pending = run.sample(row)
         run.emit(token)
         run.sequence.logits = None
+        if self.copies:
+            self.copies.begin(run.sequence)
         clock.lap("host")
         return Step((token,), "prefill", rows=(row,) if run.keep_rows else None, timings=clock.times)
 
     def _one(self, run: Run) -> Step:
-        if run.sequence.undraftable or self.drafter is None:
+        if run.sequence.undraftable or (self.drafter is None and self.copies is None):
             step = self._plain(run)
         else:
             plan = run.controller.next(run.sequence, self.costs)
             try:
-                step = self._plain(run) if plan.kind == "plain" else self._speculate(run, plan, self.drafter)
+                step = self._plain(run) if plan.kind == "plain" else self._speculate(run, plan)
             except NoNumbers:
                 self._give_up_drafting(run.sequence)
                 step = self._plain(run)
@@ -149,21 +166,18 @@ class Stepper:
             )
         self._gave_up = True
 
-    def _speculate(self, run: Run, plan: Plan, drafter: Drafter) -> Step:
-        """Draft, build the tree, verify it, walk it, commit the accepted path."""
+    def _speculate(self, run: Run, plan: Plan) -> Step:
+        """Draft, build the tree, verify it, walk it, commit the accepted path; a plain step if there is nothing to verify."""
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
-        built = self.passes.graphs.builds
-        candidates = drafter.propose(sequence, plan.budget, plan.depth)
-        columns = (plan.depth or drafter.depth) + 1
-        clock.lap("draft")
-        if self.passes.graphs.builds == built:
-            self.costs.measured("draft", clock.times.draft, columns, start)
+        drafter = self.drafter if plan.drafts else None
+        copied = self.copies.look_up(sequence) if self.copies else None
+        if drafter is None and copied is None:
+            return self._plain(run)
+        candidates = self._propose(sequence, plan, drafter, copied, clock)
         tree = plan.build(sequence.pending, candidates)
         watched = self._watch(run, tree.tokens)
         clock.lap("tree")
-        if sequence.unseen:
-            drafter.take_in(sequence)  # the tree's own features come to lie where these are
         graph = self.passes.verify(sequence, tree, watched)
         found = self.passes.reduced(graph, watched) if watched else self.passes.choices(graph)
         clock.lap("verify")
@@ -178,7 +192,12 @@ class Stepper:
         self.passes.commit(sequence, accepted.path)
         sequence.commit(accepted.path, accepted.tokens)
         sequence.torn = False
-        drafter.observe(sequence, accepted)
+        if self.drafter is None:
+            sequence.unseen = ()
+        else:
+            self.drafter.observe(sequence, accepted)
+        if tree.evidence is not None and self.copies is not None:
+            observe(tree, accepted, self.copies.rates)
         run.controller.observe(tree, accepted)
         clock.lap("commit")
         if self.passes.graphs.builds == built:
@@ -193,7 +212,46 @@ class Stepper:
             accepted.n_accepted,
             tuple(rows) if run.keep_rows else None,
             timings=clock.times,
+            sources=self._uses(tree, accepted),
         )
+
+    def _propose(
+        self, sequence: Sequence, plan: Plan, drafter: Drafter | None, copied: Copied | None, clock: _Clock
+    ) -> Candidates | Merged:
+        """What there is to verify, of the draft if it is asked; the columns of its features are free afterwards."""
+        found, built, start = None, self.passes.graphs.builds, sequence.n_tokens
+        if drafter is not None:
+            found = drafter.propose(sequence, plan.budget, plan.depth)
+            clock.lap("draft")
+            if self.passes.graphs.builds == built:
+                columns = (plan.depth or drafter.depth) + 1
+                self.costs.measured("draft", clock.times.draft, columns, start)
+        if sequence.unseen:
+            assert self.drafter is not None
+            self.drafter.take_in(sequence)  # the tree's own features come to lie where these are
+            if drafter is None:
+                self.passes.device.synchronize()
+                clock.lap("draft")
+                if self.passes.graphs.builds == built:
+                    self.costs.measured("append", clock.times.draft, context=start)
+        if copied is None:
+            assert found is not None
+            return found
+        assert self.copies is not None
+        return Merged(found, copied, self.copies.rates)
+
+    def _uses(self, tree: Tree, accepted: Accepted) -> tuple[SourceUse, ...]:
+        """Who offered the nodes of a tree, and what came of them."""
+        if tree.sources is None:
+            assert self.drafter is not None
+            return (SourceUse(self.drafter.name, tree.n_nodes, accepted.n_accepted),)
+        bits = tree.sources.tolist()
+        uses = []
+        for bit, name in ((DRAFT, self.drafter.name if self.drafter else ""), (COPIES, NAME)):
+            drafted = sum([1 for b in bits if b & bit])
+            if drafted:
+                uses.append(SourceUse(name, drafted, sum([1 for n in accepted.kept if bits[n] & bit])))
+        return tuple(uses)
 
     def _watch(self, run: Run, nodes: np.ndarray | tuple[int, ...] = ()) -> Watch | None:
         """How the next pass, over these nodes, is to reduce its rows; None if whole rows are wanted, or none."""

@@ -1,0 +1,103 @@
+"""Drafts without a model: text that stood before, in this sequence or in what was written earlier.
+
+It is no `Drafter`: it has no device memory, no cache rows and no use for features, which is nearly all of that contract; making
+it one with a dozen empty methods was the other design. Only committed tokens enter; it looks at the sequence's own list of
+them, so resets, restored snapshots and reused prefixes need no word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from ..decode.copied import Copied, CopyRates
+from ..decode.sequence import Sequence
+from ..decode.text_index import LONGEST, TextIndex
+
+NAME = "suffix"
+MOST_PLACES = 6  # that a look-up follows
+PAST_TOKENS = 1 << 16  # of earlier outputs that are kept
+_SHORTEST_PAST = 4  # tokens of an output that is worth keeping
+
+
+class Copies:
+    """The texts that may be copied from: one sequence, and past outputs of this engine. rates: how often copies were right."""
+
+    def __init__(self, depth: int, past_tokens: int = PAST_TOKENS) -> None:
+        """`depth`: the longest path that is proposed; `past_tokens`: the oldest outputs beyond them are forgotten."""
+        self.depth, self.past_tokens = depth, past_tokens
+        self.text, self.past = TextIndex(), TextIndex()
+        self._rates = CopyRates()  # of all texts
+        self.rates = CopyRates(self._rates)
+        self._written: list[tuple[int, int]] = []  # where outputs lie in the text
+        self._found: tuple[int, int | None, Copied | None] = (-1, None, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Host bytes, at most 28 a token of the text and of `past_tokens`."""
+        return self.text.nbytes + self.past.nbytes
+
+    def forget(self) -> None:
+        """Forget all texts; how often copies were right stays known."""
+        self.text.cut(0)
+        self.past.cut(0)
+        self._written = []
+        self._found = (-1, None, None)
+
+    def begin(self, sequence: Sequence) -> None:
+        """A generation begins: what is committed now is its prompt. What of the last text is gone becomes a past output."""
+        self._found, self.rates = (-1, None, None), CopyRates(self._rates)
+        shared = self.text.shared(sequence.tokens)
+        for start, end in self._written:
+            if end > shared:
+                self._remember(self.text.ids[max(start, shared) : end].tolist())
+        self._written = [(start, min(end, shared)) for start, end in self._written if start < shared]
+        self.text.cut(shared)
+        self.text.extend(sequence.tokens[shared:])
+        self._written.append((len(self.text), len(self.text)))
+
+    def _remember(self, ids: Items[int]) -> None:
+        if len(ids) < _SHORTEST_PAST:
+            return
+        past = self.past
+        if len(past) + len(ids) > self.past_tokens:
+            kept = [*past.ids, *ids][-(self.past_tokens // 2) :]
+            past.cut(0)
+            past.extend(kept)
+        else:
+            past.extend(ids)
+
+    def look_up(self, sequence: Sequence) -> Copied | None:
+        """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once."""
+        n, pending, tokens = sequence.n_tokens, sequence.pending, sequence.tokens
+        if self._found[:2] == (n, pending):
+            return self._found[2]
+        assert pending is not None
+        text = self.text
+        if len(text) < n:
+            text.extend(tokens[len(text) :])
+            self._written[-1] = (self._written[-1][0], n)
+        tail = tokens[max(n - LONGEST + 1, 0) :]
+        tail.append(pending)
+        windows, lengths = [], []
+        places = [(length, place, text) for place, length in text.find(tail)]
+        if len(self.past):
+            places += [(length, place, self.past) for place, length in self.past.find(tail)]
+            if len(places) > MOST_PLACES:
+                places = sorted(places, key=_length, reverse=True)[:MOST_PLACES]
+        depth = self.depth
+        for length, place, where in places:
+            window = where.ids[place : place + depth].tolist()
+            if len(window) < depth and where is text:
+                window.append(pending)
+                period = len(window)  # a copy that reaches its own beginning goes on with itself
+                window = (window * (depth // period + 1))[:depth]
+            if window:
+                windows.append(window)
+                lengths.append(length)
+        found = Copied(windows, lengths, depth) if windows else None
+        self._found = (n, pending, found)
+        return found
+
+
+def _length(place: tuple[int, int, TextIndex]) -> int:
+    return place[0]

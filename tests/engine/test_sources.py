@@ -1,0 +1,252 @@
+"""All sources at once: what they offer decides how fast a text is written, never what is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.plan import Plan
+from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import ConfigError
+from reference.chi_square import assert_same_source
+from reference.engine_kit import fresh, steps, text
+
+# what stands twice is continued as it was the first time, or is not
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 3, 1, 4, 1, 5]
+
+
+class Mixing:
+    """A controller that changes its mind every step: plain, copies alone, the draft beside them, chains and trees."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def next(self, sequence: Any, costs: Any) -> Plan:
+        kind = ("plain", "chain", "tree", "tree")[int(self.rng.integers(4))]
+        budget = 0 if kind == "plain" else int(self.rng.integers(1, 32))
+        depth = int(self.rng.integers(1, 8)) if self.rng.integers(2) else None
+        return Plan(kind, budget, bool(self.rng.integers(2)), depth=depth, drafts=bool(self.rng.integers(2)))
+
+    def observe(self, tree: Any, accepted: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def config(toy_pair: tuple[Path, Path]) -> EngineConfig:
+    return EngineConfig(*toy_pair, n_ctx=1024, n_threads=1, kv_type="f32", reference=True)
+
+
+@pytest.fixture(params=["both", "copies alone"])
+def engine(request: pytest.FixtureRequest, config: EngineConfig) -> Any:
+    with Engine.load(config if request.param == "both" else replace(config, draft=None)) as e:
+        yield e
+
+
+def written(engine: Engine, temperature: float, n: int, **options: Any) -> list[int]:
+    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}
+    return text(fresh(engine, PROMPT), max_tokens=n, sampling=sampling, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_mode_writes_what_plain_decoding_writes(engine, temperature, monkeypatch):
+    plain = written(engine, temperature, 220, mode="plain")
+    for mode in ("tree", "chain", "auto", "tree"):
+        assert written(engine, temperature, 220, mode=mode) == plain
+    for seed in range(4):
+        monkeypatch.setattr("dflash_ggml.engine.engine.controller", lambda *_, s=seed: Mixing(s))
+        assert written(engine, temperature, 220) == plain
+        assert engine.sequence.statistics.accepted > 20
+    if engine.drafter:
+        assert (
+            engine.snapshot().in_draft.all()
+        )  # every path's features were taken in, also those of long ones
+
+
+def test_paths_may_be_longer_than_a_block(config):
+    with Engine.load(config) as engine:
+        # the second time the whole text is a past output
+        first = written(engine, 0.0, 160, mode="plain")
+        found = list(steps(fresh(engine, PROMPT), max_tokens=160, mode="tree"))
+        assert [t for step in found for t in step.tokens] == first
+        assert max(step.n_accepted for step in found) > engine.drafter.depth + 1
+        assert engine.snapshot().in_draft.all()
+        names = {use.name for step in found for use in step.sources}
+        assert names == {"dflash", "suffix"}
+        for step in found[1:]:
+            if step.tree is not None and step.tree.sources is not None:
+                bits = step.tree.sources[1:]
+                uses = {use.name: use for use in step.sources}
+                assert (bits > 0).all() and len(bits) == step.n_draft
+                for bit, name in ((1, "dflash"), (2, "suffix")):
+                    offered = int(np.count_nonzero(bits & bit))
+                    assert (name in uses) == (offered > 0)
+                    if offered:
+                        kept = sum(int(step.tree.sources[node] & bit > 0) for node in step.path)
+                        assert (uses[name].drafted, uses[name].accepted) == (offered, kept)
+
+
+def test_nothing_to_copy_is_a_plain_step(config):
+    """A tree is asked for, there is no draft, and no token has been seen before."""
+    with Engine.load(replace(config, draft=None)) as engine:
+        found = list(steps(fresh(engine, [3]), max_tokens=2, mode="tree"))
+        assert [step.mode for step in found] == ["prefill", "plain"] and engine.sources == ("suffix",)
+
+
+def test_resets_restored_snapshots_and_cancelled_answers(engine):
+    plain = written(engine, 0.0, 120, mode="plain")
+    other = text(fresh(engine, [*plain[:50], 7, 7]), max_tokens=30, mode="plain")
+    fresh(engine, PROMPT)
+    prompt_only = engine.snapshot()
+    said = text(engine, max_tokens=50, mode="tree")
+    assert said == plain[:50]
+    later = engine.snapshot()
+    for mode in ("tree", "auto"):
+        engine.restore(prompt_only)
+        assert text(engine, max_tokens=120, mode=mode) == plain
+        engine.restore(later)
+        engine.prefill([plain[49]])
+        assert text(engine, max_tokens=40, mode=mode) == plain[50:90]
+        # cancelled between steps, then taken up again
+        fresh(engine, PROMPT)
+        generation = steps(engine, max_tokens=120, mode=mode)
+        some = [t for _ in range(4) for t in next(generation).tokens]
+        generation.close()
+        engine.prefill([engine.pending])
+        assert [*some, *text(engine, max_tokens=30, mode=mode)] == plain[: len(some) + 30]
+        assert text(fresh(engine, [*said, 7, 7]), max_tokens=30, mode=mode) == other
+
+
+def test_what_binds_an_answer_binds_copies_too(engine):
+    """A processor that forbids tokens and one that repeats nothing: copies that break the rule are not followed."""
+
+    def odd_after_even(ids: Any, scores: Any) -> Any:
+        scores = scores.copy()
+        scores[int(ids[-1]) % 2 :: 2] = -np.inf
+        return scores
+
+    for temperature in (0.0, 0.8):
+        options = {"processors": [odd_after_even], "sampling": {"temperature": temperature, "seed": 3}}
+        plain = text(fresh(engine, PROMPT), max_tokens=80, mode="plain", **options)
+        for mode in ("tree", "chain", "auto"):
+            assert text(fresh(engine, PROMPT), max_tokens=80, mode=mode, **options) == plain
+        assert all((a + b) % 2 for a, b in pairwise(plain))
+
+
+def test_texts_are_drawn_from_the_same_distribution(config):
+    """Short texts from one prompt, which copy from each other ever more, against plain decoding with other seeds."""
+    n, length = 400, 3
+    with Engine.load(replace(config, draft=None, n_ctx=128)) as engine:
+        fresh(engine, PROMPT)
+        start = engine.snapshot()
+
+        def texts(mode: str, first_seed: int) -> list[tuple[int, ...]]:
+            found = []
+            for seed in range(first_seed, first_seed + n):
+                engine.restore(start)
+                sampling = {"temperature": 0.7, "top_k": 4, "seed": seed}
+                found.append(tuple(text(engine, max_tokens=length, mode=mode, sampling=sampling)))
+            return found
+
+        copied, plain = texts("tree", 0), texts("plain", n)
+        assert engine.sequence.statistics.passes and len(engine.copies.past) == 0  # too short to be kept
+        every = sorted({*copied, *plain})
+        counts = [Counter(copied), Counter(plain)]
+        assert_same_source(*(np.array([c[t] for t in every]) for c in counts))
+
+
+def test_sources_are_chosen_by_name(config, toy_pair):
+    with Engine.load(replace(config, spec=("dflash",))) as engine:
+        assert engine.sources == ("dflash",) and engine.copies is None
+        found = list(steps(fresh(engine, PROMPT), max_tokens=30, mode="tree"))
+        assert all(step.tree is None or step.tree.sources is None for step in found)
+        assert {use.name for step in found for use in step.sources} == {"dflash"}
+    for spec, words in ((("suffix",), "it leaves out"), ((), "leaves out")):
+        with pytest.raises(ConfigError, match=words):
+            Engine.load(replace(config, spec=spec))
+    with pytest.raises(ConfigError, match="spec: 'eagle' is none of dflash"):
+        replace(config, spec=("eagle",))
+    for options in ({"spec": ()}, {"reproducible": True}, {"mode": "plain"}):
+        with Engine.load(replace(config, draft=None, **options)) as engine:
+            assert engine.sources == () and engine.passes.max_width == 0
+    with pytest.raises(ConfigError, match="mode tree needs a draft"):
+        Engine.load(replace(config, draft=None, mode="tree", spec=()))
+
+
+# ---- the texts that are copied from
+
+
+class Text:
+    """As much of a sequence as copies look at."""
+
+    def __init__(self, tokens: list[int], pending: int | None = None) -> None:
+        self.tokens, self.pending = tokens, pending
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+
+def continued(copies: Copies, sequence: Text) -> list[int]:
+    """The best-voted path."""
+    found, path = copies.look_up(sequence), []
+    if found is None:
+        return path
+    cursor = found.root
+    while votes := found.votes(cursor):
+        token, _, cursor = votes[0]
+        path.append(token)
+    return path
+
+
+def test_a_prompt_and_what_was_written_are_copied_from():
+    copies, sequence = Copies(6), Text([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
+    copies.begin(sequence)
+    sequence.pending = 3
+    assert continued(copies, sequence) == [4, 5, 6, 7, 8, 1]
+    sequence.tokens += [3, 9, 9]
+    sequence.pending = 9
+    assert continued(copies, sequence) == [9] * 6  # it reaches its own beginning and goes on with itself
+    sequence.pending = 50
+    assert copies.look_up(sequence) is None
+
+
+def test_past_outputs_are_kept_and_prompts_are_not():
+    copies = Copies(4)
+    prompt, output = [10, 11, 12, 13], [20, 21, 22, 23, 24, 25]
+    sequence = Text([*prompt])
+    copies.begin(sequence)
+    sequence.tokens += output
+    sequence.pending = 99
+    copies.look_up(sequence)
+    other = Text([30, 31])  # another prompt: the state was reset
+    copies.begin(other)
+    other.tokens += [20, 21]
+    other.pending = 22
+    assert continued(copies, other) == [23, 24, 25]
+    other.pending, other.tokens = 12, [30, 31, 10, 11]
+    copies.begin(other)
+    assert copies.look_up(other) is None
+    # what is still there of a text that goes on has not become another output
+    assert len(copies.past) == len(output)
+
+
+def test_the_oldest_outputs_are_forgotten():
+    copies = Copies(4, past_tokens=100)
+    for answer in range(40):
+        sequence = Text([1, 2])
+        copies.begin(sequence)
+        sequence.tokens += range(1000 + 10 * answer, 1010 + 10 * answer)
+        sequence.pending = 5
+        copies.look_up(sequence)
+        assert len(copies.past) <= 100
+    copies.begin(Text([1, 2]))
+    assert copies.past.ids[-1] == 1399 and 1000 not in copies.past.ids
+    assert copies.nbytes <= 28 * 102 + 2 * (1 << 15)
