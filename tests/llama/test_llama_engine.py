@@ -249,17 +249,33 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
         Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
     assert len(said) == 1 and said[0].filename == __file__
     draft.symlink_to(demo_draft)
-    with (
-        pytest.warns(UserWarning, match="LlamaPromptLookupDecoding .* drafting with model-DFlash") as said,
-        Llama(
-            str(target),
-            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2),
-            n_ctx=256,
-            n_threads=1,
-            verbose=False,
-        ) as llm,
-    ):
-        assert len(said) == 1 and llm.engine.has_draft
+    with pytest.warns(
+        UserWarning, match="a function does not draft here.*drafting with model-DFlash"
+    ) as said:
+        Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
+    assert len(said) == 1
+
+
+def test_prompt_lookup_is_done_by_the_engine(demo_target: Path, demo_draft: Path, tmp_path: Path) -> None:
+    """Copies take its place, with as many tokens a step; the draft beside the target is left aside, without a word."""
+    target = tmp_path / "model.gguf"
+    target.symlink_to(demo_target)
+    (tmp_path / "model-DFlash-q8_0.gguf").symlink_to(demo_draft)
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=6)
+    options: Any = {"n_ctx": 256, "n_threads": 1, "verbose": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Llama(str(target), draft_model=lookup, mode="tree", **options) as llm:
+            assert llm.engine.sources == ("suffix",) and llm.engine.config.budget == 6
+            prompt = "one two three four five six\n" * 6
+            llm(prompt, max_tokens=24, temperature=0)
+            assert llm.engine.sequence.statistics.accepted > 6
+        with Llama(str(target), spec=("suffix",), **options) as llm:
+            assert llm.engine.sources == ("suffix",)
+        with Llama(str(target), draft_model=False, **options) as llm:
+            assert llm.engine.sources == ()
+        with Llama(str(target), **options) as llm:
+            assert llm.engine.sources == ("dflash", "suffix")
 
 
 def test_a_found_draft_that_fails_on_the_device(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from ..config import MAX_BUDGET, CacheType, DraftType, EngineConfig, Mode
+from ..config import MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
 from ..decode.recommended import recommended, told
 from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError, ModelFileError
@@ -161,6 +161,13 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     decode = parser.add_argument_group("decoding")
     decode.add_argument("--mode", choices=get_args(Mode), default="auto", help="how to draft (default auto)")
     decode.add_argument(
+        "--spec",
+        type=_sources,
+        metavar="NAME,...",
+        help=f"what may draft: some of {', '.join(SOURCES)}, or none (default: all that there are; suffix is text that stood "
+        "before, which takes no model)",
+    )
+    decode.add_argument(
         "--budget",
         type=int,
         default=31,
@@ -225,6 +232,17 @@ def memory_size(text: str) -> int | float:
     if size <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
     return size
+
+
+def _sources(text: str) -> tuple[str, ...]:
+    """The names that --spec was given."""
+    names = tuple(name.strip() for name in text.split(","))
+    if names == ("none",):
+        return ()
+    unknown = [name for name in names if name not in SOURCES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SOURCES)}, none")
+    return names
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -348,7 +366,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     model = EMBEDDED_TARGET if args.model is None else _existing("-m", args.model)
     draft = None if args.model_draft is None else _existing("-md", args.model_draft)
     named = draft is not None or draft_spec is not None
-    wants_draft = args.mode != "plain"
+    wants_draft = args.mode != "plain" and (args.spec is None or any(name != "suffix" for name in args.spec))
+    if named and args.mode != "plain" and not wants_draft:
+        raise ConfigError("--spec: it leaves out the draft that -md or -hfd names")
     hub = None if target_spec is None and draft_spec is None else Hub(offline=args.offline)
     if hub is not None and target_spec is not None:
         model, found = hub.target(target_spec, args.hf_file, want_draft=wants_draft and not named)
@@ -380,6 +400,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft_found=not named,
         draft_window=args.draft_window,
         draft_type=args.draft_type,
+        spec=args.spec,
     )
 
 

@@ -201,7 +201,7 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
     try:
         with Engine.load(config) as engine:
             plain = decode(engine, "plain")
-            auto = decode(engine, "auto") if engine.has_draft else None
+            auto = decode(engine, "auto") if engine.sources else None
             context = engine.n_tokens
             if engine.has_draft:
                 depth = engine.drafter.depth if engine.drafter else 0

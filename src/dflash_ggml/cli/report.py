@@ -123,6 +123,7 @@ class Report:
             "steps": usage.steps,
             "draft_n": usage.draft_n,
             "draft_n_accepted": usage.draft_n_accepted,
+            "sources": [asdict(source) for source in usage.sources],
             "acceptance_length": round(usage.tokens_per_step, 4),
             "mode": usage.mode,
             "budget": usage.budget,
@@ -143,6 +144,14 @@ class Report:
             f"{self.per_second:.1f}/s ({mode}, {usage.tokens_per_step:.2f} per step, {count(usage.steps, 'step')}; "
             f"ms per step: {stages})"
         )
+
+    def drafts(self) -> list[str]:
+        """What came of the drafts, a line for each source."""
+        return [
+            f"{source.name:>10}: {source.draft_n_accepted} of {count(source.draft_n, 'node')} accepted in "
+            f"{count(source.steps, 'step')}"
+            for source in self.usage.sources
+        ]
 
     def choices(self) -> list[str]:
         """What `auto` chose, a line for each width."""

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         if args.versus_plain and params.seed is None:
             params = replace(params, seed=secrets.randbits(32))  # both take the same draws
         check_biases(params, engine.n_vocab)
-        if args.versus_plain and not engine.has_draft:
+        if args.versus_plain and not engine.sources:
             raise ConfigError("--versus-plain needs a draft (-md)")
         session = Session(engine, cache_bytes=0)
         steps = Steps()
@@ -172,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
             speed = {} if plain is None else {"plain_per_second": round(plain.per_second, 2)}
             write_out(json.dumps(report.as_dict() | speed, ensure_ascii=False) + "\n")
         if args.verbose:
-            print(*report.choices(), *sizes(engine), sep="\n", file=sys.stderr)
+            print(*report.drafts(), *report.choices(), *sizes(engine), sep="\n", file=sys.stderr)
         if plain is not None and not args.json:
             print(versus_line(report, plain, session), file=sys.stderr)
         if report.is_cut_in_thinking and not args.json:

@@ -125,14 +125,18 @@ class LlamaBase:
             if not path.exists():
                 raise ConfigError(f"draft_model: {path} does not exist")
             return path, isinstance(named, FoundDraft), False
-        if named is False or self._options.mode == "plain":
+        spec = self._options.spec
+        if named is False or self._options.mode == "plain" or self._options.lookup:
+            return None, False, False
+        if spec is not None and not any(name != "suffix" for name in spec):
             return None, False, False
         from ..drafts.beside import draft_beside
 
         beside = draft_beside(Path(self.model_path))
-        if beside.path is None and not beside.own and self._options.mode in ("chain", "tree"):
+        none = beside.path is None and not beside.own
+        if none and self._options.mode in ("chain", "tree") and "suffix" not in (spec or ()):
             raise ConfigError(f"mode {self._options.mode} needs a draft: {beside.why}; pass draft_model=PATH")
-        if named is not None:  # a Python drafter
+        if named is not None:  # another Python drafter
             instead = f"drafting with {beside.path.name}" if beside.path else beside.own or "decoding plainly"
             warnings.warn(
                 f"draft_model: a {type(named).__name__} does not draft here, pass the path of a DFlash draft; {instead}",

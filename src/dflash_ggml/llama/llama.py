@@ -50,8 +50,10 @@ class Llama(LlamaEmbeddings):
     spm_infill, verbose (statistics on stderr). Without meaning here, accepted with one warning: memory mapping, device
     splits, NUMA and the like. Refused: LoRA, other rope settings than the file's. Unknown keywords are swallowed.
 
-    draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding.
-    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type: how to speculate (see EngineConfig).
+    draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding; a
+        LlamaPromptLookupDecoding: text that stood before, and no draft model.
+    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec: how to speculate (see
+        EngineConfig).
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.
 
@@ -114,6 +116,7 @@ class Llama(LlamaEmbeddings):
         reproducible: bool = False,
         draft_window: int | None = None,
         draft_type: DraftType | None = None,
+        spec: Sequence[str] | None = None,
         prefix_cache_bytes: int = CACHE_BYTES,
         penalize_prompt: bool = False,
         **kwargs: Any,

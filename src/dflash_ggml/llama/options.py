@@ -12,6 +12,7 @@ from ..config import CacheType, Calibrate, DraftType, EngineConfig, Mode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
+from .speculative import LlamaPromptLookupDecoding
 
 DEFAULT_BATCH = 512
 # ggml type numbers
@@ -93,6 +94,7 @@ class LlamaOptions:
     reproducible: bool = False
     draft_window: int | None = None
     draft_type: DraftType | None = None
+    spec: Sequence[str] | None = None
     prefix_cache_bytes: int = CACHE_BYTES
     penalize_prompt: bool = False
 
@@ -163,9 +165,9 @@ class LlamaOptions:
             n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,
             main_gpu=self.main_gpu,
-            mode="plain" if draft is None and not own_draft and self.mode == "auto" else self.mode,
+            mode="plain" if self.draft_model is False and self.mode == "auto" else self.mode,
             own_draft=own_draft,
-            budget=self.budget,
+            budget=self.lookup.num_pred_tokens if self.lookup else self.budget,
             candidates=self.candidates,
             chain_seed=self.chain_seed,
             type_k=type_k,
@@ -174,7 +176,13 @@ class LlamaOptions:
             reproducible=self.reproducible,
             draft_window=self.draft_window,
             draft_type=self.draft_type,
+            spec=("suffix",) if self.lookup else None if self.spec is None else tuple(self.spec),
         )
+
+    @property
+    def lookup(self) -> LlamaPromptLookupDecoding | None:
+        """Prompt lookup, if that is what drafts: copies take its place."""
+        return self.draft_model if isinstance(self.draft_model, LlamaPromptLookupDecoding) else None
 
     def as_dict(self) -> dict[str, Any]:
         """Keyword -> value, for pickling."""

@@ -1,4 +1,4 @@
-"""llama-cpp-python's Python drafters by name: accepted, though here the engine drafts itself."""
+"""llama-cpp-python's Python drafters by name: prompt lookup is done by the engine, others are accepted and left aside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ class LlamaDraftModel(ABC):
 
 
 class LlamaPromptLookupDecoding(LlamaDraftModel):
-    """Guesses that what followed the last few tokens before follows them again (prompt lookup decoding)."""
+    """Guesses that what followed the last few tokens before follows them again (prompt lookup decoding).
+
+    As Llama(draft_model=...) it stands for the engine's own copies: at most `num_pred_tokens` nodes a step, and no draft model.
+    They look at matches of any length, so `max_ngram_size` does not limit them.
+    """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
         self.max_ngram_size = max_ngram_size

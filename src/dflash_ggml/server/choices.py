@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..session.answer import Answer
-from ..session.events import Usage, WidthUse
+from ..session.events import SourceTotal, Usage, WidthUse
 from ..session.prompts import Prepared
 from .errors import bad_request
 
@@ -57,12 +57,25 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
         )
         for nodes, uses in sorted(by_width.items())
     )
+    by_source: dict[str, list[SourceTotal]] = {}
+    for source in (source for u in usages for source in u.sources):
+        by_source.setdefault(source.name, []).append(source)
+    sources = (
+        SourceTotal(
+            name,
+            sum(t.steps for t in found),
+            sum(t.draft_n for t in found),
+            sum(t.draft_n_accepted for t in found),
+        )
+        for name, found in by_source.items()
+    )
     return Usage(
         prompt_n=sum(u.prompt_n for u in first),
         cached_n=sum(u.cached_n for u in first),
         mode=usages[0].mode,
         budget=max(u.budget for u in usages),
         widths=tuple(widths),
+        sources=tuple(sources),
         **counts,
         **times,
     )

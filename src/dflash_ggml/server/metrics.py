@@ -36,6 +36,14 @@ class Metrics:
         self._steps = counter("spec_decode_num_drafts", "Verification passes of the target")
         self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens (tree nodes) offered")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self._drafted_by = counter(
+            "spec_decode_source_draft_tokens",
+            "Draft tokens offered, by source: a kind of draft, or suffix",
+            "source",
+        )
+        self._accepted_by = counter(
+            "spec_decode_source_accepted_tokens", "Draft tokens accepted, by source", "source"
+        )
         self._seconds = histogram(
             "e2e_request_latency_seconds", "Time from start to end of a request", _SECONDS
         )
@@ -55,6 +63,9 @@ class Metrics:
         self._steps.inc(usage.steps)
         self._drafted.inc(usage.draft_n)
         self._accepted.inc(usage.draft_n_accepted)
+        for source in usage.sources:
+            self._drafted_by.labels(source.name).inc(source.draft_n)
+            self._accepted_by.labels(source.name).inc(source.draft_n_accepted)
         self._prefill.observe(usage.prompt_ms / 1000)
         self._decode.observe(usage.predicted_ms / 1000)
         if usage.steps:

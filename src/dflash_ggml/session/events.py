@@ -82,13 +82,24 @@ class WidthUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceTotal:
+    """What one source of drafted tokens did: steps that it took part in, nodes that it offered, those that were kept."""
+
+    name: str
+    steps: int
+    draft_n: int
+    draft_n_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Counts and times of one run. Tokens are counted as the model sees them; times are wall milliseconds.
 
     `predicted_n` leaves out the end-of-generation token; `reasoning_n` is part of it. `steps` counts target passes after
     the prompt's own. `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it
-    kept. `mode` is what was asked for, plain without a draft; `budget` the most nodes that a step could offer (0 in plain
-    decoding); `widths` what the steps were, narrowest first.
+    kept; `sources` the same by source, a node that two offer counts for both. `mode` is what was asked for, plain where nothing
+    drafts; `budget` the most nodes that a step could offer (0 in plain decoding); `widths` what the steps were, narrowest
+    first.
     """
 
     prompt_n: int
@@ -103,6 +114,7 @@ class Usage:
     mode: str
     budget: int
     widths: tuple[WidthUse, ...] = ()
+    sources: tuple[SourceTotal, ...] = ()
 
     @property
     def tokens_per_step(self) -> float:

@@ -18,6 +18,7 @@ from .events import (
     FinishReason,
     Progress,
     PromptLogprobs,
+    SourceTotal,
     StepReport,
     TokenLogprob,
     Usage,
@@ -81,6 +82,7 @@ class Generation:
         self._steps = self._draft_n = self._accepted_n = self._offered = 0
         self._mode = self._plan()
         self._widths: dict[int, list[float]] = {}  # steps, tokens and milliseconds by drafted nodes
+        self._sources: dict[str, list[int]] = {}  # steps, nodes offered and kept by source
         self._prompt_ms = self._predicted_ms = 0.0
         self._cached_n = 0
 
@@ -207,6 +209,10 @@ class Generation:
             for i, more in enumerate((1, len(step.tokens), ms)):
                 use[i] += more
         self._draft_n += step.n_draft
+        for source in step.sources:
+            total = self._sources.setdefault(source.name, [0, 0, 0])
+            for i, n in enumerate((1, source.drafted, source.accepted)):
+                total[i] += n
         self._offered = max(self._offered, step.n_draft)
         self._accepted_n += step.n_accepted
         if step.finish == "cancelled" and self._reason is None:
@@ -219,7 +225,7 @@ class Generation:
     def _plan(self) -> str:
         """The mode that the request asks for."""
         mode = self._options.mode or self.engine.config.mode
-        return mode if self.engine.has_draft else "plain"
+        return mode if self.engine.sources else "plain"
 
     def _usage(self) -> Usage:
         budget = self._options.budget or self.engine.config.budget
@@ -236,6 +242,7 @@ class Generation:
             mode=self._mode,
             budget=0 if self._mode == "plain" else self._offered if self._mode == "chain" else budget,
             widths=tuple(self._width_uses()),
+            sources=tuple(SourceTotal(name, *counts) for name, counts in self._sources.items()),
         )
 
     def _width_uses(self) -> Iterator[WidthUse]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from .answer import Block
@@ -31,6 +32,7 @@ def timings_dict(usage: Usage) -> dict[str, Any]:
         "predicted_per_second": round(usage.predicted_per_second, 2),
         "draft_n": usage.draft_n,
         "draft_n_accepted": usage.draft_n_accepted,
+        "sources": [asdict(source) for source in usage.sources],
         "steps": usage.steps,
         "tokens_per_step": round(usage.tokens_per_step, 3),
         "mode": usage.mode,

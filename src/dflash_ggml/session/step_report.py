@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One step. Node 0 is the root (the pending token); `path`: the accepted nodes, root first; `emitted`: the texts
-    that the step added; `times`: milliseconds by part of the step. A step without a draft has no nodes."""
+    that the step added; `times`: milliseconds by part of the step; `sources`: who offered each node, 0 for the root, 1 a draft
+    model, 2 copied text, 3 both. A step without a draft has no nodes."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -25,6 +26,7 @@ class StepReport:
     emitted: tuple[str, ...]
     mode: str
     times: Mapping[str, float]
+    sources: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, step: Step, tokenizer: Tokenizer) -> StepReport:
@@ -35,6 +37,9 @@ class StepReport:
 
         tree = step.tree
         tokens = tuple(int(t) for t in tree.tokens) if tree is not None else ()
+        sources: tuple[int, ...] = (0, *[1] * (len(tokens) - 1)) if tokens else ()
+        if tree is not None and tree.sources is not None:
+            sources = tuple(tree.sources.tolist())
         names = ("draft", "tree", "verify", "commit", "host")
         return cls(
             tokens=tokens,
@@ -46,4 +51,5 @@ class StepReport:
             emitted=tuple(text(t) for t in step.tokens),
             mode=step.mode,
             times={n: round(float(getattr(step.timings, n)), 3) for n in names},
+            sources=sources,
         )

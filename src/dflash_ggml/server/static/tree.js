@@ -3,6 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 22, HEIGHT = 18, GAP = 14, CHAR = 6.6, LONGEST = 12;
 const PADDING = 10; // of the box, pixels
+const OFFERED_BY = ["", ", drafted", ", copied", ", drafted and copied"]; // bits: 1 a draft model, 2 copied text
 const SMALLEST = 0.85; // a tree wider than its box is drawn this much smaller at most, then it scrolls
 
 function element(name, attributes, parent) {
@@ -96,7 +97,8 @@ function edge(parent, x1, y1, x2, y2, kind) {
 function describe(step, node) {
   if (node === step.bonus) return `${JSON.stringify(step.texts[node])}: chosen by the model itself`;
   if (node === 0) return "root: the last token of the step before";
-  return `${JSON.stringify(step.texts[node])}: path probability ${(100 * Math.exp(step.log_probs[node])).toFixed(1)}%`;
+  const by = OFFERED_BY[step.sources?.[node]] ?? "";
+  return `${JSON.stringify(step.texts[node])}: path probability ${(100 * Math.exp(step.log_probs[node])).toFixed(1)}%${by}`;
 }
 
 /** Replace the content of `box` by the drawing of `taken`. */
@@ -129,7 +131,8 @@ export function draw(box, taken) {
   texts.forEach((text, node) => {
     const opacity = kinds[node] === "rejected" ? Math.max(0.8, Math.exp(step.log_probs[node] / 3)) : 1;
     const at = [left[depth[node]], row[node] * ROW, widths[depth[node]]];
-    label(svg, ...at, text, kinds[node], describe(step, node), opacity);
+    const kind = step.sources?.[node] & 2 && node !== step.bonus ? `${kinds[node]} copied` : kinds[node];
+    label(svg, ...at, text, kind, describe(step, node), opacity);
   });
   // the accepted path stays in the middle from step to step, as far as there is room
   const room = box.clientHeight - 2 * PADDING;
