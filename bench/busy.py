@@ -22,7 +22,7 @@ from common import header, save
 from cpu_speed import rival
 
 from dflash_ggml.bench.prompts import own
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -73,8 +73,8 @@ def main() -> None:
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     found: dict[str, dict[str, list[float]]] = {}
-    model = EngineConfig(Path(a.model), Path(a.model_draft))
-    fixed = EngineConfig(Path(a.model), Path(a.model_draft), n_threads=a.threads)
+    model = EngineConfig(Path(a.model), Path(a.model_draft), spec=DRAFTS)
+    fixed = EngineConfig(Path(a.model), Path(a.model_draft), n_threads=a.threads, spec=DRAFTS)
     load = os.getloadavg()[0]
     for _ in range(a.rounds):
         for n in (0, a.busy):

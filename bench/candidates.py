@@ -22,7 +22,7 @@ from step_time import call_ms, newest, pass_ms
 import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.bench.prompts import own, spread
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.accept import Accepted, walk
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
@@ -190,7 +190,7 @@ def main() -> None:
     COUNTS[:], BUDGETS[:] = a.counts, a.budgets
     config = EngineConfig(
         a.model, a.model_draft, n_threads=a.threads, n_gpu_layers=a.gpu_layers, budget=max(BUDGETS), mode="tree",
-        candidates=max(COUNTS),
+        candidates=max(COUNTS), spec=DRAFTS,
     )  # fmt: skip
     heap = heap_us(a.repeat)
     for name, us in heap.items():

@@ -19,7 +19,7 @@ from pathlib import Path
 from common import header, save
 
 from dflash_ggml.bench.prompts import own
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -104,7 +104,8 @@ def main() -> None:
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     speeds: dict[str, list[float]] = {}
-    with Engine.load(EngineConfig(Path(a.model), Path(a.model_draft), n_threads=a.threads)) as engine:
+    config = EngineConfig(Path(a.model), Path(a.model_draft), n_threads=a.threads, spec=DRAFTS)
+    with Engine.load(config) as engine:
         ids = engine.tokenizer.encode(own("python")[0].text)
         for _ in range(a.rounds):
             for mode in ("plain", "chain", "tree"):

@@ -17,7 +17,7 @@ import torch
 from common import add_cache_types, cache_types
 from step_time import random_tree
 
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.engine.engine import Engine
 
 
@@ -45,6 +45,7 @@ def main() -> None:
             n_ctx=max(8192, a.context + 1024),
             budget=max(31, *a.widths),
             chain_seed=True,
+            spec=DRAFTS,
             **cache_types(a),
         )
     ) as engine:

@@ -25,7 +25,7 @@ from common import header, save
 from step_time import forced, gpu_facts
 
 import dflash_ggml.engine.step as step_module
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
@@ -210,6 +210,7 @@ def main() -> None:
     config = EngineConfig(
         Path(a.model),
         Path(a.model_draft),
+        spec=DRAFTS,
         n_ctx=a.context + 4096,
         budget=a.budget,
         chain_seed=True,  # so that the tree is deep enough to visit so many nodes

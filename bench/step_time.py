@@ -20,7 +20,7 @@ from common import add_cache_types, cache_types, header, save
 
 import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
@@ -214,6 +214,7 @@ def main() -> None:
     config = EngineConfig(
         Path(a.model),
         Path(a.model_draft),
+        spec=DRAFTS,
         n_ctx=a.ctx_size,
         budget=max(max(a.widths) - 1, *a.budgets),
         n_threads=a.threads,

@@ -26,7 +26,7 @@ from dflash_ggml.bench.rows import chosen_widths
 from dflash_ggml.bench.runner import FULL, WARM_UP, Bench
 from dflash_ggml.bench.sections import Column, Section, plain
 from dflash_ggml.bench.terminal import Lines
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.adaptive import Experience
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.state.snapshot import Snapshot
@@ -168,7 +168,8 @@ def main() -> None:
     p.add_argument("--context", type=int, default=512, help="tokens before the made-up text")
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
-    with Engine.load(EngineConfig(a.model, a.model_draft, n_threads=a.threads, calibrate="always")) as engine:
+    config = EngineConfig(a.model, a.model_draft, n_threads=a.threads, calibrate="always", spec=DRAFTS)
+    with Engine.load(config) as engine:
         device = engine.device.info.description
         costs = [list(point) for point in engine.costs.points()]
         section = report(engine, a.n, a.context)

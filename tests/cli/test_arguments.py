@@ -24,7 +24,10 @@ from dflash_ggml.cli.arguments import (
     sampling_params,
 )
 from dflash_ggml.cli.repl import Conversation
+from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import OPTIONS, SamplingParams, token_bias
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT
 from dflash_ggml.llama.llama import Llama
 from dflash_ggml.llama.requests import SAMPLING_OPTIONS
 from dflash_ggml.server.schema import SamplingFields
@@ -136,6 +139,30 @@ def test_errors_name_the_flag(flags: list[str], said: str, capsys: pytest.Captur
 
 def test_a_random_seed() -> None:
     assert parsed("-s", "-1").seed is None
+
+
+def with_sources(*flags: str) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    return engine_config(parser.parse_args(flags))
+
+
+def test_sources_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    assert with_sources().spec is None and with_sources().draft is not None
+    both = with_sources("--spec", "dflash, suffix")
+    assert both.spec == ("dflash", "suffix") and both.draft is not None and both.copies
+    for words, spec in (("suffix", ("suffix",)), ("none", ())):
+        config = with_sources("--spec", words)
+        assert config.spec == spec and config.draft is None and config.copies == (spec != ())
+        with pytest.raises(ConfigError, match="--spec: it leaves out the draft that -md or -hfd names"):
+            with_sources("--spec", words, "-md", str(EMBEDDED_DRAFT))
+    with pytest.raises(SystemExit):
+        with_sources("--spec", "dflash,eagle")
+    assert (
+        "argument --spec: 'eagle' is none of dflash, dflash2, dspark, mtp, suffix, none"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("module", ["cli.run", "cli.chat", "cli.doctor", "bench.cli", "server.cli"])

@@ -38,7 +38,7 @@ PROMPT = "class Item:\n    def __init__(self, name, price, quantity):\n"
 GREEDY = ["--temp", "0", "-n", "24", "-p", PROMPT]
 FIELDS = [
     "text", "token_ids", "prompt_n", "predicted_n", "prompt_ms", "predicted_ms", "steps", "draft_n", "draft_n_accepted",
-    "acceptance_length", "mode", "budget", "widths", "finish_reason", "step_ms",
+    "sources", "acceptance_length", "mode", "budget", "widths", "finish_reason", "step_ms",
 ]  # fmt: skip
 
 
@@ -122,6 +122,9 @@ def test_json(
     # may end with a drafted one
     assert report["predicted_n"] - 1 - report["steps"] - report["draft_n_accepted"] in (-1, 0)
     assert report["draft_n"] == offered * report["steps"]
+    sources = {source["name"]: source for source in report["sources"]}
+    assert set(sources) <= {"dflash", "suffix"} and bool(sources) == (mode != "plain")
+    assert sum(source["draft_n_accepted"] for source in sources.values()) >= report["draft_n_accepted"]
     assert report["acceptance_length"] == round((report["predicted_n"] - 1) / report["steps"], 4)
     assert report["acceptance_length"] > 1 or mode == "plain"
     (use,) = report["widths"]

@@ -55,17 +55,16 @@ def distribution(
         if depth < len(window) and depth < copied.depth:
             votes.setdefault(window[depth], []).append(length)
     draft = {}
-    in_rows = rows is not None and all(t in rows.ids[d] for d, t in enumerate(path) if d < len(rows.ids))
-    if rows is not None and in_rows and depth < len(rows.ids):
+    if rows is not None and depth < len(rows.ids):  # a plain row stands whatever comes before it
         draft = dict(zip(rows.ids[depth].tolist(), np.exp(rows.log_probs[depth].astype(float)).tolist()))
     total_weight = sum(2 ** min(n, 16) for who in votes.values() for n in who)
     found = {}
     for token, who in votes.items():
-        bucket = sum(max(who) + depth >= first for first in (2, 3, 4, 6, 9, 16, 32))
+        bucket = sum(max(who) + depth >= first for first in (3, 4, 6, 9, 16, 32))
         share = sum(2 ** min(n, 16) for n in who) / total_weight
         vote = min(len(who), 3) - 1 if len(votes) == 1 else 3 if share >= 0.6 else 4 if share >= 0.25 else 5
         said = draft.get(token, 0.0)
-        beside = 0 if not draft else 1 if said < 0.1 else 2 if said < 0.5 else 3
+        beside = 0 if not draft else 1 + sum(said >= least for least in (0.1, 0.5, 0.9))
         found[token] = rates.rates[(bucket * N_VOTES + vote) * N_DRAFT + beside]
     total = sum(found.values())
     if total > 0.98:
@@ -156,23 +155,39 @@ def test_the_spine_takes_the_best_child_each_time(seed, depths, places, length):
     assert n == chain.n_nodes and np.array_equal(seeded.tokens[: n + 1], chain.tokens)
 
 
-def test_rates_follow_what_was_right():
-    """One place's word is not believed because it is the only one; what is wrong loses its probability, apart from other lengths
-    and other texts."""
-    shared = CopyRates()
-    rates = CopyRates(shared)
+def cells() -> tuple[int, int]:
+    """Of one place alone, matched by 2 tokens and by 20."""
     weak, strong = Copied([[1]], [2], 1), Copied([[1]], [20], 1)
     ((_, low, _),), ((_, high, _),) = weak.votes(weak.root), strong.votes(strong.root)
-    assert rates.rates[low] < 0.5 < rates.rates[high] < 1
-    before = rates.rates[high]
+    return low, high
+
+
+def test_rates_follow_what_was_right():
+    """One place's word is not believed because it is the only one; what is wrong loses its probability."""
+    shared, (low, high) = CopyRates(), cells()
+    rates = CopyRates(shared)
+    assert rates.rates[low] < 0.4 < rates.rates[high] < 1
     for _ in range(60):
-        rates.learn(low, False)
-    assert rates.rates[low] < 0.05 and rates.rates[high] == before
-    other = CopyRates(shared)
+        rates.learn([(low, False), (high, True)])
+    assert rates.rates[low] < 0.05 and rates.rates[high] > 0.85
+    other = CopyRates(shared)  # another text begins with what this one has shown
     assert other.rates[low] < 0.1
     for _ in range(200):
-        other.learn(low, True)
-    assert other.rates[low] > 0.8 > rates.rates[low]
+        other.learn([(low, True)])
+    assert other.rates[low] > 0.9 > 0.1 > rates.rates[low]
+
+
+def test_a_text_that_turns_to_copying_is_followed_at_once():
+    """All cells move together before any of them has samples of its own, and no further than the text goes."""
+    rates, (low, high) = CopyRates(CopyRates()), cells()
+    first = list(rates.rates)
+    rates.learn([(low, True)] * 3)
+    assert rates.rates[high] > first[high] and rates.trend > 0
+    assert all(after > before for after, before in zip(rates.rates, first))
+    rates.learn([(high, False)] * 6)
+    assert all(after < before for after, before in zip(rates.rates, first))
+    rates.learn([(high, False)] * 500)
+    assert min(rates.rates) > 0
 
 
 def test_votes_are_learned_where_the_walk_came():
@@ -185,9 +200,14 @@ def test_votes_are_learned_where_the_walk_came():
     accepted = walk(tree, lambda node: next(text))
     assert accepted.n_accepted == 2
     observe(tree, accepted, rates)
-    assert rates.rates[cells[5,]] > before[cells[5,]] and rates.rates[cells[5, 9]] < before[cells[5, 9]]
-    # nobody came to the node behind the wrong one
-    assert rates.rates[cells[5, 9, 1]] == before[cells[5, 9, 1]]
+
+    def moved(path: tuple[int, ...]) -> float:
+        after, first = rates.rates[cells[path]], before[cells[path]]
+        return float(np.log(after / (1 - after)) - np.log(first / (1 - first)))
+
+    # nobody came to the node behind the wrong one: only the text's trend moved its cell
+    assert moved((5, 9, 1)) == pytest.approx(rates.trend)
+    assert moved((5,)) > rates.trend > moved((5, 9))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3))

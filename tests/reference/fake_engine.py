@@ -22,7 +22,7 @@ from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.batches import BatchSizes
-from dflash_ggml.engine.step import Step, StepTimes
+from dflash_ggml.engine.step import SourceUse, Step, StepTimes
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
 from dflash_ggml.text.tokenizer import Tokenizer
 
@@ -119,6 +119,9 @@ class FakeEngine:
     tokenizer: Tokenizer = field(default_factory=byte_vocabulary)
     has_draft: bool = True
     replies: list[str] = field(default_factory=list)
+
+    def forget(self) -> None:
+        pass
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -376,7 +379,10 @@ class FakeEngine:
         tree = _tree([root, *emitted[:-1]], plan, (last + 1) % self.n_vocab)
         path = tuple(range(len(emitted)))
         kept = tuple(rows) if keep_rows else None
-        return Step(tuple(emitted), plan.kind, tree, path, tree.n_nodes, len(path) - 1, kept, timings=TIMES)
+        use = SourceUse("dflash", tree.n_nodes, len(path) - 1)
+        return Step(
+            tuple(emitted), plan.kind, tree, path, tree.n_nodes, len(path) - 1, kept, None, TIMES, (use,)
+        )
 
     # --- snapshots
 

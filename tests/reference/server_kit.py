@@ -22,6 +22,7 @@ from dflash_ggml.session.events import (
     Finish,
     Progress,
     ReasoningDelta,
+    SourceTotal,
     StepReport,
     TextDelta,
     TokenLogprob,
@@ -47,7 +48,8 @@ STEP = StepReport(
     mode="tree",
     times={"draft": 1.0, "tree": 0.1, "verify": 2.0, "commit": 0.2, "host": 0.1},
 )
-USAGE = Usage(12, 5, 9, 3, 4, 60, 5, 8.0, 40.0, "tree", 15, (WidthUse(15, 4, 9, 40.0, None),))
+SOURCES = (SourceTotal("dflash", 4, 52, 3), SourceTotal("suffix", 2, 14, 4))
+USAGE = Usage(12, 5, 9, 3, 4, 60, 5, 8.0, 40.0, "tree", 15, (WidthUse(15, 4, 9, 40.0, None),), SOURCES)
 LOGPROB = TokenLogprob(7, b"Hi", -0.25, (TopLogprob(7, b"Hi", -0.25), TopLogprob(9, b"Ho", -2.0)))
 
 

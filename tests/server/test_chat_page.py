@@ -289,6 +289,23 @@ def test_the_tree_shows_what_steps_say(open_page: Callable[..., Page]) -> None:
         """
     )
     assert kinds == ["node kept", "node kept", "node rejected"]
+    copied = page.script(
+        """
+        const { draw } = await import("/static/tree.js");
+        const box = document.createElement("div");
+        const step = { tokens: [5, 6, 7, 8], parents: [-1, 0, 0, 0], texts: ["a", "b", "c", "d"], log_probs: [0, -0.1, -2, -3],
+          path: [0, 1], accepted: 1, emitted: ["b", "z"], mode: "tree", times: {}, sources: [0, 3, 2, 1] };
+        draw(box, step);
+        return [...box.querySelectorAll(".node")].map((node) => [
+          node.getAttribute("class"), node.querySelector("title").textContent,
+        ]);
+        """
+    )
+    assert [kind for kind, _ in copied] == [
+        "node kept", "node kept copied", "node rejected copied", "node rejected", "node bonus",
+    ]  # fmt: skip
+    told = [title.partition("%")[2] for _, title in copied]
+    assert told == ["", ", drafted and copied", ", copied", ", drafted", ""]
     alone = page.script(
         """
         const { draw } = await import("/static/tree.js");

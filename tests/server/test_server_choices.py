@@ -56,6 +56,9 @@ def test_choices_differ_and_come_again(client: Any) -> None:
     assert three.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
     together, each = three.model_extra["timings"], [one.model_extra["timings"] for one in alone]
     assert together["steps"] == sum(t["steps"] for t in each)
+    (all_drafts,) = together["sources"]
+    assert all_drafts["draft_n"] == together["draft_n"] == sum(t["sources"][0]["draft_n"] for t in each)
+    assert all_drafts["steps"] == sum(t["sources"][0]["steps"] for t in each)
     assert sum(w["steps"] for w in together["widths"]) == sum(w["steps"] for t in each for w in t["widths"])
     unseeded = client.completions.create(**{**ask, "seed": None}, n=2)
     assert len(set(texts(unseeded))) == 2

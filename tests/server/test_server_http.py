@@ -236,6 +236,9 @@ def test_tokenize_detokenize_props_metrics(http_client: TestClient) -> None:
     assert "dflash_spec_decode_num_draft_tokens_total 60.0" in text
     assert "dflash_spec_decode_num_accepted_tokens_total 5.0" in text
     assert "dflash_spec_decode_num_drafts_total 4.0" in text
+    for source, drafted, accepted in (("dflash", 52, 3), ("suffix", 14, 4)):
+        assert f'dflash_spec_decode_source_draft_tokens_total{{source="{source}"}} {drafted}.0' in text
+        assert f'dflash_spec_decode_source_accepted_tokens_total{{source="{source}"}} {accepted}.0' in text
 
 
 def test_prompt_too_long_is_refused_before_the_queue(http_client: TestClient, runner: ScriptedRunner) -> None:

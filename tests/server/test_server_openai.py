@@ -77,6 +77,10 @@ def test_chat_plain(client: Any, runner: ScriptedRunner) -> None:
     assert answer.usage.completion_tokens_details.reasoning_tokens == 3
     timings = answer.model_extra["timings"]
     assert timings["draft_n"] == 60 and timings["draft_n_accepted"] == 5 and timings["prompt_n"] == 7
+    assert timings["sources"] == [
+        {"name": "dflash", "steps": 4, "draft_n": 52, "draft_n_accepted": 3},
+        {"name": "suffix", "steps": 2, "draft_n": 14, "draft_n_accepted": 4},
+    ]
     assert timings["predicted_per_second"] == 225.0 and timings["mode"] == "tree" and timings["budget"] == 15
     request = runner.requests[0]
     assert request.sampling.temperature == 0 and request.max_tokens == 20 and request.stop == ("END",)

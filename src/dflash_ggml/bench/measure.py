@@ -117,6 +117,7 @@ def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool
 def decode(engine: Engine, job: Job, should_stop: Callable[[], bool]) -> Text:
     """Prefill a job's prompt into the empty engine and decode. Raises Interrupted when `should_stop` says so."""
     engine.reset()
+    engine.forget()
     began = time.perf_counter()
     engine.prefill(job.ids, should_stop=should_stop)
     if engine.n_tokens < len(job.ids):

@@ -221,6 +221,7 @@ def decode(engine: Engine, mode: Any, seconds: float = SECONDS) -> Speed:
     began = tokens = drafted = drafted_tokens = 0.0
     room = engine.n_ctx - 1
     engine.reset()
+    engine.forget()
     engine.prefill(engine.tokenizer.encode(PROMPT)[:room])
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     first = time.perf_counter()

@@ -186,8 +186,7 @@ class Adaptive:
             n, votes = self._foretold
             self._foretold = None
             if n == sequence.n_tokens:
-                for token, cell, _ in votes:
-                    self.copies.rates.learn(cell, token == sequence.pending)
+                self.copies.rates.learn([(cell, token == sequence.pending) for token, cell, _ in votes])
         return self.copies.look_up(sequence)
 
     def _copy(

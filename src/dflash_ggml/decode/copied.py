@@ -9,22 +9,29 @@ needs no place of its own there: a path lengthens the match that it rests on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from .text_index import LONGEST
 
 PRIOR = 8.0  # samples that other texts are worth for a new one
 OWN_WORD = 5.0  # samples that the table below is worth
 KEPT = 200.0  # samples of a cell after which old ones fade
-_LENGTHS = (2, 3, 4, 6, 9, 16, 32)  # first lengths of the buckets; below: a guess after an edit
+TREND_FIRST = -0.5  # of a text that has not been seen to copy
+TREND_RATE = 0.6  # logits per unit of surprise
+TREND_MOST = 4.0
+_LENGTHS = (3, 4, 6, 9, 16, 32)  # first lengths of the buckets but for that of the shortest matches
 _BUCKET = [sum(length >= first for first in _LENGTHS) for length in range(LONGEST + 256)]
-_BY_LENGTH = (0.4, 0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95)
+_BY_LENGTH = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95)
 # one place alone, two that agree, more; a majority, a good part, less
 _BY_VOTE = (0.0, 0.4, 0.8, -0.3, -1.2, -2.2)
-# not asked, speaks against it, holds it possible, says the same
-_BY_DRAFT = (0.0, -0.8, 0.3, 1.5)
-N_VOTES, N_DRAFT = len(_BY_VOTE), len(_BY_DRAFT)
+# what a draft says of a token, below each and above, and what that adds in logits
+_SAID = (0.1, 0.5, 0.9)
+_BY_SAID = (-0.8, 0.3, 1.3, 2.5)
+N_VOTES, N_DRAFT = len(_BY_VOTE), 1 + len(_BY_SAID)
 N_CELLS = len(_BY_LENGTH) * N_VOTES * N_DRAFT
 _MOST_WEIGHT = 16
 
@@ -32,23 +39,39 @@ Cursor = tuple[int, tuple[int, ...]]
 
 
 class CopyRates:
-    """How often copies were right, by cell."""
+    """How often copies were right, by cell. A text copies much or little, whatever the cell: a trend, in logits, follows that."""
 
     def __init__(self, prior: CopyRates | None = None) -> None:
         """`prior`: what is known of other texts; it learns too."""
         self._prior = prior
         self._hits, self._tried = [0.0] * N_CELLS, [0.0] * N_CELLS
-        self.rates: list[float] = list(_FIRST if prior is None else prior.rates)
+        self._own: list[float] = list(_FIRST if prior is None else prior._own)  # without the trend
+        self.trend = 0.0 if prior is None else TREND_FIRST
+        self.rates = self._moved()
 
-    def learn(self, cell: int, is_right: bool) -> None:
-        """Count a sample."""
+    def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
+        """Count samples: a cell, and whether the copy was right."""
+        for cell, is_right in samples:
+            surprise = is_right - self.rates[cell]
+            self.trend = min(max(self.trend + TREND_RATE * surprise, -TREND_MOST), TREND_MOST)
+            self._count(cell, is_right)
+        self.rates = self._moved()
+
+    def _count(self, cell: int, is_right: bool) -> None:
         if self._prior is not None:
-            self._prior.learn(cell, is_right)
+            self._prior._count(cell, is_right)
         fading = 1.0 if self._tried[cell] < KEPT else KEPT / (KEPT + 1)
         self._tried[cell] = fading * (self._tried[cell] + 1)
         self._hits[cell] = fading * (self._hits[cell] + is_right)
-        before, worth = (_FIRST[cell], OWN_WORD) if self._prior is None else (self._prior.rates[cell], PRIOR)
-        self.rates[cell] = (self._hits[cell] + worth * before) / (self._tried[cell] + worth)
+        before, worth = (_FIRST[cell], OWN_WORD) if self._prior is None else (self._prior._own[cell], PRIOR)
+        self._own[cell] = (self._hits[cell] + worth * before) / (self._tried[cell] + worth)
+
+    def _moved(self) -> list[float]:
+        """The rates with the trend, all at once: less than 10 microseconds."""
+        p = np.array(self._own)
+        lifted = p * math.exp(self.trend)
+        moved: list[float] = (lifted / (1 - p + lifted)).tolist()
+        return moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +130,7 @@ class Copied:
 
 def beside_draft(cell: int, said: float) -> int:
     """The cell of a token of which a draft says that it comes with probability `said`."""
-    return cell + (1 if said < 0.1 else 2 if said < 0.5 else 3)
+    return cell + 1 + bisect(_SAID, said)
 
 
 def _first() -> list[float]:
@@ -115,8 +138,9 @@ def _first() -> list[float]:
     out = []
     for p in _BY_LENGTH:
         for vote in _BY_VOTE:
-            for draft in _BY_DRAFT:
-                out.append(1 / (1 + math.exp(-(math.log(p / (1 - p)) + vote + draft))))
+            logit = math.log(p / (1 - p)) + vote
+            logits = [logit, *(logit + said for said in _BY_SAID)]
+            out += [1 / (1 + math.exp(-x)) for x in logits]
     return out
 
 

@@ -31,9 +31,11 @@ def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
     """Count the votes at the visited nodes of a merged tree."""
     assert tree.evidence is not None
     kept, visited = set(accepted.kept), set(accepted.path)
-    for node, (parent, cell) in enumerate(zip(tree.parents.tolist(), tree.evidence.cells)):
-        if cell >= 0 and parent in visited:
-            rates.learn(cell, node in kept)
+    parents = tree.parents.tolist()
+    votes = [(i, cell) for i, cell in enumerate(tree.evidence.cells[: len(parents)]) if cell >= 0]
+    samples = [(cell, i in kept) for i, cell in votes if parents[i] in visited]
+    if samples:
+        rates.learn(samples)
 
 
 class Merged:
@@ -178,15 +180,37 @@ class _Growth:
                 entry = (token, cell, follow, None, COPIES)
                 heappush(heap, (cost + lost - log(rates[cell]), depth, node, -1 - i, entry))
             return
-        total = said_of_votes = 0.0
-        taken, offers = [], []
-        for token, cell, follow in votes:
-            said, under, sources = 0.0, None, COPIES
+        if len(votes) == 1:  # nearly always
+            ((token, cell, follow),) = votes
             if token in tokens:
                 rank = tokens.index(token)
                 said, sources = exp(scores[rank]), COPIES | DRAFT
                 under = depth if cursors is None else cursors[rank]
-                taken.append(rank)
+                taken: tuple[int, ...] = (rank,)
+                other = 1 if rank == 0 else 0
+            else:
+                said, sources, taken, other = 0.0, COPIES, (), 0
+                under = depth if cursors is None else None
+            cell = beside_draft(cell, said)
+            p = min(rates[cell], _MOST)
+            heappush(heap, (cost - log(p), depth, node, -1, (token, cell, follow, under, sources)))
+            if other < len(tokens) and scores[other] > -np.inf:
+                self.rests[node] = rest = 1 - p
+                lost = log(max(1 - said, 1e-6) / rest)
+                what = (tokens, scores, cursors), taken, lost
+                heappush(heap, (cost + lost - scores[other], depth, node, other, what))
+            return
+        total = said_of_votes = 0.0
+        several: list[int] = []
+        offers = []
+        for token, cell, follow in votes:
+            said, sources = 0.0, COPIES
+            under = depth if cursors is None else None
+            if token in tokens:
+                rank = tokens.index(token)
+                said, sources = exp(scores[rank]), COPIES | DRAFT
+                under = depth if cursors is None else cursors[rank]
+                several.append(rank)
                 said_of_votes += said
             cell = beside_draft(cell, said)
             total += rates[cell]
@@ -194,17 +218,17 @@ class _Growth:
         scale = _MOST / total if total > _MOST else 1.0
         for i, offer in enumerate(offers):
             heappush(heap, (cost - log(scale * rates[offer[1]]), depth, node, -1 - i, offer))
-        rank = _after(-1, taken)
+        rank = _after(-1, several)
         if rank < len(tokens) and scores[rank] > -np.inf:
             self.rests[node] = rest = 1 - scale * total
             lost = log(max(1 - said_of_votes, 1e-6)) - log(rest)
             heappush(
                 heap,
-                (cost + lost - scores[rank], depth, node, rank, ((tokens, scores, cursors), taken, lost)),
+                (cost + lost - scores[rank], depth, node, rank, ((tokens, scores, cursors), several, lost)),
             )
 
 
-def _after(rank: int, taken: list[int]) -> int:
+def _after(rank: int, taken: Sequence[int]) -> int:
     """The next rank that no vote has taken."""
     rank += 1
     while rank in taken:

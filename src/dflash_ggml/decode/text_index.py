@@ -17,7 +17,7 @@ LONGEST = 48  # tokens of a match that are looked at
 HOPS = 6  # places of one hash that are looked at, newest first
 ENOUGH = 64  # tokens matched in sum after which no more places are looked at
 ORDERS = (6, 2)  # tokens hashed; the shorter ones are asked where the longer ones find nothing
-BULK = 96  # tokens from which on arrays are faster than a loop
+BULK = 96  # tokens, or an eighth of the text, from which on arrays are faster than a loop
 _SHIFT = 20
 # odd factors below 2**40: with ids below 2**20 the sums of ORDERS[0] products fit 63 bits
 _FACTORS = (0x9E3779B97F, 0x85EBCA6B2D, 0xC2B2AE3D37, 0x27D4EB2F17, 0x165667B19F, 0xD3A2646CAB)
@@ -92,7 +92,7 @@ class TextIndex:
     def extend(self, ids: Sequence[int]) -> None:
         """Put tokens behind the text; ids below 2**20."""
         own, chains = self.ids, self._chains
-        if len(ids) > BULK or len(own) + len(ids) > self._size:
+        if len(ids) > max(BULK, len(own) // 8) or len(own) + len(ids) > self._size:
             own.extend(ids)
             self._rebuild()
             return
@@ -103,7 +103,7 @@ class TextIndex:
 
     def cut(self, n: int) -> None:
         """Keep the first n tokens."""
-        if len(self.ids) - n > max(BULK, n // 16):
+        if len(self.ids) - n > max(BULK, n // 8):
             del self.ids[n:]
             self._rebuild()
             return

@@ -120,6 +120,11 @@ class Engine:
                 self.drafter.reset(sequence)
             sequence.torn, self._rows = False, rows
 
+    def forget(self) -> None:
+        """Forget the texts that copies are made from: what is measured may not copy from the same answer written before."""
+        if self.copies:
+            self.copies.forget()
+
     def check_ids(self, ids: Items[int]) -> None:
         """Raise ConfigError when an id is outside the vocabulary."""
         bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)

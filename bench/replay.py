@@ -1,0 +1,139 @@
+"""Tokens per target pass by source, by replay: a written answer stands in for the target's choices.
+
+usage: python bench/replay.py [--json FILE] [--budget B] [--threads N]
+
+The prompts and answers are those of replay.txt. The embedded target is fed what is written, one token a pass, and the embedded
+draft proposes at every place of it, from real features; trees are then grown and walked as a step does, with the next written
+token for the target's choice. So acceptance is counted on texts that so small a model would not write. It tells what sources
+find, and nothing of speed. Earlier answers are forgotten before each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.accept import walk
+from dflash_ggml.decode.candidates import Candidates
+from dflash_ggml.decode.merged import Merged, observe
+from dflash_ggml.decode.plan import Plan
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
+
+TEXTS = Path(__file__).with_name("replay.txt")
+SOURCES = ("dflash", "suffix", "merged")
+COPYING = ("edit", "json", "quote")  # sets whose answers repeat much of the prompt
+
+
+class Written(Sampler):
+    """Chooses the next token of a text, whatever the logits are."""
+
+    def __init__(self, ids: list[int], n_vocab: int) -> None:
+        super().__init__(SamplingParams(temperature=1.0), n_vocab)
+        self._ids = ids
+
+    def sample(self, row: np.ndarray, history: Any = ()) -> int:
+        return self._ids[len(history)]
+
+
+def texts() -> list[tuple[str, str, str, str]]:
+    """(set, name, prompt, answer) of each."""
+    found = []
+    for part in TEXTS.read_text(encoding="utf-8").split("=== ")[1:]:
+        title, _, body = part.partition("\n")
+        prompt, _, answer = body.partition("--- answer\n")
+        kind, _, name = title.partition(" ")
+        found.append((kind, name, prompt, answer))
+    return found
+
+
+def proposals(engine: Engine, ids: list[int], n_prompt: int, budget: int) -> list[Candidates]:
+    """What the draft says at every place behind the prompt where another token follows."""
+    engine.reset()
+    engine.prefill(ids[:n_prompt])
+    assert engine.drafter is not None
+    found = []
+    sampler, n = Written(ids, engine.n_vocab), len(ids) - n_prompt
+    for _ in engine.generate(sampler, max_tokens=n, mode="plain", stop=lambda token: False):
+        found.append(engine.drafter.propose(engine.sequence, budget))
+    return found[:-1]
+
+
+def replay(
+    source: str, ids: list[int], n_prompt: int, drafted: list[Candidates], copies: Copies, budget: int
+) -> dict[str, int]:
+    """Write ids behind the prompt with this source: tokens, passes, and nodes drafted and accepted."""
+    plan, sequence = Plan("tree", budget), Sequence(tokens=ids[:n_prompt], pending=ids[n_prompt])
+    copies.forget()
+    copies.begin(sequence)
+    passes = nodes = accepted_n = 0
+    while (at := sequence.n_tokens + 1) < len(ids):
+        found: Any = None if source == "suffix" else drafted[at - 1 - n_prompt]
+        copied = None if source == "dflash" else copies.look_up(sequence)
+        if copied is not None:
+            found = Merged(found, copied, copies.rates)
+        n = 1
+        if found is not None:
+            tree = plan.build(ids[at - 1], found)
+            following = iter([*ids[at:], *[-1] * budget])
+            accepted = walk(tree, lambda node, following=following: next(following))
+            if tree.evidence is not None:
+                observe(tree, accepted, copies.rates)
+            n, nodes = len(accepted.tokens), nodes + tree.n_nodes
+            accepted_n += accepted.n_accepted
+        sequence.tokens += ids[at - 1 : at - 1 + n]
+        sequence.pending = ids[min(at - 1 + n, len(ids) - 1)]
+        passes += 1
+    return {"tokens": len(ids) - n_prompt - 1, "passes": passes, "drafted": nodes, "accepted": accepted_n}
+
+
+def rate(rows: list[dict[str, Any]]) -> float:
+    """Tokens per pass over several answers."""
+    return sum(row["tokens"] for row in rows) / sum(row["passes"] for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--budget", type=int, default=31)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    rows, every = [], []
+    config = EngineConfig(
+        EMBEDDED_TARGET, EMBEDDED_DRAFT, n_threads=args.threads, budget=args.budget, calibrate="never"
+    )
+    with Engine.load(config) as engine:
+        for kind, name, prompt, answer in texts():
+            asked = engine.tokenizer.encode(prompt)
+            ids = [*asked, *engine.tokenizer.encode(answer)]
+            every.append((kind, name, ids, len(asked), proposals(engine, ids, len(asked), args.budget)))
+    for source in SOURCES:
+        copies = Copies(args.budget)  # what was right is learned from text to text, as in a session
+        for kind, name, ids, n_prompt, drafted in every:
+            row = replay(source, ids, n_prompt, drafted, copies, args.budget)
+            rows.append({"set": kind, "name": name, "source": source, **row})
+    print(f"replay of written answers, trees of {args.budget} nodes, tokens per pass")
+    print(f"{'set':8} {'n':>3} " + " ".join(f"{label:>8}" for label in SOURCES) + "  merged/best")
+    for kind in (*dict.fromkeys(row["set"] for row in rows), "copying"):
+        of = [row for row in rows if row["set"] == kind or (kind == "copying" and row["set"] in COPYING)]
+        found = {label: rate([row for row in of if row["source"] == label]) for label in SOURCES}
+        best = max(found["dflash"], found["suffix"])
+        cells = " ".join(f"{value:8.2f}" for value in found.values())
+        print(f"{kind:8} {len(of) // len(SOURCES):3} {cells}  {found['merged'] / best:.3f}")
+    if args.json:
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        args.json.write_text(f'{{"what": "replay", "budget": {args.budget}, "rows": [\n  {lines}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()
