@@ -184,7 +184,7 @@ def test_a_text_that_turns_to_copying_is_followed_at_once():
     rates.learn([(low, True)] * 3)
     assert rates.rates[high] > first[high] and rates.trend > 0
     assert all(after > before for after, before in zip(rates.rates, first))
-    rates.learn([(high, False)] * 6)
+    rates.learn([(high, False)] * 20)
     assert all(after < before for after, before in zip(rates.rates, first))
     rates.learn([(high, False)] * 500)
     assert min(rates.rates) > 0

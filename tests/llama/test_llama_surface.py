@@ -101,6 +101,7 @@ def test_constructor() -> None:
         "reproducible",
         "draft_window",
         "draft_type",
+        "spec",
         "prefix_cache_bytes",
         "penalize_prompt",
     ]

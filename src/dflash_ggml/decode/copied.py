@@ -20,8 +20,8 @@ from .text_index import LONGEST
 PRIOR = 8.0  # samples that other texts are worth for a new one
 OWN_WORD = 5.0  # samples that the table below is worth
 KEPT = 200.0  # samples of a cell after which old ones fade
-TREND_FIRST = -0.5  # of a text that has not been seen to copy
-TREND_RATE = 0.6  # logits per unit of surprise
+TREND_FIRST = -0.6  # of a text that has not been seen to copy
+TREND_RATE = 0.5  # logits per unit of surprise
 TREND_MOST = 4.0
 _LENGTHS = (3, 4, 6, 9, 16, 32)  # first lengths of the buckets but for that of the shortest matches
 _BUCKET = [sum(length >= first for first in _LENGTHS) for length in range(LONGEST + 256)]
@@ -93,28 +93,41 @@ class Copied:
         """`depth`: the longest path."""
         self.windows, self.lengths, self.depth = windows, lengths, depth
         self.root: Cursor = (0, tuple(range(len(windows))))
+        # by places: how far they say the same, what they say, the longest match before it, and their vote's part of a cell
+        self._agreed: dict[tuple[int, ...], tuple[int, Sequence[int], int, int]] = {}
 
     def votes(self, cursor: Cursor) -> list[tuple[int, int, Cursor]]:
         """The next tokens, each once: its cell while no draft was asked, and where it leads."""
         depth, places = cursor
-        if depth == self.depth:
-            return []
+        agreed = self._agreed.get(places) or self._agree(places)
+        until, window, length, vote = agreed
+        if depth < until:
+            return [(window[depth], _BUCKET[length + depth] * _PER_LENGTH + vote, (depth + 1, places))]
+        return self._parted(depth, places)
+
+    def _agree(self, places: tuple[int, ...]) -> tuple[int, Sequence[int], int, int]:
+        """See `_agreed`."""
+        first = self.windows[places[0]]
+        until = min(len(first), self.depth)
+        for place in places[1:]:
+            other = self.windows[place]
+            if other[:until] != first[:until]:
+                until = next((i for i, (a, b) in enumerate(zip(first, other)) if a != b), len(other))
+        length = max([self.lengths[place] for place in places])
+        agreed = until, first, length, (min(len(places), 3) - 1) * N_DRAFT
+        self._agreed[places] = agreed
+        return agreed
+
+    def _parted(self, depth: int, places: tuple[int, ...]) -> list[tuple[int, int, Cursor]]:
+        """The votes of places that say different things, or of which some have ended."""
         windows, lengths = self.windows, self.lengths
-        if len(places) == 1:
-            place = places[0]
-            window = windows[place]
-            if depth == len(window):
-                return []
-            return [(window[depth], _BUCKET[lengths[place] + depth] * _PER_LENGTH, (depth + 1, places))]
         said: dict[int, list[int]] = {}
         for place in places:
-            window = windows[place]
-            if depth < len(window):
-                said.setdefault(window[depth], []).append(place)
+            if depth < min(len(windows[place]), self.depth):
+                said.setdefault(windows[place][depth], []).append(place)
         if len(said) == 1:
             ((token, who),) = said.items()
-            length = lengths[who[0]] if len(who) == 1 else max([lengths[p] for p in who])
-            vote = min(len(who), 3) - 1
+            length, vote = max([lengths[p] for p in who]), min(len(who), 3) - 1
             cell = _BUCKET[length + depth] * _PER_LENGTH + vote * N_DRAFT
             return [(token, cell, (depth + 1, tuple(who)))]
         weights = [1 << min(length, _MOST_WEIGHT) for length in lengths]
