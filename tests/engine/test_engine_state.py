@@ -260,7 +260,7 @@ def test_errors_come_before_work(engine):
 def test_modes_need_a_draft(toy_pair):
     with pytest.raises(ConfigError, match="draft"):
         Engine.load(EngineConfig(toy_pair[0], mode="tree"))
-    with Engine.load(EngineConfig(toy_pair[0])) as e:
+    with Engine.load(EngineConfig(toy_pair[0], spec=())) as e:
         e.prefill([1, 2])
         with pytest.raises(ConfigError, match="draft"):
             next(e.generate(Sampler(GREEDY, e.n_vocab), mode="chain"))
@@ -389,6 +389,7 @@ def test_an_interrupt_before_a_pass_runs_leaves_no_stale_mask(engine, monkeypatc
     engine.prefill([1, 2, 3])
     text = greedy_tokens(engine, 60)
     engine.reset()
+    engine.forget()  # else a few steps would copy all of it
     engine.prefill([1, 2, 3])
     steps = engine.generate(Sampler(GREEDY, engine.n_vocab), mode="tree", stop=lambda t: False)
     out = [t for _ in range(6) for t in next(steps).tokens]

@@ -52,6 +52,9 @@ LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some 
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 REACH = 0.8  # of a draft that has not been tried: likelihood of each further token
+UNSURE = (
+    0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
+)
 COPIES_ALONE = 0  # columns of a draft that is not run
 log = logging.getLogger("dflash_ggml")
 
@@ -194,6 +197,13 @@ class Adaptive:
     ) -> tuple[Tree, Cut] | None:
         """The tree of copies alone that is worth most, where that is more than plain decoding."""
         assert self.copies is not None and sequence.pending is not None
+        rates = self.copies.rates.rates
+        if (
+            self.depth
+            and not self._waiting
+            and max([rates[c] for _, c, _ in copied.votes(copied.root)]) < UNSURE
+        ):
+            return None  # a draft that is worth its pass has more to say
         tree = Merged(None, copied, self.copies.rates).grow(sequence.pending, self.budget)
         if tree.width == 1:
             return None
