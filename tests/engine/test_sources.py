@@ -41,7 +41,7 @@ class Mixing:
 
 @pytest.fixture(scope="module")
 def config(toy_pair: tuple[Path, Path]) -> EngineConfig:
-    return EngineConfig(*toy_pair, n_ctx=1024, n_threads=1, kv_type="f32", reference=True)
+    return EngineConfig(*toy_pair, n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", reference=True)
 
 
 @pytest.fixture(params=["both", "copies alone"])
