@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,8 @@ def test_every_mode_writes_what_plain_does_with_the_same_types(
         assert engine.drafter is not None
         expected = KvType.named(*(own if own != "auto" else of for own, of in zip(types[2:], types[:2])))
         assert engine.passes.state.kv.type == KvType.named(*types[:2])
-        assert engine.drafter.kv.type == expected  # type: ignore[attr-defined]
+        kinds: list[Any] = list(engine.drafter.rows)
+        assert [t.type for t in kinds] == [expected.k, expected.v] * (len(kinds) // 2)
 
 
 def test_float32_weights_and_a_real_text(f32_target: Path, f32_draft: Path) -> None:
@@ -105,6 +107,21 @@ def test_snapshots_keep_every_bit(base: EngineConfig, pair: tuple[str, str]) -> 
         assert rows(engine) == before
         engine.prefill(pending)
         assert text(engine, max_tokens=40, mode="tree") == onwards
+
+
+def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
+    """Rings of quantised rows: the same text whether they are begun anew, gone on with or restored, and behind many turns."""
+    target, draft = toys.write_pair(model_dir, 71, window=32, full_layers=1, draft_layers=3)
+    with Engine.load(replace(base, model=target, draft=draft, type_k="q8_0", type_v="q4_0")) as engine:
+        said = text(fresh(engine, LONG), max_tokens=120, mode="tree")
+        snapshot = engine.snapshot()
+        engine.prefill(said[-1:])
+        onwards = [step.tokens for step in steps(engine, max_tokens=60, mode="tree")]
+        fresh(engine, LONG[::-1] * 3)
+        engine.restore(snapshot)
+        engine.prefill(said[-1:])
+        assert [step.tokens for step in steps(engine, max_tokens=60, mode="tree")] == onwards
+        assert len(onwards) < 60, "nothing was accepted"
 
 
 def test_a_text_beside_leaves_every_bit(base: EngineConfig) -> None:
