@@ -31,10 +31,10 @@ from safetensors.numpy import save_file
 from ..errors import ConfigError, DflashError
 from ..files.fingerprint import fingerprint
 from ..files.safetensors import read_shard
-from ..state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..state.snapshot import Snapshot
 
 log = logging.getLogger("dflash_ggml")
 
@@ -236,6 +236,8 @@ def _entry(path: Path) -> Entry | None:
 
 def _read(path: Path) -> Snapshot:
     """The snapshot in a file, mapped. Raises ModelFileError, OSError, ValueError or KeyError for a damaged one."""
+    from ..state.snapshot import Snapshot  # with the binding, which is there where an engine is
+
     found = {info.name: data for info, data in read_shard(path)}
     with safe_open(path, framework="np") as file:
         sums = file.metadata() or {}
