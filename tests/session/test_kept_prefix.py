@@ -41,10 +41,11 @@ def test_a_restart_goes_on_from_the_disk(toy_pair: tuple[Path, Path], tmp_path: 
     known, same = ask(again, PROMPT)
     assert known > 1200 and same == text
     again.close()
-    # another form of the state is not offered
-    other = opened(toy_pair, tmp_path, type_k="q8_0", type_v="q8_0")
-    assert ask(other, PROMPT)[0] == 0
-    other.close()
+    # another form of the state is not offered, nor one that was made in another way
+    for options in ({"type_k": "q8_0", "type_v": "q8_0"}, {"fa_window": 500}):
+        other = opened(toy_pair, tmp_path, **options)
+        assert ask(other, PROMPT)[0] == 0
+        other.close()
 
 
 def test_a_prefix_that_another_text_displaces_is_kept_too(

@@ -62,7 +62,7 @@ def state_identity(engine: Engine) -> list[str]:
     shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1]), around] for t, around in (*rows, *rings)]
     live = [[int(n) for n in t.ne] for t in state.live_tensors]
     models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]
-    return [*models, json.dumps([shapes, live])]
+    return [*models, json.dumps([shapes, live, config.fa_window])]
 
 
 class DiskCache:
