@@ -16,6 +16,7 @@ from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
 from dflash_ggml.ggml.device import list_devices
+from dflash_ggml.state import context
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -321,3 +322,32 @@ def test_quantised_caches(demo_target, demo_draft, pair):
     assert np.abs(rows[1] - rows[2]).max() < 1.5
     # 18 to 20 on the CPU; a convention that writing and reading do not share ends in one token a pass
     assert max(passes) < 48
+
+
+def test_a_ring_proposes_what_all_rows_do(demo_target, demo_draft, monkeypatch):
+    """After more than four rounds of it, in two prompts."""
+    ids, proposed = np.random.default_rng(2).integers(0, 8000, 900).tolist(), []
+    config = EngineConfig(demo_target, demo_draft, draft_window=64, calibrate="never")
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr(context, "ring_rows", lambda window, block, n_rows: n_rows)
+        with Engine.load(config) as engine:
+            assert bool(engine.drafter.rings) != whole
+            engine.prefill(ids)
+            engine.prefill(ids[:300])
+            engine.sequence.pending = 7
+            proposed.append(engine.drafter.propose(engine.sequence, 20).log_probs)
+    np.testing.assert_allclose(*proposed, atol=0.05)
+
+
+def test_a_window_at_decode(demo_target, demo_draft):
+    """A tree's logits under it are the CPU's, and not those without it."""
+    ids, logits = np.random.default_rng(2).integers(0, 8000, 600).tolist(), []
+    tree = random_tree(np.random.default_rng(3), 16, 6, 8000)
+    for options in ({"fa_window": 100}, {"fa_window": 100, "n_gpu_layers": 0}, {}):
+        with Engine.load(EngineConfig(demo_target, demo_draft, calibrate="never", **options)) as engine:
+            engine.prefill(ids)
+            graph = engine.passes.verify(engine.sequence, tree)
+            logits.append([engine.passes.logits_row(graph, node) for node in range(tree.width)])
+    gpu, cpu, full = (np.array(rows) for rows in logits)
+    assert np.abs(gpu - cpu).max() < LOGITS_TOLERANCE < np.abs(gpu - full).max()
