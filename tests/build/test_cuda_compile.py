@@ -31,7 +31,7 @@ def test_compiles(name, tmp_path):
     command = [
         NVCC,
         "-ptx",
-        "-arch=compute_90",
+        "-arch=compute_90a",
         "-std=c++17",
         "-O1",
         "--expt-relaxed-constexpr",
