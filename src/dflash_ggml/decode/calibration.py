@@ -73,14 +73,14 @@ class Calibration:
             parent = parents[node]
             edges[node] = said = math.exp(log_probs[node] - log_probs[parent])
             if cells[node] < 0:
-                log_prob = math.log(max(min(said / rests[parent], 1.0), 1e-30))
+                log_prob = math.log(max(min(said / rests.get(parent, 1.0), 1.0), 1e-30))
                 cell = _cell(depths[node], log_prob)
                 edges[node] = edge = self._base[cell] + self._slope[cell] * math.exp(log_prob)
                 sums[parent] += edge
         for node in range(1, len(parents)):
             parent = parents[node]
             if cells[node] < 0:
-                edges[node] *= rests[parent] * _moved(sums[parent], lift)
+                edges[node] *= rests.get(parent, 1.0) * _moved(sums[parent], lift)
             edges[node] *= edges[parent]
         return edges
 
@@ -100,7 +100,7 @@ class Calibration:
                 if evidence is not None:
                     if evidence.cells[node] >= 0:
                         continue
-                    log_prob = min(log_prob - math.log(max(evidence.rests[parent], 1e-30)), 0.0)
+                    log_prob = min(log_prob - math.log(max(evidence.rests.get(parent, 1.0), 1e-30)), 0.0)
                 cell = _cell(depths[node], log_prob)
                 expected[parent] += self._base[cell] + self._slope[cell] * math.exp(log_prob)
                 self._count(cell, node in kept)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .text_index import LONGEST
 
@@ -45,7 +46,8 @@ class CopyRates:
         """`prior`: what is known of other texts; it learns too."""
         self._prior = prior
         self._hits, self._tried = [0.0] * N_CELLS, [0.0] * N_CELLS
-        self._own: list[float] = list(_FIRST if prior is None else prior._own)  # without the trend
+        # without the trend
+        self._own: NDArray[np.float64] = np.array(_FIRST) if prior is None else prior._own.copy()
         self.trend = 0.0 if prior is None else TREND_FIRST
         self.rates = self._moved()
 
@@ -63,12 +65,14 @@ class CopyRates:
         fading = 1.0 if self._tried[cell] < KEPT else KEPT / (KEPT + 1)
         self._tried[cell] = fading * (self._tried[cell] + 1)
         self._hits[cell] = fading * (self._hits[cell] + is_right)
-        before, worth = (_FIRST[cell], OWN_WORD) if self._prior is None else (self._prior._own[cell], PRIOR)
+        before, worth = _FIRST[cell], OWN_WORD
+        if self._prior is not None:
+            before, worth = float(self._prior._own[cell]), PRIOR
         self._own[cell] = (self._hits[cell] + worth * before) / (self._tried[cell] + worth)
 
     def _moved(self) -> list[float]:
-        """The rates with the trend, all at once: less than 10 microseconds."""
-        p = np.array(self._own)
+        """The rates with the trend, all at once: some microseconds."""
+        p = self._own
         lifted = p * math.exp(self.trend)
         moved: list[float] = (lifted / (1 - p + lifted)).tolist()
         return moved
@@ -76,11 +80,11 @@ class CopyRates:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the probabilities of a merged tree rest on, per node. cells: of `CopyRates`, -1 for the draft's own word; rests: what
-    votes leave to the draft's other children of the node."""
+    """What the probabilities of a merged tree rest on. cells: of `CopyRates`, by node, -1 for the draft's own word; rests: what
+    votes leave to the draft's other children of a node, where it is not all."""
 
-    cells: list[int]
-    rests: list[float]
+    cells: Sequence[int]
+    rests: Mapping[int, float]
 
 
 class Copied:

@@ -25,6 +25,7 @@ DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
 _MOST = 0.98  # of the probability that votes may take
 _LEAST = 0.02  # likelihood of a copied path below which it is not followed
 _FAR = -log(_LEAST)
+_NEVER = float("-inf")
 
 
 def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
@@ -66,35 +67,36 @@ _Entry = tuple[float, int, int, int, Any]
 
 
 class _Growth:
-    """A merged tree in the making. Lists and no objects per node: it runs once a step."""
+    """A merged tree in the making. Tuples and no objects per node: it runs once a step."""
 
     def __init__(self, merged: Merged, root: int, budget: int) -> None:
         """Raises ValueError if budget < 0."""
         if budget < 0:
             raise ValueError(f"budget must not be negative, got {budget}")
         self.budget, self.votes, self.rates = budget, merged.copied.votes, merged.rates
-        self.tokens, self.parents, self.depths, self.costs = [root], [-1], [0], [0.0]
-        self.cells, self.rests, self.sources = [-1], [1.0], [0]
+        self.nodes = [(root, -1, 0, -1, 0)]  # token, parent, depth, cell, sources
+        self.costs, self.rests = [0.0], dict[int, float]()
         self.heap: list[_Entry] = []
         draft = merged.draft
         self.rows = _plain_rows(draft)
         self.expand = None if draft is None or self.rows is not None else draft.expand
-        self._children(0, None if draft is None else draft.root, merged.copied.root)
+        self._children(0, 0.0, 1, None if draft is None else draft.root, merged.copied.root)
 
     def tree(self) -> Tree:
+        tokens, parents, depths, cells, sources = zip(*self.nodes)
         return Tree(
-            np.array(self.tokens, np.int32),
-            np.array(self.parents, np.int32),
-            np.array(self.depths, np.int32),
+            np.array(tokens, np.int32),
+            np.array(parents, np.int32),
+            np.array(depths, np.int32),
             0 - np.array(self.costs, np.float32),  # the root's is 0, not -0
-            np.array(self.sources, np.uint8),
-            Evidence(self.cells, self.rests),
+            np.array(sources, np.uint8),
+            Evidence(cells, self.rests),
         )
 
     def seed(self) -> None:
         """The chain of best children first; what else was queued waits."""
         heap, waiting = self.heap, []
-        while heap and len(self.tokens) <= self.budget:
+        while heap and len(self.nodes) <= self.budget:
             parent = heap[0][2]
             best = heappop(heap)
             waiting += heap
@@ -107,52 +109,46 @@ class _Growth:
 
     def finish(self) -> None:
         """The rest of the budget, best first."""
-        heap, tokens, budget = self.heap, self.tokens, self.budget
-        while heap and len(tokens) <= budget:
-            self._add()
-
-    def _node(self, token: int, cost: float, depth: int, parent: int, cell: int, sources: int) -> int:
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(depth)
-        self.costs.append(cost)
-        self.cells.append(cell)
-        self.rests.append(1.0)
-        self.sources.append(sources)
-        return len(self.tokens) - 1
+        heap, nodes, budget, add = self.heap, self.nodes, self.budget, self._add
+        while heap and len(nodes) <= budget:
+            add()
 
     def _add(self) -> None:
         """The best of the heap becomes a node."""
-        heap, rows = self.heap, self.rows
+        heap, nodes, costs = self.heap, self.nodes, self.costs
         cost, depth, parent, rank, what = heap[0]
+        node = len(nodes)
+        costs.append(cost)
         if what is None:  # plain rows, as in `tree.best_first`
+            rows = self.rows
             assert rows is not None
             tokens, scores = rows[depth - 1]
-            node = self._node(tokens[rank], cost, depth, parent, -1, DRAFT)
+            nodes.append((tokens[rank], parent, depth, -1, DRAFT))
             rank += 1
-            if rank < len(tokens) and scores[rank] > -np.inf:
-                heapreplace(heap, (self.costs[parent] - scores[rank], depth, parent, rank, None))
+            if rank < len(tokens) and scores[rank] > _NEVER:
+                heapreplace(heap, (costs[parent] - scores[rank], depth, parent, rank, None))
             else:
                 heappop(heap)
-            if depth < len(rows) and (best := rows[depth][1][0]) > -np.inf:
+            if depth < len(rows) and (best := rows[depth][1][0]) > _NEVER:
                 heappush(heap, (cost - best, depth + 1, node, 0, None))
             return
         heappop(heap)
         if rank < 0:
             token, cell, cursor, at, sources = what
-            self._children(self._node(token, cost, depth, parent, cell, sources), at, cursor)
+            nodes.append((token, parent, depth, cell, sources))
+            self._children(node, cost, depth + 1, at, cursor)
             return
         (tokens, scores, cursors), taken, lost = what
-        node = self._node(tokens[rank], cost, depth, parent, -1, DRAFT)
+        nodes.append((tokens[rank], parent, depth, -1, DRAFT))
         at = depth if cursors is None else cursors[rank]
         rank = _after(rank, taken)
-        if rank < len(tokens) and scores[rank] > -np.inf:
-            heappush(heap, (self.costs[parent] + lost - scores[rank], depth, parent, rank, what))
-        self._children(node, at, None)
+        if rank < len(tokens) and scores[rank] > _NEVER:
+            heappush(heap, (costs[parent] + lost - scores[rank], depth, parent, rank, what))
+        self._children(node, cost, depth + 1, at, None)
 
-    def _children(self, node: int, at: Any, cursor: Cursor | None) -> None:
-        """Queue the children of a node with these cursors: of plain rows the cursor is the depth."""
-        heap, rates, cost, depth = self.heap, self.rates, self.costs[node], self.depths[node] + 1
+    def _children(self, node: int, cost: float, depth: int, at: Any, cursor: Cursor | None) -> None:
+        """Queue the children, at `depth`, of a node with these cursors: of plain rows the cursor is the depth."""
+        heap, rates = self.heap, self.rates
         votes = self.votes(cursor) if cursor is not None and cost < _FAR else ()
         tokens: Sequence[int] = ()
         scores: Sequence[float] = ()
@@ -161,7 +157,7 @@ class _Growth:
             if depth <= len(self.rows):
                 tokens, scores = self.rows[depth - 1]
                 if not votes:
-                    if scores[0] > -np.inf:
+                    if scores[0] > _NEVER:
                         heappush(heap, (cost - scores[0], depth, node, 0, None))
                     return
         elif self.expand is not None and at is not None:
@@ -194,7 +190,7 @@ class _Growth:
             cell = beside_draft(cell, said)
             p = min(rates[cell], _MOST)
             heappush(heap, (cost - log(p), depth, node, -1, (token, cell, follow, under, sources)))
-            if other < len(tokens) and scores[other] > -np.inf:
+            if other < len(tokens) and scores[other] > _NEVER:
                 self.rests[node] = rest = 1 - p
                 lost = log(max(1 - said, 1e-6) / rest)
                 what = (tokens, scores, cursors), taken, lost
@@ -219,7 +215,7 @@ class _Growth:
         for i, offer in enumerate(offers):
             heappush(heap, (cost - log(scale * rates[offer[1]]), depth, node, -1 - i, offer))
         rank = _after(-1, several)
-        if rank < len(tokens) and scores[rank] > -np.inf:
+        if rank < len(tokens) and scores[rank] > _NEVER:
             self.rests[node] = rest = 1 - scale * total
             lost = log(max(1 - said_of_votes, 1e-6)) - log(rest)
             heappush(
