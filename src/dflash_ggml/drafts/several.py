@@ -1,0 +1,227 @@
+"""Several drafts of one target side by side: each proposes every step, and their candidates grow one tree.
+
+A drafter of drafters, so that nobody above knows how many there are. The other form, a list of drafters in the step loop, would
+give each caller of a drafter a loop, and share features and graphs all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decode.accept import Accepted
+from ..decode.candidates import Candidates, Children
+from ..decode.sequence import Sequence
+from ..errors import ConfigError
+from ..ggml.device import F32, Device
+from ..ggml.graph import Graph
+from ..ggml.graph_cache import GraphCache
+from ..ggml.store import Store
+from ..models.target import Append, Target
+from ..state.kv_type import KvType
+from ..state.memory import Part
+from .drafter import Drafter, DraftSource, Host
+
+
+class Together:
+    """The candidates of several drafts as one: below a node, the mean of the distributions of those that have come as far.
+
+    A cursor has one of each draft, None where its candidates do not go on; a token that several offer is one node with all of
+    their cursors.
+    """
+
+    def __init__(self, drafts: Items[Candidates]) -> None:
+        self.drafts = tuple(drafts)
+
+    @property
+    def root(self) -> Hashable:
+        return tuple(draft.root for draft in self.drafts)
+
+    def expand(self, cursor: tuple[Any, ...]) -> Children:
+        """See Candidates.expand."""
+        found: dict[int, tuple[float, list[Any]]] = {}
+        speaking = 0
+        for i, (draft, at) in enumerate(zip(self.drafts, cursor)):
+            tokens, log_probs, cursors = ((), (), ()) if at is None else draft.expand(at)
+            speaking += bool(len(tokens))
+            for token, log_prob, after in zip(tokens, log_probs, cursors):
+                total, places = found.get(token, (0.0, [None] * len(self.drafts)))
+                places[i] = after
+                found[token] = total + exp(log_prob), places
+        ranked = sorted(((p, t, c) for t, (p, c) in found.items() if p > 0), key=lambda entry: -entry[0])
+        return (
+            [t for _, t, _ in ranked],
+            [log(p / speaking) for p, _, _ in ranked],
+            [tuple(c) for _, _, c in ranked],
+        )
+
+
+class SeveralSource(DraftSource):
+    """Open drafts that fit the same target."""
+
+    def __init__(self, sources: Items[DraftSource]) -> None:
+        """Raises ConfigError where one's tapped layers do not stand together among those of all."""
+        self.sources = tuple(sources)
+        self.name = "+".join(getattr(source, "name", "draft") for source in sources)
+        self.title = " and ".join(source.title or "a draft" for source in sources)
+        self.depth = max(source.depth for source in sources)
+        self.taps = tuple(sorted({tap for source in sources for tap in source.taps}))
+        self.head_dims = tuple(dim for source in sources for dim in source.head_dims)
+        for source in sources:
+            if self.taps[(first := self.first(source)) : first + len(source.taps)] != source.taps:
+                raise ConfigError(f"{self.name}: layers {source.taps} cannot be read apart from {self.taps}")
+
+    def first(self, source: DraftSource) -> int:
+        """The place of a source's first tapped layer among those of all."""
+        return self.taps.index(source.taps[0])
+
+    @property
+    def identity(self) -> list:
+        return [source.identity for source in self.sources]
+
+    def check(self, target: Target, target_name: str) -> list[str]:
+        return [note for source in self.sources for note in source.check(target, target_name)]
+
+    def prepare(self, device: Device) -> list[str]:
+        return [note for source in self.sources for note in source.prepare(device)]
+
+    def narrow(self) -> bool:
+        narrowed = [source.narrow() for source in self.sources]
+        return any(narrowed)
+
+    def parts(self, device: Device, kv_type: KvType) -> list[Part]:
+        found: dict[str, list[Part]] = {}
+        for source in self.sources:
+            for part in source.parts(device, kv_type):
+                found.setdefault(part.name, []).append(part)
+        return [_sum(name, parts) for name, parts in found.items()]
+
+    def start(
+        self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
+    ) -> SeveralDrafter:
+        width = host.target.n_embd
+        store = Store(host.device, len(self.sources))
+        drafters, spans = [], []
+        for i, source in enumerate(self.sources):
+            first, row = self.first(source) * width, len(source.taps) * width
+            whole = host.state.features.tensor
+            part = store.rows_as(whole, F32, 4 * first, row, whole.ne[1])
+            own = replace(host, graphs=_Graphs(host.graphs, i), state=_State(_Features(part)))  # type: ignore[arg-type]
+            drafters.append(source.start(own, candidates, n_rows, progress))
+            spans.append((4 * first, row))
+        return SeveralDrafter(drafters, spans, self, store)
+
+
+class SeveralDrafter(Drafter):
+    """Drafters that see the same tokens. spans: byte offset and length of each one's features in a row of all."""
+
+    def __init__(
+        self, drafters: Items[Drafter], spans: Items[tuple[int, int]], source: SeveralSource, store: Store
+    ) -> None:
+        self.drafters, self.spans, self._store = tuple(drafters), tuple(spans), store
+        self.name, self.depth, self.taps = source.name, source.depth, source.taps
+
+    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Together:
+        found = [
+            self._each(sequence, lambda d: d.propose(sequence, budget, depth), i)
+            for i in range(len(self.drafters))
+        ]
+        sequence.unseen = ()
+        return Together(found)
+
+    def _each(self, sequence: Sequence, work: Callable[[Drafter], Any], i: int) -> Any:
+        """Let drafter i take in what is unseen, and leave it unseen for the next one."""
+        unseen = sequence.unseen
+        try:
+            return work(self.drafters[i])
+        finally:
+            sequence.unseen = unseen
+
+    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
+        for drafter in self.drafters:
+            drafter.observe(sequence, accepted)
+
+    def take_in(self, sequence: Sequence) -> None:
+        for i in range(len(self.drafters)):
+            self._each(sequence, lambda d: d.take_in(sequence), i)
+        sequence.unseen = ()
+
+    @property
+    def append(self) -> Append:
+        return self._append
+
+    def _append(self, graph: Graph, features, ids, positions, rows) -> None:
+        for drafter, (offset, row) in zip(self.drafters, self.spans):
+            part = graph.view(features, (row, features.ne[1]), (features.nb[1],), offset=offset)
+            if drafter.append is not None:
+                drafter.append(graph, graph.cont(part), ids, positions, rows)
+
+    def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
+        for drafter in self.drafters:
+            drafter.prefilled(sequence, n, appended)
+
+    def reset(self, sequence: Sequence) -> None:
+        for drafter in self.drafters:
+            drafter.reset(sequence)
+
+    @property
+    def rows(self) -> Items[object]:
+        return [tensor for drafter in self.drafters for tensor in drafter.rows]
+
+    def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
+        """What all have seen."""
+        return np.logical_and.reduce([drafter.seen(sequence) for drafter in self.drafters])
+
+    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
+        for drafter in self.drafters:
+            drafter.restore_seen(sequence, seen)
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for drafter in self.drafters:
+            for name, size in drafter.nbytes.items():
+                total[name] = total.get(name, 0) + size
+        return total
+
+    def close(self) -> None:
+        for drafter in self.drafters:
+            drafter.close()
+        self._store.close()
+
+
+def _sum(name: str, parts: Items[Part]) -> Part:
+    return Part(name, lambda rows: sum(part.nbytes(rows) for part in parts), parts[0].advice)
+
+
+class _Graphs:
+    """The shared graphs, under keys of one drafter's own."""
+
+    def __init__(self, graphs: GraphCache, i: int) -> None:
+        self._graphs, self._i = graphs, i
+
+    def get(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
+        return self._graphs.get((f"draft {self._i}", key), build)
+
+    def clear(self) -> None:
+        self._graphs.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Features:
+    """One drafter's part of the features, [its taps * D, columns]."""
+
+    tensor: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a drafter sees of the target's state."""
+
+    features: _Features

@@ -1,0 +1,124 @@
+"""Several drafts in one tree: what each proposes is what it proposes alone, and no text changes. 3 seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.candidates import Rows, Trie
+from dflash_ggml.decode.tree import expand
+from dflash_ggml.drafts import registry
+from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource, Together
+from dflash_ggml.engine import loading
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import ConfigError
+from reference import toys
+from reference.engine_kit import fresh, text
+
+
+@pytest.fixture(scope="module", params=[(0, 2), (1, 3)], ids=["apart", "a layer of both"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    return toys.write_pair(folder, 31, nextn=True, draft="dflash2", taps=request.param, window=24)
+
+
+def config(files: tuple[Path, Path], **options) -> EngineConfig:
+    base = EngineConfig(*files, n_ctx=256, n_batch=16, n_threads=1, reference=True, calibrate="never")
+    return replace(base, type_k="f32", type_v="f32", **options)
+
+
+@pytest.fixture
+def engine(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """One that drafts with the file and with the target's prediction head."""
+    own = registry.open_own
+
+    def both(path: Path, *args):
+        file = loading.GGUFFile(files[0])
+        return SeveralSource([registry.open_draft(path, *args), own(file, loading.read_target(file))])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "open_draft", both)
+        loaded = Engine.load(config(files))
+    with loaded as engine:
+        assert isinstance(engine.drafter, SeveralDrafter) and engine.drafter.name == "dflash2+mtp"
+        yield engine
+
+
+def proposals(engine: Engine, tokens: list[int]) -> list[Rows]:
+    fresh(engine, tokens)
+    engine.sequence.pending = 7
+    assert engine.drafter is not None
+    found = engine.drafter.propose(engine.sequence, 31)
+    return list(found.drafts) if isinstance(found, Together) else [found]  # type: ignore[list-item]
+
+
+def test_each_proposes_what_it_does_alone(engine: Engine, files: tuple[Path, Path]) -> None:
+    """From its own part of the features."""
+    tokens = np.random.default_rng(1).integers(0, 60, 40).tolist()
+    together = proposals(engine, tokens)
+    for part, options in zip(together, ({}, {"draft": None})):
+        with Engine.load(config(files, **options)) as alone:
+            (expected,) = proposals(alone, tokens)
+            assert np.array_equal(part.ids, expected.ids)
+            np.testing.assert_allclose(part.log_probs, expected.log_probs, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
+def test_texts_stay_as_they_are(engine: Engine, mode: str) -> None:
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}):
+        plain = text(fresh(engine), max_tokens=70, mode="plain", sampling=sampling)
+        assert text(fresh(engine), max_tokens=70, mode=mode, sampling=sampling) == plain
+
+
+def test_both_see_every_step(engine: Engine) -> None:
+    """After steps of all kinds, and from a snapshot, they propose what they do after one prompt."""
+    fresh(engine)
+    for mode in ("tree", "plain", "chain"):
+        text(engine, max_tokens=9, mode=mode)
+        engine.prefill([engine.pending])
+    tokens = engine.tokens
+    engine.sequence.pending = 7
+    assert engine.drafter is not None
+    stepped = engine.drafter.propose(engine.sequence, 31)
+    assert engine.drafter.seen(engine.sequence).all() and not engine.sequence.unseen
+    for a, b in zip(stepped.drafts, proposals(engine, tokens)):
+        np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-4)
+    snapshot = engine.snapshot()
+    expected = text(engine.restore(snapshot) or engine, max_tokens=20, mode="tree")
+    engine.restore(snapshot)
+    assert text(engine, max_tokens=20, mode="tree") == expected
+
+
+def test_the_plan_knows_what_both_take(engine: Engine, files: tuple[Path, Path]) -> None:
+    both = engine.drafter.nbytes
+    with Engine.load(config(files)) as first, Engine.load(config(files, draft=None)) as second:
+        for name, size in both.items():
+            assert size == sum(e.drafter.nbytes.get(name, 0) for e in (first, second)), name
+
+
+def test_one_node_for_a_token_of_both() -> None:
+    a = Trie({0: {5: (np.log(0.6), 1), 6: (np.log(0.2), 2)}, 1: {8: (np.log(0.5), 3)}}, 0)
+    b = Trie({0: {5: (np.log(0.4), 1), 7: (np.log(0.5), 2)}}, 0)
+    both = Together([a, b])
+    tokens, log_probs, cursors = both.expand(both.root)
+    assert tokens == [5, 7, 6] and cursors == [(1, 1), (None, 2), (2, None)]
+    np.testing.assert_allclose([exp(p) for p in log_probs], [0.5, 0.25, 0.1])
+    # only the first has a child there, and its distribution is all there is
+    tokens, log_probs, cursors = both.expand((1, 1))
+    assert tokens == [8] and cursors == [(3, None)] and exp(log_probs[0]) == pytest.approx(0.5)
+    assert both.expand((None, 2)) == ([], [], [])
+    tree = expand(0, both, 10)
+    assert tree.n_nodes == 4 and tree.tokens[1:].tolist() == [5, 7, 8, 6]
+
+
+def test_taps_that_do_not_stand_together(files: tuple[Path, Path], tmp_path: Path) -> None:
+    other = toys.write_pair(tmp_path, 32, taps=(1,))[1]
+    wide = toys.write_pair(tmp_path, 33, taps=(0, 2))[1]
+    with pytest.raises(ConfigError, match="cannot be read apart"):
+        SeveralSource([registry.open_draft(wide), registry.open_draft(other)])
