@@ -9,6 +9,7 @@ DFlash block is, has a faster way in `tree.best_first`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import log
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,8 +59,9 @@ class Rows:
                 raise ValueError(f"pairs {self.pairs.shape} must be [L, K, K] for ids {self.ids.shape}")
             if np.isnan(self.pairs).any():
                 raise NoNumbers("pairs must be numbers: found NaN")
-            # of tokens outside a row nothing is known but that they take the rest; rounding must not make them less than none
-            self._masses = np.minimum(np.log(np.exp(self.log_probs.astype(np.float64)).sum(1)), 0)
+            self._tokens = self.ids.tolist()
+            self._cursors = [[(i + 1, j) for j in range(self.ids.shape[1])] for i in range(len(self.ids))]
+            self._sorted: dict[int, tuple[list[list[float]], list[list[int]], list[int]]] = {}
 
     @property
     def depth(self) -> int:
@@ -72,15 +74,29 @@ class Rows:
             return (), (), ()
         scores = self.log_probs[depth]
         if self.pairs is None:
-            order = range(len(scores))
-            return self.ids[depth].tolist(), scores.tolist(), [(depth + 1, i) for i in order]
-        joint = scores.astype(np.float64) + self.pairs[depth, index]
-        best = joint.max()
-        if best == -np.inf:
-            return (), (), ()
-        joint += self._masses[depth] - best - np.log(np.exp(joint - best).sum())
-        ranks = np.argsort(-joint, kind="stable")
-        return self.ids[depth][ranks].tolist(), joint[ranks].tolist(), [(depth + 1, int(i)) for i in ranks]
+            return self.ids[depth].tolist(), scores.tolist(), [(depth + 1, i) for i in range(len(scores))]
+        if (found := self._sorted.get(depth)) is None:
+            found = self._sorted[depth] = self._sort(depth)
+        joint, order, counts = found
+        ranks = order[index][: counts[index]]
+        tokens, after, row = self._tokens[depth], self._cursors[depth], joint[index]
+        return [tokens[j] for j in ranks], [row[j] for j in ranks], [after[j] for j in ranks]
+
+    def _sort(self, depth: int) -> tuple[list[list[float]], list[list[int]], list[int]]:
+        """After every candidate before `depth`: log-probabilities [K, K], their order, and how many are possible. Of a depth at
+        once: node by node, numpy's calls would cost more than the tree."""
+        assert self.pairs is not None
+        scores = self.log_probs[depth].astype(np.float64)
+        # of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none
+        mass = min(log(np.exp(scores).sum()), 0) if scores[0] > -np.inf else 0
+        joint = scores + (self.pairs[depth] if depth else self.pairs[0, :1])
+        best = joint.max(1, keepdims=True)
+        possible = best > -np.inf
+        joint -= np.where(possible, best, 0)
+        total = np.exp(joint).sum(1, keepdims=True)
+        joint += mass - np.log(total, where=possible, out=total)
+        counts = (joint > -np.inf).sum(1)
+        return joint.tolist(), np.argsort(-joint, axis=1, kind="stable").tolist(), counts.tolist()
 
 
 class Trie:
