@@ -164,7 +164,7 @@ static plan make_plan(const variant & v, const shape & s, int max_stages, int pr
         a.mask_cols = s.mask ? std::min(s.cols, (n + s.gqa - 2)/s.gqa + 1) : 0;
         const int options[][2] = { { 2, 3 }, { 2, 2 }, { 1, 2 }, { 2, 1 }, { 1, 1 }, { 2, 0 } };
         for (auto & o : options) {
-            if ((o[1] > 0) != (bool) v.unpack || p.smem || (v.unpack && max_stages < 8 && o[0] == 2)) continue;
+            if ((o[1] > 0) != (bool) v.unpack || p.smem || (v.unpack && o[1] < fattn_narrow_hopper_tiles_k(n, true)) || (v.unpack && max_stages < 8 && o[0] == 2)) continue;
             p.n_v = o[0];
             p.n_raw = o[1];
             const int total = fattn_narrow_hopper_layout(v.d, n, p.n_v, p.n_raw, a.k_row, a.v_row, a.mask_cols).total;
