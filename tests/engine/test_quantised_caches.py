@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_block_drafts import KINDS
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
@@ -249,3 +250,28 @@ def test_a_tree_leaves_the_rows_that_plain_decoding_writes(base: EngineConfig) -
         # a tree's delta net sums in another order: now and then a value is rounded the other way
         for a, b in zip(ours, theirs, strict=True):
             assert (a != b).mean() < 0.005
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "prediction head"])
+def test_every_kind_of_draft_proposes_what_it_does_with_float32(model_dir: Path, kind: str) -> None:
+    """The best token of each depth is as likely, behind a prompt that was read in several batches."""
+    options = KINDS.get(kind, {"nextn": True})
+    target, draft = toys.write_pair(model_dir, 80 + [*KINDS, kind].index(kind), **options)
+    config = EngineConfig(
+        target,
+        draft if kind in KINDS else None,
+        n_ctx=256,
+        n_batch=40,
+        n_threads=1,
+        n_gpu_layers=0,
+        calibrate="never",
+    )
+    found = []
+    for pair in (("f32", "f32"), ("q8_0", "q8_0")):
+        with Engine.load(replace(config, type_k=pair[0], type_v=pair[1])) as engine:
+            fresh(engine, LONG)
+            engine.sequence.pending = 7
+            assert engine.drafter is not None
+            rows: Any = engine.drafter.propose(engine.sequence, 15)
+            found.append(rows.log_probs[:, 0])
+    assert np.abs(found[1] - found[0]).max() < 0.005
