@@ -110,6 +110,7 @@ def main() -> None:
             EngineConfig(
                 a.model, draft, n_ctx=a.positions + 512, n_threads=a.threads, n_gpu_layers=a.gpu_layers, type_k=k,
                 type_v=v, mode="tree" if draft else "plain", budget=BUDGET, calibrate="never",
+                spec=("dflash",) if draft else None,
             )
         )  # fmt: skip
 

@@ -303,7 +303,9 @@ def test_reduced_rows_write_what_whole_rows_write(gpu, options: dict, mode: str)
 )
 def test_quantised_caches(demo_target, demo_draft, pair):
     """Logits like the CPU's with the same types; the draft is followed about as far as with f16 caches."""
-    config = EngineConfig(demo_target, demo_draft, type_k=pair[0], type_v=pair[1], calibrate="never")
+    config = EngineConfig(
+        demo_target, demo_draft, type_k=pair[0], type_v=pair[1], spec=("dflash",), calibrate="never"
+    )
     usual = replace(config, type_k="f16", type_v="f16")
     passes, rows = [], []
     for one in (usual, config, replace(config, n_gpu_layers=0)):

@@ -36,7 +36,14 @@ LONG = [i * 7 % 50 for i in range(90)]
 @pytest.fixture
 def base(toy_pair: tuple[Path, Path]) -> EngineConfig:
     return EngineConfig(
-        *toy_pair, n_ctx=512, n_batch=16, n_threads=1, n_gpu_layers=0, calibrate="never", budget=15
+        *toy_pair,
+        n_ctx=512,
+        n_batch=16,
+        n_threads=1,
+        n_gpu_layers=0,
+        calibrate="never",
+        spec=("dflash",),
+        budget=15,
     )
 
 
@@ -82,6 +89,7 @@ def test_float32_weights_and_a_real_text(f32_target: Path, f32_draft: Path) -> N
         n_ctx=256,
         n_threads=1,
         n_gpu_layers=0,
+        spec=("dflash",),
         type_k="q8_0",
         type_v="q4_0",
         reference=True,
@@ -113,7 +121,8 @@ def test_snapshots_keep_every_bit(base: EngineConfig, pair: tuple[str, str]) -> 
 def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
     """Rings of quantised rows: the same text whether they are begun anew, gone on with or restored, and behind many turns."""
     target, draft = toys.write_pair(model_dir, 71, window=32, full_layers=1, draft_layers=3)
-    with Engine.load(replace(base, model=target, draft=draft, type_k="q8_0", type_v="q4_0")) as engine:
+    config = replace(base, model=target, draft=draft, type_k="q8_0", type_v="q4_0")
+    with Engine.load(config) as engine:
         said = text(fresh(engine, LONG), max_tokens=120, mode="tree")
         snapshot = engine.snapshot()
         engine.prefill(said[-1:])
@@ -175,7 +184,8 @@ def test_the_draft_is_followed_as_far(demo_target: Path, demo_draft: Path) -> No
     lengths = []
     for pair in (("f32", "f32"), ("q8_0", "q4_0"), ("q4_0", "q4_0")):
         config = EngineConfig(
-            demo_target, demo_draft, n_ctx=256, n_threads=1, n_gpu_layers=0, type_k=pair[0], type_v=pair[1],
+            demo_target, demo_draft, n_ctx=256, n_threads=1, n_gpu_layers=0,
+        spec=("dflash",), type_k=pair[0], type_v=pair[1],
             calibrate="never",
         )  # fmt: skip
         with Engine.load(config) as engine:
