@@ -22,7 +22,7 @@ from candidates import length, written
 from common import header, save
 
 from dflash_ggml.bench.prompts import own, spread
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.state.kv_type import KV_TYPES
@@ -110,7 +110,7 @@ def main() -> None:
             EngineConfig(
                 a.model, draft, n_ctx=a.positions + 512, n_threads=a.threads, n_gpu_layers=a.gpu_layers, type_k=k,
                 type_v=v, mode="tree" if draft else "plain", budget=BUDGET, calibrate="never",
-                spec=("dflash",) if draft else None,
+                spec=DRAFTS if draft else None,
             )
         )  # fmt: skip
 
