@@ -42,10 +42,10 @@ def test_all_modes_write_one_text(toy_pair, types):
     """Which is the usual one as long as nothing is hidden, and another one later."""
     kinds = {"type_k": types[0], "type_v": types[1]}
     with load(toy_pair, **kinds) as engine:
-        usual = write(engine, 20, 100, "plain"), write(engine, 700, 200, "plain")
+        usual = write(engine, 20, 100, "plain"), write(engine, 700, 120, "plain")
     with load(toy_pair, fa_window=WINDOW, **kinds) as engine:
         assert write(engine, 20, 100, "plain") == usual[0] == write(engine, 20, 100, "tree")
-        texts = [write(engine, 700, 200, mode) for mode in ("plain", "tree", "chain")]
+        texts = [write(engine, 700, 120, mode) for mode in ("plain", "tree", "chain")]
     assert texts[0] == texts[1] == texts[2] != usual[1]
     assert texts[0][0] == usual[1][0], "a prompt is read whole"
 

@@ -67,7 +67,7 @@ def walk(engine: Engine, seed: int, given: list | None = None) -> list:
     engine.drafter.propose = noted
     engine.reset()
     engine.prefill(IDS[:5])
-    while len(proposed) < 150:
+    while len(proposed) < 110:
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
         mode = str(rng.choice(["tree", "chain", "plain"]))
         steps = engine.generate(sampler, max_tokens=int(rng.integers(2, 40)), mode=mode, stop=lambda t: False)

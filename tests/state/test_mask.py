@@ -75,7 +75,7 @@ def test_a_ring_is_the_last_slots_of_the_mask(window, seed):
     device = Device.cpu(1)
     mask = SlotMask(device, WIDTH, ADVANCE, RING, window, ring=True)
     valid, start, graphs, most = rng.random(9000) < 0.9, 0, {}, 0
-    for _ in range(300):
+    for _ in range(200):
         most = max(most, start)
         columns = int(rng.choice([1, 4, WIDTH]))
         n_kv = 128 if start + WIDTH <= 128 else RING
