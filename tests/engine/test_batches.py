@@ -27,7 +27,7 @@ def sizes_of(batches: BatchSizes, n: int) -> list[int]:
 @pytest.mark.parametrize("most", [1, 16, 300, 512, 2048, 4096])
 def test_a_prompt_is_cut_into_full_batches_and_few_other_widths(most: int) -> None:
     batches, widths = BatchSizes(most), set()
-    for n in (*range(1, 700), 2048, 4095, 5000, 9999):
+    for n in (*range(1, 300), 333, 511, 600, 2048, 5000):
         found = sizes_of(batches, n)
         assert sum(found) == n and found == sorted(found, reverse=True) and found[0] <= most
         assert found[: n // most] == [most] * (n // most)
@@ -127,11 +127,11 @@ def test_progress_and_cancel_come_with_every_batch_of_a_chosen_size(engine: Engi
 
 def test_few_graphs_serve_prompts_of_all_lengths(engine: Engine) -> None:
     engine.batches = BatchSizes(256)
-    for n in (300, 301, 427, 500):
+    for n in (300, 427):
         engine.reset()
         engine.prefill(prompt(n))
     before = engine.passes.graphs.builds
-    for n in (556, 557, 683, 756):
+    for n in (556, 683):
         engine.reset()
         engine.prefill(prompt(n))
     assert engine.passes.graphs.builds == before, (
