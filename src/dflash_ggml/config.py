@@ -28,7 +28,8 @@ class EngineConfig:
         `DraftFile.open`).
     draft_type: what a draft's float matrices become while they are loaded (None: as published, or, on a GPU where they then do
         not fit, q8_0).
-    own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given.
+    own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given; draft_max: so many
+        tokens ahead, each for a pass of its own. Other drafts have a block.
     n_ctx: context window in tokens (0: the length the target was trained for, as far as it fits: on a GPU into `gpu_memory`, on
         the CPU into half of what is free of the host's memory).
     gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
@@ -77,6 +78,7 @@ class EngineConfig:
     own_draft: bool = True
     draft_type: DraftType | None = None
     spec: tuple[str, ...] | None = None
+    draft_max: int = 3
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -86,6 +88,7 @@ class EngineConfig:
             ("candidates", 1, 64),
             ("main_gpu", 0, 63),
             ("draft_window", 0, 1 << 30),
+            ("draft_max", 1, 16),
             ("fa_window", 0, 1 << 24),
         ):
             value = getattr(self, name)

@@ -14,7 +14,7 @@ from dflash_ggml.decode.tree import expand, spine
 from dflash_ggml.drafts.mtp.drafter import MtpDrafter
 from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.errors import DeviceError
+from dflash_ggml.errors import ConfigError, DeviceError
 from reference import toys
 from reference.engine_kit import fresh, text
 from reference.numpy_draft import PredictionHead
@@ -177,3 +177,28 @@ def test_a_hidden_row_is_seen_again(engine: Engine) -> None:
         if not from_snapshot:
             engine.drafter.mask.forget()
     assert np.array_equal(found[1], found[2]) and not np.array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 6])
+def test_how_far_ahead(target: Path, n: int) -> None:
+    with Engine.load(config(target)) as engine:
+        plain = text(fresh(engine), max_tokens=50, mode="plain")
+        fresh(engine).sequence.pending = 7
+        assert engine.drafter is not None
+        usual = engine.drafter.propose(engine.sequence, 31)
+    with Engine.load(config(target, draft_max=n)) as engine:
+        assert engine.drafter is not None and engine.drafter.depth == n
+        for mode in ("chain", "tree"):
+            assert text(fresh(engine), max_tokens=50, mode=mode) == plain
+        fresh(engine).sequence.pending = 7
+        rows = engine.drafter.propose(engine.sequence, 31)
+        assert rows.ids.shape[0] == n and np.array_equal(rows.ids[:3], usual.ids[:n])
+        if n > 1:
+            fresh(engine).sequence.pending = 7
+            assert np.array_equal(engine.drafter.propose(engine.sequence, 31, n - 1).ids, rows.ids[:-1])
+
+
+@pytest.mark.parametrize("bad", [0, 17, 2.5])
+def test_how_far_ahead_it_cannot(target: Path, bad: object) -> None:
+    with pytest.raises(ConfigError, match="draft_max: .* is outside 1..16"):
+        config(target, draft_max=bad)

@@ -102,6 +102,7 @@ def test_constructor() -> None:
         "draft_window",
         "draft_type",
         "spec",
+        "draft_max",
         "prefix_cache_bytes",
         "penalize_prompt",
     ]

@@ -191,6 +191,13 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         "file says)",
     )
     decode.add_argument(
+        "--draft-max",
+        type=int,
+        default=3,
+        metavar="N",
+        help="tokens that the target's own prediction head drafts ahead, where it has one (default 3); other drafts have a block",
+    )
+    decode.add_argument(
         "--draft-type",
         choices=get_args(DraftType),
         metavar="TYPE",
@@ -401,6 +408,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft_window=args.draft_window,
         draft_type=args.draft_type,
         spec=args.spec,
+        draft_max=args.draft_max,
     )
 
 

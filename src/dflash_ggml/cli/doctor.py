@@ -128,7 +128,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         elif target is not None:
             beside = draft_beside(config.model)
             why, how = beside.why, beside.advice
-            draft = open_own(file, target) if beside.own and file is not None else None
+            draft = open_own(file, target, config.draft_max) if beside.own and file is not None else None
         if draft is not None:
             yield Check("draft", "ok", f"{draft.title} of the target: {count(draft.depth, 'token')} ahead")
         else:

@@ -10,7 +10,7 @@ from ..models.target import Target
 from .dflash.drafter import DFlashSource
 from .dflash.file import DraftFile
 from .drafter import DraftSource
-from .mtp.drafter import open_head
+from .mtp.drafter import DEPTH, open_head
 
 
 def open_draft(path: Path, window: int | None = None, type_: DraftType | None = None) -> DraftSource:
@@ -20,6 +20,8 @@ def open_draft(path: Path, window: int | None = None, type_: DraftType | None = 
     return DFlashSource(DraftFile.open(path, window=window), window, type_)
 
 
-def open_own(file: GGUFFile, target: Target) -> DraftSource | None:
-    """The draft that a target's open file holds itself, None if it has none. Raises ModelFileError for one that is damaged."""
-    return open_head(file, target)
+def open_own(file: GGUFFile, target: Target, depth: int = DEPTH) -> DraftSource | None:
+    """The draft that a target's open file holds itself, to draft `depth` tokens ahead; None if it has none.
+
+    Raises ModelFileError for one that is damaged."""
+    return open_head(file, target, depth)

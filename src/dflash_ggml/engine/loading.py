@@ -120,7 +120,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
             log.warning("%s", warning)
     elif config.own_draft and config.mode != "plain" and config.wants("mtp"):
         try:
-            draft = open_own(file, target)
+            draft = open_own(file, target, config.draft_max)
         except DflashError as error:
             raise _OwnDraftError(str(error)) from error
     if draft is None and config.mode in ("chain", "tree") and not config.names_copies:

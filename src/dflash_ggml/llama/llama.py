@@ -52,8 +52,8 @@ class Llama(LlamaEmbeddings):
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding; a
         LlamaPromptLookupDecoding: text that stood before, and no draft model.
-    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec: how to speculate (see
-        EngineConfig).
+    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: how to speculate
+        (see EngineConfig).
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.
 
@@ -117,6 +117,7 @@ class Llama(LlamaEmbeddings):
         draft_window: int | None = None,
         draft_type: DraftType | None = None,
         spec: Sequence[str] | None = None,
+        draft_max: int = 3,
         prefix_cache_bytes: int = CACHE_BYTES,
         penalize_prompt: bool = False,
         **kwargs: Any,

@@ -95,6 +95,7 @@ class LlamaOptions:
     draft_window: int | None = None
     draft_type: DraftType | None = None
     spec: Sequence[str] | None = None
+    draft_max: int = 3
     prefix_cache_bytes: int = CACHE_BYTES
     penalize_prompt: bool = False
 
@@ -177,6 +178,7 @@ class LlamaOptions:
             draft_window=self.draft_window,
             draft_type=self.draft_type,
             spec=("suffix",) if self.lookup else None if self.spec is None else tuple(self.spec),
+            draft_max=self.draft_max,
         )
 
     @property
