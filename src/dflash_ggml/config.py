@@ -117,6 +117,10 @@ class EngineConfig:
         """Whether a source of this name may draft."""
         return self.spec is None or source in self.spec
 
+    def names(self, source: str) -> bool:
+        """Whether a source was asked for by name."""
+        return self.spec is not None and source in self.spec
+
     @property
     def copies(self) -> bool:
         """Whether text that stood before is drafted from. What it is depends on what was written before, and widths on it: where

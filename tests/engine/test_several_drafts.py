@@ -15,7 +15,6 @@ from dflash_ggml.decode.candidates import Rows, Trie
 from dflash_ggml.decode.tree import expand
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource, Together
-from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError
 from reference import toys
@@ -30,22 +29,13 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def config(files: tuple[Path, Path], **options) -> EngineConfig:
     base = EngineConfig(*files, n_ctx=256, n_batch=16, n_threads=1, reference=True, calibrate="never")
-    return replace(base, type_k="f32", type_v="f32", **options)
+    return replace(base, **{"type_k": "f32", "type_v": "f32", "spec": ("dflash2", "mtp"), **options})
 
 
 @pytest.fixture
-def engine(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(files: tuple[Path, Path]) -> Iterator[Engine]:
     """One that drafts with the file and with the target's prediction head."""
-    own = registry.open_own
-
-    def both(path: Path, *args):
-        file = loading.GGUFFile(files[0])
-        return SeveralSource([registry.open_draft(path, *args), own(file, loading.read_target(file))])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loading, "open_draft", both)
-        loaded = Engine.load(config(files))
-    with loaded as engine:
+    with Engine.load(config(files, spec=("dflash2", "mtp"))) as engine:
         assert isinstance(engine.drafter, SeveralDrafter) and engine.drafter.name == "dflash2+mtp"
         yield engine
 
@@ -62,7 +52,7 @@ def test_each_proposes_what_it_does_alone(engine: Engine, files: tuple[Path, Pat
     """From its own part of the features."""
     tokens = np.random.default_rng(1).integers(0, 60, 40).tolist()
     together = proposals(engine, tokens)
-    for part, options in zip(together, ({}, {"draft": None})):
+    for part, options in zip(together, ({"spec": ("dflash2",)}, {"draft": None})):
         with Engine.load(config(files, **options)) as alone:
             (expected,) = proposals(alone, tokens)
             assert np.array_equal(part.ids, expected.ids)
@@ -97,7 +87,10 @@ def test_both_see_every_step(engine: Engine) -> None:
 
 def test_the_plan_knows_what_both_take(engine: Engine, files: tuple[Path, Path]) -> None:
     both = engine.drafter.nbytes
-    with Engine.load(config(files)) as first, Engine.load(config(files, draft=None)) as second:
+    with (
+        Engine.load(config(files, spec=("dflash2",))) as first,
+        Engine.load(config(files, draft=None)) as second,
+    ):
         for name, size in both.items():
             assert size == sum(e.drafter.nbytes.get(name, 0) for e in (first, second)), name
 
@@ -122,3 +115,19 @@ def test_taps_that_do_not_stand_together(files: tuple[Path, Path], tmp_path: Pat
     wide = toys.write_pair(tmp_path, 33, taps=(0, 2))[1]
     with pytest.raises(ConfigError, match="cannot be read apart"):
         SeveralSource([registry.open_draft(wide), registry.open_draft(other)])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_copies_too(files: tuple[Path, Path], temperature: float) -> None:
+    with Engine.load(config(files, spec=("dflash2", "mtp", "suffix"))) as engine:
+        ids = [3, 1, 4, 1, 5, 9, 2, 6] * 4
+        options = {"max_tokens": 60, "sampling": {"temperature": temperature, "seed": 2}}
+        plain = text(fresh(engine, ids), mode="plain", **options)
+        assert text(fresh(engine, ids), mode="tree", **options) == plain
+
+
+def test_a_head_that_is_asked_for_and_not_there(tmp_path: Path) -> None:
+    pair = toys.write_pair(tmp_path, 34)
+    for draft in (pair[1], None):
+        with pytest.raises(ConfigError, match="has no prediction head"):
+            Engine.load(config(pair, draft=draft, spec=("dflash", "mtp")))

@@ -13,6 +13,7 @@ from ..config import EngineConfig
 from ..decode.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_draft, open_own
+from ..drafts.several import SeveralSource
 from ..drafts.suffix import Copies
 from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
@@ -118,11 +119,15 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
             )
         for warning in draft.check(target, str(config.model)):
             log.warning("%s", warning)
+        if config.names("mtp") and (head := open_own(file, target, config.draft_max)):
+            draft = SeveralSource([draft, head])
     elif config.own_draft and config.mode != "plain" and config.wants("mtp"):
         try:
             draft = open_own(file, target, config.draft_max)
         except DflashError as error:
             raise _OwnDraftError(str(error)) from error
+    if config.names("mtp") and target.prediction_head(file) is None:
+        raise ConfigError(f"spec: {config.model} has no prediction head (mtp) to draft with")
     if draft is None and config.mode in ("chain", "tree") and not config.names_copies:
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device, costs, costs_file = choose_device(config), Costs(), None
