@@ -8,6 +8,9 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.drafts import registry
+from dflash_ggml.drafts.several import SeveralSource
+from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import context
@@ -142,6 +145,22 @@ def test_a_file_has_the_ring(pair, tmp_path):
             engine.sequence.pending = 7
             drafted.append(engine.drafter.propose(engine.sequence, 20).log_probs)
     np.testing.assert_array_equal(*drafted)
+
+
+def test_two_drafts_have_a_ring_each(pair, ringed, monkeypatch):
+    """What a prefill puts into both is what it puts into one, and a snapshot has both."""
+    ringed.prefill(IDS[:1100])
+    (expected, *_), n = ringed.snapshot().rings, len(ringed.drafter.rings)
+
+    def twice(*args):
+        return SeveralSource([registry.open_draft(*args), registry.open_draft(*args)])
+
+    monkeypatch.setattr(loading, "open_draft", twice)
+    with load(pair) as engine:
+        engine.prefill(IDS[:1100])
+        rings = engine.snapshot().rings
+        assert len(rings) == 2 * n
+        assert np.array_equal(rings[0], expected) and np.array_equal(rings[n], expected)
 
 
 def test_a_window_that_the_context_does_not_exceed_has_no_ring(pair):

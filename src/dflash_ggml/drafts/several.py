@@ -174,6 +174,10 @@ class SeveralDrafter(Drafter):
     def rows(self) -> Items[object]:
         return [tensor for drafter in self.drafters for tensor in drafter.rows]
 
+    @property
+    def rings(self) -> Items[tuple[Any, int]]:
+        return [ring for drafter in self.drafters for ring in drafter.rings]
+
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         """What all have seen."""
         return np.logical_and.reduce([drafter.seen(sequence) for drafter in self.drafters])

@@ -263,9 +263,7 @@ class DFlashDrafter(Drafter):
     def _append(self, graph: Graph, features: Any, ids: Any, positions: Any, rows: Any) -> None:
         """Rows in a ring are inputs of their own, one for each ring and call."""
         n, groups = features.ne[1], self.context.groups
-        of_groups = [
-            _ring_input(graph, i, group, n) if group.is_ring else rows for i, group in enumerate(groups)
-        ]
+        of_groups = [_ring_input(graph, group, n) if group.is_ring else rows for group in groups]
         append_context(graph, self.weights, self.params, self.context, features, positions, of_groups)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
@@ -286,10 +284,11 @@ class DFlashDrafter(Drafter):
         self.context.forget_masks()
 
 
-def _ring_input(graph: Graph, number: int, group: ContextRows, n: int):
-    """Rows of a ring for the next n tokens of a pass, int32 [n]: an input for each group and call."""
-    before = [part.tensor for name, part in graph.inputs.items() if name.startswith(f"ring {number} ")]
-    name, at = f"ring {number} {len(before)}", sum(t.ne[0] for t in before)
+def _ring_input(graph: Graph, group: ContextRows, n: int):
+    """Rows of a ring for the next n tokens of a pass, int32 [n]: an input for each ring, of whatever draft, and call."""
+    own = f"ring {id(group):x} "
+    before = [part.tensor for name, part in graph.inputs.items() if name.startswith(own)]
+    name, at = f"{own}{len(before)}", sum(t.ne[0] for t in before)
 
     def fill(start: int) -> None:
         graph.inputs[name].array[:] = group.rows(0, start + at, start + at + n)
