@@ -239,3 +239,29 @@ def test_the_first_nodes_keep_their_sources():
     tree = Merged(rows, Copied([[5, 1, 2, 3]], [12], 4), CopyRates()).grow(0, 6)
     cut = tree.first(2)
     assert cut.sources.tolist() == tree.sources[:3].tolist() and cut.evidence is tree.evidence
+
+
+def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
+    """Votes are measured and a draft's word is not: where no vote was right, its own candidates must have been."""
+    rows = Rows([[5, 6], [7, 8]], np.log([[0.5, 0.4], [0.5, 0.4]]).astype(np.float32))
+    rates = CopyRates(CopyRates())
+    assert rates.trust == 1
+    copied = Copied([[5, 9]], [2], 2)
+    for _ in range(60):  # neither the vote's token nor the draft's others ever come
+        tree = Merged(rows, copied, rates).grow(0, 6)
+        observe(tree, walk(tree, lambda node: 30), rates)
+    assert rates.trust < 0.2
+    tree = Merged(rows, copied, rates).grow(0, 6)
+    other = next(node for node in range(1, tree.width) if tokens_of(tree, node) == (6,))
+    assert np.exp(tree.log_probs[other]) == pytest.approx(
+        0.8 * tree.evidence.rests[0] * rates.trust, rel=1e-3
+    )
+    # a controller's calibration sees what the draft said, not what was left of it
+    calibration = Calibration()
+    assert calibration.path_probabilities(tree)[other] == pytest.approx(
+        0.8 * tree.evidence.rests[0], rel=1e-3
+    )
+    for _ in range(100):  # and it comes back
+        tree = Merged(rows, copied, rates).grow(0, 6)
+        observe(tree, walk(tree, lambda node: 6), rates)
+    assert rates.trust > 0.5

@@ -73,7 +73,9 @@ class Calibration:
             parent = parents[node]
             edges[node] = said = math.exp(log_probs[node] - log_probs[parent])
             if cells[node] < 0:
-                log_prob = math.log(max(min(said / rests.get(parent, 1.0), 1.0), 1e-30))
+                if parent in rests:
+                    said /= rests[parent] * evidence.trust
+                log_prob = math.log(max(min(said, 1.0), 1e-30))
                 cell = _cell(depths[node], log_prob)
                 edges[node] = edge = self._base[cell] + self._slope[cell] * math.exp(log_prob)
                 sums[parent] += edge
@@ -100,7 +102,8 @@ class Calibration:
                 if evidence is not None:
                     if evidence.cells[node] >= 0:
                         continue
-                    log_prob = min(log_prob - math.log(max(evidence.rests.get(parent, 1.0), 1e-30)), 0.0)
+                    if parent in evidence.rests:
+                        log_prob = min(log_prob - math.log(evidence.rests[parent] * evidence.trust), 0.0)
                 cell = _cell(depths[node], log_prob)
                 expected[parent] += self._base[cell] + self._slope[cell] * math.exp(log_prob)
                 self._count(cell, node in kept)

@@ -24,6 +24,8 @@ KEPT = 200.0  # samples of a cell after which old ones fade
 TREND_FIRST = -0.6  # of a text that has not been seen to copy
 TREND_RATE = 0.5  # logits per unit of surprise
 TREND_MOST = 4.0
+FIRST_TRUST = 5.0  # samples that a draft's own word is worth
+TRUST_KEPT = 0.995  # of older samples
 _LENGTHS = (3, 4, 6, 9, 16, 32)  # first lengths of the buckets but for that of the shortest matches
 _BUCKET = [sum(length >= first for first in _LENGTHS) for length in range(LONGEST + 256)]
 _BY_LENGTH = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95)
@@ -49,6 +51,8 @@ class CopyRates:
         # without the trend
         self._own: NDArray[np.float64] = np.array(_FIRST) if prior is None else prior._own.copy()
         self.trend = 0.0 if prior is None else TREND_FIRST
+        # where no vote was right: how often a draft's candidates were, and how often they said so
+        self._draft_right = self._draft_said = FIRST_TRUST if prior is None else 0.0
         self.rates = self._moved()
 
     def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
@@ -58,6 +62,20 @@ class CopyRates:
             self.trend = min(max(self.trend + TREND_RATE * surprise, -TREND_MOST), TREND_MOST)
             self._count(cell, is_right)
         self.rates = self._moved()
+
+    @property
+    def trust(self) -> float:
+        """What a draft's word is worth where votes have one, at most 1."""
+        known = self if self._prior is None else self._prior
+        return min(known._draft_right / known._draft_said, 1.0)
+
+    def learn_trust(self, said: float, is_right: bool) -> None:
+        """Count a place where no vote was right: what the draft's candidates promised together, and whether one was."""
+        if self._prior is not None:
+            self._prior.learn_trust(said, is_right)
+            return
+        self._draft_said = (self._draft_said + said) * TRUST_KEPT
+        self._draft_right = (self._draft_right + is_right) * TRUST_KEPT
 
     def _count(self, cell: int, is_right: bool) -> None:
         if self._prior is not None:
@@ -81,10 +99,11 @@ class CopyRates:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What the probabilities of a merged tree rest on. cells: of `CopyRates`, by node, -1 for the draft's own word; rests: what
-    votes leave to the draft's other children of a node, where it is not all."""
+    votes leave to the draft's other children of a node, where it is not all; trust: how much of that they got."""
 
     cells: Sequence[int]
     rests: Mapping[int, float]
+    trust: float
 
 
 class Copied:

@@ -37,13 +37,34 @@ def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
     samples = [(cell, i in kept) for i, cell in votes if parents[i] in visited]
     if samples:
         rates.learn(samples)
+    _observe_trust(tree, kept, accepted, rates)
+
+
+def _observe_trust(tree: Tree, kept: set[int], accepted: Accepted, rates: CopyRates) -> None:
+    """Count what the draft's own children promised at visited nodes where they stood beside votes and no vote was right."""
+    assert tree.evidence is not None
+    evidence, parents, log_probs = tree.evidence, tree.parents.tolist(), tree.log_probs.tolist()
+    said = {node: 0.0 for node in accepted.path if node in evidence.rests}
+    right = dict.fromkeys(said, False)
+    for node, parent in enumerate(parents):
+        if parent in said:
+            if evidence.cells[node] < 0:
+                said[parent] += exp(log_probs[node] - log_probs[parent]) / (
+                    evidence.rests[parent] * evidence.trust
+                )
+                right[parent] |= node in kept
+            elif node in kept:
+                del said[parent]
+    for node, promised in said.items():
+        if promised:
+            rates.learn_trust(promised, right[node])
 
 
 class Merged:
     """A draft's candidates, or none, and copies."""
 
     def __init__(self, draft: Candidates | None, copied: Copied, rates: CopyRates) -> None:
-        self.draft, self.copied, self.rates = draft, copied, rates.rates
+        self.draft, self.copied, self.rates, self.trust = draft, copied, rates.rates, rates.trust
 
     def grow(self, root: int, budget: int, chain_seed: bool = False) -> Tree:
         """The most probable paths, up to `budget` nodes, best first; see `tree.expand`."""
@@ -74,6 +95,7 @@ class _Growth:
         if budget < 0:
             raise ValueError(f"budget must not be negative, got {budget}")
         self.budget, self.votes, self.rates = budget, merged.copied.votes, merged.rates
+        self.trust = merged.trust
         self.nodes = [(root, -1, 0, -1, 0)]  # token, parent, depth, cell, sources
         self.costs, self.rests = [0.0], dict[int, float]()
         self.heap: list[_Entry] = []
@@ -90,7 +112,7 @@ class _Growth:
             np.array(depths, np.int32),
             0 - np.array(self.costs, np.float32),  # the root's is 0, not -0
             np.array(sources, np.uint8),
-            Evidence(cells, self.rests),
+            Evidence(cells, self.rests, self.trust),
         )
 
     def seed(self) -> None:
@@ -192,7 +214,7 @@ class _Growth:
             heappush(heap, (cost - log(p), depth, node, -1, (token, cell, follow, under, sources)))
             if other < len(tokens) and scores[other] > _NEVER:
                 self.rests[node] = rest = 1 - p
-                lost = log(max(1 - said, 1e-6) / rest)
+                lost = log(max(1 - said, 1e-6) / (rest * self.trust))
                 what = (tokens, scores, cursors), taken, lost
                 heappush(heap, (cost + lost - scores[other], depth, node, other, what))
             return
@@ -217,7 +239,7 @@ class _Growth:
         rank = _after(-1, several)
         if rank < len(tokens) and scores[rank] > _NEVER:
             self.rests[node] = rest = 1 - scale * total
-            lost = log(max(1 - said_of_votes, 1e-6)) - log(rest)
+            lost = log(max(1 - said_of_votes, 1e-6) / (rest * self.trust))
             heappush(
                 heap,
                 (cost + lost - scores[rank], depth, node, rank, ((tokens, scores, cursors), several, lost)),
