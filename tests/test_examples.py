@@ -52,7 +52,8 @@ def test_draft_tree() -> None:
         ]
         assert len(starred) == 1 + accepted
         total += accepted + 1
-    assert re.search(rf"^{total} tokens in \d+ steps: ", text, re.MULTILINE)
+    # the last step may end with a drafted token, and then has none of the model's own
+    assert re.search(rf"^({total}|{total - 1}) tokens in \d+ steps: ", text, re.MULTILINE)
 
 
 def test_openai_client() -> None:

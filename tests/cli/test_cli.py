@@ -171,9 +171,9 @@ def test_verbose(run: Run) -> None:
 
 
 def test_no_draft(run: Run, alone: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a draft to be found, auto decodes plainly and says so."""
+    """Without a draft to be found, auto has copies alone, of which there are none here, and says so."""
     report = json.loads(run("-m", str(alone), "-p", "x", "-n", "2", "--json").out)
-    assert report["mode"] == "plain" and report["draft_n"] == 0
+    assert report["mode"] == "auto" and report["draft_n"] == 0 and report["sources"] == []
     assert "no draft beside" in caplog.text and "-md" in caplog.text
 
 
@@ -185,7 +185,7 @@ def test_a_bad_draft_beside_the_target(
     target.symlink_to(demo_target)
     (tmp_path / "a-dflash.gguf").write_bytes(b"GGUF nonsense")
     report = json.loads(run("-m", str(target), "-p", "x", "-n", "2", "--json").out)
-    assert report["mode"] == "plain" and "a-dflash.gguf: " in caplog.text
+    assert report["mode"] == "auto" and report["draft_n"] == 0 and "a-dflash.gguf: " in caplog.text
     assert caplog.text.count("decoding plainly") == 1
     done = run("-m", str(target), "-p", "x", "--mode", "tree")
     assert done.code == 2 and "mode tree: no draft beside" in done.err and "a-dflash.gguf: " in done.err
@@ -386,7 +386,10 @@ def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
         (["-p", "x", "-n", "0"], "-n"),
         (["-p", "x", "-n", "-2"], "-n"),
         (["-p", "x", "--versus-plain", "--mode", "plain"], "nothing to compare"),
-        (["-p", "x", "--versus-plain", "-m", "target.gguf"], "--versus-plain needs a draft"),
+        (
+            ["-p", "x", "--versus-plain", "-m", "target.gguf", "--spec", "none"],
+            "--versus-plain needs a draft",
+        ),
         (["-p", "x", "--budget", "0"], "budget: 0 is outside 1..256"),
         (["-p", "x", "--budget", "257"], "budget: 257 is outside 1..256"),
         (["-p", "x", "-c", "-1"], "n_ctx"),
