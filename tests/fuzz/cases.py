@@ -34,13 +34,13 @@ def used(target: Path, draft: Path | None, rng: np.random.Generator) -> str:
         "type_k": str(rng.choice(["f16", "f32", "bf16"])),
         "type_v": str(rng.choice(["f16", "f32", "bf16"])),
         "reference": bool(rng.random() < 0.3),
-        "mode": "auto" if draft else "plain",
+        "mode": "auto",
     }
     try:
         config = EngineConfig(target, draft, n_threads=1, n_gpu_layers=0, calibrate="never", **choices)
         with Engine.load(config) as engine:
             room = min(engine.n_ctx, 600)
-            for mode in ("auto", "tree") if draft else ("plain",):
+            for mode in ("auto", "tree") if engine.has_draft else ("plain",):
                 engine.reset()
                 ids = rng.integers(0, engine.n_vocab, max(1, int(rng.integers(0, room + 1)))).tolist()
                 engine.prefill(ids)
@@ -111,7 +111,7 @@ def coherent(seed: int, folder: Path) -> str:
         n_draft_vocab=one(None, 1, 12) if kind == "dspark" else None,
         nextn=bool(one(False, False, True)),
     )
-    return used(target, draft if rng.random() < 0.9 else None, rng)
+    return used(target, draft if rng.random() < 0.7 else None, rng)
 
 
 def headers(seed: int, folder: Path) -> str:
