@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import chain
 from dflash_ggml.engine.engine import Engine
@@ -18,7 +18,9 @@ NEAR_TIE = 2e-3  # logits this close may swap between two float32 implementation
 @pytest.fixture(scope="module")
 def engine(f32_target, f32_draft):
     with Engine.load(
-        EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", n_threads=1, candidates=8)
+        EngineConfig(
+            f32_target, f32_draft, type_k="f32", type_v="f32", n_threads=1, candidates=8, spec=DRAFTS
+        )
     ) as e:
         yield e
 

@@ -126,8 +126,11 @@ def test_with_copies_too(files: tuple[Path, Path], temperature: float) -> None:
         assert text(fresh(engine, ids), mode="tree", **options) == plain
 
 
-def test_a_head_that_is_asked_for_and_not_there(tmp_path: Path) -> None:
+def test_a_head_that_is_asked_for_and_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Something else that was named drafts, and it is said; where there is nothing else, that is an error."""
     pair = toys.write_pair(tmp_path, 34)
-    for draft in (pair[1], None):
-        with pytest.raises(ConfigError, match="has no prediction head"):
-            Engine.load(config(pair, draft=draft, spec=("dflash", "mtp")))
+    with pytest.raises(ConfigError, match="has no prediction head"):
+        Engine.load(config(pair, draft=None, spec=("dflash", "mtp")))
+    with Engine.load(config(pair, draft=pair[1], spec=("dflash", "mtp"))) as engine:
+        assert engine.drafter is not None and engine.drafter.name == "dflash"
+    assert caplog.text.count("has no prediction head (mtp) to draft with; what else is named drafts") == 1

@@ -127,7 +127,10 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         except DflashError as error:
             raise _OwnDraftError(str(error)) from error
     if config.names("mtp") and target.prediction_head(file) is None:
-        raise ConfigError(f"spec: {config.model} has no prediction head (mtp) to draft with")
+        missing = f"spec: {config.model} has no prediction head (mtp) to draft with"
+        if draft is None and not config.names_copies:
+            raise ConfigError(missing)
+        log.warning("%s; what else is named drafts", missing)
     if draft is None and config.mode in ("chain", "tree") and not config.names_copies:
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     device, costs, costs_file = choose_device(config), Costs(), None
