@@ -164,10 +164,10 @@ static plan make_plan(const variant & v, const shape & s, int max_stages, int pr
         a.mask_cols = s.mask ? std::min(s.cols, (n + s.gqa - 2)/s.gqa + 1) : 0;
         const int options[][2] = { { 2, 3 }, { 2, 2 }, { 1, 2 }, { 2, 1 }, { 1, 1 }, { 2, 0 } };
         for (auto & o : options) {
-            if ((o[1] > 0) != (bool) v.unpack || p.smem || (v.unpack && max_stages < 8 && o[0] == 2)) continue;
+            if ((o[1] > 0) != (bool) v.unpack || p.smem || (v.unpack && o[1] < fattn_narrow_hopper_tiles_k(n, true)) || (v.unpack && max_stages < 8 && o[0] == 2)) continue;
             p.n_v = o[0];
             p.n_raw = o[1];
-            const int total = fattn_narrow_hopper_layout(v.d, n, v.unpack ? 1 : 2, p.n_v, p.n_raw, v.unpack ? k_pitch : 0, v.unpack ? v_pitch : 0, a.mask_cols).total;
+            const int total = fattn_narrow_hopper_layout(v.d, n, p.n_v, p.n_raw, a.k_row, a.v_row, a.mask_cols).total;
             if (total <= max_smem) p.smem = total;
         }
         if (p.smem == 0) return p;
@@ -201,7 +201,17 @@ static plan make_plan(const variant & v, const shape & s, int max_stages, int pr
 
 static void attention(cudaStream_t st, const variant & v, const plan & p, float * dst, bool combine = true) {
     if (v.hopper) {
-        launch(st, v.hopper, dim3(p.blocks), FATTN_NARROW_HOPPER_THREADS, p.smem, fattn_narrow_hopper_args { p.args, v.unpack ? 1 : 2, p.n_v, p.n_raw });
+        fattn_narrow_hopper_args h;
+        h.a = p.args;
+        h.n_v = p.n_v;
+        h.n_raw = p.n_raw;
+        const fattn_narrow_args & a = p.args;
+        if (!fattn_narrow_hopper_describe(h.k, h.k_x, h.k_z, a.k, v.unpack, a.k_row, a.n_kv, a.n_heads_kv, a.k_nb1, a.k_nb2) ||
+            !fattn_narrow_hopper_describe(h.v, h.v_x, h.v_z, a.v, v.unpack, a.v_row, a.n_kv, a.n_heads_kv, a.v_nb1, a.v_nb2)) {
+            printf("a tensor cannot be described\n");
+            exit(1);
+        }
+        launch(st, v.hopper, dim3(p.blocks), FATTN_NARROW_HOPPER_THREADS, p.smem, h);
     } else {
         launch(st, v.kernel, dim3(p.blocks), 32*v.nr*v.ng, p.smem, p.args);
     }
@@ -263,7 +273,7 @@ static std::vector<__half> make_mask(int kv, int cols, int kind) {
     return m;
 }
 
-// one block per column and query head
+// one block per column and query head; float64
 static __global__ void reference(const fattn_narrow_args a, const int d, const double scale, double * w, double * ref) {
     const int col = blockIdx.x, h = blockIdx.y, n_heads = gridDim.y;
     const float * q = (const float *) (a.q + col*a.q_nb1 + h*a.q_nb2);
