@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from ..decode.break_even import break_even, where_it_pays
+from ..decode.costs import Pass
 from ..engine.engine import Engine
 from .sections import Column, Plot, Row, Section, Series
 
@@ -26,7 +27,7 @@ def costs_report(engine: Engine) -> Section:
             row |= {"nodes": step.nodes, "most": step.reach, f"step_ms_{context}": step.ms}
             row |= {f"length_{context}": step.length}
             row |= {f"pays_{context}": step.length if step.can_pay else None}
-    order = ("plain", "verify", "draft", "commit", "host")
+    order = get_args(Pass)
     columns = [Column("pass", "pass"), Column("columns", "columns", 0), Column("nodes", "nodes", 0)]
     columns += [Column(f"ms_{context}", f"ms at {context:,}", 3) for context in contexts]
     columns += [Column(f"pays_{context}", f"pays from, at {context:,}", 2) for context in contexts]
