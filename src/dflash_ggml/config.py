@@ -14,7 +14,8 @@ Calibrate = Literal["cached", "always", "never"]
 DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
-DRAFTS = ("dflash", "dflash2", "dspark", "mtp")  # kinds of draft models
+FILES = ("dflash", "dflash2", "dspark")  # kinds of draft files
+DRAFTS = (*FILES, "mtp")  # kinds of draft models
 SOURCES = (*DRAFTS, "suffix")  # what `spec` may name
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,35 @@ def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot):
             graph = passes.verify(engine.sequence, tree)
             np.testing.assert_allclose(windowed[node], passes.logits_row(graph, node), atol=1e-4)
         del passes.tree_mask.fill
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 90])
+@pytest.mark.parametrize("start", [3, 60, 64, 70, 300])
+def test_every_column_sees_each_of_its_rows_once(tokens, start):
+    """Also where a tree is deeper than the window, or begins among the first tokens."""
+    columns, first = 24, 7
+    rng = np.random.default_rng(start)
+    parents = [-1, *(int(rng.integers(max(0, i - 3), i)) for i in range(1, columns))]
+    lines = [[i] for i in range(columns)]
+    for i in range(1, columns):
+        lines[i] += lines[parents[i]]
+    depths = np.array([len(line) - 1 for line in lines], np.int32)
+    own = np.array([[j in line for j in range(columns)] for line in lines])
+    window = DecodeWindow(tokens)
+    n = window._rows(columns)
+    arrays = {"window rows": np.zeros(n, np.int32), "window mask": np.zeros((columns, n), np.float16)}
+    window.fill(
+        SimpleNamespace(inputs={k: SimpleNamespace(array=a) for k, a in arrays.items()}),
+        first,
+        start,
+        depths,
+        own,
+    )
+    for i, line in enumerate(lines):
+        at = start + int(depths[i])
+        seen = [first + p for p in range(start) if p < SINKS or p > at - tokens]
+        seen += [first + start + j for j in line if (p := start + int(depths[j])) < SINKS or p > at - tokens]
+        assert sorted(arrays["window rows"][arrays["window mask"][i] == 0]) == sorted(seen)
 
 
 def test_the_start_says_that_it_changes_the_text(toy_pair, caplog):

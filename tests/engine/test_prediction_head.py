@@ -202,3 +202,28 @@ def test_how_far_ahead(target: Path, n: int) -> None:
 def test_how_far_ahead_it_cannot(target: Path, bad: object) -> None:
     with pytest.raises(ConfigError, match="draft_max: .* is outside 1..16"):
         config(target, draft_max=bad)
+
+
+def test_a_head_that_is_named_drafts_though_a_draft_lies_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody asked for that file: it is neither opened nor in the way, in any mode, in the class and in the commands."""
+    import argparse
+
+    from dflash_ggml.cli.arguments import add_model_options, engine_config
+    from dflash_ggml.llama import Llama
+
+    target, draft = toys.write_pair(tmp_path, 75, nextn=True)
+    beside = tmp_path / "mtp"
+    beside.mkdir()
+    target = target.rename(beside / "toy.gguf")
+    draft.rename(beside / "toy-dflash.gguf")
+    for mode in ("auto", "tree"):
+        llm = Llama(str(target), n_ctx=256, spec=("mtp",), mode=mode, verbose=False)
+        assert llm.engine.drafter is not None and llm.engine.drafter.name == "mtp"
+        llm.close()
+        parser = argparse.ArgumentParser()
+        add_model_options(parser)
+        args = ["-m", str(target), "-c", "256", "--spec", "mtp", "--mode", mode, "-ngl", "0"]
+        with Engine.load(engine_config(parser.parse_args(args))) as engine:
+            assert engine.drafter is not None and engine.drafter.name == "mtp" and engine.config.draft is None

@@ -56,6 +56,13 @@ def test_good_and_bad_grammars_come_to_an_end(vetter: Vetter) -> None:
     assert process(vetter).pid == first
 
 
+def test_numbers_of_tokens_do_not_end_the_trial_early() -> None:
+    assert (
+        vetting._TOKEN_IDS.sub("<[0]>", "start: <[5000]> /a+/ <[12-13,99]> <[^7]>")
+        == "start: <[0]> /a+/ <[0]> <[0]>"
+    )
+
+
 def test_one_that_takes_too_long_is_refused_and_remembered(vetter: Vetter) -> None:
     vetter(WORD)
     stopped = process(vetter)

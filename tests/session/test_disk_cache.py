@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.session import disk_cache
@@ -86,9 +87,29 @@ def test_files_are_the_users_own(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     cache = kept(folder, snapshot(9))
     (entry,) = cache._entries.values()
-    assert {stat.S_IMODE(p.stat().st_mode) for p in (folder, entry.path.parent)} == {0o700}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in entry.path.parents[:2]} == {0o700}
     assert stat.S_IMODE(entry.path.stat().st_mode) == 0o600
     assert list(entry.path.parent.iterdir()) == [entry.path]
+
+
+def test_nothing_else_in_the_folder_is_touched(tmp_path: Path) -> None:
+    """A folder of models, that others may read, can be named: it keeps its mode and its files."""
+    model = tmp_path / "draft" / "model.safetensors"
+    model.parent.mkdir()
+    model.write_bytes(b"x" * 50_000)
+    os.utime(model, (1, 1))
+    tmp_path.chmod(0o755)
+    kept(tmp_path, snapshot(9), snapshot(9, 1), limit=9000)
+    kept(tmp_path, snapshot(9, 2), limit=9000)
+    assert model.exists() and stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_what_an_ended_process_left_half_written_goes(tmp_path: Path) -> None:
+    (entry,) = kept(tmp_path, snapshot(9))._entries.values()
+    left = entry.path.parent / "writing-1" / "a.safetensors"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    assert len(kept(tmp_path)) == 1 and not left.parent.exists()
 
 
 def test_another_model_sees_none_of_them(tmp_path: Path) -> None:
@@ -143,17 +164,26 @@ def test_a_damaged_file_is_removed_and_the_next_best_taken(
     assert ("is not used and removed" in caplog.text) is not gone_before
 
 
+def test_a_writer_that_died_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DiskCache(tmp_path, GB, ("m",))
+    monkeypatch.setattr(cache, "_write_all", lambda: None)
+    for seed in range(4):
+        cache.put(snapshot(9, seed))
+    cache.close()
+
+
 def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--cache-disk: .*file cannot be used"):
         DiskCache(tmp_path / "file", GB, ("m",))
 
 
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), SafetensorError("IoError")])
 def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     def full(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise failure
 
     monkeypatch.setattr(disk_cache, "save_file", full)
     cache = DiskCache(tmp_path, GB, ("m",))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from ..config import MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
+from ..config import FILES, MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
 from ..decode.recommended import recommended, told
 from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError, ModelFileError
@@ -373,7 +373,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     model = EMBEDDED_TARGET if args.model is None else _existing("-m", args.model)
     draft = None if args.model_draft is None else _existing("-md", args.model_draft)
     named = draft is not None or draft_spec is not None
-    wants_draft = args.mode != "plain" and (args.spec is None or any(name != "suffix" for name in args.spec))
+    wants_draft = args.mode != "plain" and (args.spec is None or any(name in FILES for name in args.spec))
     if named and args.mode != "plain" and not wants_draft:
         raise ConfigError("--spec: it leaves out the draft that -md or -hfd names")
     hub = None if target_spec is None and draft_spec is None else Hub(offline=args.offline)

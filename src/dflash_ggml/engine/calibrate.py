@@ -82,8 +82,9 @@ class _Probe:
             yield "verify", verify_width(nodes), partial(self._verify, tree)
             if i == 0:
                 yield "commit", 1, self._commit
-                # a path with a gap moves rows, in a graph of its own, which a text meets soon
-                self.passes.commit(self.sequence, (0, 2))
+                if self.passes.max_width > 2:
+                    # a path with a gap moves rows, in a graph of its own, which a text meets soon
+                    self.passes.commit(self.sequence, (0, 2))
                 if self.drafter and self.drafter.taps:
                     yield "append", 1, partial(self._append, self.drafter)
 

@@ -66,7 +66,7 @@ class Engine:
         """
         loaded = load(config, progress, calibration_seconds)
         # one that was only found may have been left out
-        return cls(config if loaded.drafter else replace(config, draft=None), loaded)
+        return cls(replace(config, draft=loaded.draft), loaded)
 
     # ---- the committed prefix
 

@@ -73,6 +73,7 @@ class Loaded:
     costs: Costs
     batches: BatchSizes
     costs_file: Path | None = None
+    draft: Path | None = None  # the file of the draft that is used
 
 
 def load(
@@ -92,11 +93,14 @@ def load(
         if config.draft is None or not config.draft_found:
             raise
         reason, without = str(error), replace(config, draft=None)
-    if config.mode in ("chain", "tree") and not config.names_copies:
-        raise ConfigError(
-            f"mode {config.mode} needs a draft, and the one that was found cannot be used: {reason}"
-        )
-    loaded = load(without, progress, calibration_seconds)
+    try:
+        loaded = load(without, progress, calibration_seconds)
+    except ConfigError as error:
+        if config.mode in ("chain", "tree"):
+            raise ConfigError(
+                f"mode {config.mode} needs a draft, and the one that was found cannot be used: {reason}"
+            ) from error
+        raise
     how = "drafting with the target's prediction head" if loaded.drafter else "decoding plainly"
     log.warning("the draft that was found is not used, %s: %s", how, reason)
     return loaded
@@ -153,7 +157,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         raise no_host_memory("loading") from error
     except DflashError as error:
         device.close()
-        if draft and config.draft is None:
+        if draft and config.draft is None and not config.names("mtp"):
             raise _OwnDraftError(str(error)) from error
         raise
     except BaseException:
@@ -161,7 +165,18 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         raise
     metadata = dict(file.metadata)
     return Loaded(
-        device, passes, drafter, copies, tokenizer, metadata, memory.n_ctx, memory, costs, batches, costs_file
+        device,
+        passes,
+        drafter,
+        copies,
+        tokenizer,
+        metadata,
+        memory.n_ctx,
+        memory,
+        costs,
+        batches,
+        costs_file,
+        config.draft,
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..config import FILES
 from ..decode.recommended import recommended, told
 from ..errors import ConfigError, DflashError
 from ..session.session import Session
@@ -102,7 +103,7 @@ class LlamaBase:
         from ..engine.engine import Engine
 
         options = self._options
-        plain = options.engine_config(None)  # a bad value is told before files are looked at
+        options.engine_config(None)  # a bad value is told before files are looked at
         draft, found, own = self._choose_draft()
         config = options.engine_config(draft, own)
         try:
@@ -111,8 +112,9 @@ class LlamaBase:
             if draft is None or not found or config.mode != "auto":  # any other mode asks for a draft
                 raise
             reason = str(error)
-        engine = Engine.load(plain)
-        warnings.warn(f"the draft that was found is not used, decoding plainly: {reason}", stacklevel=4)
+        engine = Engine.load(options.engine_config(None, True))  # the target's own head drafts, if it has one
+        how = "drafting with the target's prediction head" if engine.has_draft else "decoding plainly"
+        warnings.warn(f"the draft that was found is not used, {how}: {reason}", stacklevel=4)
         return engine
 
     def _choose_draft(self) -> tuple[Path | None, bool, bool]:
@@ -128,8 +130,8 @@ class LlamaBase:
         spec = self._options.spec
         if named is False or self._options.mode == "plain" or self._options.lookup:
             return None, False, False
-        if spec is not None and not any(name != "suffix" for name in spec):
-            return None, False, False
+        if spec is not None and not any(name in FILES for name in spec):
+            return None, False, "mtp" in spec
         from ..drafts.beside import draft_beside
 
         beside = draft_beside(Path(self.model_path))

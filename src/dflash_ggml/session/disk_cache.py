@@ -4,8 +4,9 @@ Two forms were weighed: a format of our own, and safetensors, which other tools 
 which is read through a memory map; it won. Nothing is ever unpickled. A file is written beside its place and renamed, so a
 reader sees all of it or nothing; sums over the bytes tell a damaged one, which is removed.
 
-The folder belongs to one user (mode 0700). Files lie in a subfolder named by what the state depends on: model, draft and
-cache types. The one that was longest not used goes first when all together exceed the limit, whatever model they belong to.
+They lie in a folder of our own within the one that is named, which belongs to one user (mode 0700), there in a subfolder named by
+what the state depends on: model, draft and cache types. Nothing else is counted, changed or removed. The one that was
+longest not used goes first when all together exceed the limit, whatever model they belong to.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import logging
 import os
 import queue
+import shutil
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..errors import ConfigError, DflashError
@@ -40,8 +42,10 @@ log = logging.getLogger("dflash_ggml")
 
 FORMAT = "2"
 SHORTEST = 1024  # tokens; prefilling fewer is about as fast as reading them
+OWN = "dflash-prefixes"  # the folder that is made in the one that is named
 SUFFIX = ".safetensors"
 _KINDS = ("live", "rows", "rings")  # of a snapshot's parts
+WRITING = "writing-"  # what names of unfinished files begin with
 WAITING = 2  # snapshots that wait to be written; each may hold gigabytes
 
 
@@ -71,13 +75,17 @@ class DiskCache:
     def __init__(self, folder: Path, limit: int, identity: Sequence[str]) -> None:
         """limit: bytes of all files. identity: what the state depends on. Raises ConfigError for a folder that cannot be used."""
         self.limit = limit
-        self._root = folder
+        self._root = folder / OWN
         name = hashlib.sha256(json.dumps([FORMAT, *identity]).encode()).hexdigest()[:24]
-        self._folder = folder / name
+        self._folder = self._root / name
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for made in (folder, self._folder):
+            for made in (self._root, self._folder):
+                if made.stat().st_uid != os.getuid():
+                    raise PermissionError(0, f"{made} belongs to another user")
                 made.chmod(0o700)
+            for left in self._folder.glob(f"{WRITING}*"):  # by a process that was ended while it wrote
+                shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryFile(dir=self._folder):
                 pass
         except OSError as error:
@@ -139,10 +147,11 @@ class DiskCache:
 
     def close(self) -> None:
         """Wait until what was put is written."""
-        if self._writer is not None:
-            self._waiting.put(None)
-            self._writer.join()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        while writer is not None and writer.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=1)
+                writer.join()
 
     def _find(self, ids: NDArray[np.int32]) -> Entry | None:
         with self._lock:
@@ -153,7 +162,7 @@ class DiskCache:
         while (snapshot := self._waiting.get()) is not None:
             try:
                 self._write(snapshot)
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 if not self._warned:
                     log.warning("--cache-disk: %s: nothing more is kept: %s", self._folder, error)
                     self._warned = True
@@ -162,25 +171,21 @@ class DiskCache:
     def _write(self, snapshot: Snapshot) -> None:
         path = self._folder / (_name(snapshot.tokens) + SUFFIX)
         self._make_room(snapshot.nbytes)
-        handle, temporary = tempfile.mkstemp(dir=self._folder)  # mode 0600
-        os.close(handle)
-        try:
+        # in a folder of its own, since the package writes beside the file that it is given
+        with tempfile.TemporaryDirectory(prefix=WRITING, dir=self._folder) as folder:
+            temporary = Path(folder) / path.name
             tensors = _tensors(snapshot)
             sums = {name: str(_sum(data)) for name, data in tensors.items()}
             save_file(tensors, temporary, metadata=sums)
-            os.chmod(temporary, 0o600)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+            temporary.chmod(0o600)
+            temporary.replace(path)
         with self._lock:
             self._entries[path.stem] = Entry(path, np.asarray(snapshot.tokens, np.int32))
 
     def _make_room(self, wanted: int) -> None:
         """Remove the files that were longest not used until `wanted` bytes more fit."""
         found = []
-        for path in (p for folder in self._root.iterdir() if folder.is_dir() for p in self._files(folder)):
+        for path in self._root.glob("*/*" + SUFFIX):
             with contextlib.suppress(OSError):
                 about = path.stat()
                 found.append((about.st_mtime, about.st_size, path))

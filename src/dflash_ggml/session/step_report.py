@@ -41,10 +41,13 @@ class StepReport:
         if tree is not None and tree.sources is not None:
             sources = tuple(tree.sources.tolist())
         names = ("draft", "tree", "verify", "commit", "host")
+        # what was copied and is not in the answer may be from the answer to somebody else
+        hidden = {i for i, source in enumerate(sources) if source & 2 and i not in step.path}
+        tokens = tuple(-1 if i in hidden else token for i, token in enumerate(tokens))
         return cls(
             tokens=tokens,
             parents=tuple(int(p) for p in tree.parents) if tree is not None else (),
-            texts=tuple(text(t) for t in tokens),
+            texts=tuple("" if t < 0 else text(t) for t in tokens),
             log_probs=tuple(round(float(p), 4) for p in tree.log_probs) if tree is not None else (),
             path=tuple(int(i) for i in step.path),
             accepted=int(step.n_accepted),

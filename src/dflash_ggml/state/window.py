@@ -54,6 +54,7 @@ class DecodeWindow:
         rows[last] = first + np.maximum(positions, 0)
         rows[last.stop :] = np.arange(first + start, first + start + columns)
         seen = (positions >= self.sinks) & (positions > start + depths[:, None] - self.tokens)
-        mask[:, : self.sinks] = 0
+        mask[:, : self.sinks] = np.where(np.arange(self.sinks) < start, np.float16(0), HIDDEN)
         mask[:, last] = np.where(seen, np.float16(0), HIDDEN)
-        mask[:, last.stop :] = np.where(own, np.float16(0), HIDDEN)
+        near = (depths[:, None] - depths < self.tokens) | (start + depths < self.sinks)
+        mask[:, last.stop :] = np.where(own & near, np.float16(0), HIDDEN)

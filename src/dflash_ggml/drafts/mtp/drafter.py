@@ -42,13 +42,15 @@ class MtpSource(DraftSource):
 
     def __init__(self, file: GGUFFile, head: Head, depth: int) -> None:
         self.file, self.head, self.depth, self.taps = file, head, depth, (head.block - 1,)
+        self.head_dims = (head.head_dim,)
         self.title = "prediction head"
         self._weights: Weights | None = None
 
     @property
     def identity(self) -> list:
         tensors = self.file.tensors
-        return [(name, tensors[name].type, tensors[name].shape) for name in sorted(self.head.tensors())]
+        kinds = [(name, tensors[name].type, tensors[name].shape) for name in sorted(self.head.tensors())]
+        return [*kinds, self.depth]  # how far it drafts decides what is measured
 
     def check(self, target: Target, target_name: str) -> list[str]:
         """It is the target's own."""
