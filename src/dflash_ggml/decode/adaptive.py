@@ -98,7 +98,7 @@ class Experience:
     owed: float = 0.0
     last_loss: float = 0.0
     drafted: int = 0  # steps
-    right: int = 0  # accepted nodes
+    right: int = 0  # accepted nodes that the draft offered
 
     def of(self, block: int) -> Worth:
         """The worth of steps with a draft of `block` columns."""
@@ -288,7 +288,7 @@ class Adaptive:
             worth = (1 + by_draft) * self._last.token
         known.of(self._block).learn(worth)
         known.drafted += 1
-        known.right += accepted.n_accepted
+        known.right += by_draft
         if self._probing:  # one that paid gives back what others cost
             known.owed = max(known.owed, 0.0) + self._last.loss
             known.last_loss = max(self._last.loss, 0.0)

@@ -13,7 +13,7 @@ from .tree import Tree, expand, spine
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`budget` counts drafted nodes: 0 for plain, at most the draft's depth for a chain.
+    """`budget` counts drafted nodes: 0 for plain, for a chain at most the draft's depth where only that drafts.
 
     depth: how far the draft need look; None: as far as it can. choose: makes the grown tree smaller, once its candidates are
     known; None keeps all of it. drafts: whether the model draft is run; where not, copies alone are verified, and `tree` is

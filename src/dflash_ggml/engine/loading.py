@@ -137,6 +137,8 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         log.warning("%s; what else is named drafts", missing)
     if draft is None and config.mode in ("chain", "tree") and not config.names_copies:
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
+    if config.draft_type is not None and config.draft is None:
+        log.warning("draft_type: %s is for a draft file, and there is none", config.draft_type)
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
         passes, drafter, memory, batches = _on_device(device, config, file, target, draft, progress)

@@ -46,9 +46,9 @@ class SlotMask:
         self._store = Store(device, 1)
         self._slots = self._store.tensor(F16, width, n_rows, name="mask slots")
         self._store.allocate(clear=False)
-        # slots under `_below` are as a pass starting there left them, from `_above` on hidden; from `_defined` on, nothing
+        # slots under `_below` are as a pass starting there left them; from `_defined` on, nothing
         # has been written: that far no graph has looked
-        self._below = self._above = self._defined = 0
+        self._below = self._defined = 0
         self._origin = 0
         self._unwritten = True
         self._steps = np.arange(self.n_changes, dtype=np.int32)
@@ -111,7 +111,7 @@ class SlotMask:
             if self.ring:
                 rows %= self.n_rows
             self._write(graph.inputs[f"{name}_values{i}"].array, first, start, own, valid)
-        self._below, self._above, self._unwritten = start, start + len(own), True
+        self._below, self._unwritten = start, True
 
     def _put(self, first: int, end: int, start: int, own: np.ndarray, valid: np.ndarray | None) -> None:
         """Write the slots from `first` to `end` now."""

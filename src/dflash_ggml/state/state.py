@@ -30,7 +30,7 @@ class TargetState:
     def __init__(
         self, device: Device, spec: StateSpec, kv_type: KvType, n_rows: int, max_width: int, feature_row: int
     ) -> None:
-        """`n_rows` K/V rows to begin with, of types `kv_type`; `max_width` 0 leaves the tree's memory out (plain decoding);
+        """`n_rows` K/V rows, of types `kv_type`; `max_width` 0 leaves the tree's memory out (plain decoding);
         `feature_row`: elements that the draft wants of each node."""
         self.device, self.spec, self.max_width = device, spec, max_width
         self.kv = KvCache(device, spec.kv, kv_type, n_rows)
