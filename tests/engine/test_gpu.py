@@ -155,7 +155,9 @@ def test_state_after_many_commits(gpu):
 
 
 def test_acceptance(cpu, gpu, capsys):
-    """Tokens per pass equal the CPU's where the text is the same (1 % in the mean), and within noise over all prompts."""
+    """Tokens per pass are the CPU's within noise, over all prompts and over those whose texts are equal.
+
+    The draft's rows are rounded too, so a chain may part from the CPU's where the text does not."""
     for mode in ("chain", "tree"):
         lengths, same = [], []
         for prompt in PROMPTS:
@@ -163,15 +165,14 @@ def test_acceptance(cpu, gpu, capsys):
             lengths.append([(len(tokens) - 1) / passes for tokens, passes in found])
             same.append(found[0][0] == found[1][0])
         on_cpu, on_gpu = np.array(lengths).T
-        difference = on_gpu - on_cpu
-        noise = difference.std(ddof=1) / len(difference) ** 0.5
+        difference, equal = on_gpu - on_cpu, np.array(same)
+        noise, noise_equal = (d.std(ddof=1) / len(d) ** 0.5 for d in (difference, difference[equal]))
         with capsys.disabled():
             print(
                 f"\n{mode}: {on_cpu.mean():.3f} tokens per pass on the CPU, {on_gpu.mean():.3f} on the GPU, "
                 f"standard error {noise:.3f}; {sum(same)} of {len(same)} texts equal"
             )
-        equal = np.array(same)
-        assert abs(on_gpu[equal].mean() - on_cpu[equal].mean()) < 0.01 * on_cpu[equal].mean()
+        assert abs(difference[equal].mean()) < 3 * noise_equal + 0.01
         assert abs(difference.mean()) < 3 * noise + 0.01
 
 
@@ -284,7 +285,8 @@ def test_seeded_sampling(gpu):
     ids=str,
 )
 def test_reduced_rows_write_what_whole_rows_write(gpu, options: dict, mode: str) -> None:
-    """The same text for a seed, whichever of the two a sampled step reads."""
+    """The same text for a seed, whichever of the two a sampled step reads; sums round apart, so a draw at the edge of a token
+    may give its neighbour, with nothing to speak of between the two."""
     assert gpu.passes.reduces, "a GPU reduces its rows"
     ids, texts = gpu.tokenizer.encode(PROMPTS[0]), []
     try:
@@ -294,9 +296,18 @@ def test_reduced_rows_write_what_whole_rows_write(gpu, options: dict, mode: str)
             sampler = Sampler(SamplingParams(seed=7, **options), gpu.n_vocab)
             steps = gpu.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False)
             texts.append([t for s in steps for t in s.tokens])
+        at = fork(*texts)
+        if at < len(texts[0]):
+            gpu.reset()
+            gpu.prefill(ids + texts[0][:at])
+            scores = gpu.logits.astype(np.float64) / options["temperature"]
+            low, high = sorted(text[at] for text in texts)
+            between = (
+                np.exp(scores - scores.max())[low + 1 : high].sum() / np.exp(scores - scores.max()).sum()
+            )
+            assert options["top_k"] == 0 and between < 1e-5, (at, low, high, between)
     finally:
         gpu.passes.reduces = True
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.ggml.device import F16, F32, I32, Device, list_devices
+from dflash_ggml.ggml.device import F16, F32, I32, NARROW_COLUMNS, Device, list_devices
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.state.kv import KvCache, under
@@ -182,7 +182,9 @@ def test_long_contexts_and_wide_batches(device, pair, shape, n):
     q, k, v = draws(3, n, heads, kv_heads, d)
     mask = causal(n, first, n_kv)
     o = attended(device, cache, q, k, v, first, n_kv, mask)
-    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask), atol=3e-3)
+    # a GPU rounds the queries of wide batches to float16 at most
+    whole = device.is_gpu and n > NARROW_COLUMNS
+    np.testing.assert_allclose(o, expected(device, cache, q, n_kv, mask, whole=whole), atol=3e-3)
     o = attended(device, cache, q, k, v, first, n_kv, mask, by_ranges=True)
     # one column alone is rounded as under a mask
     tolerance = 3e-3 if device.is_gpu or n == 1 else 1e-4
