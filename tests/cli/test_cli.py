@@ -186,7 +186,7 @@ def test_a_bad_draft_beside_the_target(
     (tmp_path / "a-dflash.gguf").write_bytes(b"GGUF nonsense")
     report = json.loads(run("-m", str(target), "-p", "x", "-n", "2", "--json").out)
     assert report["mode"] == "auto" and report["draft_n"] == 0 and "a-dflash.gguf: " in caplog.text
-    assert caplog.text.count("decoding plainly") == 1
+    assert caplog.text.count("decoding without a draft model") == 1
     done = run("-m", str(target), "-p", "x", "--mode", "tree")
     assert done.code == 2 and "mode tree: no draft beside" in done.err and "a-dflash.gguf: " in done.err
     caplog.clear()

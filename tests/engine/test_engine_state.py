@@ -285,7 +285,7 @@ def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
         config = EngineConfig(target, draft, n_ctx=256, n_threads=1, draft_found=True)
         with Engine.load(config) as e:
             assert not e.has_draft and e.config.draft is None
-        warnings = [r.message for r in caplog.records if "decoding plainly" in r.message]
+        warnings = [r.message for r in caplog.records if "decoding without a draft model" in r.message]
         assert len(warnings) == 1 and said in warnings[0]
         with pytest.raises(
             ConfigError, match="mode tree needs a draft, and the one that was found cannot be used"
@@ -311,7 +311,7 @@ def test_a_found_draft_that_fails_on_the_device_stops_nothing(toy_pair, monkeypa
         assert not e.has_draft
         e.prefill([1, 2])
         assert len(greedy_tokens(e, 10)) == 10
-    assert "decoding plainly: no memory for the draft" in caplog.text
+    assert "decoding without a draft model: no memory for the draft" in caplog.text
     with pytest.raises(DeviceError):
         Engine.load(replace(config, draft_found=False))
 

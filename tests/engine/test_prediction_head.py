@@ -152,7 +152,7 @@ def test_a_head_that_does_not_fit_stops_nothing(
 
     monkeypatch.setattr(loading, "open_own", fail)
     with Engine.load(config(target)) as engine:
-        assert not engine.has_draft and "decoding plainly: no room for it" in caplog.text
+        assert not engine.has_draft and "decoding without a draft model: no room for it" in caplog.text
     with pytest.raises(Exception, match="mode tree needs a draft, .*no room for it"):
         Engine.load(config(target, mode="tree"))
 

@@ -148,7 +148,7 @@ def test_a_draft_that_cannot_be_had_stops_nothing(
 ) -> None:
     target, draft = hub.target(RepoSpec.parse(repo))
     assert target.exists() and draft is None
-    assert said in caplog.text and caplog.text.count("decoding plainly") == 1
+    assert said in caplog.text and caplog.text.count("decoding without a draft model") == 1
 
 
 def test_an_unknown_target_has_no_draft(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +157,10 @@ def test_an_unknown_target_has_no_draft(hub: Hub, caplog: pytest.LogCaptureFixtu
     )
     assert not caplog.text
     assert hub.draft_for("maker/model", "elsewhere/model.gguf", []) is None
-    assert "no draft is known for model.gguf, decoding plainly; name one with -md or -hfd" in caplog.text
+    assert (
+        "no draft is known for model.gguf, decoding without a draft model; name one with -md or -hfd"
+        in caplog.text
+    )
 
 
 def test_a_model_that_comes_later_is_not_fetched(hub: Hub, tmp_path: Path) -> None:

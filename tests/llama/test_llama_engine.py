@@ -227,7 +227,7 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     draft.unlink()
     draft.write_bytes(b"GGUFnonsense")
     with (
-        pytest.warns(UserWarning, match="decoding plainly") as said,
+        pytest.warns(UserWarning, match="decoding without a draft model") as said,
         Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
     ):
         assert said[0].filename == __file__
@@ -245,7 +245,9 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     with pytest.raises(ConfigError, match="nowhere"):
         Llama(str(target), draft_model=tmp_path / "nowhere", verbose=False)
     draft.unlink()
-    with pytest.warns(UserWarning, match="a function does not draft here.*decoding plainly") as said:
+    with pytest.warns(
+        UserWarning, match="a function does not draft here.*decoding without a draft model"
+    ) as said:
         Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
     assert len(said) == 1 and said[0].filename == __file__
     draft.symlink_to(demo_draft)
@@ -291,7 +293,7 @@ def test_a_found_draft_that_fails_on_the_device(
     target.symlink_to(demo_target)
     (tmp_path / "dflash.gguf").symlink_to(demo_draft)
     with (
-        pytest.warns(UserWarning, match="decoding plainly: no memory for the draft"),
+        pytest.warns(UserWarning, match="decoding without a draft model: no memory for the draft"),
         Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
     ):
         assert not llm.engine.has_draft

@@ -80,7 +80,7 @@ def test_a_draft_that_came_along_stops_no_start(
     draft.write_bytes(b"GGUFnonsense")
     monkeypatch.setattr(StandIn, "files", lambda self, repo: ["toy.gguf", draft.name])
     with (
-        pytest.warns(UserWarning, match="decoding plainly: .*dflash-broken"),
+        pytest.warns(UserWarning, match="decoding without a draft model: .*dflash-broken"),
         Llama.from_pretrained("maker/model", "toy*", n_ctx=64, n_threads=1, verbose=False) as llm,
     ):
         assert not llm.engine.has_draft

@@ -433,7 +433,7 @@ def _beside(model: Path, mode: str) -> Path | None:
     if found.path is None and found.own:
         log.info("%s; %s", found.why, found.own)
     elif found.path is None and mode == "auto":
-        log.warning("%s, decoding plainly; %s", found.why, found.advice)
+        log.warning("%s, decoding without a draft model; %s", found.why, found.advice)
     elif found.path is None and found.is_useless:
         raise ConfigError(f"mode {mode}: {found.why}; {found.advice}")
     return found.path

@@ -101,7 +101,7 @@ def load(
                 f"mode {config.mode} needs a draft, and the one that was found cannot be used: {reason}"
             ) from error
         raise
-    how = "drafting with the target's prediction head" if loaded.drafter else "decoding plainly"
+    how = "drafting with the target's prediction head" if loaded.drafter else "decoding without a draft model"
     log.warning("the draft that was found is not used, %s: %s", how, reason)
     return loaded
 

@@ -178,18 +178,21 @@ class Hub:
         title = PurePosixPath(name).name
         pair = find_pair(title, repo)
         if pair is not None and pair.draft is None:
-            log.warning("no draft for %s: %s; decoding plainly", pair.name, pair.note)
+            log.warning("no draft for %s: %s; decoding without a draft model", pair.name, pair.note)
             return None
         try:
             if side := pick_sidecar(files, name):
                 return self.fetch_parts(repo, side, files)
             if pair is None or pair.draft is None:
-                log.warning("no draft is known for %s, decoding plainly; name one with -md or -hfd", title)
+                log.warning(
+                    "no draft is known for %s, decoding without a draft model; name one with -md or -hfd",
+                    title,
+                )
                 return None
             log.warning("%s: its draft is %s; -hfd names another, --mode plain none", title, pair.draft)
             return self.draft(RepoSpec.parse(pair.draft))
         except HubError as error:
-            log.warning("no draft for %s: %s; decoding plainly", title, error)
+            log.warning("no draft for %s: %s; decoding without a draft model", title, error)
             return None
 
     def draft(self, spec: RepoSpec, file: str | None = None) -> Path:

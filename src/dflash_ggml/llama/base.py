@@ -113,7 +113,11 @@ class LlamaBase:
                 raise
             reason = str(error)
         engine = Engine.load(options.engine_config(None, True))  # the target's own head drafts, if it has one
-        how = "drafting with the target's prediction head" if engine.has_draft else "decoding plainly"
+        how = (
+            "drafting with the target's prediction head"
+            if engine.has_draft
+            else "decoding without a draft model"
+        )
         warnings.warn(f"the draft that was found is not used, {how}: {reason}", stacklevel=4)
         return engine
 
@@ -139,7 +143,11 @@ class LlamaBase:
         if none and self._options.mode in ("chain", "tree") and "suffix" not in (spec or ()):
             raise ConfigError(f"mode {self._options.mode} needs a draft: {beside.why}; pass draft_model=PATH")
         if named is not None:  # another Python drafter
-            instead = f"drafting with {beside.path.name}" if beside.path else beside.own or "decoding plainly"
+            instead = (
+                f"drafting with {beside.path.name}"
+                if beside.path
+                else beside.own or "decoding without a draft model"
+            )
             warnings.warn(
                 f"draft_model: a {type(named).__name__} does not draft here, pass the path of a DFlash draft; {instead}",
                 stacklevel=5,
@@ -147,7 +155,8 @@ class LlamaBase:
         elif beside.path is None and not beside.own:
             why = beside.why.replace("draft", "DFlash draft", 1)
             warnings.warn(
-                f"{why}: decoding plainly; pass draft_model=PATH for speculation, draft_model=False to silence this",
+                f"{why}: decoding without a draft model; pass draft_model=PATH for speculation, "
+                "draft_model=False to silence this",
                 stacklevel=5,
             )
         return beside.path, True, bool(beside.own)
