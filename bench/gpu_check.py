@@ -1,6 +1,6 @@
 """All GPU checks in one go, with a table at the end: op tests, compute-sanitizer, engine tests.
 
-    python bench/gpu_check.py --ops PATH/test-backend-ops [--sanitize] [--json FILE]
+    python bench/gpu_check.py --ops PATH/test-backend-ops [--jobs N] [--sanitize] [--json FILE]
 
 Needs a build with CUDA and with -C cmake.define.DFLASH_BUILD_TESTS=ON, which makes test-backend-ops. Exit code 1 if any fails.
 """
@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from common import ROOT, header, save
 from step_time import gpu_facts
@@ -23,10 +24,16 @@ OPS = (
     "SSM_CONV_TREE_COMMIT",
     "GATED_DELTA_NET_TREE_PERSIST",
     "GATED_DELTA_NET_TREE_COMMIT",
+    "GATED_DELTA_NET",
     "DELTA_NET_INPUT",
     "ATTENTION_INPUT",
+    "ATTENTION_QUANTS",
+    "FLASH_ATTN_RANGES",
+    "RANGE_MASK",
     "TOP_K_LOG_PROBS",
     "ARGMAX",
+    "MUL_MAT",
+    "MUL_MAT_RANGE",
     "MUL_MAT_NARROW",
     "NORM_MUL_MAT_NARROW",
     "GATED_NORM_MUL_MAT_NARROW",
@@ -34,6 +41,12 @@ OPS = (
     "ADD_RMS_NORM_MUL",
     "ADD_SOFTPLUS_MUL",
     "FLASH_ATTN_EXT",
+)
+TESTS = (
+    "tests/engine/test_gpu.py",
+    "tests/engine/test_gpu_drafts.py",
+    "tests/state/test_kv_types.py",
+    "tests/ggml/test_tree_ops.py",
 )
 ONLY = {"FLASH_ATTN_EXT": ("-p", "kv_heads=")}  # of an op with thousands of cases: those of few columns
 
@@ -69,49 +82,23 @@ def main() -> int:
     p.add_argument(
         "--sanitize", action="store_true", help="run the op tests under compute-sanitizer too (slow)"
     )
+    p.add_argument("--jobs", type=int, default=1, help="checks that run at the same time")
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     if not any(d.is_gpu for d in list_devices()):
         print("gpu_check: this build or machine has no GPU; nothing was checked", file=sys.stderr)
         return 2
     rows: list[dict] = []
-    if a.ops:
-        for op in OPS:
-            run(f"{op} against the CPU", [a.ops, "test", "-b", "CUDA0", "-o", op, *ONLY.get(op, ())], rows)
-        if a.sanitize:
-            for tool in ("memcheck", "racecheck"):
-                for op in OPS:
-                    run(
-                        f"{tool} {op}",
-                        [
-                            "compute-sanitizer",
-                            f"--tool={tool}",
-                            "--error-exitcode=9",
-                            a.ops,
-                            "test",
-                            "-b",
-                            "CUDA0",
-                            "-o",
-                            op,
-                            *ONLY.get(op, ()),
-                        ],
-                        rows,
-                    )
-    run(
-        "engine on the GPU",
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "tests/engine/test_gpu.py",
-            "tests/state/test_kv_types.py",
-            "tests/ggml/test_tree_ops.py",
-        ],
-        rows,
-    )
+    checks = [("engine on the GPU", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS])]
+    for op in OPS if a.ops else ():
+        test = [a.ops, "test", "-b", "CUDA0", "-o", op, *ONLY.get(op, ())]
+        checks.append((f"{op} against the CPU", test))
+        for tool in ("memcheck", "racecheck") if a.sanitize else ():
+            sanitizer = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9"]
+            checks.append((f"{tool} {op}", [*sanitizer, *test]))
+    with ThreadPoolExecutor(a.jobs) as pool:
+        for done in [pool.submit(run, *check, rows) for check in checks]:
+            done.result()
     print(f"\n{'check':<48} {'':<5} {'s':>6}  summary")
     for r in rows:
         print(f"{r['check']:<48} {'ok' if r['ok'] else 'FAIL':<5} {r['seconds']:>6}  {r['says']}")
