@@ -262,6 +262,15 @@ class Graph:
             )
         return lib.ggml_mul_mat(self.ctx, w, x)
 
+    def mul_mat_id(self, w, x, ids):
+        """For column j and slot i the matrix ids[i, j] of w [k, m, matrices] times x[:, 0 or i, j]; x [k, 1 or slots, n],
+        ids int32 [slots, n] -> [m, slots, n], float32."""
+        if w.ne[0] != x.ne[0] or x.ne[1] not in (1, ids.ne[0]) or x.ne[2] != ids.ne[1]:
+            raise ValueError(
+                f"mul_mat_id: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)} at {tuple(ids.ne)}"
+            )
+        return lib.ggml_mul_mat_id(self.ctx, w, x, ids)
+
     def hadamard(self, h, x):
         """`mul_mat` of an orthonormal Hadamard matrix h [k, k] in Sylvester's order with x [k, ...], by fast kernels."""
         y = self.mul_mat(h, x)
@@ -285,6 +294,18 @@ class Graph:
     def sum_rows(self, a):
         """Sums over dimension 0 of `a` [n, ...], whose rows are contiguous -> [1, ...]."""
         return lib.ggml_sum_rows(self.ctx, a)
+
+    def softmax(self, a):
+        """exp(a) over its sum, along dimension 0."""
+        return lib.ggml_soft_max(self.ctx, a)
+
+    def clamp(self, a, low: float, high: float):
+        """`a`, within low and high; on the CPU NaN becomes `high`."""
+        return lib.ggml_clamp(self.ctx, a, low, high)
+
+    def repeat(self, a, *ne: int):
+        """`a` over and over until it has shape `ne`, whole multiples of its own."""
+        return lib.ggml_repeat_4d(self.ctx, a, *(*ne, 1, 1, 1)[:4])
 
     def cast(self, a, type_: int):
         """Contiguous copy of `a` with elements of another type; float32 becomes int32 by truncation."""
@@ -357,6 +378,12 @@ class Graph:
     def argmax(self, a):
         """Index of the largest of each row, int32 [rows]."""
         return lib.ggml_argmax(self.ctx, a)
+
+    def top_k(self, a, k: int):
+        """Indices of the `k` largest of each row of a [n, rows], largest first: int32 [k, rows], a view of all n in order."""
+        if not 0 < k <= a.ne[0]:
+            raise ValueError(f"top_k: {k} of {tuple(a.ne)}")
+        return lib.ggml_argsort_top_k(self.ctx, a, k)
 
     # ---- delta net, in order and along a tree
 

@@ -46,8 +46,8 @@ def bf16_as_f16(name: str, s: Source) -> Source:
 class Weights(Mapping):
     """ggml tensors by their GGUF name: declared first, so that their size is known, then filled.
 
-    Matrices take a layout made for matrix products where the device has one, except those `gathered` row by row; on the CPU
-    all others stay in the file's mapping.
+    Matrices, and tensors of several, take a layout made for matrix products where the device has one, except those `gathered` row
+    by row; on the CPU all others stay in the file's mapping.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Weights(Mapping):
         gathered, plain = set(gathered), device.buffer_type
         groups: dict[Any, list[str]] = {}
         for name, s in sources.items():
-            is_matrix = len(s.shape) == 2 and s.shape[1] > 1 and name not in gathered and s.type != F32
+            is_matrix = len(s.shape) in (2, 3) and s.shape[1] > 1 and name not in gathered and s.type != F32
             chosen = next(
                 (b for b in device.matmul_buffer_types() if is_matrix and _suits(device, s, b)), plain
             )
@@ -158,10 +158,12 @@ def _suits(device: Device, s: Source, buffer_type) -> bool:
 
 
 def _can_multiply(device: Device, s: Source, buffer_type) -> bool:
-    """Whether the device multiplies a matrix like `s` that lies in a buffer of this type."""
+    """Whether the device multiplies a matrix, or some of several, like `s` that lies in a buffer of this type."""
 
     def op(ctx, w, probe: Store):
-        return lib.ggml_mul_mat(ctx, w, probe.tensor(F32, s.shape[0], 16))
+        if len(s.shape) == 2:
+            return lib.ggml_mul_mat(ctx, w, probe.tensor(F32, s.shape[0], 16))
+        return lib.ggml_mul_mat_id(ctx, w, probe.tensor(F32, s.shape[0], 1, 16), probe.tensor(I32, 1, 16))
 
     return _supports(device, s, buffer_type, op)
 

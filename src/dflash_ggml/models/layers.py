@@ -106,10 +106,10 @@ def products(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
     return list(found.values())
 
 
-def swiglu(g: Graph, w: Mapping[str, Any], name: str, y):
-    """The feed-forward layer down(silu(gate y) * up y); y [D, n] -> [D, n]."""
-    gate, up = products(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
-    return product(g, w, f"{name}ffn_down", g.swiglu(gate, up))
+def swiglu(g: Graph, w: Mapping[str, Any], name: str, y, end: str = ""):
+    """The feed-forward layer down(silu(gate y) * up y), of matrices whose names end in `end`; y [D, n] -> [D, n]."""
+    gate, up = products(g, w, (f"{name}ffn_gate{end}", f"{name}ffn_up{end}"), y)
+    return product(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
 
 
 def gated_attention(

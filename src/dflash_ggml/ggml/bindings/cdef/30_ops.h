@@ -11,8 +11,11 @@ struct ggml_tensor *ggml_sigmoid(struct ggml_context *ctx, struct ggml_tensor *a
 struct ggml_tensor *ggml_silu(struct ggml_context *ctx, struct ggml_tensor *a);
 
 struct ggml_tensor *ggml_scale(struct ggml_context *ctx, struct ggml_tensor *a, float s);
+struct ggml_tensor *ggml_clamp(struct ggml_context *ctx, struct ggml_tensor *a, float min, float max);
+struct ggml_tensor *ggml_soft_max(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_sum_rows(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_argmax(struct ggml_context *ctx, struct ggml_tensor *a);
+struct ggml_tensor *ggml_argsort_top_k(struct ggml_context *ctx, struct ggml_tensor *a, int k);
 struct ggml_tensor *ggml_concat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b,
     int dim);
 
@@ -23,6 +26,8 @@ struct ggml_tensor *ggml_rms_norm(struct ggml_context *ctx, struct ggml_tensor *
 
 bool ggml_prec_set_acc(struct ggml_tensor *a, enum ggml_prec prec);
 struct ggml_tensor *ggml_mul_mat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+struct ggml_tensor *ggml_mul_mat_id(struct ggml_context *ctx, struct ggml_tensor *as, struct ggml_tensor *b,
+    struct ggml_tensor *ids);
 void ggml_mul_mat_set_hint(struct ggml_tensor *a, enum ggml_op_hint hint);
 
 struct ggml_tensor *ggml_cpy(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
@@ -34,6 +39,8 @@ struct ggml_tensor *ggml_reshape_2d(struct ggml_context *ctx, struct ggml_tensor
     int64_t ne1);
 struct ggml_tensor *ggml_reshape_4d(struct ggml_context *ctx, struct ggml_tensor *a, int64_t ne0,
     int64_t ne1, int64_t ne2, int64_t ne3);
+struct ggml_tensor *ggml_repeat_4d(struct ggml_context *ctx, struct ggml_tensor *a, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3);
 struct ggml_tensor *ggml_view_3d(struct ggml_context *ctx, struct ggml_tensor *a, int64_t ne0, int64_t ne1,
     int64_t ne2, size_t nb1, size_t nb2, size_t offset);
 struct ggml_tensor *ggml_view_4d(struct ggml_context *ctx, struct ggml_tensor *a, int64_t ne0, int64_t ne1,

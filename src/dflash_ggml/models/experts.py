@@ -1,0 +1,133 @@
+"""A feed-forward layer of many experts, of which a router picks a few for each token, and one that all tokens share.
+
+Shapes in ggml's order; D = embedding length, E = experts, k = used for a token, F = width of an expert, n = columns. Nodes stand
+in the order that ggml's CUDA backend fuses: router to weights, gate with up, weights with sum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..ggml.graph import Graph
+from .layers import product, swiglu
+
+Scoring = Literal["softmax", "sigmoid"]
+
+_LEAST_SUM = 2.0**-14  # of a token's weights, which are divided by it
+_LARGEST = 3e38
+_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Sizes of a layer and how its router picks. Scores are the softmax over all experts, or the sigmoid of each.
+
+    n_ff_shared: width of the shared expert, 0 without one. gated_shared: a sigmoid of its own weights it. biased: a bias per
+    expert is added to the scores for picking, not for weighting. normalised: weights of the experts used sum to one. scale: of
+    the weights after that.
+    """
+
+    n_embd: int
+    n_experts: int
+    n_used: int
+    n_ff: int
+    n_ff_shared: int = 0
+    gated_shared: bool = True
+    scoring: Scoring = "softmax"
+    biased: bool = False
+    normalised: bool = True
+    scale: float = 1.0
+
+    def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
+        """Name within the block -> shape of every tensor. joined: gate and up of an expert are one matrix, gate rows first."""
+        d, e, f, s = self.n_embd, self.n_experts, self.n_ff, self.n_ff_shared
+        shapes: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (d, e)}
+        if self.biased:
+            shapes["exp_probs_b.bias"] = (e,)
+        if joined:
+            shapes["ffn_gate_up_exps.weight"] = (d, 2 * f, e)
+        else:
+            shapes |= {"ffn_gate_exps.weight": (d, f, e), "ffn_up_exps.weight": (d, f, e)}
+        shapes["ffn_down_exps.weight"] = (f, d, e)
+        if s:
+            shapes |= {
+                "ffn_gate_shexp.weight": (d, s),
+                "ffn_up_shexp.weight": (d, s),
+                "ffn_down_shexp.weight": (s, d),
+            }
+            if self.gated_shared:
+                shapes["ffn_gate_inp_shexp.weight"] = (d,)
+        return shapes
+
+
+def expert_block(name: str) -> int | None:
+    """The block whose experts a tensor holds, which a token reads in part only; None for any other tensor."""
+    match = _EXPERTS.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
+    """The layer behind tensors that begin with `name`; y [D, n] -> [D, n].
+
+    A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it.
+    """
+    out = _routed(g, w, f"{name}ffn_", y, experts, *_route(g, w, name, y, experts))
+    if not experts.n_ff_shared:
+        return out
+    shared = swiglu(g, w, name, y, "_shexp")
+    if experts.gated_shared:
+        shared = g.mul(shared, g.sigmoid(product(g, w, f"{name}ffn_gate_inp_shexp", y)))
+    return g.add(out, shared)
+
+
+def _route(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts) -> tuple[Any, Any]:
+    """Which experts each column uses int32 [k, n], and their weights [1, k, n]."""
+    e, k, n = experts.n_experts, experts.n_used, y.ne[1]
+    logits = product(g, w, f"{name}ffn_gate_inp", y)
+    scores = g.softmax(logits) if experts.scoring == "softmax" else g.sigmoid(logits)
+    picking = g.add(scores, w[f"{name}exp_probs_b.bias"]) if experts.biased else scores
+    if not g.device.is_gpu and (experts.biased or experts.scoring != "softmax"):
+        # the CPU's sort may leave its row where only some scores are NaN; softmax gives all or none
+        picking = g.clamp(picking, -_LARGEST, _LARGEST)
+    ids = g.top_k(picking, k)
+    weights = g.get_rows(g.reshape(scores, 1, e, n), ids)
+    if experts.normalised:
+        weights = g.reshape(weights, k, n)
+        total = g.clamp(g.sum_rows(weights), _LEAST_SUM, float("inf"))
+        weights = g.reshape(g.div(weights, total), 1, k, n)
+    if experts.scale != 1:
+        weights = g.scale(weights, experts.scale)
+    return ids, g.expand(weights)
+
+
+def _routed(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids, weights):
+    """The sum of the experts `ids`, each times its weight; y [D, n] -> [D, n]."""
+    d, f, k, n = experts.n_embd, experts.n_ff, experts.n_used, y.ne[1]
+    x = g.reshape(y, d, 1, n)
+    if f"{name}gate_up_exps.weight" in w:
+        both = _product(g, w, f"{name}gate_up_exps", x, ids)
+        gate, up = (g.view(both, (f, k, n), (both.nb[1], both.nb[2]), offset=i * f * 4) for i in (0, 1))
+    else:
+        gate, up = (_product(g, w, f"{name}{part}_exps", x, ids) for part in ("gate", "up"))
+    out = _product(g, w, f"{name}down_exps", g.swiglu(gate, up), ids)
+    out = g.expand(g.mul(out, weights))
+    parts = [g.expand(g.view(out, (d, n), (out.nb[2],), offset=i * out.nb[1])) for i in range(k)]
+    if k == 1:
+        return g.cont(parts[0])
+    total = parts[0]
+    for part in parts[1:]:
+        total = g.expand(g.add(total, part))
+    return total
+
+
+def _product(g: Graph, w: Mapping[str, Any], name: str, x, ids):
+    """The matrices `ids` [k, n] of `name` times x [d, 1 or k, n] -> [rows, k, n]."""
+    y = g.mul_mat_id(w[f"{name}.weight"], x, ids)
+    scale = w.get(f"{name}.scale")
+    if scale is None:
+        return y
+    e, n = scale.ne[0], ids.ne[1]
+    return g.mul(y, g.get_rows(g.repeat(g.reshape(scale, 1, e), 1, e, n), ids))
