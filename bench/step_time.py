@@ -197,7 +197,7 @@ def main() -> None:
     p.add_argument("-m", "--model", required=True)
     p.add_argument("-md", "--model-draft", required=True)
     p.add_argument("--context", type=int, default=2048)
-    p.add_argument("-c", "--ctx-size", type=int, default=8192)
+    p.add_argument("-c", "--ctx-size", type=int, help="by default the context and some room, at least 8192")
     p.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
     p.add_argument("--budgets", type=int, nargs="*", default=[15, 23, 31])
     p.add_argument("--synthetic-acceptance", type=float, metavar="L")
@@ -206,6 +206,7 @@ def main() -> None:
     )
     p.add_argument("--repeat", type=int, default=20)
     p.add_argument("-n", type=int, default=256)
+    p.add_argument("--fa-window", type=int, default=0, help="of the engine: not the model's own text")
     p.add_argument("-t", "--threads", type=int)
     p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
     p.add_argument("--json", metavar="FILE")
@@ -215,11 +216,12 @@ def main() -> None:
         Path(a.model),
         Path(a.model_draft),
         spec=DRAFTS,
-        n_ctx=a.ctx_size,
+        n_ctx=a.ctx_size or max(a.context + 2048, 8192),
         budget=max(max(a.widths) - 1, *a.budgets),
         n_threads=a.threads,
         n_gpu_layers=a.gpu_layers,
         chain_seed=True,
+        fa_window=a.fa_window,
         **cache_types(a),
     )
     began = time.perf_counter()
@@ -231,6 +233,7 @@ def main() -> None:
             model=Path(a.model).name,
             draft=Path(a.model_draft).name,
             context=a.context,
+            fa_window=a.fa_window,
             kv_cache=str(engine.passes.state.kv.type),
             load_s=time.perf_counter() - began,
         )
