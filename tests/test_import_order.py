@@ -15,6 +15,7 @@ ORDER = ["errors", "config", "ggml", "files", "state", "decode", "text"]
 ORDER += ["models", "drafts", "engine", "session", "cli", "bench", "server", "llama"]
 # Every other module of models/ is an architecture.
 SHARED_MODELS = {"models.target", "models.registry", "models.layers", "models.checks", "models.prediction"}
+SHARED_MODELS |= {"models.feed_forward", "models.experts"}
 
 
 def modules() -> dict[str, ast.Module]:

@@ -20,6 +20,8 @@ from reference.engine_kit import fresh, text
 from reference.numpy_draft import PredictionHead
 
 FORMS = {"norm": {}, "tied": {"tied": True}, "shapes": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}}
+FORMS["experts"] = {"arch": "qwen35moe", "n_experts": 12, "n_used": 4, "n_ff": 32}
+FORMS["joined ones"] = {"arch": "qwen3next", "n_experts": 5, "n_used": 2, "joined": True, "ssm_v_heads": 6}
 
 
 @pytest.fixture(scope="module", params=FORMS)

@@ -16,6 +16,7 @@ from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights
 from dflash_ggml.models.experts import Experts, expert_block, mixture
+from reference.expert_files import mixture as numpy_mixture
 
 QWEN = Experts(n_embd=64, n_experts=12, n_used=3, n_ff=32, n_ff_shared=32)
 LAGUNA = replace(QWEN, gated_shared=False, scoring="sigmoid", biased=True, scale=2.5)
@@ -65,44 +66,9 @@ def sources(w: dict[str, np.ndarray]) -> dict[str, Source]:
     return {name: Source(F32, x.shape[::-1], x.view(np.uint8).reshape(-1)) for name, x in w.items()}
 
 
-def silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
 def expected(experts: Experts, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Token by token and expert by expert, in float64."""
-    w = {name.removeprefix("blk.0."): a.astype(np.float64) for name, a in w.items()}
-    out = np.zeros(x.shape)
-    for row, y in enumerate(x.astype(np.float64)):
-        logits = w["ffn_gate_inp.weight"] @ y
-        if experts.scoring == "softmax":
-            scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-        else:
-            scores = sigmoid(logits)
-        chosen = np.argsort(-(scores + w.get("exp_probs_b.bias", 0)), kind="stable")[: experts.n_used]
-        weights = scores[chosen] / (scores[chosen].sum() if experts.normalised else 1) * experts.scale
-        for expert, weight in zip(chosen, weights):
-            if "ffn_gate_up_exps.weight" in w:
-                gate, up = np.split(w["ffn_gate_up_exps.weight"][expert] @ y, 2)
-            else:
-                gate, up = (w[f"ffn_{part}_exps.weight"][expert] @ y for part in ("gate", "up"))
-            gate, up = (
-                z * w[f"ffn_{part}_exps.scale"][expert] if f"ffn_{part}_exps.scale" in w else z
-                for part, z in (("gate", gate), ("up", up))
-            )
-            down = w["ffn_down_exps.weight"][expert] @ (silu(gate) * up)
-            out[row] += (
-                weight * down * (w["ffn_down_exps.scale"][expert] if "ffn_down_exps.scale" in w else 1)
-            )
-        if experts.n_ff_shared:
-            hidden = silu(w["ffn_gate_shexp.weight"] @ y) * (w["ffn_up_shexp.weight"] @ y)
-            gate = sigmoid(w["ffn_gate_inp_shexp.weight"] @ y) if experts.gated_shared else 1
-            out[row] += gate * (w["ffn_down_shexp.weight"] @ hidden)
-    return out
+    names = {name.removeprefix("blk.0."): a for name, a in w.items()}
+    return numpy_mixture(names, x, experts.n_used, experts.scoring, experts.normalised, experts.scale)
 
 
 @pytest.mark.parametrize("columns", [1, 9])

@@ -67,10 +67,11 @@ def quantize(x: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
 
     if lib.ggml_quantize_requires_imatrix(int(kind)):
         raise ValueError(f"{kind.name} needs an importance matrix")
-    rows, width = x.shape
+    width = x.shape[-1]
     block, size = GGML_QUANT_SIZES[kind]
     x = np.ascontiguousarray(x, np.float32)
-    out = np.empty((rows, width // block * size), np.uint8)
+    out = np.empty((*x.shape[:-1], width // block * size), np.uint8)
+    rows = x.size // width
     lib.ggml_quantize_init(int(kind))
     lib.ggml_quantize_chunk(
         int(kind), ffi.from_buffer("float[]", x), ffi.from_buffer(out), 0, rows, width, ffi.NULL

@@ -12,6 +12,8 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
+from reference.expert_files import mixture
+
 Array = np.ndarray
 
 
@@ -203,15 +205,16 @@ class BlockDraft:
 
 
 class PredictionHead:
-    """The `nextn` block of a `qwen35` file with one."""
+    """The `nextn` block of a file of the `qwen35` family with one."""
 
     def __init__(self, target: Path) -> None:
         self.keys, self.w = read(target)
-        get = {key.removeprefix("qwen35."): value for key, value in self.keys.items()}.get
+        arch = self.keys["general.architecture"]
+        get = {key.removeprefix(f"{arch}."): value for key, value in self.keys.items()}.get
         self.prefix = f"blk.{get('block_count') - 1}."
         self.heads, self.kv_heads = get("attention.head_count"), get("attention.head_count_kv")
         self.d, self.n_rot = get("attention.key_length"), get("rope.dimension_count")
-        self.theta = get("rope.freq_base")
+        self.theta, self.n_used = get("rope.freq_base"), get("expert_used_count")
 
     def _one(self, name: str, shared: str) -> Array:
         return self.w.get(self.prefix + name, self.w.get(shared, self.w["token_embd.weight"]))
@@ -234,8 +237,13 @@ class PredictionHead:
         o = o * sigmoid(q_gate[:, :, 1].reshape(len(n), -1))
         x = x + o @ w[p + "attn_output.weight"].T
         n = norm(x, w[p + "post_attention_norm.weight"])
-        gate = n @ w[p + "ffn_gate.weight"].T
-        x = x + (gate * sigmoid(gate) * (n @ w[p + "ffn_up.weight"].T)) @ w[p + "ffn_down.weight"].T
+        if self.n_used:
+            x = x + mixture(
+                {name.removeprefix(p): a for name, a in w.items() if name.startswith(p)}, n, self.n_used
+            )
+        else:
+            gate = n @ w[p + "ffn_gate.weight"].T
+            x = x + (gate * sigmoid(gate) * (n @ w[p + "ffn_up.weight"].T)) @ w[p + "ffn_down.weight"].T
         return norm(x, self._one("nextn.shared_head_norm.weight", "output_norm.weight"))
 
     def rows(self, tokens: list[int], features: Array, depth: int) -> Array:

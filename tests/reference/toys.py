@@ -1,4 +1,4 @@
-"""A tiny random `qwen35` target and `dflash` draft, for sampling statistics and stress tests.
+"""A tiny random target of the `qwen35` family and its `dflash` draft, for sampling statistics and stress tests.
 
 Nothing is trained. Every embedding carries the same constant in coordinate 0, which no layer writes to, and
 the head maps it to fixed logits per token, shared by target and draft because the draft borrows embedding and
@@ -8,6 +8,7 @@ head. So the draft knows how frequent each token is and the target adds what dep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Toy:
     `draft`: "dflash", "dflash2" (top_k, rank, conv_*) or "dspark" (rank, gated, confidence, from_anchor, n_draft_vocab); the pair
     scores of neighbours have about the deviation `pair_scale`. `draft_tokens`: the draft's file has the vocabulary
     too, as published ones have. `nextn`: the target has a head for the next but one token.
+    `arch`: "qwen35", or "qwen35moe" or "qwen3next", with `n_experts` experts `n_ff` wide, of which a token uses `n_used`, and one
+    for all `n_ff_shared` wide; `joined`: their gate and up are one matrix. `old`: a qwen3next file with `ssm_in`.
     """
 
     n_vocab: int = 64
@@ -74,6 +77,12 @@ class Toy:
     own_tables: bool = False
     nextn: bool = False
     draft_tokens: bool = False
+    arch: str = "qwen35"
+    n_experts: int = 0
+    n_used: int = 2
+    n_ff_shared: int = 64
+    joined: bool = False
+    old: bool = False
 
 
 # Corners of the architecture: head sizes and ratios, tied head, several KV heads. Seed -> fields of `Toy`.
@@ -83,6 +92,26 @@ VARIANTS: dict[int, dict[str, Any]] = {
     13: {"state": 64, "ssm_k_heads": 1, "ssm_v_heads": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 32},
     14: {"state": 128, "ssm_k_heads": 2, "ssm_v_heads": 2, "n_embd": 96, "n_rot": 64},
 }
+
+
+# The same of targets with experts.
+MOE_VARIANTS: dict[int, dict[str, Any]] = {
+    21: {"arch": "qwen35moe", "n_experts": 16, "n_used": 4, "n_ff": 32},
+    22: {
+        "arch": "qwen35moe",
+        "n_experts": 6,
+        "n_used": 3,
+        "n_ff": 64,
+        "n_ff_shared": 32,
+        "state": 32,
+        "ssm_v_heads": 6,
+    }
+    | {"joined": True, "tied": True, "n_layers": 8, "n_vocab": 300},
+    23: {"arch": "qwen3next", "n_experts": 16, "n_used": 5, "n_ff": 32, "ssm_v_heads": 6},
+    25: {"arch": "qwen3next", "n_experts": 8, "n_used": 2, "n_ff": 64, "old": True, "state": 32, "n_heads": 4}
+    | {"n_kv_heads": 2, "head_dim": 32},
+}
+MOE_VARIANTS = {seed: {"own": 4.0, "shared": 1.0} | sizes for seed, sizes in MOE_VARIANTS.items()}
 
 
 def write_pair(
@@ -97,7 +126,7 @@ def write_pair(
     rng = np.random.default_rng(seed)
     target, draft = directory / f"toy-{seed}-target.gguf", directory / f"toy-{seed}-draft.gguf"
     for path, arch, metadata, tensors in (
-        (target, "qwen35", _target_metadata, _target_tensors(toy, rng)),
+        (target, toy.arch, _target_metadata, _target_tensors(toy, rng)),
         (draft, "dflash", _draft_metadata, _draft_tensors(toy, rng)),
     ):
         writer = GGUFWriter(path, arch)
@@ -105,7 +134,7 @@ def write_pair(
         for name, x in tensors.items():
             if x.dtype == np.int64:
                 writer.add_tensor(name, x)
-            elif x.ndim == 3:
+            elif x.ndim == 3 and "_exps" not in name:
                 writer.add_tensor(name, x.astype(np.float32))
             else:
                 add_tensor(writer, name, x, lambda _name, _width: kind)
@@ -117,10 +146,16 @@ def _target_metadata(writer: GGUFWriter, toy: Toy) -> None:
     writer.add_name("toy target")
     writer.add_block_count(toy.n_layers + toy.nextn)
     if toy.nextn:
-        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        writer.add_uint32(f"{toy.arch}.nextn_predict_layers", 1)
     writer.add_context_length(toy.n_ctx)
     writer.add_embedding_length(toy.n_embd)
-    writer.add_feed_forward_length(toy.n_ff)
+    if toy.n_experts:
+        writer.add_expert_count(toy.n_experts)
+        writer.add_expert_used_count(toy.n_used)
+        writer.add_expert_feed_forward_length(toy.n_ff)
+        writer.add_expert_shared_feed_forward_length(toy.n_ff_shared)
+    else:
+        writer.add_feed_forward_length(toy.n_ff)
     writer.add_head_count(toy.n_heads)
     writer.add_head_count_kv(toy.n_kv_heads)
     writer.add_key_length(toy.head_dim)
@@ -129,15 +164,16 @@ def _target_metadata(writer: GGUFWriter, toy: Toy) -> None:
     writer.add_rope_freq_base(1e7)
     writer.add_rope_dimension_count(toy.n_rot)
     pairs = toy.n_rot // 2
-    writer.add_rope_dimension_sections([-(-pairs // 3), (pairs + 1) // 3, pairs // 3, 0])
-    writer.add_uint32("qwen35.ssm.conv_kernel", toy.conv)
-    writer.add_uint32("qwen35.ssm.state_size", toy.state)
-    writer.add_uint32("qwen35.ssm.group_count", toy.ssm_k_heads)
-    writer.add_uint32("qwen35.ssm.time_step_rank", toy.ssm_v_heads)
-    writer.add_uint32("qwen35.ssm.inner_size", toy.ssm_v_heads * toy.state)
-    writer.add_uint32("qwen35.full_attention_interval", toy.attention_every or toy.n_layers + 1)
+    if toy.arch != "qwen3next":
+        writer.add_rope_dimension_sections([-(-pairs // 3), (pairs + 1) // 3, pairs // 3, 0])
+    writer.add_uint32(f"{toy.arch}.ssm.conv_kernel", toy.conv)
+    writer.add_uint32(f"{toy.arch}.ssm.state_size", toy.state)
+    writer.add_uint32(f"{toy.arch}.ssm.group_count", toy.ssm_k_heads)
+    writer.add_uint32(f"{toy.arch}.ssm.time_step_rank", toy.ssm_v_heads)
+    writer.add_uint32(f"{toy.arch}.ssm.inner_size", toy.ssm_v_heads * toy.state)
+    writer.add_uint32(f"{toy.arch}.full_attention_interval", toy.attention_every or toy.n_layers + 1)
     recurrent = [_recurrent(toy, i) for i in range(toy.n_layers)]
-    writer.add_array("qwen35.attention.recurrent_layers", recurrent + [False] * toy.nextn)
+    writer.add_array(f"{toy.arch}.attention.recurrent_layers", recurrent + [False] * toy.nextn)
     _tokenizer(writer, toy)
 
 
@@ -231,11 +267,35 @@ def _norm(rng: np.random.Generator, size: int) -> np.ndarray:
     return 1 + rng.normal(0, 0.1, size)
 
 
-def _ffn(rng: np.random.Generator, toy: Toy, prefix: str, scale: float) -> dict[str, np.ndarray]:
+def _ffn(
+    rng: np.random.Generator, toy: Toy, prefix: str, scale: float, of_target: bool = True
+) -> dict[str, np.ndarray]:
+    if toy.n_experts and of_target:
+        return _experts(rng, toy, prefix, scale)
     return {
         f"{prefix}ffn_gate.weight": _matrix(rng, toy.n_ff, toy.n_embd),
         f"{prefix}ffn_up.weight": _matrix(rng, toy.n_ff, toy.n_embd),
         f"{prefix}ffn_down.weight": _residual(rng, toy, toy.n_ff, scale),
+    }
+
+
+def _experts(rng: np.random.Generator, toy: Toy, prefix: str, scale: float) -> dict[str, np.ndarray]:
+    def several(one: Callable[[], np.ndarray]) -> np.ndarray:
+        return np.stack([one() for _ in range(toy.n_experts)])
+
+    d, f, s = toy.n_embd, toy.n_ff, toy.n_ff_shared
+    tensors = {f"{prefix}ffn_gate_inp.weight": _matrix(rng, toy.n_experts, d)}
+    if toy.joined:
+        tensors[f"{prefix}ffn_gate_up_exps.weight"] = several(lambda: _matrix(rng, 2 * f, d))
+    else:
+        tensors[f"{prefix}ffn_gate_exps.weight"] = several(lambda: _matrix(rng, f, d))
+        tensors[f"{prefix}ffn_up_exps.weight"] = several(lambda: _matrix(rng, f, d))
+    return tensors | {
+        f"{prefix}ffn_down_exps.weight": several(lambda: _residual(rng, toy, f, scale)),
+        f"{prefix}ffn_gate_inp_shexp.weight": rng.normal(0, d**-0.5, d),
+        f"{prefix}ffn_gate_shexp.weight": _matrix(rng, s, d),
+        f"{prefix}ffn_up_shexp.weight": _matrix(rng, s, d),
+        f"{prefix}ffn_down_shexp.weight": _residual(rng, toy, s, scale),
     }
 
 
@@ -255,7 +315,7 @@ def _attention(
 def _delta_net(rng: np.random.Generator, toy: Toy, prefix: str) -> dict[str, np.ndarray]:
     inner = toy.ssm_v_heads * toy.state
     channels = 2 * toy.ssm_k_heads * toy.state + inner
-    return {
+    tensors = {
         f"{prefix}attn_qkv.weight": _matrix(rng, channels, toy.n_embd),
         f"{prefix}attn_gate.weight": _matrix(rng, inner, toy.n_embd),
         f"{prefix}ssm_conv1d.weight": rng.normal(0, 0.5, (channels, toy.conv)),
@@ -266,6 +326,23 @@ def _delta_net(rng: np.random.Generator, toy: Toy, prefix: str) -> dict[str, np.
         f"{prefix}ssm_norm.weight": _norm(rng, toy.state),
         f"{prefix}ssm_out.weight": _residual(rng, toy, inner, 1.0),
     }
+    return _of_next(tensors, toy, prefix) if toy.arch == "qwen3next" else tensors
+
+
+def _of_next(w: dict[str, np.ndarray], toy: Toy, prefix: str) -> dict[str, np.ndarray]:
+    """The matrices of a delta net as `qwen3next` files have them: what belongs to a key head side by side."""
+
+    def side_by_side(*parts: np.ndarray) -> np.ndarray:
+        joined = np.concatenate([part.reshape(toy.ssm_k_heads, -1, toy.n_embd) for part in parts], 1)
+        return joined.reshape(-1, toy.n_embd)
+
+    beta, alpha = (w.pop(f"{prefix}ssm_{name}.weight") for name in ("beta", "alpha"))
+    w[f"{prefix}ssm_ba.weight"] = side_by_side(beta, alpha)
+    if toy.old:
+        qkv, z = (w.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
+        keys = toy.ssm_k_heads * toy.state
+        w[f"{prefix}ssm_in.weight"] = side_by_side(*np.split(qkv, [keys, 2 * keys]), z)
+    return w
 
 
 def _target_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -324,7 +401,7 @@ def _draft_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
         tensors[f"{prefix}attn_norm.weight"] = _norm(rng, toy.n_embd)
         tensors[f"{prefix}ffn_norm.weight"] = _norm(rng, toy.n_embd)
         tensors |= _attention(rng, toy, prefix, toy.n_heads * toy.head_dim, scale=toy.draft_own)
-        tensors |= _ffn(rng, toy, prefix, scale=toy.draft_own)
+        tensors |= _ffn(rng, toy, prefix, scale=toy.draft_own, of_target=False)
     if toy.own_tables:
         tensors["token_embd.weight"] = _matrix(rng, toy.n_vocab, toy.n_embd)
         tensors["output.weight"] = _matrix(rng, toy.n_draft_vocab or toy.n_vocab, toy.n_embd, 2)

@@ -19,7 +19,7 @@ from ..errors import ConfigError, DeviceError, DflashError
 from ..files.gguf import GGUFFile
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
-from ..ggml.weights import Source, Weights
+from ..ggml.weights import Weights
 from ..models.registry import read_target
 from ..models.target import Target
 from ..state.memory import GRAPHS, MIB, SCRATCH, MemoryPlan, Part, cache_rows, fit, plan
@@ -320,15 +320,7 @@ def declare(
     """Declare the weights and plan the memory. Raises ModelFileError for a type that the device cannot multiply."""
     heads = [layer.head_dim for layer in target.state_spec().kv]
     kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
-    wanted = target.tensors()
-    weights = Weights(
-        device,
-        {
-            name: Source(info.type, info.shape, file.data(name))
-            for name, info in file.tensors.items()
-            if name in wanted
-        },
-    )
+    weights = Weights(device, target.sources(file))
     depth = draft.depth if draft else 0
     width = tree_width(config.budget, depth) if draft or config.copies else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
@@ -365,7 +357,8 @@ def memory_parts(
     ]
     if draft:
         parts += draft.parts(device, kv.draft)
-    shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.type != F32]
+    # not those of several matrices: their products are others
+    shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
     if taps:
         shapes.append((len(taps) * target.n_embd, target.n_embd))  # a draft takes the features in
     if wide := wide_bytes(device, shapes, n_batch):

@@ -62,6 +62,19 @@ class Experts:
                 shapes["ffn_gate_inp_shexp.weight"] = (d,)
         return shapes
 
+    def build(self, g: Graph, w: Mapping[str, Any], name: str, y):
+        """See FeedForward."""
+        return mixture(g, w, name, y, self)
+
+    @property
+    def per_column(self) -> int:
+        routed = self.n_used * (3 * self.n_ff + 2 * self.n_embd)
+        return routed + 3 * self.n_experts + 3 * self.n_ff_shared
+
+    @property
+    def nodes(self) -> int:
+        return 48 + 2 * self.n_used
+
 
 def expert_block(name: str) -> int | None:
     """The block whose experts a tensor holds, which a token reads in part only; None for any other tensor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..ggml.device import F32, I32, NARROW_COLUMNS
@@ -112,6 +113,31 @@ def swiglu(g: Graph, w: Mapping[str, Any], name: str, y, end: str = ""):
     return product(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
 
 
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One feed-forward layer, `n_ff` wide, that every token goes through whole."""
+
+    n_embd: int
+    n_ff: int
+
+    def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
+        """See FeedForward."""
+        d, f = self.n_embd, self.n_ff
+        return {"ffn_gate.weight": (d, f), "ffn_up.weight": (d, f), "ffn_down.weight": (f, d)}
+
+    def build(self, g: Graph, w: Mapping[str, Any], name: str, y):
+        """See FeedForward."""
+        return swiglu(g, w, name, y)
+
+    @property
+    def per_column(self) -> int:
+        return 3 * self.n_ff
+
+    @property
+    def nodes(self) -> int:
+        return 8
+
+
 def gated_attention(
     g: Graph,
     w: Mapping[str, Any],
@@ -156,11 +182,13 @@ def gated_delta_net(
     shape: Recurrent,
     eps: float,
     matrices: Sequence[str] = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"),
+    grouped: bool = False,
 ):
     """Gated delta net (arXiv 2412.06464) behind a short convolution; y [D, n] -> [D, n].
 
     Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced.
-    matrices: names of those that give q|k|v, the gate, the decay and the write strength.
+    matrices: names of those that give q|k|v, the gate, the decay and the write strength. Value head h reads key head h % h_k;
+    grouped: in the gate and in the output matrix those of a key head lie side by side.
     """
     n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
     qkv, z, alpha, beta = products(g, w, [name + x for x in matrices], y)
@@ -193,6 +221,9 @@ def gated_delta_net(
         size = s * s * h_v
         g.expand(g.copy(g.view(out, (size,), offset=s * h_v * n * 4), g.view(live, (size,))))
         o = g.view(out, (s, h_v, n))
+    if grouped and h_v > h_k:
+        o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), (s * 4, s * h_k * 4, o.nb[2])), 0, 2, 1, 3)
+        o = g.cont(o, s, h_v, n)
     o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
     z = g.silu(g.reshape(z, s, h_v, n))
     return product(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))

@@ -6,15 +6,19 @@ from dataclasses import dataclass, replace
 
 from ..files.gguf import F32, GGUFFile
 from .checks import check_tensors
+from .feed_forward import FeedForward, scale_shape
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Sizes of the head's block, which are those of the trunk's attention layers, and which optional tensors it has."""
+    """Sizes of the head's block, which are those of the trunk's attention layers, and which optional tensors it has.
+
+    joined: gate and up of its feed-forward layer are one matrix.
+    """
 
     block: int  # its number in the file
     n_embd: int
-    n_ff: int
+    ffn: FeedForward
     n_vocab: int
     n_heads: int
     n_kv_heads: int
@@ -22,6 +26,7 @@ class Head:
     n_rot: int
     rope_theta: float
     rms_eps: float
+    joined: bool = False
     optional: tuple[str, ...] = ()
     scales: tuple[str, ...] = ()
 
@@ -46,15 +51,16 @@ class Head:
             "attn_output.weight": (q, d),
             "attn_q_norm.weight": (self.head_dim,),
             "attn_k_norm.weight": (self.head_dim,),
-            "ffn_gate.weight": (d, self.n_ff),
-            "ffn_up.weight": (d, self.n_ff),
-            "ffn_down.weight": (self.n_ff, d),
+            **self.ffn.tensors(self.joined),
             "nextn.eh_proj.weight": (2 * d, d),
             "nextn.enorm.weight": (d,),
             "nextn.hnorm.weight": (d,),
         }
         more = {NORM: (d,), EMBEDDING: (d, self.n_vocab), HEAD: (d, self.n_vocab)}
-        shapes |= {name: more[name] for name in self.optional} | dict.fromkeys(self.scales, (1,))
+        shapes |= {name: more[name] for name in self.optional}
+        shapes |= {
+            name: scale_shape(shapes.get(f"{name.removesuffix('scale')}weight", ())) for name in self.scales
+        }
         return {self.prefix + name: shape for name, shape in shapes.items()}
 
 
@@ -77,6 +83,7 @@ def read_head(file: GGUFFile, head: Head) -> Head | None:
         return None
     head = replace(
         head,
+        joined="ffn_gate_up_exps.weight" in found,
         optional=tuple(name for name in (NORM, EMBEDDING, HEAD) if name in found),
         scales=tuple(name for name in found if name.endswith(".scale")),
     )

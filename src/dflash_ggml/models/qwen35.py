@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from ..ggml.graph import Graph
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
-from .layers import APPENDED, Columns, Taps, gated_attention, gated_delta_net, logits_and_choice, swiglu
+from .feed_forward import FeedForward, scale_shape
+from .layers import APPENDED, Columns, Dense, Taps, gated_attention, gated_delta_net, logits_and_choice
 from .prediction import Head, read_head
 from .target import Batch, Target
 
-ARCH = "qwen35"
 # what Ollama keeps in the same file: the vision tower, its projector, and its own form of the prediction block
 _OTHER_PARTS = ("v.", "mm.", "mtp.")
 
@@ -31,12 +31,17 @@ _OTHER_PARTS = ("v.", "mm.", "mtp.")
 class Qwen35(Target):
     """Sizes of the trunk; blocks for multi-token prediction, last in the file, are not counted among the layers.
 
-    A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`).
+    A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`). Relatives differ in
+    their feed-forward layers (`ffn`), and in how a file holds the delta nets' matrices (`stored`).
     """
+
+    grouped: ClassVar[bool] = (
+        False  # gates and output matrices of delta nets have the value heads of a key head side by side
+    )
 
     n_layers: int
     n_embd: int
-    n_ff: int
+    n_ff: int  # width of a feed-forward layer, or of one expert
     n_vocab: int
     n_heads: int
     n_kv_heads: int
@@ -52,7 +57,17 @@ class Qwen35(Target):
     recurrent: tuple[bool, ...]  # [n_layers]
     n_ctx_train: int
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
-    scales: tuple[str, ...] = ()  # the `.scale` tensors [1] that the file has beside matrices (NVFP4)
+    scales: tuple[str, ...] = ()  # the `.scale` tensors that the file has beside matrices (NVFP4)
+
+    @property
+    def ffn(self) -> FeedForward:
+        """The feed-forward layer of every block."""
+        return Dense(self.n_embd, self.n_ff)
+
+    @property
+    def joined(self) -> frozenset[int]:
+        """Blocks whose gate and up matrices are one (see FeedForward.tensors)."""
+        return frozenset()
 
     @property
     def conv_channels(self) -> int:
@@ -64,13 +79,11 @@ class Qwen35(Target):
         """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
 
         def count(key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None) -> int:
-            key = f"{ARCH}.{key}"
-            if default is not None and key not in file.metadata:
-                return default
-            return in_range(file.error, f"key {key!r}", file.require(key, int), low, high)
+            return read_count(file, key, high, low, default)
 
         def number(key: str) -> float:
-            return positive(file.error, f"key '{ARCH}.{key}'", file.require(f"{ARCH}.{key}", float))
+            key = f"{file.arch}.{key}"
+            return positive(file.error, f"key {key!r}", file.require(key, float))
 
         _settle_names(file)
         blocks = count("block_count", MAX_LAYERS)
@@ -82,7 +95,6 @@ class Qwen35(Target):
         params = cls(
             n_layers=trunk,
             n_embd=count("embedding_length"),
-            n_ff=count("feed_forward_length"),
             n_vocab=embedding.shape[1],
             n_heads=_heads(file, "attention.head_count", blocks, recurrent),
             n_kv_heads=_heads(file, "attention.head_count_kv", blocks, recurrent),
@@ -98,11 +110,12 @@ class Qwen35(Target):
             recurrent=recurrent,
             n_ctx_train=count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
+            **cls._read_ffn(file, trunk),
         )
         params._check_relations(file)
         params._check_rope(file)
         matrices = {
-            name.removesuffix("weight") for name, shape in params.tensors().items() if len(shape) == 2
+            name.removesuffix("weight") for name, shape in params.stored(file).items() if len(shape) > 1
         }
         matrices -= {
             m for m in matrices if m.startswith("token_embd.") or m.endswith("ssm_conv1d.")
@@ -114,12 +127,21 @@ class Qwen35(Target):
             is_input_scale = name.endswith(".input_scale") and name.removesuffix("input_scale") in matrices
             return trunk <= _block(name) < blocks or name.startswith(_OTHER_PARTS) or is_input_scale
 
-        shapes = params.tensors()
+        shapes = params.stored(file)
         check_tensors(file.error, file.tensors, shapes, ignored)
         for name, shape in shapes.items():
             if (len(shape) == 1 or name.endswith("ssm_conv1d.weight")) and file.tensors[name].type != F32:
                 raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
         return params
+
+    @classmethod
+    def _read_ffn(cls, file: GGUFFile, trunk: int) -> dict[str, Any]:
+        """The fields that say what `ffn` is; `trunk`: layers."""
+        return {"n_ff": read_count(file, "feed_forward_length")}
+
+    def stored(self, file: GGUFFile) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor in a file, where other ones lie there than the graph uses."""
+        return self.tensors()
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
@@ -133,9 +155,6 @@ class Qwen35(Target):
         common = {
             "attn_norm.weight": (d,),
             "post_attention_norm.weight": (d,),
-            "ffn_gate.weight": (d, self.n_ff),
-            "ffn_up.weight": (d, self.n_ff),
-            "ffn_down.weight": (self.n_ff, d),
         }
         attention = {
             "attn_q.weight": (d, 2 * self.n_heads * self.head_dim),  # per head: query rows, then gate rows
@@ -156,10 +175,13 @@ class Qwen35(Target):
             "ssm_norm.weight": (self.ssm_state,),
             "ssm_out.weight": (values, d),
         }
+        ffn = {joined: self.ffn.tensors(joined) for joined in (False, True)}
         for i, recurrent in enumerate(self.recurrent):
-            layer = common | (delta_net if recurrent else attention)
+            layer = common | (delta_net if recurrent else attention) | ffn[i in self.joined]
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-        return shapes | dict.fromkeys(self.scales, (1,))
+        return shapes | {
+            name: scale_shape(shapes.get(f"{name.removesuffix('scale')}weight", ())) for name in self.scales
+        }
 
     def state_spec(self) -> StateSpec:
         """Conv window and delta-net state of the recurrent layers, K/V of the others."""
@@ -173,7 +195,7 @@ class Qwen35(Target):
         head = Head(
             block=self.n_layers,
             n_embd=self.n_embd,
-            n_ff=self.n_ff,
+            ffn=self.ffn,
             n_vocab=self.n_vocab,
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads,
@@ -186,13 +208,14 @@ class Qwen35(Target):
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """The widest layer, the features, and the mask of a pass of few columns."""
-        per_column = 3 * self.n_ff + 2 * self.conv_channels + (4 + n_taps) * self.n_embd
+        per_column = self.ffn.per_column + 2 * self.conv_channels + (4 + n_taps) * self.n_embd
         appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
         return 4 * (columns * per_column + appended) + 2 * rows * min(columns, NARROW_COLUMNS)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
         """See Target.build."""
-        g, w, eps = Graph(state.device), weights, self.rms_eps
+        w, eps, ffn = weights, self.rms_eps, self.ffn
+        g = Graph(state.device, 4096 + self.n_layers * (96 + ffn.nodes))
         columns = Columns(g, batch)
         taps = Taps(g, batch, columns, state)
         spec = state.spec
@@ -201,7 +224,7 @@ class Qwen35(Target):
             name = f"blk.{i}."
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
             if isinstance(layer, Recurrent):
-                y = gated_delta_net(g, w, name, y, columns, state, i, layer, eps)
+                y = gated_delta_net(g, w, name, y, columns, state, i, layer, eps, grouped=self.grouped)
             else:
                 y = gated_attention(
                     g,
@@ -220,7 +243,7 @@ class Qwen35(Target):
             taps.settle()
             x = g.add(y, x)
             y = g.rms_norm(x, eps, w[name + "post_attention_norm.weight"])
-            x = g.add(swiglu(g, w, name, y), x)
+            x = g.add(ffn.build(g, w, name, y), x)
             taps.take(i, x)
         taps.finish()
         if batch.outputs == "hidden":
@@ -233,13 +256,13 @@ class Qwen35(Target):
 
     def _check_relations(self, file: GGUFFile) -> None:
         """Sizes that must divide or equal each other do."""
-        if (
-            file.get(f"{ARCH}.ssm.v_head_reordered", bool) is False
-        ):  # Ollama's key, true in its files of this architecture
+        arch = file.arch
+        # Ollama's key: whether value heads that share a key head lie apart
+        if file.get(f"{arch}.ssm.v_head_reordered", bool) is self.grouped:
             raise file.error(
-                f"key '{ARCH}.ssm.v_head_reordered' is false: value heads in that order are not supported"
+                f"key '{arch}.ssm.v_head_reordered' is {str(self.grouped).lower()}: value heads in that order are not supported"
             )
-        value_dim = file.get(f"{ARCH}.attention.value_length", int)
+        value_dim = file.get(f"{arch}.attention.value_length", int)
         values = f"{self.ssm_v_heads} value heads of {self.ssm_state}"
         for key, holds, expected in (
             ("attention.value_length", value_dim in (None, self.head_dim), f"the key length {self.head_dim}"),
@@ -249,23 +272,34 @@ class Qwen35(Target):
             ("ssm.inner_size", self.ssm_inner == self.ssm_v_heads * self.ssm_state, values),
         ):
             if not holds:
-                raise file.error(f"key '{ARCH}.{key}': {file.metadata[f'{ARCH}.{key}']}, not {expected}")
+                raise file.error(f"key '{arch}.{key}': {file.metadata[f'{arch}.{key}']}, not {expected}")
         tokens = file.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, StringArray) and len(tokens) != self.n_vocab:
             raise file.error(f"key 'tokenizer.ggml.tokens': {len(tokens)} tokens (expected {self.n_vocab})")
 
     def _check_rope(self, file: GGUFFile) -> None:
         """Plain rotary positions give the right angles: no scaling, no pair on an axis that text lacks."""
-        scaling = file.get(f"{ARCH}.rope.scaling.type", str)
+        arch = file.arch
+        scaling = file.get(f"{arch}.rope.scaling.type", str)
         if scaling not in (None, "none"):
-            raise file.error(f"key '{ARCH}.rope.scaling.type': {scaling!r} is not supported, only 'none'")
-        key = f"{ARCH}.rope.dimension_sections"
+            raise file.error(f"key '{arch}.rope.scaling.type': {scaling!r} is not supported, only 'none'")
+        key = f"{arch}.rope.dimension_sections"
         sections = file.get_array(key, int)
         if sections is None:
             return
         # Pair j follows axis j % 3 while j < 3 * sections[j % 3], else the fourth axis.
         if len(sections) < 3 or any(j >= 3 * sections[j % 3] for j in range(self.n_rot // 2)):
             raise file.error(f"key {key!r}: {sections} do not cover the {self.n_rot // 2} rotated pairs")
+
+
+def read_count(
+    file: GGUFFile, key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None
+) -> int:
+    """The integer under a key of the architecture, from `low` to `high`; `default` where the key is missing."""
+    key = f"{file.arch}.{key}"
+    if default is not None and key not in file.metadata:
+        return default
+    return in_range(file.error, f"key {key!r}", file.require(key, int), low, high)
 
 
 def _block(name: str) -> int:
@@ -287,7 +321,7 @@ def _settle_names(file: GGUFFile) -> None:
 
 def _heads(file: GGUFFile, key: str, blocks: int, recurrent: tuple[bool, ...]) -> int:
     """Heads of the attention layers: one number, or, as Ollama writes it, one per block of which those must agree."""
-    key = f"{ARCH}.{key}"
+    key = f"{file.arch}.{key}"
     if not isinstance(file.metadata.get(key), (list, np.ndarray)):
         return in_range(file.error, f"key {key!r}", file.require(key, int), 1, MAX_HEADS)
     counts = file.require_array(key, int)
@@ -303,7 +337,7 @@ def _heads(file: GGUFFile, key: str, blocks: int, recurrent: tuple[bool, ...]) -
 
 def _recurrent(file: GGUFFile, blocks: int, trunk: int, interval: int) -> tuple[bool, ...]:
     """Which trunk layers are recurrent: an explicit array wins over the interval of the attention layers."""
-    key = f"{ARCH}.attention.recurrent_layers"
+    key = f"{file.arch}.attention.recurrent_layers"
     flags = file.get_array(key, bool)
     if flags is None:
         return tuple((i + 1) % interval != 0 for i in range(trunk))

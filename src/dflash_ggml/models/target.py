@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..files.gguf import GGUFFile
 from ..ggml.graph import Graph
+from ..ggml.weights import Source
 from ..state.mask import SlotMask
 from ..state.spec import StateSpec
 from ..state.state import TargetState
@@ -77,6 +78,15 @@ class Target(ABC):
     @abstractmethod
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
+
+    def sources(self, file: GGUFFile) -> dict[str, Source]:
+        """Name -> bytes of every one of `tensors` in an open file, in the order in which it has them."""
+        wanted, found = self.tensors(), file.tensors
+        return {
+            name: Source(info.type, info.shape, file.data(name))
+            for name, info in found.items()
+            if name in wanted
+        }
 
     @abstractmethod
     def state_spec(self) -> StateSpec:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
-from ...models.layers import product, products, swiglu
+from ...models.layers import product, products
 from ...models.prediction import EMBEDDING, NORM, Head
 from ...models.prediction import HEAD as OWN_HEAD
 from ...state.kv import KvCache, LayerCache, under
@@ -80,7 +80,7 @@ def block(g: Graph, m: Parts, x, position, cache: LayerCache, mask, n_kv: int):
     o = cache.attend(g, q, under(mask), n_kv)
     gate = g.cont(g.view(q_gate, (d, p.n_heads, 1), strides, offset=d * 4), d * p.n_heads, 1)
     x = g.add(product(g, w, name + "attn_output", g.mul(g.reshape(o, d * p.n_heads, 1), g.sigmoid(gate))), x)
-    x = g.add(swiglu(g, w, name, g.rms_norm(x, p.rms_eps, w[name + "post_attention_norm.weight"])), x)
+    x = g.add(p.ffn.build(g, w, name, g.rms_norm(x, p.rms_eps, w[name + "post_attention_norm.weight"])), x)
     return g.rms_norm(x, p.rms_eps, w[p.own(NORM, "output_norm.weight")])
 
 
@@ -114,7 +114,7 @@ def draft_graph(
     are those that draft.
     Output: best float32 [candidates, 2, depth], token ids and log-probabilities, best first.
     """
-    g = Graph(device, 1024)
+    g = Graph(device, 256 + depth * (96 + m.head.ffn.nodes))
     columns, ids, positions, rows, pick, at, into = packed(g, "ints", room, *[room + 1] * 3, 1, depth, depth)
     built = mask.build(g, "mask", n_kv, depth)
     cache, inputs = take_in(g, m, normed(g, m, g.get_rows(features, columns)), ids, positions, rows, pick)

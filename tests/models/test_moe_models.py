@@ -1,0 +1,99 @@
+"""Targets with experts, `qwen35moe` and `qwen3next`: against transformers and llama.cpp, and against themselves. 12 seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fixtures
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.engine import Engine
+from fixtures import hf_layout
+from reference import expert_files, toys
+from reference.engine_kit import fresh, text
+
+SEEDS = toys.MOE_VARIANTS
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def seed(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pair(seed: int, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return toys.write_pair(tmp_path_factory.mktemp("experts"), seed, **SEEDS[seed])
+
+
+def config(target: Path, draft: Path | None = None, **options: Any) -> EngineConfig:
+    exact = {"type_k": "f32", "type_v": "f32", "n_threads": 1, "calibrate": "never", "reference": True}
+    return EngineConfig(target, draft, **({"n_ctx": 256, "budget": 15} | exact | options))
+
+
+def logits(path: Path, tokens: list[int], *parts: int, **options: Any) -> np.ndarray:
+    """Logits behind the tokens, read in parts of such sizes."""
+    with Engine.load(config(path, **options)) as engine:
+        for end, size in zip(np.cumsum(parts), parts, strict=True):
+            engine.prefill(tokens[end - size : end])
+        return engine.logits.copy()
+
+
+@pytest.mark.parametrize("reference", [True, False], ids=["plain kernels", "best kernels"])
+def test_logits_of_others(seed: int, pair: tuple[Path, Path], reference: bool) -> None:
+    """Behind 1, 20 and 70 tokens. llama.cpp's own distance from transformers is up to 8e-4."""
+    case = fixtures.moe_case(seed)
+    embedding = hf_layout.read(pair[0]).tensors["token_embd.weight"].astype(np.float64)
+    assert np.abs(embedding).sum() == pytest.approx(case.checksum), (
+        "numpy draws other weights: make the fixture again"
+    )
+    for at, *expected in zip(case.at, case.transformers.logits, case.llama_cpp.logits, strict=True):
+        found = logits(pair[0], case.tokens, at + 1, reference=reference)
+        for row, tolerance in zip(expected, (1e-4, 2e-3), strict=True):
+            np.testing.assert_allclose(found, row, atol=tolerance)
+
+
+def test_greedy_tokens_of_others(seed: int, pair: tuple[Path, Path]) -> None:
+    """100, plainly, with a draft's trees, and with its chains."""
+    case = fixtures.moe_case(seed)
+    with Engine.load(config(*pair)) as engine:
+        for mode in ("plain", "tree", "chain"):
+            found = text(fresh(engine, case.tokens[: case.n_prompt]), max_tokens=100, mode=mode)
+            assert found == case.transformers.greedy == case.llama_cpp.greedy
+
+
+@pytest.mark.parametrize("parts", [(70,), (1, 69), (7, 1, 30, 32), (1,) * 70], ids=str)
+def test_batches(seed: int, pair: tuple[Path, Path], parts: tuple[int, ...]) -> None:
+    """However the tokens are cut, and however wide a pass is."""
+    case = fixtures.moe_case(seed)
+    for n_batch in (3, 64):
+        found = logits(pair[0], case.tokens, *parts, n_batch=n_batch)
+        np.testing.assert_allclose(found, case.transformers.logits[-1], atol=1e-4)
+
+
+def test_dialects_of_qwen3next(tmp_path: Path) -> None:
+    """Files with `ssm_in`, with `attn_qkv`, and those of `qwen35moe`, with value heads in another order, are one model."""
+    sizes = SEEDS[23] | {"ssm_v_heads": 6, "state": 32}
+    new, old = (
+        toys.write_pair(_made(tmp_path / name), 3, **sizes, old=name == "old")[0] for name in ("new", "old")
+    )
+    tokens = list(range(1, 50))
+    expected = logits(new, tokens, 49)
+    np.testing.assert_array_equal(logits(old, tokens, 49), expected)
+    moe = expert_files.as_qwen35moe(new, tmp_path / "moe.gguf")
+    np.testing.assert_allclose(logits(moe, tokens, 49), expected, atol=1e-5)
+
+
+def test_one_matrix_for_gate_and_up(tmp_path: Path) -> None:
+    sizes = SEEDS[21]
+    apart = toys.write_pair(_made(tmp_path / "apart"), 3, **sizes)[0]
+    tokens = list(range(1, 50))
+    joined = expert_files.with_joined_experts(apart, tmp_path / "joined.gguf", blocks=(0, 3))
+    np.testing.assert_array_equal(logits(joined, tokens, 49), logits(apart, tokens, 49))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
