@@ -14,8 +14,13 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "dflash_ggml"
 ORDER = ["errors", "config", "ggml", "files", "state", "decode", "text"]
 ORDER += ["models", "drafts", "engine", "session", "cli", "bench", "server", "llama"]
 # Every other module of models/ is an architecture.
-SHARED_MODELS = {"models.target", "models.registry", "models.layers", "models.checks", "models.prediction"}
-SHARED_MODELS |= {"models.feed_forward", "models.experts"}
+SHARED_MODELS = {
+    f"models.{name}"
+    for name in (
+        *("attention", "checks", "experts", "feed_forward", "layers"),
+        *("prediction", "reading", "registry", "rope", "target"),
+    )
+}
 
 
 def modules() -> dict[str, ast.Module]:

@@ -30,6 +30,8 @@ def test_the_embedded_pair_is_there() -> None:
         (["unsloth/Qwen3.5-35B-A3B-GGUF"], "Qwen3.5", "35B-A3B"),
         (["sha256-5b27", "Qwen3.5 0.8B"], "Qwen3.5", "0.8B"),
         (["qwen3_4b.gguf"], "Qwen3", "4B"),
+        (["Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf"], "Qwen3-Coder", "30B-A3B"),
+        (["Qwen3-30B-A3B-Q4_K_M.gguf"], "Qwen3", "30B-A3B"),
         (["dflash-draft-3.6-q8_0.gguf", "Qwen3.6 27B DFlash"], "Qwen3.6", "27B"),
         (["model-27b.gguf", "Qwen3.5-9B"], "Qwen3.5", "27B"),  # what comes first says more
         (["Distill-Qwen-7B-Q4_K_M.gguf"], None, "7B"),
@@ -61,7 +63,7 @@ def test_the_table_of_pairs() -> None:
     drafts = "spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0, z-lab/Qwen3.6-27B-DFlash"
     assert table[1].split(maxsplit=1) == ["Qwen3.6-27B", drafts]
     to_come = [line for line in table if "later version" in line]
-    assert len(to_come) == 6 and not any(" none " in line for line in to_come)
+    assert len(to_come) == 7 and not any(" none " in line for line in to_come)
 
 
 def test_replacements() -> None:

@@ -210,9 +210,9 @@ def test_target_tensor_types(file: Path):
         ("clip", "vision part of a model .mmproj., name the model's own file"),
         ("dflash", "this is a draft, name it with -md"),
         ("qwen35-dflash-draft", "this is a draft, name it with -md"),
-        ("qwen2moe", "those from 3.5 on and Qwen3-Next are supported"),
+        ("qwen2moe", "Qwen3 .dense., Qwen3-Next and those from 3.5 on are supported"),
         ("laguna", "comes in a later version"),
-        ("llama", "'llama' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next'.$"),
+        ("llama", "'llama' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3'.$"),
     ],
 )
 def test_files_that_are_no_target(file: Path, arch: str, said: str):

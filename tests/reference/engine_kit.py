@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -27,3 +30,22 @@ def fresh(engine: Any, ids: list[int] = PROMPT) -> Any:
     engine.reset()
     engine.prefill(ids)
     return engine
+
+
+def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
+    """Let the engine's draft know the text `said` that follows `first` committed tokens: of every depth the right token and
+    another, either of them first, so that accepted paths run through all of a tree and rows must move."""
+    rng = np.random.default_rng(seed)
+    drafter = engine.drafter
+
+    def propose(sequence: Any, budget: int, depth: int | None = None) -> Rows:
+        if sequence.unseen:
+            drafter.take_in(sequence)
+        at = sequence.n_tokens - first + 1
+        right = np.array(said[at : at + drafter.depth] or [0])
+        ids = np.stack([right, (right + 1) % 50], axis=1)
+        swapped = rng.random(len(ids)) < 0.5
+        ids[swapped] = ids[swapped, ::-1]
+        return Rows(ids.astype(np.int32), np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
+
+    drafter.propose = propose

@@ -177,10 +177,10 @@ def _target_metadata(writer: GGUFWriter, toy: Toy) -> None:
     _tokenizer(writer, toy)
 
 
-def _tokenizer(writer: GGUFWriter, toy: Toy) -> None:
+def _tokenizer(writer: GGUFWriter, toy: Any, pre: str = "qwen35") -> None:
     tokens, kinds = _vocabulary(toy.n_vocab)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen35")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(["t h"])

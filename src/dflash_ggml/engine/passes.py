@@ -191,10 +191,13 @@ class TargetPasses:
         """Make the nodes of `path` (of the last verified tree, root first) the next committed tokens on the device."""
         path, room = tuple(path), self._path_room(len(path))
         move = path != tuple(range(len(path)))
+        if not (move or self.state.spec.recurrent):
+            return  # the rows lie where they belong, and there is nothing else
         graph = self.graphs.get(
             ("commit", room, move), lambda: commit_graph(self.device, self.state, room, move)
         )
-        graph.inputs["path"].array[:] = (*path, *[-1] * (room - len(path)))
+        if self.state.spec.recurrent:
+            graph.inputs["path"].array[:] = (*path, *[-1] * (room - len(path)))
         if move:
             to = sequence.slots(room)
             graph.inputs["to"].array[:] = to

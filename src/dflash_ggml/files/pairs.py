@@ -28,7 +28,7 @@ class ModelName:
         family = next((m for m in map(_FAMILY.search, texts) if m), None)
         size = next((m for m in map(_SIZE.search, texts) if m), None)
         return cls(
-            f"{family[1].capitalize()}{family[2]}" if family else None,
+            f"{family[1].capitalize()}{family[2]}{'-Coder' if family[3] else ''}" if family else None,
             re.sub(r"[-_ ]", "-", size[1]).upper() if size else None,
         )
 
@@ -44,7 +44,9 @@ class ModelName:
         return "-".join(part for part in (self.family, self.size) if part) or "a model without a telling name"
 
 
-_FAMILY = re.compile(r"(?<![a-z])(qwen|gemma)[-_ ]?(\d+(?:\.\d+)?)(?![\d.]*b(?![a-z]))", re.IGNORECASE)
+_FAMILY = re.compile(
+    r"(?<![a-z])(qwen|gemma)[-_ ]?(\d+(?:\.\d+)?)(?![\d.]*b(?![a-z]))([-_ ]coder)?", re.IGNORECASE
+)
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
 _LAGUNA = re.compile(r"laguna[-_ ](XS\.2|(?:XS|S)-2\.1)(?![0-9])", re.IGNORECASE)
 
@@ -92,6 +94,10 @@ PAIRS = (
         "z-lab/Qwen3.8-27B-DFlash2",
         ("RadixArk/Qwen3.8-27B-DSpark",),
     ),
+    Pair("Qwen3", "8B", "z-lab/Qwen3-8B-DFlash-b16", ("deepseek-ai/dspark_qwen3_8b_block7",)),
+    Pair("Qwen3", "4B", "z-lab/Qwen3-4B-DFlash-b16", ("deepseek-ai/dspark_qwen3_4b_block7",)),
+    Pair("Qwen3", "14B", "deepseek-ai/dspark_qwen3_14b_block7"),
+    Pair("Qwen3-Coder", "30B-A3B", "z-lab/Qwen3-Coder-30B-A3B-DFlash", note=_MOE, loads=False),
     Pair("Qwen3.5", "35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash", note=_MOE, loads=False),
     Pair("Qwen3.6", "35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash", note=_MOE, loads=False),
     Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash", note=_MOE, loads=False),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from ..files.gguf import GGUFFile
+from .qwen3 import Qwen3
 from .qwen3next import Qwen3Next
 from .qwen35 import Qwen35
 from .qwen35moe import Qwen35Moe
 from .target import Target
 
-TARGETS: dict[str, type[Target]] = {"qwen35": Qwen35, "qwen35moe": Qwen35Moe, "qwen3next": Qwen3Next}
+TARGETS: dict[str, type[Target]] = {
+    "qwen35": Qwen35,
+    "qwen35moe": Qwen35Moe,
+    "qwen3next": Qwen3Next,
+    "qwen3": Qwen3,
+}
 
 # parts of architectures that people name by mistake, and what to do
 _OTHERS = (
     ("clip", "this is the vision part of a model (mmproj), name the model's own file"),
     ("dflash", "this is a draft, name it with -md and its target with -m"),
     ("eagle", "this is a draft, of a kind that is not supported"),
-    ("qwen", "of the Qwen models those from 3.5 on and Qwen3-Next are supported"),
+    ("qwen", "of the Qwen models Qwen3 (dense), Qwen3-Next and those from 3.5 on are supported"),
     ("laguna", "this target comes in a later version"),
 )
 

@@ -123,13 +123,13 @@ def state_parts(spec: StateSpec, unit: int, kv_type: KvType, max_width: int, fea
 def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool) -> Graph:
     """Graph that commits an accepted path of up to `max_path` nodes, all layers at once.
 
-    Inputs: path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one per tensor of
-    `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into sequence
-    order. A row copies itself when unused. Rows are moved as words, so that none is rounded again.
+    Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one
+    per tensor of `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into
+    sequence order. A row copies itself when unused. Rows are moved as words, so that none is rounded again.
     """
     g = Graph(device, 64)
-    path = g.input("path", I32, max_path)
     if state.windows is not None:
+        path = g.input("path", I32, max_path)
         g.expand(g.ssm_conv_tree_commit(state.windows, state.conv_inputs, path))
         g.expand(g.gated_delta_net_tree_commit(state.deltas, state.all_factors, path))
     if move_rows:

@@ -8,7 +8,6 @@ upstream    GGUF of llama.cpp, architecture `dflash`, also of DFlash2 and DSpark
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +16,8 @@ from ...files.gguf import GGUFFile, StringArray
 from ...files.keys import KeyedFile
 from ...files.pairs import replacement
 from ...files.safetensors import SafetensorsFile
-from ...ggml.graph import Yarn
 from ...models.checks import MAX_HEADS, MAX_LAYERS, in_range, positive
+from ...models.rope import read_yarn
 from ..dflash2.params import SELECTOR, Selector, read_selector
 from ..dspark.params import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
 from .checkpoint import read_checkpoint
@@ -177,19 +176,5 @@ def _gguf_fields(file: GGUFFile, arch: str) -> dict[str, Any]:
         "window_layers": tuple(layers),
         "declared_causal": file.get(f"{arch}.attention.causal", bool),
         "n_rot": None if n_rot in (None, head_dim) else n_rot,
-        "yarn": _yarn(file, f"{arch}.rope.scaling."),
+        "yarn": read_yarn(file, f"{arch}.rope.scaling."),
     }
-
-
-def _yarn(file: GGUFFile, prefix: str) -> Yarn | None:
-    kind, factor = file.get(f"{prefix}type", str), file.get(f"{prefix}factor", float)
-    if kind in (None, "none"):
-        return None
-    if kind != "yarn":
-        raise file.error(f"key {prefix + 'type'!r}: {kind!r} is not supported, only 'none' and 'yarn'")
-    stretch = in_range(file.error, f"key {prefix + 'factor'!r}", factor or 1.0, 1.0, 1e6)
-    attention = file.get(f"{prefix}yarn_attn_factor", float) or 1 + 0.1 * math.log(stretch)
-    attention *= file.get(f"{prefix}attn_factor", float) or 1.0
-    fast, slow = (file.get(f"{prefix}yarn_beta_{x}", float) for x in ("fast", "slow"))
-    n_ctx = count(file, f"{prefix}original_context_length", 1 << 30)
-    return Yarn(stretch, n_ctx, attention, fast or 32.0, slow or 1.0)

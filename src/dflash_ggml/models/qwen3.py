@@ -1,0 +1,143 @@
+"""Target `qwen3`: Qwen3, dense, every size. Softmax attention in every layer, so a sequence is its K/V rows.
+
+Shapes are in ggml's order; D = embedding length, n = columns of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..files.gguf import GGUFFile
+from ..ggml.device import NARROW_COLUMNS
+from ..ggml.graph import Graph, Yarn
+from ..state.spec import KvLayer, StateSpec
+from ..state.state import TargetState
+from .attention import attention
+from .checks import MAX_HEADS, MAX_LAYERS
+from .layers import APPENDED, Columns, Taps, logits_and_choice, swiglu
+from .reading import Keys, check_file, scales_beside, vocabulary_size
+from .rope import Rope, read_yarn
+from .target import Batch, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3(Target):
+    """Sizes of the model. All layers are alike."""
+
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_vocab: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    yarn: Yarn | None
+    rms_eps: float
+    n_ctx_train: int
+    tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
+    scales: tuple[str, ...] = ()  # the `.scale` tensors [1] that the file has beside matrices (NVFP4)
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> Qwen3:
+        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+        keys = Keys(file)
+        n_embd, n_heads = keys.count("embedding_length"), keys.count("attention.head_count", MAX_HEADS)
+        params = cls(
+            n_layers=keys.count("block_count", MAX_LAYERS),
+            n_embd=n_embd,
+            n_ff=keys.count("feed_forward_length"),
+            n_vocab=vocabulary_size(file),
+            n_heads=n_heads,
+            n_kv_heads=keys.count("attention.head_count_kv", MAX_HEADS, default=n_heads),
+            head_dim=keys.count("attention.key_length", default=n_embd // n_heads),
+            rope_theta=keys.number("rope.freq_base", default=10000.0),
+            yarn=read_yarn(file, f"{file.arch}.rope.scaling."),
+            rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
+            n_ctx_train=keys.count("context_length", 1 << 31),
+            tied_head="output.weight" not in file.tensors,
+        )
+        d = params.head_dim
+        keys.hold(
+            ("attention.head_count_kv", n_heads % params.n_kv_heads == 0, f"a divisor of {n_heads}"),
+            ("attention.key_length", d % 2 == 0 and d > 0, "an even number"),
+            (
+                "attention.value_length",
+                keys.count("attention.value_length", default=d) == d,
+                f"the key length {d}",
+            ),
+            (
+                "rope.dimension_count",
+                keys.count("rope.dimension_count", default=d) == d,
+                f"the whole head, {d}",
+            ),
+        )
+        shapes = params.tensors()
+        params = replace(params, scales=scales_beside(file, (n for n, s in shapes.items() if len(s) == 2)))
+        check_file(file, params.tensors())
+        return params
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor that the graph uses."""
+        d, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_embd.weight": (d, self.n_vocab),
+            "output_norm.weight": (d,),
+        }
+        if not self.tied_head:
+            shapes["output.weight"] = (d, self.n_vocab)
+        layer = {
+            "attn_norm.weight": (d,),
+            "attn_q.weight": (d, q),
+            "attn_k.weight": (d, kv),
+            "attn_v.weight": (d, kv),
+            "attn_output.weight": (q, d),
+            "attn_q_norm.weight": (self.head_dim,),
+            "attn_k_norm.weight": (self.head_dim,),
+            "ffn_norm.weight": (d,),
+            "ffn_gate.weight": (d, self.n_ff),
+            "ffn_up.weight": (d, self.n_ff),
+            "ffn_down.weight": (self.n_ff, d),
+        }
+        for i in range(self.n_layers):
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+        return shapes | dict.fromkeys(self.scales, (1,))
+
+    def state_spec(self) -> StateSpec:
+        """K/V of every layer."""
+        return StateSpec((KvLayer(self.n_kv_heads, self.head_dim),) * self.n_layers)
+
+    def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
+        """The widest layer, the features, and the mask of a pass of few columns."""
+        per_column = 3 * self.n_ff + (4 + n_taps) * self.n_embd
+        per_column += 2 * (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
+        return 4 * (columns * per_column + appended) + 2 * rows * min(columns, NARROW_COLUMNS)
+
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+        """See Target.build."""
+        g, w, eps = Graph(state.device), weights, self.rms_eps
+        columns = Columns(g, batch)
+        taps = Taps(g, batch, columns, state)
+        rope = Rope(self.head_dim, self.rope_theta, self.yarn)
+        sizes = {"heads": self.n_heads, "kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
+        x = g.get_rows(w["token_embd.weight"], columns.ids)
+        for i in range(self.n_layers):
+            name = f"blk.{i}."
+            y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
+            y = attention(g, w, name + "attn_", y, columns, state.cache(i), rope, **sizes, eps=eps)
+            taps.settle()
+            x = g.add(y, x)
+            y = g.rms_norm(x, eps, w[name + "ffn_norm.weight"])
+            x = g.add(swiglu(g, w, name, y), x)
+            taps.take(i, x)
+        taps.finish()
+        if batch.outputs == "hidden":
+            g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
+            return g
+        if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
+            x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
+        logits_and_choice(g, w, self.head_name, x, eps, batch.reduction)
+        return g

@@ -1,0 +1,102 @@
+"""Targets whose state is K/V rows only, against transformers and llama.cpp: logits, greedy text, batches, trees. 15 seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fixtures
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.engine import Engine
+from fixtures import hf_layout
+from reference import kv_toys
+from reference.engine_kit import foretold, fresh, text
+
+CASES = fixtures.kv_toy_cases()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("kv")
+    return {seed: kv_toys.write_pair(folder, seed, **sizes) for seed, sizes in kv_toys.VARIANTS.items()}
+
+
+@contextmanager
+def loaded(pair: tuple[Path, Path], **options: Any) -> Iterator[Engine]:
+    base = {
+        "n_ctx": 512,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reference": True,
+        "n_threads": 1,
+        "calibrate": "never",
+    }
+    with Engine.load(EngineConfig(*pair, **{**base, **options})) as engine:
+        yield engine
+
+
+def test_every_target_has_its_numbers() -> None:
+    assert {case.seed for case in CASES} == set(kv_toys.VARIANTS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.seed}-{case.oracle}")
+@pytest.mark.parametrize("n_batch", [7, 64, 256])
+def test_logits_and_greedy_text(pairs: dict, case: fixtures.KvToyCase, n_batch: int) -> None:
+    """Logits after 70 tokens to 3e-4 (they span about 20), and 100 greedy tokens."""
+    embedding = hf_layout.read(pairs[case.seed][0]).tensors["token_embd.weight"].astype(np.float64)
+    assert np.abs(embedding).sum() == pytest.approx(case.checksum), "numpy draws other weights"
+    with loaded((pairs[case.seed][0],), n_batch=n_batch) as engine:
+        engine.prefill(case.tokens)
+        np.testing.assert_allclose(engine.logits, case.logits, atol=3e-4)
+        assert text(engine, max_tokens=100) == case.greedy
+
+
+@pytest.mark.parametrize("seed", kv_toys.VARIANTS)
+def test_trees_write_the_plain_text(pairs: dict, seed: int) -> None:
+    """Greedy text by trees and chains, also where nodes are left out of a path and rows move."""
+    case = next(case for case in CASES if case.seed == seed)
+    with loaded(pairs[seed]) as engine:
+        for mode in ("tree", "chain"):
+            assert text(fresh(engine, case.tokens), max_tokens=100, mode=mode) == case.greedy
+        assert engine.passes.state.live_tensors == []
+    with loaded(pairs[seed], budget=63) as engine:
+        foretold(engine, case.greedy, len(case.tokens))
+        assert text(fresh(engine, case.tokens), max_tokens=100, mode="tree") == case.greedy
+        assert engine.sequence.statistics.acceptance_length > 3
+        moved = [key for key, _ in engine.passes.graphs if key[0] == "commit"]
+        assert moved and all(move for _, _, move in moved), "without recurrent layers only rows are committed"
+
+
+def test_sampled_text_is_one_text(pairs: dict) -> None:
+    sampling = {"temperature": 1.0, "seed": 7}
+    with loaded(pairs[21]) as engine:
+        said = [
+            text(fresh(engine), max_tokens=80, mode=mode, sampling=sampling)
+            for mode in ("plain", "tree", "chain")
+        ]
+    assert said[0] == said[1] == said[2]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_snapshots(pairs: dict, with_rows: bool) -> None:
+    case = CASES[0]
+    with loaded(pairs[case.seed]) as engine:
+        engine.prefill(case.tokens)
+        snapshot = engine.snapshot(with_rows)
+        assert text(engine, max_tokens=30, mode="tree") == case.greedy[:30]
+        engine.restore(snapshot)
+        assert text(engine, max_tokens=100, mode="tree") == case.greedy
+
+
+def test_the_plan_is_what_is_allocated(pairs: dict) -> None:
+    with loaded(pairs[21]) as engine:
+        taken = engine.nbytes
+        planned = engine.memory.parts
+        for part in ("target weights", "target K/V", "tree", "tree mask"):
+            assert taken[part] == planned[part], part
+        assert taken["recurrent state"] == 0 and "recurrent state" not in planned
