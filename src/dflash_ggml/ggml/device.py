@@ -17,12 +17,18 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount, waited
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
+DEVICE, HOST = 0, 1  # sides of a device that has a host beside it, and the numbers of their scratch memory
 _PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
     F16: np.dtype(np.float16),
     I32: np.dtype(np.int32),
 }
+
+
+def key(t) -> int:
+    """The identity of a tensor."""
+    return int(ffi.cast("uintptr_t", t))
 
 
 def physical_cores() -> int:
@@ -170,6 +176,10 @@ class Device:
         elif reference:
             raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
         self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
+        # the CPU that computes with the weights whose keys are `kept`: they stay in its memory
+        self.host: Device | None = None
+        self.kept: set[int] = set()
+        self._mark = ffi.NULL
 
     @classmethod
     def cpu(cls, n_threads: int | None = None, reference: bool = False, yielding: bool = False) -> Device:
@@ -195,6 +205,18 @@ class Device:
     def buffer_type(self):
         """Where ordinary tensors of this device live."""
         return lib.ggml_backend_dev_buffer_type(self.info.handle)
+
+    @property
+    def host_buffer_type(self):
+        """Where the host keeps what this device copies: memory that a GPU reads by itself, if it has such."""
+        pinned = lib.ggml_backend_dev_host_buffer_type(self.info.handle)
+        if pinned != ffi.NULL:
+            return pinned
+        return self.buffer_type if self.host is None else self.host.buffer_type
+
+    def side(self, t) -> int:
+        """DEVICE, or HOST for a weight that the host keeps."""
+        return HOST if self.kept and key(t) in self.kept else DEVICE
 
     @property
     def alignment(self) -> int:
@@ -267,6 +289,12 @@ class Device:
             with self.lock:
                 lib.ggml_backend_cuda_set_wide_mul_mat(self.backend, type_, on)
 
+    def run(self, cgraph) -> None:
+        """`compute`. Raises DeviceError when the backend fails."""
+        status = self.compute(cgraph)
+        if status != lib.GGML_STATUS_SUCCESS:
+            raise DeviceError(f"{self.info.name}: graph ended with status {status}")
+
     def compute(self, cgraph) -> int:
         """Launch a placed graph; a GPU may still be at it on return. Returns ggml's status.
 
@@ -304,9 +332,29 @@ class Device:
         """Wait for all graphs."""
         lib.ggml_backend_synchronize(self.backend)
 
+    def can_mark(self) -> bool:
+        """Whether `mark` can be waited for without all that comes behind it."""
+        if self._mark == ffi.NULL and self.is_gpu:
+            self._mark = lib.ggml_backend_event_new(self.info.handle)
+        return self._mark != ffi.NULL
+
+    def mark(self) -> None:
+        """Have a mark stand behind all that was asked for so far."""
+        lib.ggml_backend_event_record(self._mark, self.backend)
+
+    def wait_for_mark(self) -> None:
+        """Wait for all that was asked for before the last mark."""
+        lib.ggml_backend_event_synchronize(self._mark)
+
     def close(self) -> None:
-        """Free the backend. Every store, graph and workspace on it must be closed before."""
+        """Free the backend, and its host's. Every store, graph and workspace on it must be closed before."""
         self._pinned.close()
+        if self._mark != ffi.NULL:
+            lib.ggml_backend_event_free(self._mark)
+            self._mark = ffi.NULL
+        if self.host is not None:
+            self.host.close()
+            self.host = None
         if self.backend != ffi.NULL:
             lib.ggml_backend_free(self.backend)
             self.backend = ffi.NULL

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import DeviceError
 from .bindings import ffi, lib
-from .device import I32, NUMPY_TYPES, Device
+from .device import DEVICE, HOST, I32, NUMPY_TYPES, Device, key
+from .split import Split
 from .store import Store, Workspace, is_host
 
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
@@ -70,6 +71,8 @@ class Graph:
         # what sets inputs that others added to a pass, called with the position of its first token
         self.fillers: list[Callable[[int], None]] = []
         self.runs = 0
+        self._crossings: dict[int, int] = {}  # nodes that lead to the host or back, see `to_host`
+        self._split: Split | None = None
         self._together = Store(device, 1)
         self._uploads: list[tuple] = []  # tensor, its bytes on the host, how many
         self._workspace: Workspace | None = None
@@ -102,18 +105,22 @@ class Graph:
         """Give the graph its memory, once. Raises DeviceError when there is not enough, or the device lacks an operation."""
         if self._workspace is not None:
             raise ValueError("a graph is placed once; build another")
+        self._split = Split(self.device, self.cgraph, self._crossings) if self._crossings else None
         for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
             node = lib.ggml_graph_node(self.cgraph, i)
-            if not lib.ggml_backend_dev_supports_op(self.device.info.handle, node):
+            owner = self._split.owner(i) if self._split else self.device
+            if owner is not None and not lib.ggml_backend_dev_supports_op(owner.info.handle, node):
                 op = ffi.string(lib.ggml_op_desc(node)).decode()
                 raise DeviceError(
-                    f"{self.device.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there"
+                    f"{owner.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there"
                 )
         small = [i for i in self.inputs.values() if i.nbytes <= _TOGETHER]
         self._gather(small)
-        self._generation = workspace.place(self.cgraph)
+        self._generation = workspace.place(self.cgraph, self._split.sides if self._split else None)
         # a CUDA graph of this identity replays without comparing every node
         lib.dflash_graph_set_uid(self.cgraph)
+        if self._split:
+            self._split.cut()
         self._workspace = workspace
         for large in self.inputs.values():
             if large not in small:
@@ -169,17 +176,43 @@ class Graph:
             backend = self.device.backend
             for tensor, memory, size in self._uploads:
                 lib.ggml_backend_tensor_set_async(backend, tensor, memory, 0, size)
-            status = self.device.compute(self.cgraph)
+            if self._split:
+                self._split.run()
+            else:
+                self.device.run(self.cgraph)
         self.runs += 1
-        if status != lib.GGML_STATUS_SUCCESS:
-            raise DeviceError(f"{self.device.info.name}: graph ended with status {status}")
 
     def close(self) -> None:
         self.fillers.clear()
+        if self._split:
+            self._split.close()
         self._together.close()
         if self.ctx != ffi.NULL:
             lib.ggml_free(self.ctx)
             self.ctx = ffi.NULL
+
+    # ---- the CPU beside a GPU
+
+    def is_kept(self, t) -> bool:
+        """Whether `t` is a weight that the device's host keeps; what computes with it takes `to_host` and `to_device`."""
+        return self.device.side(t) == HOST
+
+    def can_lend(self, t) -> bool:
+        """Whether the device's kernels read no more of a kept weight than it has: what they read of others must be cleared."""
+        return lib.ggml_backend_buft_get_alloc_size(self.device.buffer_type, t) == lib.ggml_nbytes(t)
+
+    def to_host(self, t):
+        """A copy of `t`, a result of the device, from which the host computes; what is computed from it is the host's too."""
+        return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), HOST)
+
+    def to_device(self, t):
+        """A copy of `t`, a result of the host or a weight that it keeps, on the device."""
+        return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), DEVICE)
+
+    def _cross(self, t, side: int):
+        twin = lib.ggml_cont(self.ctx, t)
+        self._crossings[key(twin)] = side
+        return self.expand(twin)
 
     # ---- views and layout
 

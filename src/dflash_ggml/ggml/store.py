@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 from ..errors import DeviceError
 from .bindings import ffi, lib
-from .device import Device
+from .device import DEVICE, HOST, Device
 
 
 class Store:
@@ -117,7 +118,8 @@ class Store:
 
 
 class Workspace:
-    """Scratch memory that the graphs of a device share. They run one after another, so their intermediate results may overlap.
+    """Scratch memory that the graphs of a device share, and of its host. They run one after another, so their intermediate
+    results may overlap.
 
     `generation` rises when the memory had to move; graphs placed before that are void.
     """
@@ -125,21 +127,41 @@ class Workspace:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.generation = 0
-        self._alloc = lib.ggml_gallocr_new(device.buffer_type)
+        self._sides = 1 if device.host is None else 2
+        if device.host is None:
+            self._alloc = lib.ggml_gallocr_new(device.buffer_type)
+        else:
+            types = [device.buffer_type, device.host_buffer_type]
+            self._alloc = lib.ggml_gallocr_new_n(types, len(types))
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._alloc == ffi.NULL else lib.ggml_gallocr_get_buffer_size(self._alloc, 0)
+        return self._sizes()[DEVICE]
 
-    def place(self, cgraph) -> int:
-        """Give each tensor of a graph its place; the generation in which that holds. Raises DeviceError when it does not fit."""
-        before = self.nbytes
-        if not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
+    @property
+    def host_nbytes(self) -> int:
+        """Of them beside those of the device."""
+        return sum(self._sizes()[HOST:])
+
+    def _sizes(self) -> list[int]:
+        if self._alloc == ffi.NULL:
+            return [0]
+        return [lib.ggml_gallocr_get_buffer_size(self._alloc, side) for side in range(self._sides)]
+
+    def place(self, cgraph, sides: Sequence[int] | None = None) -> int:
+        """Give each tensor of a graph its place; the generation in which that holds. sides: where each node's is, if not all on
+        the device. Raises DeviceError when it does not fit."""
+        before = self._sizes()
+        fits = True
+        if self._sides > 1:  # of one alone, ggml finds what a graph takes by itself
+            nodes = ffi.NULL if sides is None else ffi.new("int[]", sides)
+            fits = lib.ggml_gallocr_reserve_n(self._alloc, cgraph, nodes, ffi.NULL)
+        if not fits or not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
             self.generation += 1  # the old memory is gone by now
             raise DeviceError(
                 f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
             )
-        if self.nbytes != before:
+        if self._sizes() != before:
             self.generation += 1
         return self.generation
 

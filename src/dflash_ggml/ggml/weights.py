@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DeviceError, ModelFileError
 from .bindings import ffi, lib
-from .device import BF16, F16, F32, I32, Device
+from .device import BF16, F16, F32, I32, Device, key
 from .store import Store
 
 TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
@@ -47,11 +47,15 @@ class Weights(Mapping):
     """ggml tensors by their GGUF name: declared first, so that their size is known, then filled.
 
     Matrices, and tensors of several, take a layout made for matrix products where the device has one, except those `gathered` row
-    by row; on the CPU all others stay in the file's mapping.
+    by row; on the CPU all others stay in the file's mapping. Those `kept` stay with the device's host.
     """
 
     def __init__(
-        self, device: Device, sources: Mapping[str, Source], gathered: Iterable[str] = ("token_embd.weight",)
+        self,
+        device: Device,
+        sources: Mapping[str, Source],
+        gathered: Iterable[str] = ("token_embd.weight",),
+        kept: Iterable[str] = (),
     ) -> None:
         """Raises ModelFileError for a type that the device cannot multiply."""
         self._tensors: dict[str, Any] = {}
@@ -60,11 +64,12 @@ class Weights(Mapping):
         self._sources: Mapping[str, Source] | None = sources
         gathered, plain = set(gathered), device.buffer_type
         groups: dict[Any, list[str]] = {}
+        self._kept = Kept(device, {name: sources[name] for name in kept})
+        self._tensors |= self._kept.tensors
         for name, s in sources.items():
             is_matrix = len(s.shape) in (2, 3) and s.shape[1] > 1 and name not in gathered and s.type != F32
-            chosen = next(
-                (b for b in device.matmul_buffer_types() if is_matrix and _suits(device, s, b)), plain
-            )
+            layouts = device.matmul_buffer_types() if is_matrix and name not in self._kept.tensors else []
+            chosen = next((b for b in layouts if _suits(device, s, b)), plain)
             if is_matrix and chosen == plain and not _can_multiply(device, s, plain):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
                 raise ModelFileError(
@@ -75,7 +80,8 @@ class Weights(Mapping):
                 raise ModelFileError(
                     f"tensor {name}: {device.info.name} cannot look rows up in type {kind}; use another quantisation"
                 )
-            groups.setdefault(chosen, []).append(name)
+            if name not in self._kept.tensors:
+                groups.setdefault(chosen, []).append(name)
         for buffer_type, names in groups.items():
             store = Store(device, len(names), buffer_type)
             for name in names:
@@ -96,10 +102,21 @@ class Weights(Mapping):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def fill(self, progress: Progress | None = None, stage: str = "weights") -> Weights:
-        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`. Raises DeviceError when they do not fit."""
+    def fill(
+        self, progress: Progress | None = None, stage: str = "weights", map_kept: bool = False
+    ) -> Weights:
+        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`. map_kept: what the host keeps stays in the
+        file's mapping, which takes no memory for good. Raises DeviceError when they do not fit."""
         assert self._sources is not None, "weights are filled once"
         done, total = 0, sum(s.nbytes for s in self._sources.values())
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if progress:
+                progress(stage, done, total)
+
+        self._kept.fill(map_kept, count)
         for store, names in self._groups:
             if not names:
                 continue
@@ -107,9 +124,7 @@ class Weights(Mapping):
             for name in names:
                 s = self._sources[name]
                 lib.ggml_backend_tensor_set(self._tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
-                done += s.nbytes
-                if progress:
-                    progress(stage, done, total)
+                count(s.nbytes)
         self._sources = None
         if progress:
             progress(stage, total, total)
@@ -117,33 +132,83 @@ class Weights(Mapping):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take."""
+        """Bytes that they take of the device."""
         return sum(store.nbytes for store, _ in self._groups) + self._mapped_bytes
 
     @property
     def _mapped_bytes(self) -> int:
         return sum(memoryview(data).nbytes for _, data in self._mapped)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the host that the kept ones take, copied or mapped."""
+        return self._kept.nbytes
+
     def _map(self, names: list[str], sources: Mapping[str, Source]) -> None:
         """Let CPU tensors point into the file's mapping."""
-        for name in names:
-            data = memoryview(sources[name].data)
-            address = ffi.from_buffer(data)
-            size = lib.ggml_nbytes(self._tensors[name])
-            if size != data.nbytes:
-                raise ModelFileError(f"tensor {name}: {data.nbytes} bytes in the file, {size} expected")
-            buffer = lib.ggml_backend_cpu_buffer_from_ptr(address, size)
-            lib.ggml_backend_buffer_set_usage(buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-            if lib.ggml_backend_tensor_alloc(buffer, self._tensors[name], address) != lib.GGML_STATUS_SUCCESS:
-                raise DeviceError(f"tensor {name}: cannot be mapped")
-            self._mapped.append((ffi.gc(buffer, lib.ggml_backend_buffer_free), data))
+        self._mapped += [_mapped(name, self._tensors[name], sources[name]) for name in names]
 
     def close(self) -> None:
         self._tensors.clear()
+        self._kept.close()
         for store, _ in self._groups:
             store.close()
         self._groups.clear()
         self._mapped.clear()
+
+
+class Kept:
+    """Weights that stay with the host of a device: copied to memory that the device reads by itself, or in the file's mapping."""
+
+    def __init__(self, device: Device, sources: Mapping[str, Source]) -> None:
+        self._device, self._sources = device, sources
+        self.tensors: dict[str, Any] = {}
+        self._mapped: list = []
+        self._store: Store | None = None
+        if sources:
+            assert device.host is not None, "only a host keeps weights"
+            self._store = Store(device.host, len(sources), device.host_buffer_type)
+            for name, s in sources.items():
+                self.tensors[name] = self._store.tensor(s.type, *s.shape, name=name)
+            device.kept |= {key(t) for t in self.tensors.values()}
+        self.nbytes = self._store.wanted if self._store else 0
+
+    def fill(self, is_mapped: bool, count: Callable[[int], None]) -> None:
+        """Bring the bytes there; `count` is told of each tensor's. Raises DeviceError when they do not fit."""
+        if self._store is None:
+            return
+        mapped = {name for name, s in self._sources.items() if is_mapped and _is_aligned(s.data)}
+        for name in mapped:
+            self._mapped.append(_mapped(name, self.tensors[name], self._sources[name]))
+        if len(mapped) < len(self._sources):
+            self._store.allocate(clear=False, weights=True)
+        for name, s in self._sources.items():
+            if name not in mapped:
+                lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
+            count(s.nbytes)
+        self._sources = {}
+
+    def close(self) -> None:
+        self._device.kept -= {key(t) for t in self.tensors.values()}
+        self.tensors.clear()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        self._mapped.clear()
+
+
+def _mapped(name: str, t, s: Source) -> tuple:
+    """Let `t` point into the file's mapping; what must live as long. Raises ModelFileError, DeviceError."""
+    data = memoryview(s.data)
+    address = ffi.from_buffer(data)
+    size = lib.ggml_nbytes(t)
+    if size != data.nbytes:
+        raise ModelFileError(f"tensor {name}: {data.nbytes} bytes in the file, {size} expected")
+    buffer = lib.ggml_backend_cpu_buffer_from_ptr(address, size)
+    lib.ggml_backend_buffer_set_usage(buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+    if lib.ggml_backend_tensor_alloc(buffer, t, address) != lib.GGML_STATUS_SUCCESS:
+        raise DeviceError(f"tensor {name}: cannot be mapped")
+    return ffi.gc(buffer, lib.ggml_backend_buffer_free), data
 
 
 def _is_aligned(data) -> bool:

@@ -16,9 +16,11 @@ from .layers import product, swiglu
 
 Scoring = Literal["softmax", "sigmoid"]
 
+LENT = 128  # columns from which a device takes in what its host keeps, whole matrices, instead of sending columns there
+
 _LEAST_SUM = 2.0**-14  # of a token's weights, which are divided by it
 _LARGEST = 3e38
-_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.weight")
+_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|scale)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Experts:
 
 
 def expert_block(name: str) -> int | None:
-    """The block whose experts a tensor holds, which a token reads in part only; None for any other tensor."""
+    """The block whose experts a tensor is of: of their matrices a token reads a few. None for any other tensor."""
     match = _EXPERTS.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -85,15 +87,57 @@ def expert_block(name: str) -> int | None:
 def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     """The layer behind tensors that begin with `name`; y [D, n] -> [D, n].
 
-    A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it.
+    A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it. Where the host keeps the
+    experts, it computes with them; or, for many columns, a layer's matrices are lent to the device.
     """
-    out = _routed(g, w, f"{name}ffn_", y, experts, *_route(g, w, name, y, experts))
+    ids, weights = _route(g, w, name, y, experts)
+    shared = None
+    if not g.is_kept(w[f"{name}ffn_down_exps.weight"]):
+        out = _routed(g, w, f"{name}ffn_", y, experts, ids, weights)
+    elif y.ne[1] >= LENT and all(g.can_lend(t) for t in _matrices(w, name)):
+        out = _routed(g, _Lent(g, w), f"{name}ffn_", y, experts, ids, weights)
+    else:
+        sent = [g.to_host(t) for t in (y, ids, weights)]
+        if experts.n_ff_shared:  # a GPU is at it while the host computes
+            shared = g.expand(_shared(g, w, name, y, experts))
+        out = g.to_device(_routed(g, w, f"{name}ffn_", sent[0], experts, *sent[1:]))
     if not experts.n_ff_shared:
         return out
-    shared = swiglu(g, w, name, y, "_shexp")
+    return g.add(out, _shared(g, w, name, y, experts) if shared is None else shared)
+
+
+class _Lent(Mapping):
+    """Weights of which those that the host keeps come to the device when they are asked for."""
+
+    def __init__(self, g: Graph, w: Mapping[str, Any]) -> None:
+        self._g, self._w = g, w
+
+    def __getitem__(self, name: str):
+        t = self._w[name]
+        return self._g.to_device(t) if self._g.is_kept(t) else t
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._w
+
+    def __iter__(self):
+        return iter(self._w)
+
+    def __len__(self) -> int:
+        return len(self._w)
+
+
+def _matrices(w: Mapping[str, Any], name: str) -> list:
+    """The experts' matrices of a layer."""
+    names = (f"{name}ffn_{part}_exps.weight" for part in ("gate_up", "gate", "up", "down"))
+    return [w[n] for n in names if n in w]
+
+
+def _shared(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
+    """What the expert that all tokens share makes of y [D, n] -> [D, n]."""
+    out = swiglu(g, w, name, y, "_shexp")
     if experts.gated_shared:
-        shared = g.mul(shared, g.sigmoid(product(g, w, f"{name}ffn_gate_inp_shexp", y)))
-    return g.add(out, shared)
+        out = g.mul(out, g.sigmoid(product(g, w, f"{name}ffn_gate_inp_shexp", y)))
+    return out
 
 
 def _route(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts) -> tuple[Any, Any]:
@@ -125,7 +169,8 @@ def _routed(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids,
         gate, up = (g.view(both, (f, k, n), (both.nb[1], both.nb[2]), offset=i * f * 4) for i in (0, 1))
     else:
         gate, up = (_product(g, w, f"{name}{part}_exps", x, ids) for part in ("gate", "up"))
-    out = _product(g, w, f"{name}down_exps", g.swiglu(gate, up), ids)
+    hidden = g.expand(g.swiglu(gate, up))  # then the matrices before it have been used
+    out = _product(g, w, f"{name}down_exps", hidden, ids)
     out = g.expand(g.mul(out, weights))
     parts = [g.expand(g.view(out, (d, n), (out.nb[2],), offset=i * out.nb[1])) for i in range(k)]
     if k == 1:

@@ -1,6 +1,7 @@
 #include "shims.h"
 #include "ggml-impl.h" /* struct ggml_cgraph, for its identity */
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,6 +12,19 @@ void dflash_abort_trace(void);
 uint64_t dflash_graph_set_uid(struct ggml_cgraph * graph) {
     graph->uid = ggml_graph_next_uid();
     return graph->uid;
+}
+
+struct ggml_cgraph * dflash_graph_part(struct ggml_cgraph * graph, int first, int end) {
+    struct ggml_cgraph * part = malloc(sizeof(*part));
+    if (part != NULL) {
+        *part = ggml_graph_view(graph, first, end); /* counts the uses of its nodes in the whole graph */
+        dflash_graph_set_uid(part);
+    }
+    return part;
+}
+
+void dflash_graph_part_free(struct ggml_cgraph * part) {
+    free(part);
 }
 
 static int g_min_level;

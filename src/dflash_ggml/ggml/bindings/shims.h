@@ -10,6 +10,11 @@
  * call it again after any change to the graph. Returns the new identity. */
 uint64_t dflash_graph_set_uid(struct ggml_cgraph * graph);
 
+/* nodes [first, end) of a finished graph as a graph of their own, with an identity; NULL without memory.
+ * It points into the whole one and is freed before it. */
+struct ggml_cgraph * dflash_graph_part(struct ggml_cgraph * graph, int first, int end);
+void dflash_graph_part_free(struct ggml_cgraph * part);
+
 /* sends log lines of at least min_level (enum ggml_log_level) to dflash_log_message; INT_MAX silences all. */
 void dflash_log_install(int min_level);
 

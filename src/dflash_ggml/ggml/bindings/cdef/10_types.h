@@ -41,6 +41,7 @@ typedef struct ggml_backend_buffer_type *ggml_backend_buffer_type_t;
 typedef struct ggml_backend_buffer *ggml_backend_buffer_t;
 typedef struct ggml_backend *ggml_backend_t;
 typedef struct ggml_backend_device *ggml_backend_dev_t;
+typedef struct ggml_backend_event *ggml_backend_event_t;
 typedef struct ggml_backend_reg *ggml_backend_reg_t;
 typedef struct ggml_gallocr *ggml_gallocr_t;
 typedef struct ggml_threadpool *ggml_threadpool_t;
@@ -59,6 +60,7 @@ struct ggml_tensor {
     struct ggml_backend_buffer *buffer;
     int64_t ne[4];
     size_t nb[4];
+    struct ggml_tensor *src[...];
     struct ggml_tensor *view_src;
     size_t view_offs;
     void *data;

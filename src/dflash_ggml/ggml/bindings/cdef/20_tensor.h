@@ -22,6 +22,8 @@ size_t ggml_type_size(enum ggml_type type);
 size_t ggml_row_size(enum ggml_type type, int64_t ne);
 const char *ggml_type_name(enum ggml_type type);
 
+bool ggml_is_contiguous(const struct ggml_tensor *tensor);
+
 const char *ggml_op_desc(const struct ggml_tensor *t);
 
 void ggml_quantize_init(enum ggml_type type);

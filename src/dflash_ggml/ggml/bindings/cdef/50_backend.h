@@ -49,5 +49,9 @@ ggml_backend_dev_t ggml_backend_dev_get(size_t index);
 ggml_backend_t ggml_backend_init_by_name(const char *name, const char *params);
 enum ggml_status ggml_backend_tensor_alloc(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor,
     void *addr);
+ggml_backend_event_t ggml_backend_event_new(ggml_backend_dev_t device);
+void ggml_backend_event_free(ggml_backend_event_t event);
+void ggml_backend_event_record(ggml_backend_event_t event, ggml_backend_t backend);
+void ggml_backend_event_synchronize(ggml_backend_event_t event);
 ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void *ptr, size_t size);
 bool ggml_backend_dev_supports_op(ggml_backend_dev_t device, const struct ggml_tensor *op);

@@ -1,0 +1,182 @@
+"""Graphs over a device and the CPU beside it. Here both are CPUs: every crossing is a copy all the same. 1 second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dflash_ggml.errors import DeviceError
+from dflash_ggml.ggml.device import F32, I32, Device
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.split import Split
+from dflash_ggml.ggml.store import Workspace
+from dflash_ggml.ggml.weights import Source, Weights
+
+N = 16
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    device = Device.cpu(1, reference=True)
+    device.host = Device.cpu(1, reference=True)
+    yield device
+    device.close()
+
+
+def matrices(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal((N, N)).astype(np.float32) for name in ("here", "there", "late")}
+
+
+def sources(w: dict[str, np.ndarray]) -> dict[str, Source]:
+    return {name: Source(F32, x.shape[::-1], x.view(np.uint8).reshape(-1)) for name, x in w.items()}
+
+
+def both(g: Graph, w: Weights, x) -> None:
+    """here, there and back, with results of each side that are needed late."""
+    a = g.expand(g.mul_mat(w["here"], x))
+    sent = g.to_host(a)
+    beside = g.expand(g.mul_mat(w["late"], a))
+    b = g.mul_mat(w["there"], sent)
+    c = g.to_device(g.add(b, sent))
+    again = g.to_device(g.mul_mat(w["there"], g.to_host(c)))
+    g.output(g.add(g.add(again, beside), a), "out")
+
+
+def expected(w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    a = x @ w["here"].T
+    c = a @ w["there"].T + a
+    return c @ w["there"].T + a @ w["late"].T + a
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_computes_on_both_sides(device: Device, is_mapped: bool) -> None:
+    w = matrices()
+    weights = Weights(device, sources(w), kept=["there"]).fill(map_kept=is_mapped)
+    assert weights.kept_bytes == 4 * N * N
+    workspace = Workspace(device)
+    g = Graph(device, 64)
+    both(g, weights, g.input("x", F32, N, 3))
+    g.place(workspace)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((3, N)).astype(np.float32)
+        g.inputs["x"].array[...] = x
+        g.run()
+        found = device.read(g.outputs["out"]).reshape(3, N)
+        np.testing.assert_allclose(found, expected(w, x), rtol=1e-4, atol=1e-4)
+    g.close()
+    weights.close()
+    assert not device.kept
+    workspace.close()
+
+
+def test_each_side_computes_its_parts(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    workspace, g = Workspace(device), Graph(device, 64)
+    both(g, weights, g.input("x", F32, N, 1))
+    g.place(workspace)
+    asked: list[str] = []
+    for name, who in (("device", device), ("host", device.host)):
+        compute = who.compute
+        monkeypatch.setattr(who, "compute", lambda part, n=name, c=compute: asked.append(n) or c(part))
+    g.run()
+    assert asked == ["device", "device", "host", "host", "device"]
+    for thing in (g, workspace, weights):
+        thing.close()
+
+
+def test_graphs_share_memory_and_fall_void_together(device: Device) -> None:
+    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    workspace, small, large, plain = (
+        Workspace(device),
+        Graph(device, 64),
+        Graph(device, 64),
+        Graph(device, 64),
+    )
+    both(small, weights, small.input("x", F32, N, 1))
+    small.place(workspace)
+    plain.output(plain.mul_mat(weights["here"], plain.input("x", F32, N, 1)), "out")
+    plain.place(workspace)
+    assert small.valid and plain.valid
+    both(large, weights, large.input("x", F32, N, 200))
+    large.place(workspace)
+    assert large.valid and not small.valid and not plain.valid
+    for thing in (small, large, plain, workspace, weights):
+        thing.close()
+
+
+def test_strided_results_cross(device: Device) -> None:
+    """What has gaps is packed on its side first."""
+    workspace, g = Workspace(device), Graph(device, 64)
+    x = g.input("x", I32, 7, 4)
+    part = g.to_host(g.view(x, (3, 4), (x.nb[1],), offset=4))
+    g.output(g.to_device(g.cont(part)), "out")
+    g.place(workspace)
+    g.inputs["x"].array[...] = np.arange(28).reshape(4, 7)
+    g.run()
+    np.testing.assert_array_equal(
+        device.read(g.outputs["out"]).reshape(4, 3), np.arange(28).reshape(4, 7)[:, 1:4]
+    )
+    g.close()
+    workspace.close()
+
+
+def test_a_node_reads_from_one_side(device: Device) -> None:
+    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    g = Graph(device, 64)
+    x = g.input("x", F32, N, 1)
+    g.output(g.add(g.to_host(x), g.mul_mat(weights["here"], x)))
+    with pytest.raises(ValueError, match="both sides"):
+        g.place(Workspace(device))
+    g.close()
+    weights.close()
+
+
+def test_a_failing_side_is_named(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    g = Graph(device, 64)
+    both(g, weights, g.input("x", F32, N, 1))
+    g.place(Workspace(device))
+    monkeypatch.setattr(device.host, "compute", lambda part: -1)
+    with pytest.raises(DeviceError, match="status -1"):
+        g.run()
+    g.close()
+    weights.close()
+
+
+class Marking(Device):
+    """A CPU that has marks like a GPU and notes what it is asked for."""
+
+    def can_mark(self) -> bool:
+        return True
+
+    def mark(self) -> None:
+        self.asked.append("mark")
+
+    def wait_for_mark(self) -> None:
+        self.asked.append("wait")
+
+    def synchronize(self) -> None:
+        self.asked.append("all")
+
+    def run(self, cgraph) -> None:
+        self.asked.append("compute")
+        super().run(cgraph)
+
+
+def test_the_host_waits_for_what_it_reads_only() -> None:
+    """Copies there, then a mark, then the device's other work: the host waits for the mark, and for all where nothing else is."""
+    device = Marking(Device.cpu(1).info, 1, True)
+    device.asked, device.host = [], Device.cpu(1, reference=True)
+    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    workspace, g = Workspace(device), Graph(device, 64)
+    both(g, weights, g.input("x", F32, N, 1))
+    g.place(workspace)
+    device.asked.clear()
+    g.run()
+    assert device.asked == ["compute", "mark", "compute", "wait", "all", "compute"]
+    assert isinstance(g._split, Split)
+    for thing in (g, workspace, weights, device):
+        thing.close()

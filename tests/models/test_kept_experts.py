@@ -1,0 +1,83 @@
+"""Experts that the host keeps: the layer gives the bits that it gives where they lie with the device. 2 seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from test_experts import KINDS, QWEN, arrays, run, sources
+
+from dflash_ggml.ggml.device import F32, Device
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.store import Workspace
+from dflash_ggml.ggml.weights import Source, Weights
+from dflash_ggml.models import experts as layer
+from dflash_ggml.models.experts import Experts, expert_block, mixture
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Device]:
+    device = Device.cpu(1, reference=True)
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Device]:
+    device = Device.cpu(1, reference=True)
+    device.host = Device.cpu(1, reference=True)
+    yield device
+    device.close()
+
+
+def run_kept(device: Device, experts: Experts, w: dict[str, Source], x: np.ndarray) -> tuple[np.ndarray, int]:
+    """What the layer gives, and how often the host computed."""
+    assert device.host is not None
+    weights = Weights(device, w, kept=[n for n in w if expert_block(n) is not None]).fill()
+    workspace, g, parts = Workspace(device), Graph(device, 256), []
+    g.output(mixture(g, weights, "blk.0.", g.input("x", F32, *x.shape[::-1]), experts), "out")
+    g.place(workspace)
+    g.inputs["x"].array[...] = x.reshape(g.inputs["x"].array.shape)
+    compute = device.host.compute
+    device.host.compute = lambda part: parts.append(part) or compute(part)  # type: ignore[method-assign]
+    g.run()
+    out = device.read(g.outputs["out"]).reshape(x.shape)
+    for thing in (g, workspace, weights):
+        thing.close()
+    return out, len(parts)
+
+
+@pytest.mark.parametrize("columns", [1, 9])
+@pytest.mark.parametrize("joined", [False, True], ids=["separate", "joined"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_computes_the_same_bits(alone, pair, kind: str, joined: bool, columns: int) -> None:
+    experts = KINDS[kind]
+    w = sources(arrays(experts, joined))
+    x = np.random.default_rng(1).standard_normal((columns, experts.n_embd)).astype(np.float32)
+    found, parts = run_kept(pair, experts, w, x)
+    assert parts == 1
+    np.testing.assert_array_equal(found, run(alone, experts, w, x))
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["separate", "joined"])
+def test_for_many_columns_the_matrices_are_lent(alone, pair, monkeypatch, joined: bool) -> None:
+    monkeypatch.setattr(layer, "LENT", 8)
+    w = arrays(QWEN, joined)
+    for part in ("gate_up", "down") if joined else ("gate", "up", "down"):
+        w[f"blk.0.ffn_{part}_exps.scale"] = np.linspace(0.5, 2, QWEN.n_experts, dtype=np.float32)
+    for columns, host_parts in ((7, 1), (8, 0)):
+        x = np.random.default_rng(columns).standard_normal((columns, QWEN.n_embd)).astype(np.float32)
+        found, parts = run_kept(pair, QWEN, sources(w), x)
+        assert parts == host_parts
+        np.testing.assert_array_equal(found, run(alone, QWEN, sources(w), x))
+
+
+def test_what_kernels_read_beyond_is_not_lent(alone, pair, monkeypatch) -> None:
+    monkeypatch.setattr(layer, "LENT", 1)
+    monkeypatch.setattr(Graph, "can_lend", lambda g, t: False)
+    x = np.random.default_rng(0).standard_normal((2, QWEN.n_embd)).astype(np.float32)
+    w = sources(arrays(QWEN))
+    found, parts = run_kept(pair, QWEN, w, x)
+    assert parts == 1
+    np.testing.assert_array_equal(found, run(alone, QWEN, w, x))
