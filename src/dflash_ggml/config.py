@@ -14,6 +14,7 @@ Calibrate = Literal["cached", "always", "never"]
 DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
+ALL_LAYERS = 1 << 16  # more than any model has
 FILES = ("dflash", "dflash2", "dspark")  # kinds of draft files
 DRAFTS = (*FILES, "mtp")  # kinds of draft models
 SOURCES = (*DRAFTS, "suffix")  # what `spec` may name
@@ -40,6 +41,8 @@ class EngineConfig:
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
+    n_cpu_moe: layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all else; more
+        than there are: all (None: none, or where a model does not fit the GPU as few as it takes).
     spec: names of the sources that may draft, of SOURCES (None: all that there are). suffix: text that stood before in the
         sequence or in earlier outputs, which takes no model; the others are kinds of draft models.
     mode, budget: how to draft, and the number of tree nodes without the root.
@@ -63,6 +66,7 @@ class EngineConfig:
     n_threads: int | None = None
     n_gpu_layers: int = -1
     main_gpu: int = 0
+    n_cpu_moe: int | None = None
     mode: Mode = "auto"
     budget: int = 31
     candidates: int | None = None
@@ -88,12 +92,13 @@ class EngineConfig:
             ("budget", 1, MAX_BUDGET),
             ("candidates", 1, 64),
             ("main_gpu", 0, 63),
+            ("n_cpu_moe", 0, ALL_LAYERS),
             ("draft_window", 0, 1 << 30),
             ("draft_max", 1, 16),
             ("fa_window", 0, 1 << 24),
         ):
             value = getattr(self, name)
-            if name in ("candidates", "draft_window") and value is None:
+            if name in ("candidates", "draft_window", "n_cpu_moe") and value is None:
                 continue
             if not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{name}: {value!r} is outside {low}..{high}")

@@ -103,6 +103,8 @@ def test_constructor() -> None:
         "draft_type",
         "spec",
         "draft_max",
+        "cpu_moe",
+        "n_cpu_moe",
         "prefix_cache_bytes",
         "penalize_prompt",
     ]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from ..config import FILES, MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
+from ..config import ALL_LAYERS, FILES, MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
 from ..decode.recommended import recommended, told
 from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError, ModelFileError
@@ -136,6 +136,22 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         help="0: stay on the CPU; else use a GPU if present",
     )
     add("-mg", "--main-gpu", type=int, default=0, metavar="I", help="which GPU (default 0)")
+    experts = model.add_mutually_exclusive_group()
+    experts.add_argument(
+        "-cmoe",
+        "--cpu-moe",
+        dest="n_cpu_moe",
+        action="store_const",
+        const=ALL_LAYERS,
+        help="keep the experts of all layers in the host's memory and compute them on the CPU",
+    )
+    experts.add_argument(
+        "-ncmoe",
+        "--n-cpu-moe",
+        type=int,
+        metavar="N",
+        help="those of the first N layers only (default: of as few as it takes where the model does not fit the GPU)",
+    )
     add(
         "--cache-type",
         choices=get_args(CacheType),
@@ -394,6 +410,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         n_threads=args.threads,
         n_gpu_layers=args.gpu_layers,
         main_gpu=args.main_gpu,
+        n_cpu_moe=args.n_cpu_moe,
         mode=args.mode,
         budget=args.budget,
         candidates=args.candidates,

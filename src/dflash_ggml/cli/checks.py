@@ -133,14 +133,22 @@ def device_checks(
     return found
 
 
-def memory_check(plan: MemoryPlan, where: str, is_gpu: bool) -> Check:
-    """The memory plan against what is free. On the CPU weights stay in the file's mapping, and caches grow as they are used."""
-    data = {"n_ctx": plan.n_ctx, "free": plan.free, "total": plan.total, "parts": plan.parts}
+def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) -> Check:
+    """The memory plan against what is free. On the CPU weights stay in the file's mapping, and caches grow as they are used.
+    layers: whose experts the host could keep, so that all else fits; 0 where that does not help."""
+    data = {
+        "n_ctx": plan.n_ctx,
+        "free": plan.free,
+        "total": plan.total,
+        "parts": plan.parts,
+        "kept": asdict(plan.kept) if plan.kept else None,
+    }
     if plan.fits:
         return Check("memory", "ok", f"{where}: {plan}", data=data)
     largest = max(plan.parts, key=lambda name: plan.parts[name])
     if is_gpu or plan.total > plan.free:
-        advice = f"the largest part is {largest}: lower -c, --budget or -b, or take a smaller quantisation"
+        experts = f"--n-cpu-moe {layers} fits; or " if layers else ""
+        advice = f"{experts}the largest part is {largest}: lower -c, --budget or -b, or take a smaller quantisation"
         return Check("memory", "bad", f"{where}: too little for {plan}", advice, data)
     advice = "close other programs, or lower -c"
     return Check("memory", "note", f"{where}: less than {MARGIN // MIB} MiB are left by {plan}", advice, data)

@@ -168,18 +168,19 @@ def left_out(error: BaseException) -> Check:
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
-    from ..engine.loading import choose_device, declare, memory_free
+    from ..engine.loading import choose_device, declare_fitting, layers_to_keep, memory_free
 
     try:
         with closing(choose_device(config)) as device:
-            wanted = declare(device, config, file, target, draft)
+            wanted = declare_fitting(device, config, file, target, draft)
             with closing(wanted.weights):
                 for note in wanted.notes:
-                    yield Check("memory", "note", note, "it works; a Q8_0 draft needs no conversion")
+                    yield Check("memory", "note", note, "it works; smaller files need no such thing")
                 free = memory_free(device, config.gpu_memory)
                 kv, _, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
                 n_ctx = memory.n_ctx
-                yield memory_check(memory, device.info.name, device.is_gpu)
+                layers = 0 if memory.fits else layers_to_keep(device, config, file, target, draft, wanted)
+                yield memory_check(memory, device.info.name, device.is_gpu, layers)
                 if kv.note:
                     yield Check(
                         "memory",

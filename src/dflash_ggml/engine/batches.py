@@ -16,16 +16,19 @@ _LEAST = 32  # what no clock goes below: weights would be read for too few token
 
 
 class BatchSizes:
-    """Sizes of the passes of a prompt. most: tokens of a full batch. paced: whether the clock may lower that."""
+    """Sizes of the passes of a prompt. most: tokens of a full batch. paced: whether the clock may lower that. flat: from so many
+    tokens on a pass takes about as long whatever its size, so that what is left over goes into one (None: no such number)."""
 
-    def __init__(self, most: int, paced: bool = False, is_gpu: bool = False) -> None:
-        self.most, self.paced = most, paced
-        self.limit = min(most, _FIRST[is_gpu]) if paced else most
+    def __init__(self, most: int, paced: bool = False, is_gpu: bool = False, flat: int | None = None) -> None:
+        self.most, self.paced, self.flat = most, paced and flat is None, flat
+        self.limit = min(most, _FIRST[is_gpu]) if self.paced else most
 
     def next(self, left: int) -> int:
         """Tokens of the next pass when `left` are still to come; a number that it gave once it gives again."""
         if left >= self.limit:
             return self.limit
+        if self.flat is not None and left >= self.flat:
+            return left - left % _GRAINS[-1]
         return next((left - left % grain for grain in _GRAINS if left >= grain), left)
 
     def took(self, n: int, seconds: float) -> None:

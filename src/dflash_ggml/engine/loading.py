@@ -20,13 +20,27 @@ from ..files.gguf import GGUFFile
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Weights
+from ..models.experts import LENT as LENT_COLUMNS
 from ..models.registry import read_target
 from ..models.target import Target
-from ..state.memory import GRAPHS, MIB, SCRATCH, MemoryPlan, Part, cache_rows, fit, plan
+from ..state.memory import (
+    GRAPHS,
+    LENT,
+    MARGIN,
+    MIB,
+    SCRATCH,
+    KeptExperts,
+    MemoryPlan,
+    Part,
+    cache_rows,
+    fit,
+    plan,
+)
 from ..state.state import state_parts
 from ..state.window import DecodeWindow
 from ..text.tokenizer import Tokenizer
 from .batches import CHOICES, CPU_BATCH, BatchSizes
+from .kept import expert_sizes, fewest_layers, kept_experts, kept_names, lent_bytes
 from .known_costs import known_costs
 from .kv_types import KvTypes, kv_types
 from .passes import TargetPasses, tree_width
@@ -35,6 +49,7 @@ from .products import wide_bytes, without_kernels
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
+_LENT_BATCH = 2048  # tokens of a prompt that share what is lent to them: room for them is worth more than a layer or two
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
 
 
@@ -48,13 +63,22 @@ def choose_device(config: EngineConfig) -> Device:
             log.warning(
                 "n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers
             )
-        # a count or a mode by name asks for the same bits whatever else runs
-        decides = config.mode == "auto" and not config.reproducible
-        yielding = config.n_threads is None and decides and not config.reference
-        return Device.cpu(config.n_threads, config.reference, yielding)
+        return _open_cpu(config)
     if config.main_gpu >= len(gpus):
         raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
     return Device(gpus[config.main_gpu], config.n_threads)
+
+
+def _open_cpu(config: EngineConfig) -> Device:
+    # a count or a mode by name asks for the same bits whatever else runs
+    decides = config.mode == "auto" and not config.reproducible
+    yielding = config.n_threads is None and decides and not config.reference
+    return Device.cpu(config.n_threads, config.reference, yielding)
+
+
+def can_have_host(device: Device) -> bool:
+    """Whether there is a CPU beside this device that can compute with weights that do not lie there."""
+    return device.is_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +222,20 @@ def _on_device(
     progress: Progress | None,
 ) -> tuple[TargetPasses, Drafter | None, MemoryPlan, BatchSizes]:
     """Plan the memory, bring the weights to the device and make the state; also the sizes of batches."""
-    wanted = declare(device, config, file, target, draft)
-    if device.is_gpu and draft and not _fits(wanted, target, config, device) and draft.narrow():
-        wanted.weights.close()
-        wanted = declare(device, config, file, target, draft)
-        log.warning(
-            "%s: its weights become q8_0, as they are they do not fit beside the target", config.draft
-        )
+    wanted = declare_fitting(device, config, file, target, draft)
     for note in wanted.notes:
         log.warning("%s", note)
-    kv, n_batch, memory = wanted.plan(config.n_ctx, memory_free(device, config.gpu_memory), device.is_gpu)
-    log.info("%s (%s): %s", device.info.name, device.info.description, memory)
-    if device.is_gpu:
-        memory.check(wanted.parts(kv, n_batch))
+    try:
+        kv, n_batch, memory = wanted.plan(config.n_ctx, memory_free(device, config.gpu_memory), device.is_gpu)
+        log.info("%s (%s): %s", device.info.name, device.info.description, memory)
+        if device.is_gpu:
+            memory.check(wanted.parts(kv, n_batch))
+    except DeviceError as error:
+        if layers := layers_to_keep(device, config, file, target, draft, wanted):
+            raise DeviceError(
+                f"{error}; it fits with the experts of {layers} layers in the host's memory (--n-cpu-moe {layers})"
+            ) from error
+        raise
     n_ctx = memory.n_ctx
     if kv.note:
         log.warning("%s", kv.note)
@@ -221,7 +246,7 @@ def _on_device(
     weights, width = wanted.weights, wanted.width
     depth, taps = (draft.depth, draft.taps) if draft else (0, ())
     rows = cache_rows(n_ctx, wanted.over)
-    weights.fill(progress, "target")
+    weights.fill(progress, "target", map_kept=wanted.kept is not None and wanted.kept.is_mapped)
     window = DecodeWindow(config.fa_window) if config.fa_window else None
     if window is not None:
         log.warning(
@@ -238,7 +263,9 @@ def _on_device(
     passes.reserve(n_batch, drafter.append if drafter else None)
     taken = {**passes.nbytes, **(drafter.nbytes if drafter else {}), SCRATCH: passes.workspace.nbytes}
     log.info("%s", memory.against(taken))
-    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu)
+    # what is lent takes the longest, for few tokens as for many
+    flat = LENT_COLUMNS if wanted.kept else None
+    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, flat)
 
 
 def memory_free(device: Device, limit: int | float | None) -> int:
@@ -253,11 +280,70 @@ def memory_free(device: Device, limit: int | float | None) -> int:
     return max(min(info.memory_free, wanted - DRIVER), 0)
 
 
-def _fits(wanted: Declared, target: Target, config: EngineConfig, device: Device) -> bool:
-    """Whether a pair fits with the caches that are wanted most, in the smallest batches."""
+def _usual(wanted: Declared, target: Target, config: EngineConfig, device: Device) -> MemoryPlan:
+    """The plan with the caches that are wanted most, in the smallest batches, or, where a prompt is lent what the host keeps,
+    in some that are worth it."""
     n_ctx = config.n_ctx or min(target.n_ctx_train, USUAL_CONTEXT)
-    free = memory_free(device, config.gpu_memory)
-    return plan(wanted.parts(wanted.kv[0]), wanted.over, n_ctx, free).fits
+    n_batch = _LENT_BATCH if wanted.kept and _LENT_BATCH in wanted.batches and n_ctx >= _LENT_BATCH else 0
+    return plan(
+        wanted.parts(wanted.kv[0], n_batch), wanted.over, n_ctx, memory_free(device, config.gpu_memory)
+    )
+
+
+def declare_fitting(
+    device: Device, config: EngineConfig, file: GGUFFile, target: Target, draft: DraftSource | None
+) -> Declared:
+    """`declare`, with what makes a pair fit on a GPU: a draft of fewer bits, then the experts of as few layers as it takes with
+    the host, where nobody said of how many. The notes tell of both. What does not fit so either is declared all the same."""
+    wanted = declare(device, config, file, target, draft)
+    if not can_have_host(device) or _usual(wanted, target, config, device).fits:
+        return wanted
+    notes = list(wanted.notes)
+    if draft and draft.narrow():
+        wanted.weights.close()
+        wanted = declare(device, config, file, target, draft)
+        notes = [
+            *wanted.notes,
+            f"{config.draft}: its weights become q8_0, as they are they do not fit beside the target",
+        ]
+    if config.n_cpu_moe is None and (layers := layers_to_keep(device, config, file, target, draft, wanted)):
+        wanted.weights.close()
+        wanted = declare(device, config, file, target, draft, layers, prepare=False)
+        notes += [
+            f"{config.model} does not fit the GPU: the experts of {layers} of its {target.n_layers} layers stay in the host's "
+            "memory and the CPU computes them (--n-cpu-moe)",
+            *wanted.notes,
+        ]
+    return replace(wanted, notes=notes)
+
+
+def layers_to_keep(
+    device: Device,
+    config: EngineConfig,
+    file: GGUFFile,
+    target: Target,
+    draft: DraftSource | None,
+    wanted: Declared,
+) -> int:
+    """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help. `wanted`: as
+    declared now, after which the draft stays prepared."""
+    sizes = expert_sizes(file, target.n_layers)
+    if not sizes or not can_have_host(device):
+        return 0
+
+    def fits(layers: int) -> bool:
+        found = declare(device, config, file, target, draft, layers, prepare=False)
+        try:
+            return _usual(found, target, config, device).fits
+        finally:
+            found.weights.close()
+
+    if not fits(len(sizes)):
+        return 0
+    now = _usual(wanted, target, config, device)
+    kept = wanted.kept.layers if wanted.kept else 0
+    first = fewest_layers(sizes, sum(sizes[:kept]) + now.total + MARGIN - now.free)
+    return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
@@ -275,6 +361,7 @@ class Declared:
     longest: context that the target was trained for. kv: types of the caches to plan with, the first that fit are taken.
     batches: tokens of a prefill pass to plan with, likewise. width: columns of the widest tree. over: cache rows beyond the
     context. notes: what had to be changed for the device. planned: the memory that it all takes with such caches and batches.
+    kept: experts that stay with the host.
     """
 
     weights: Weights
@@ -285,6 +372,7 @@ class Declared:
     over: int
     notes: list[str]
     planned: Callable[[KvTypes, int], list[Part]]
+    kept: KeptExperts | None = None
 
     def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
         """The memory with such caches; without `n_batch`, with the smallest batches."""
@@ -299,8 +387,10 @@ class Declared:
             kv, n_batch = self.choose(n_ctx or min(self.longest, USUAL_CONTEXT), free)
         parts = self.parts(kv, n_batch)
         if n_ctx:
-            return kv, n_batch, plan(parts, self.over, n_ctx, free)
-        return kv, n_batch, fit(parts, self.over, free, self.longest, share=1.0 if is_gpu else 0.5)
+            found = plan(parts, self.over, n_ctx, free)
+        else:
+            found = fit(parts, self.over, free, self.longest, share=1.0 if is_gpu else 0.5)
+        return kv, n_batch, replace(found, kept=self.kept)
 
     def choose(self, n_ctx: int, free: int) -> tuple[KvTypes, int]:
         """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batches
@@ -315,17 +405,33 @@ class Declared:
 
 
 def declare(
-    device: Device, config: EngineConfig, file: GGUFFile, target: Target, draft: DraftSource | None
+    device: Device,
+    config: EngineConfig,
+    file: GGUFFile,
+    target: Target,
+    draft: DraftSource | None,
+    layers: int | None = None,
+    prepare: bool = True,
 ) -> Declared:
-    """Declare the weights and plan the memory. Raises ModelFileError for a type that the device cannot multiply."""
+    """Declare the weights and plan the memory. layers: whose experts the host keeps (None: as the configuration has it);
+    prepare: False where the draft already is. Raises ModelFileError for a type that the device cannot multiply."""
+    layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
+    kept = kept_names(target.tensors(), layers) if can_have_host(device) else []
+    if kept and device.host is None:
+        device.host = _open_cpu(config)
     heads = [layer.head_dim for layer in target.state_spec().kv]
     kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
-    weights = Weights(device, target.sources(file))
+    weights = Weights(device, target.sources(file), kept=kept)
     depth = draft.depth if draft else 0
     width = tree_width(config.budget, depth) if draft or config.copies else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
-    notes = draft.prepare(device) if draft else []
+    notes = draft.prepare(device) if draft and prepare else []
+    experts = kept_experts(weights, layers)
+    if experts and experts.note:
+        notes.append(experts.note)
+    if config.n_cpu_moe and can_have_host(device) and not kept:
+        notes.append(f"n_cpu_moe: {config.model} has no experts in its first {layers} layers")
     return Declared(
         weights,
         target.n_ctx_train,
@@ -335,6 +441,7 @@ def declare(
         over,
         notes,
         partial(memory_parts, device, target, weights, draft, width),
+        experts,
     )
 
 
@@ -357,6 +464,8 @@ def memory_parts(
     ]
     if draft:
         parts += draft.parts(device, kv.draft)
+    if lent := lent_bytes(weights.kept, n_batch):
+        parts.append(Part(LENT, lambda rows: lent))
     # not those of several matrices: their products are others
     shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
     if taps:

@@ -326,6 +326,8 @@ class Device:
     @property
     def threads_now(self) -> int:
         """CPU threads of the next graph: fewer than `n_threads` while others want the cores."""
+        if self.host is not None:
+            return self.host.threads_now
         return self._pool.n_threads if self._pool else self.n_threads
 
     def synchronize(self) -> None:

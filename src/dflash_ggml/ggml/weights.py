@@ -140,6 +140,11 @@ class Weights(Mapping):
         return sum(memoryview(data).nbytes for _, data in self._mapped)
 
     @property
+    def kept(self) -> dict[str, int]:
+        """Bytes of each tensor that the host keeps."""
+        return {name: lib.ggml_nbytes(t) for name, t in self._kept.tensors.items()}
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of the host that the kept ones take, copied or mapped."""
         return self._kept.nbytes

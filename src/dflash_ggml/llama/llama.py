@@ -54,6 +54,7 @@ class Llama(LlamaEmbeddings):
         LlamaPromptLookupDecoding: text that stood before, and no draft model.
     mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: how to speculate
         (see EngineConfig).
+    n_cpu_moe: layers whose experts the host keeps beside a GPU (None: as few as it takes); cpu_moe: those of all.
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.
 
@@ -118,6 +119,8 @@ class Llama(LlamaEmbeddings):
         draft_type: DraftType | None = None,
         spec: Sequence[str] | None = None,
         draft_max: int = 3,
+        cpu_moe: bool = False,
+        n_cpu_moe: int | None = None,
         prefix_cache_bytes: int = CACHE_BYTES,
         penalize_prompt: bool = False,
         **kwargs: Any,

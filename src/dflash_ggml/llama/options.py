@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import CacheType, Calibrate, DraftType, EngineConfig, Mode
+from ..config import ALL_LAYERS, CacheType, Calibrate, DraftType, EngineConfig, Mode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
@@ -96,6 +96,8 @@ class LlamaOptions:
     draft_type: DraftType | None = None
     spec: Sequence[str] | None = None
     draft_max: int = 3
+    cpu_moe: bool = False
+    n_cpu_moe: int | None = None
     prefix_cache_bytes: int = CACHE_BYTES
     penalize_prompt: bool = False
 
@@ -166,6 +168,7 @@ class LlamaOptions:
             n_threads=self.threads,
             n_gpu_layers=self.n_gpu_layers,
             main_gpu=self.main_gpu,
+            n_cpu_moe=ALL_LAYERS if self.cpu_moe else self.n_cpu_moe,
             mode="plain" if self.draft_model is False and self.mode == "auto" else self.mode,
             own_draft=own_draft,
             budget=self.lookup.num_pred_tokens if self.lookup else self.budget,

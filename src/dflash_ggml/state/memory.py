@@ -14,6 +14,8 @@ from ..errors import DeviceError
 MIB = 1 << 20
 GRAPHS = "graphs (estimate)"  # the part that is allocated as SCRATCH
 SCRATCH = "scratch"
+LENT = "lent experts"  # a part that is allocated with it
+HOST_MARGIN = 1024 * MIB  # of the host's memory, left to others
 MARGIN = 512 * MIB  # left free: the driver, cuBLAS, fragmentation, a desktop
 _ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
 
@@ -28,12 +30,40 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptExperts:
+    """Experts of the first `layers` layers that lie with the host; `nbytes` of its memory, of which `free` bytes are free."""
+
+    layers: int
+    nbytes: int
+    free: int
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether they stay in the file's mapping: for copies there is too little memory."""
+        return self.nbytes + HOST_MARGIN > self.free
+
+    @property
+    def note(self) -> str:
+        """What to tell of copies that there is no room for; empty where there is."""
+        if not self.is_mapped:
+            return ""
+        return (
+            f"the experts of {self.layers} layers take {self.nbytes / MIB:.0f} MiB and the host has {self.free / MIB:.0f} free: "
+            "they are read from the file as they are needed, which is slower"
+        )
+
+    def __str__(self) -> str:
+        return f"experts of {self.layers} layers on the host, {self.nbytes / MIB:.0f} of {self.free / MIB:.0f} MiB free"
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part for `n_ctx` tokens of context, on a device with `free` bytes."""
+    """Bytes by part for `n_ctx` tokens of context, on a device with `free` bytes. kept: what lies with the host instead."""
 
     n_ctx: int
     parts: dict[str, int]
     free: int
+    kept: KeptExperts | None = None
 
     @property
     def total(self) -> int:
@@ -57,21 +87,23 @@ class MemoryPlan:
         """What was allocated beside what was planned, for people. Scratch memory is only an estimate; parts that are not among
         `allocated` lie with the device."""
         same = sum(size for name, size in allocated.items() if size == self.parts.get(name))
+        planned = {**self.parts, SCRATCH: self.parts.get(GRAPHS, 0) + self.parts.get(LENT, 0)}
         others = [
-            f"{name} {size / MIB:.1f} MiB, planned {self.parts.get(GRAPHS if name == SCRATCH else name, 0) / MIB:.1f}"
+            f"{name} {size / MIB:.1f} MiB, planned {planned.get(name, 0) / MIB:.1f}"
             for name, size in allocated.items()
             if size != self.parts.get(name)
         ]
         elsewhere = [
             f"{name} {size / MIB:.1f} MiB planned, not counted"
             for name, size in self.parts.items()
-            if size and name != GRAPHS and name not in allocated
+            if size and name not in (GRAPHS, LENT) and name not in allocated
         ]
         return "; ".join([f"{same / MIB:.0f} MiB allocated as planned", *others, *elsewhere])
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {size / MIB:.0f}" for name, size in self.parts.items() if size)
-        return f"{self.n_ctx} tokens of context: {parts}; {self.total / MIB:.0f} of {self.free / MIB:.0f} MiB free"
+        kept = f"; {self.kept}" if self.kept else ""
+        return f"{self.n_ctx} tokens of context: {parts}; {self.total / MIB:.0f} of {self.free / MIB:.0f} MiB free{kept}"
 
 
 def padded(size: int, unit: int) -> int:
