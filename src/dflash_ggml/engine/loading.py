@@ -76,8 +76,8 @@ def _open_cpu(config: EngineConfig) -> Device:
     return Device.cpu(config.n_threads, config.reference, yielding)
 
 
-def can_have_host(device: Device) -> bool:
-    """Whether there is a CPU beside this device that can compute with weights that do not lie there."""
+def has_own_memory(device: Device) -> bool:
+    """Whether a device has memory of its own, beside a host that can keep and compute what there is no room for."""
     return device.is_gpu
 
 
@@ -228,7 +228,7 @@ def _on_device(
     try:
         kv, n_batch, memory = wanted.plan(config.n_ctx, memory_free(device, config.gpu_memory), device.is_gpu)
         log.info("%s (%s): %s", device.info.name, device.info.description, memory)
-        if device.is_gpu:
+        if has_own_memory(device):
             memory.check(wanted.parts(kv, n_batch))
     except DeviceError as error:
         if layers := layers_to_keep(device, config, file, target, draft, wanted):
@@ -296,7 +296,7 @@ def declare_fitting(
     """`declare`, with what makes a pair fit on a GPU: a draft of fewer bits, then the experts of as few layers as it takes with
     the host, where nobody said of how many. The notes tell of both. What does not fit so either is declared all the same."""
     wanted = declare(device, config, file, target, draft)
-    if not can_have_host(device) or _usual(wanted, target, config, device).fits:
+    if not has_own_memory(device) or _usual(wanted, target, config, device).fits:
         return wanted
     notes = list(wanted.notes)
     if draft and draft.narrow():
@@ -328,7 +328,7 @@ def layers_to_keep(
     """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help. `wanted`: as
     declared now, after which the draft stays prepared."""
     sizes = expert_sizes(file, target.n_layers)
-    if not sizes or not can_have_host(device):
+    if not sizes or not has_own_memory(device):
         return 0
 
     def fits(layers: int) -> bool:
@@ -416,7 +416,7 @@ def declare(
     """Declare the weights and plan the memory. layers: whose experts the host keeps (None: as the configuration has it);
     prepare: False where the draft already is. Raises ModelFileError for a type that the device cannot multiply."""
     layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
-    kept = kept_names(target.tensors(), layers) if can_have_host(device) else []
+    kept = kept_names(target.tensors(), layers) if has_own_memory(device) else []
     if kept and device.host is None:
         device.host = _open_cpu(config)
     heads = [layer.head_dim for layer in target.state_spec().kv]
@@ -430,7 +430,7 @@ def declare(
     experts = kept_experts(weights, layers)
     if experts and experts.note:
         notes.append(experts.note)
-    if config.n_cpu_moe and can_have_host(device) and not kept:
+    if config.n_cpu_moe and has_own_memory(device) and not kept:
         notes.append(f"n_cpu_moe: {config.model} has no experts in its first {layers} layers")
     return Declared(
         weights,
@@ -464,14 +464,14 @@ def memory_parts(
     ]
     if draft:
         parts += draft.parts(device, kv.draft)
-    if lent := lent_bytes(weights.kept, n_batch):
-        parts.append(Part(LENT, lambda rows: lent))
     # not those of several matrices: their products are others
     shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
     if taps:
         shapes.append((len(taps) * target.n_embd, target.n_embd))  # a draft takes the features in
     if wide := wide_bytes(device, shapes, n_batch):
         parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
+    if lent := lent_bytes(weights.kept, n_batch):
+        parts.append(Part(LENT, lambda rows: lent))
     # the widest passes: a prefill batch with its features, and the logits of a tree
     logits = 8 * max(width, 1) * target.n_vocab
 
