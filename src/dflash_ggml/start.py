@@ -42,6 +42,11 @@ def convert() -> int:
     return start("cli.convert")
 
 
+def train() -> int:
+    """`dflash-train`."""
+    return start("cli.train")
+
+
 def start(module: str) -> int:
     """The exit code of `main` in this module of ours; 130 and not a word where Ctrl-C ends it.
 

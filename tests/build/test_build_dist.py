@@ -85,6 +85,7 @@ def test_the_installed_package_names_its_licences_commands_and_version() -> None
         "dflash-chat": "dflash_ggml.start:chat",
         "dflash-doctor": "dflash_ggml.start:doctor",
         "dflash-convert": "dflash_ggml.start:convert",
+        "dflash-train": "dflash_ggml.start:train",
         "dflash-bench": "dflash_ggml.start:bench",
     }
 

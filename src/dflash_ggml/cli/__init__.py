@@ -1,1 +1,1 @@
-"""Commands for the terminal: dflash-run, dflash-chat, dflash-doctor, dflash-convert, their arguments and reports."""
+"""Commands for the terminal: dflash-run, dflash-chat, dflash-doctor, dflash-convert, dflash-train, their options and reports."""

@@ -1,4 +1,7 @@
-"""`dflash-convert`: a draft's safetensors folder as a GGUF file, for this package and for llama.cpp."""
+"""`dflash-convert`: a draft's safetensors folder as a GGUF file, for this package and for llama.cpp.
+
+A folder with a prediction head (tensors `mtp.*`) gives the target's file with that head in it.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,14 @@ def convert(args) -> list[str]:
     from ..drafts.convert import write_gguf
     from ..drafts.dflash.file import DraftFile
     from ..drafts.dflash.params import check_pair
+    from ..drafts.mtp.convert import has_head, write_with_head
     from ..files.gguf import GGUFFile
     from ..models.registry import read_target
 
     with GGUFFile(args.model) as file:
+        if has_head(args.draft):
+            n = write_with_head(args.draft, file, args.output, args.type)
+            return [f"{args.output}: the target with its prediction head, {n} tensors of it"]
         draft = DraftFile.open(args.draft)
         notes = check_pair(read_target(file), draft.params, str(args.model), str(args.draft))
         notes += write_gguf(draft, file, args.output, args.type)

@@ -1,0 +1,401 @@
+"""`dflash-train`: a draft for a target that is there as a transformers checkpoint, from text or from what the target writes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import ConfigError, DflashError
+from ..train.corpus import Rows, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
+from ..train.recipe import KINDS, Run, Shape, check, shape_of, spread
+from .arguments import Parser, Version
+from .interrupt import Interrupt
+from .streams import can_write
+from .wording import count
+
+OWN_TEXT = "own-text.npz"
+CHECKPOINT = "training.pt"
+
+
+def build_parser() -> Parser:
+    run = Run()
+    parser = Parser(prog="dflash-train", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
+    parser.add_argument("target", type=Path, help="folder of the target: config.json, safetensors, tokenizer")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="where the draft and the checkpoint go",
+    )
+    data = parser.add_argument_group("text")
+    add = data.add_argument
+    add(
+        "--data",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="text files, folders of them, .jsonl with text, prompt or messages, or own-text.npz of an earlier run",
+    )
+    add(
+        "--suffix",
+        nargs="+",
+        default=[],
+        metavar="END",
+        help="of a folder's files take those that end so, e.g. .py .md",
+    )
+    add(
+        "--max-bytes",
+        type=int,
+        default=400_000_000,
+        metavar="N",
+        help="read no more text than this (default 400 MB)",
+    )
+    add(
+        "--own-text",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="let the target write so many tokens first, behind prompts or beginnings of the texts (kept as own-text.npz)",
+    )
+    add(
+        "--own-share",
+        type=float,
+        default=0.7,
+        metavar="P",
+        help="share of its own text in a batch (default 0.7)",
+    )
+    add(
+        "--prompt",
+        type=int,
+        default=96,
+        metavar="N",
+        help="tokens of a text that it goes on from (default 96)",
+    )
+    add("--temperature", type=float, default=0.8, metavar="T", help="of what it writes (default 0.8)")
+    add(
+        "--greedy",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="share of rows that it writes greedily (default 0.5)",
+    )
+    add("--write-batch", type=int, default=64, metavar="N", help="rows that it writes at once (default 64)")
+    draft = parser.add_argument_group("draft")
+    add = draft.add_argument
+    add("--kind", choices=KINDS, help="what to train (default dflash, or what --start-from is)")
+    add("--start-from", type=Path, metavar="FOLDER", help="begin with a published draft's weights and sizes")
+    add("--layers", type=int, metavar="N", help="layers (default 5)")
+    add("--ffn", type=int, metavar="N", help="width of the feed-forward layers (default: the target's)")
+    add("--heads", type=int, metavar="N", help="query heads (default 32)")
+    add("--kv-heads", type=int, metavar="N", help="key/value heads (default 8)")
+    add("--head-dim", type=int, metavar="N", help="size of a head (default 128)")
+    add(
+        "--block", type=int, metavar="N", help="columns of a block, the pending token's included (default 16)"
+    )
+    add(
+        "--taps",
+        type=_numbers,
+        metavar="I,J,..",
+        help="target layers that it reads, from 0 (default: five, spread)",
+    )
+    add(
+        "--mask-id",
+        type=int,
+        metavar="ID",
+        help="token of masked columns (default: the tokenizer's, or an unused one)",
+    )
+    add(
+        "--window",
+        type=int,
+        metavar="N",
+        help="attention window of all layers but the last (default 0: none)",
+    )
+    add("--rank", type=int, metavar="N", help="rank of pair scores, dflash2 and dspark (default 256)")
+    add("--candidates", type=int, metavar="K", help="candidates per depth, dflash2 (default 16)")
+    add("--group", type=int, metavar="N", help="channels that share a dynamic weight, dflash2 (default 16)")
+    add(
+        "--gated",
+        action="store_true",
+        default=None,
+        help="a gated Markov head, dspark; llama.cpp does not read it",
+    )
+    add(
+        "--draft-steps",
+        type=int,
+        metavar="N",
+        help="tokens in a row that a prediction head learns (default 4)",
+    )
+    loop = parser.add_argument_group("run")
+    add = loop.add_argument
+    add(
+        "--steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="steps to train (default: as many as --minutes allows)",
+    )
+    add(
+        "--minutes",
+        type=float,
+        default=0.0,
+        metavar="M",
+        help="minutes to train, without writing text and checks",
+    )
+    add("--batch", type=int, default=run.batch, metavar="N", help=f"rows a step (default {run.batch})")
+    add("--length", type=int, default=run.length, metavar="N", help=f"tokens a row (default {run.length})")
+    add("--anchors", type=int, default=run.anchors, metavar="N", help=f"blocks a row (default {run.anchors})")
+    add("--lr", type=float, default=run.lr, metavar="X", help=f"highest learning rate (default {run.lr:g})")
+    add(
+        "--warm-up",
+        type=int,
+        default=run.warm_up,
+        metavar="N",
+        help=f"steps until it is reached (default {run.warm_up})",
+    )
+    add(
+        "--gamma",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="depth at which a token counts 1/e (default: by the block)",
+    )
+    add("--seed", type=int, default=run.seed, metavar="N", help=f"of all that is drawn (default {run.seed})")
+    add(
+        "--held",
+        type=int,
+        default=run.checked,
+        metavar="N",
+        help=f"rows held out for the check (default {run.checked})",
+    )
+    add(
+        "--save-minutes",
+        type=float,
+        default=run.save_minutes,
+        metavar="M",
+        help="minutes between checkpoints (default 10)",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the folder's checkpoint, with the options that it began with",
+    )
+    add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    add(
+        "--keep",
+        type=float,
+        metavar="GIB",
+        help="memory for features of the target (default: a quarter of what is free)",
+    )
+    add("--compile", action="store_true", help="compile the draft with torch.compile")
+    return parser
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def tell(line: str) -> None:
+    """A line of progress."""
+    print(line, flush=True)
+
+
+def train(args, interrupt: Interrupt) -> bool:
+    """Write text, train, check. False where it was interrupted. Raises DflashError, OSError."""
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as lack:
+        raise ConfigError(f"the package {lack.name} is missing: pip install 'dflash-ggml[train]'") from None
+    from ..train.block_net import BlockNet
+    from ..train.head_net import HeadNet
+    from ..train.loop import Trainer
+    from ..train.publish import start_from
+    from ..train.target import TargetModel
+
+    run = _run(args)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(run.seed)
+    torch.set_float32_matmul_precision("high")
+    target = TargetModel(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)
+    shape = _shape(args, target)
+    check(shape, run, target.sizes)
+    own, texts = _rows(args, run, target, interrupt)
+    learnt, held = _split(own, texts, run, args.own_share)
+    net = (
+        HeadNet(shape, target.sizes, target.decoder) if shape.kind == "mtp" else BlockNet(shape, target.sizes)
+    )
+    net = net.to(device)
+    if args.start_from is not None and not args.resume:
+        missing = start_from(args.start_from, net)
+        tell(
+            f"{args.start_from}: {count(len(missing), 'tensor')} of this draft are not in it and begin at random"
+        )
+    parameters = sum(p.numel() for p in net.parameters())
+    tell(
+        f"{shape.kind}, {parameters / 1e6:.1f} M parameters; {len(learnt)} rows, {learnt.n_tokens} tokens to learn from"
+    )
+    trainer = Trainer(net, shape, run, target, learnt, held, args.output, _room(args, device), args.compile)
+    if args.resume:
+        trainer.resume()
+        tell(f"going on from step {trainer.step}")
+    done = trainer.fit(tell, lambda: interrupt.asked)
+    if not done:
+        tell(f"saved at step {trainer.step}; --resume goes on")
+        return False
+    found = trainer.check()
+    depths = " ".join(f"{share:.2f}" for share in found.right)
+    tell(
+        f"held-out rows: a chain has {found.accepted:.2f} tokens a step accepted, {found.blocks} blocks; right by depth: {depths}"
+    )
+    tell(_next(args, shape))
+    return True
+
+
+def _next(args, shape: Shape) -> str:
+    what = "target's GGUF with the head" if shape.kind == "mtp" else "draft as GGUF"
+    return f"{args.output}: dflash-convert {args.output} -m TARGET.gguf -o OUT.gguf --type q8_0 writes the {what}"
+
+
+def _run(args) -> Run:
+    return Run(
+        steps=args.steps,
+        minutes=args.minutes,
+        batch=args.batch,
+        length=args.length,
+        anchors=args.anchors,
+        lr=args.lr,
+        warm_up=args.warm_up,
+        gamma=args.gamma,
+        seed=args.seed,
+        save_minutes=args.save_minutes,
+        checked=args.held,
+    )
+
+
+def _shape(args, target) -> Shape:
+    """The draft's sizes: those of --start-from, or usual ones, and over them those that were given."""
+    from ..files.safetensors import read_json
+
+    if args.start_from is not None and args.kind != "mtp":
+        path = args.start_from / "config.json"
+        shape = shape_of(read_json(path), path)
+        shape = replace(shape, kind=args.kind or shape.kind)
+    else:
+        taps = spread(target.sizes.n_layers, 5)
+        mask = 0 if args.kind == "mtp" else args.mask_id if args.mask_id is not None else target.mask_id()
+        shape = Shape(args.kind or "dflash", 5, target.sizes.n_ff, 32, 8, 128, 16, taps, mask)
+    names = {
+        "layers": "n_layers",
+        "ffn": "n_ff",
+        "heads": "n_heads",
+        "kv_heads": "n_kv_heads",
+        "head_dim": "head_dim",
+        "block": "block_size",
+        "taps": "taps",
+        "mask_id": "mask_id",
+        "window": "window",
+        "rank": "rank",
+        "candidates": "candidates",
+        "group": "group",
+        "gated": "gated",
+        "draft_steps": "n_steps",
+    }
+    given = {field: getattr(args, name) for name, field in names.items() if getattr(args, name) is not None}
+    return replace(shape, **given)
+
+
+def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Rows | None]:
+    """Rows that the target wrote, and rows of texts that others did."""
+    import numpy as np
+
+    stored = [path for path in args.data if path.suffix == ".npz"]
+    kept = args.output / OWN_TEXT
+    if args.own_text and kept.exists() and kept not in stored:
+        stored.append(kept)
+    own = [load_rows(path).cut(run.length) for path in stored]
+    paths = [path for path in args.data if path.suffix != ".npz"]
+    others: list[Rows] = []
+    if paths:
+        read = read_texts(paths, args.max_bytes, target.render if target.has_template else None, args.suffix)
+        documents = document_rows(read.documents, target.encode, run.length, target.sizes.eos)
+        if len(documents):
+            others.append(documents)
+        if read.answered:
+            own.append(answered_rows(read.answered, target.encode, run.length))
+        if args.own_text and not stored:
+            rng = np.random.default_rng(run.seed)
+            prompts = target.encode(read.prompts) if read.prompts else []
+            prompts = [ids for ids in prompts if 0 < len(ids) <= run.length // 2]
+            n = max(1, args.own_text // max(1, run.length - args.prompt))
+            if not prompts:
+                if not len(documents):
+                    raise ConfigError(
+                        "--own-text needs prompts, or texts of at least --length tokens, in --data"
+                    )
+                prompts = beginnings(documents, args.prompt, n, rng)
+            prompts = [prompts[i % len(prompts)] for i in range(n)]
+            heat = np.where(rng.random(n) < args.greedy, 0.0, args.temperature).tolist()
+            written = target.write(
+                prompts, run.length, heat, args.write_batch, run.seed, tell, lambda: interrupt.asked
+            )
+            args.output.mkdir(parents=True, exist_ok=True)
+            written.save(kept)
+            own.append(written)
+    own = [rows for rows in own if len(rows)]
+    if not own and not others:
+        raise ConfigError(
+            f"--data: no row of {run.length} tokens in it; give more text or a smaller --length"
+        )
+    return (joined(own) if own else None), (joined(others) if others else None)
+
+
+def _split(own: Rows | None, texts: Rows | None, run: Run, share: float) -> tuple[Rows, Rows]:
+    """Rows to learn from, those of texts so many that a batch has `share` of the target's own; and rows held out."""
+    import numpy as np
+
+    rng = np.random.default_rng(run.seed)
+    source = own if own is not None else texts
+    assert source is not None
+    if len(source) < 2:
+        raise ConfigError(
+            f"one row of {run.length} tokens is too little; give more text or a smaller --length"
+        )
+    order = rng.permutation(len(source))
+    n = max(1, min(run.checked, len(source) // 4))
+    held, learnt = source.take(order[:n]), source.take(order[n:])
+    if own is not None and texts is not None and share < 1:
+        wanted = int(len(learnt) * (1 - share) / max(share, 1e-6))
+        learnt = joined([learnt, texts.take(rng.permutation(len(texts))[:wanted])])
+    return learnt, held
+
+
+def _room(args, device: str) -> float:
+    """Bytes that the target's features may take."""
+    if args.keep is not None:
+        return args.keep * 2**30
+    if device == "cpu":
+        return 2.0**30
+    import torch
+
+    return torch.cuda.mem_get_info()[0] / 4
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Exit codes: 0 trained, 1 failed, 2 bad option, 130 interrupted."""
+    if not can_write("dflash-train"):
+        return 1
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if not args.resume and (args.output / CHECKPOINT).exists():
+        parser.error(f"-o: {args.output} has a checkpoint already; --resume goes on from it")
+    try:
+        with Interrupt() as interrupt:
+            return 0 if train(args, interrupt) else 130
+    except (DflashError, OSError) as error:
+        print(f"dflash-train: {error}", file=sys.stderr)
+        return 1

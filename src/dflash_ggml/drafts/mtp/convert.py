@@ -1,0 +1,115 @@
+"""A target's GGUF with a prediction head in it that lies in a safetensors folder, as the targets' own checkpoints name it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from ...config import DraftType
+from ...errors import ConfigError
+from ...files.gguf import F32, GGUFFile
+from ...files.safetensors import SafetensorsFile
+from ...ggml.retype import floats, retyped
+from ...ggml.weights import Source
+from ...models.registry import read_target
+
+_JOINT = "mtp.fc.weight"
+_NAMES = {
+    "fc": "nextn.eh_proj.weight",
+    "pre_fc_norm_embedding": "nextn.enorm.weight",
+    "pre_fc_norm_hidden": "nextn.hnorm.weight",
+    "norm": "nextn.shared_head_norm.weight",
+    "layers.0.input_layernorm": "attn_norm.weight",
+    "layers.0.post_attention_layernorm": "post_attention_norm.weight",
+    "layers.0.self_attn.q_proj": "attn_q.weight",
+    "layers.0.self_attn.k_proj": "attn_k.weight",
+    "layers.0.self_attn.v_proj": "attn_v.weight",
+    "layers.0.self_attn.o_proj": "attn_output.weight",
+    "layers.0.self_attn.q_norm": "attn_q_norm.weight",
+    "layers.0.self_attn.k_norm": "attn_k_norm.weight",
+    "layers.0.mlp.gate_proj": "ffn_gate.weight",
+    "layers.0.mlp.up_proj": "ffn_up.weight",
+    "layers.0.mlp.down_proj": "ffn_down.weight",
+}
+
+
+def has_head(folder: Path) -> bool:
+    """Whether a safetensors folder holds a prediction head."""
+    return folder.is_dir() and (folder / "config.json").exists() and _JOINT in SafetensorsFile(folder).tensors
+
+
+def head_tensors(file: SafetensorsFile, block: int, type_: DraftType | None) -> dict[str, Source]:
+    """The head's tensors by llama.cpp's names, matrices as `type_`. Norms, which checkpoints store less 1, are float32.
+
+    Raises ModelFileError for a tensor that has no place, and for one that is missing.
+    """
+    found: dict[str, Source] = {}
+    for name, info in file.tensors.items():
+        short = re.sub(r"^(model\.)?mtp\.(.+?)(\.weight)?$", r"\2", name)
+        if short == name:
+            continue  # of the trunk
+        if short not in _NAMES:
+            raise file.error(
+                f"tensor {name!r}: a prediction head with it is not supported, only one with a dense block"
+            )
+        source = Source(info.type, info.shape, file.data(name))
+        if len(info.shape) == 1:
+            raw = np.frombuffer(source.data, np.uint8).reshape(1, -1)
+            source = Source(F32, info.shape, (floats(raw, info.type) + 1).reshape(-1).view(np.uint8))
+        elif type_ is not None:
+            source = retyped(source, type_)
+        found[f"blk.{block}.{_NAMES[short]}"] = source
+    for short, name in _NAMES.items():
+        if f"blk.{block}.{name}" not in found:
+            raise file.error(f"tensor 'mtp.{short}.weight' of the prediction head is missing")
+    return found
+
+
+def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType | None = None) -> int:
+    """Write a copy of the target's file with the head behind its last block. Returns how many tensors the head has.
+
+    The file is there once it is whole. Raises ModelFileError for a target that has a head already or that the head does not
+    fit, ConfigError without the package gguf, OSError.
+    """
+    try:
+        from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+    except ImportError:
+        raise ConfigError("the package gguf is missing: pip install 'dflash-ggml[convert]'") from None
+    block = target.require(f"{target.arch}.block_count", int)
+    number = f"{target.arch}.nextn_predict_layers"
+    if target.get(number, int):
+        raise target.error(f"key {number!r}: this file has a prediction head already")
+    head = head_tensors(SafetensorsFile(folder), block, type_)
+    reader = GGUFReader(target.path)
+    per_layer = (f"{target.arch}.attention.", f"{target.arch}.feed_forward_length")
+    beside = out.with_name(f"{out.name}.part")
+    try:
+        writer = GGUFWriter(beside, target.arch)
+        for key, field in reader.fields.items():
+            if key.startswith("GGUF.") or key == "general.architecture":
+                continue
+            value, kind = field.contents(), field.types
+            if key == f"{target.arch}.block_count":
+                value = block + 1
+            elif key.startswith(per_layer) and isinstance(value, list) and len(value) == block:
+                value = [*value, value[-1]]  # the head's block is an attention block, as the last one is
+            writer.add_key_value(key, value, kind[0], kind[-1] if kind[0] == GGUFValueType.ARRAY else None)
+        writer.add_uint32(number, 1)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        for name, s in head.items():
+            rows = np.frombuffer(s.data, np.uint8).reshape(*s.shape[:0:-1], -1)
+            writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType(s.type))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with GGUFFile(beside) as made:
+            read_target(made)
+        os.replace(beside, out)
+    finally:
+        beside.unlink(missing_ok=True)
+    return len(head)

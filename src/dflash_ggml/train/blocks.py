@@ -1,0 +1,58 @@
+"""Which rows of a training batch see which: blocks of masks at random places of a text. Written for numpy and torch alike.
+
+A row of T tokens gives n blocks of B columns. Block j stands at anchor a_j, the position of its pending token; its columns take
+positions a_j .. a_j + B - 1 and see the context before a_j and each other, nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def draw_anchors(
+    rng: np.random.Generator, start: NDArray[np.int64], stop: NDArray[np.int64], n: int
+) -> NDArray[np.int64]:
+    """Sorted anchors [rows, n], each in [start, stop - 2]: at least one token is left to draft. start, stop: [rows]."""
+    high = np.maximum(stop - 1, start + 1)
+    drawn = start[:, None] + (rng.random((len(start), n)) * (high - start)[:, None]).astype(np.int64)
+    return np.sort(drawn, 1)
+
+
+def labels_at(anchors: Any, stop: Any, depth: int, n_tokens: int, where: Any) -> tuple[Any, Any]:
+    """Positions [rows, n, depth] of the tokens to draft behind each anchor, cut at the row's end, and which of them count.
+
+    where: 0 .. depth - 1 as an array of the same library.
+    """
+    positions = anchors[..., None] + 1 + where
+    return positions.clip(0, n_tokens - 1), positions < stop[:, None, None]
+
+
+def visible(anchors: Any, columns: Any, keys: Any, block: int, window: int = 0) -> tuple[Any, Any]:
+    """What columns of blocks see: of the context [rows, n * B, T], and of each other [n * B, n * B].
+
+    anchors [rows, n]; columns = 0 .. n * B - 1, keys = 0 .. T - 1 as arrays of the same library. With a window a column at
+    position p sees positions above p - window.
+    """
+    mine = anchors[:, columns // block][..., None]
+    context = keys < mine
+    own = columns[:, None] // block == columns[None] // block
+    if window:
+        inside = columns % block
+        context = context & (keys > mine + inside[:, None] - window)
+        own = own & (columns[:, None] - columns[None] < window)
+    return context, own
+
+
+def unrolled(columns: Any, n_tokens: int) -> Any:
+    """What a prediction head sees when it is trained on its own drafts: [S * T, S * T], S passes over the same T tokens.
+
+    Pass 0 is causal. A row of pass s stands s positions behind its token; it sees pass 0 up to its token, and its own token's
+    rows of the passes up to its own. columns: 0 .. S * T - 1.
+    """
+    at, step = columns % n_tokens, columns // n_tokens
+    first = (step[None] == 0) & (at[None] <= at[:, None])
+    own = (step[None] > 0) & (at[None] == at[:, None]) & (step[None] <= step[:, None])
+    return first | own

@@ -1,0 +1,215 @@
+"""The training loop: batches, steps, checks on held-out rows, checkpoints from which a run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .blocks import draw_anchors
+from .corpus import Rows
+from .publish import publish
+from .recipe import Run, Shape, config_json, depth_weights, settings
+from .target import TargetModel
+
+CHECKPOINT = "training.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What held-out rows say. accepted: tokens a step of a chain, the target's own included; right [L]: share of each depth."""
+
+    accepted: float
+    right: list[float]
+    blocks: int
+
+
+class Features:
+    """The target's features of all rows, kept on the device as far as there is room for them; else computed each time."""
+
+    def __init__(self, target: TargetModel, rows: Rows, taps: tuple[int, ...], room: float) -> None:
+        """room: bytes."""
+        self.target, self.rows, self.taps = target, rows, taps
+        width = max(1, len(taps)) * target.sizes.n_embd
+        dtype = target.tables.embedding.dtype
+        size = rows.ids.size * width * dtype.itemsize
+        self.kept: Tensor | None = None
+        if 0 < size <= room:
+            self.kept = torch.empty((*rows.ids.shape, width), dtype=dtype, device=target.device)
+        self.known = np.zeros(len(rows), bool)
+        self.ids = torch.from_numpy(rows.ids.astype(np.int64))
+
+    def batch(self, picked: Any) -> tuple[Tensor, Tensor]:
+        """ids [B, T] and features [B, T, F] of these rows."""
+        ids = self.ids[picked].to(self.target.device)
+        if self.kept is None:
+            return ids, self.target.features(ids, self.taps)
+        if not self.known[picked].all():
+            self.kept[torch.as_tensor(picked, device=ids.device)] = self.target.features(ids, self.taps)
+            self.known[picked] = True
+        return ids, self.kept[torch.as_tensor(picked, device=ids.device)]
+
+
+class Trainer:
+    """Trains `net` on rows and keeps it in `folder`: the published draft and, beside it, what a later run goes on from."""
+
+    def __init__(
+        self,
+        net: Any,
+        shape: Shape,
+        run: Run,
+        target: TargetModel,
+        train: Rows,
+        held: Rows,
+        folder: Path,
+        room: float = 0.0,
+        compiled: bool = False,
+    ) -> None:
+        self.net, self.shape, self.run, self.target, self.folder = net, shape, run, target, folder
+        self.train, self.held = train, held
+        taps = () if shape.kind == "mtp" else shape.taps
+        self.features = Features(target, train, taps, room)
+        self.held_features = Features(target, held, taps, 0)
+        device = target.device
+        self.by_depth = torch.tensor(depth_weights(shape.depth, run.gamma), device=device)
+        matrices = [p for p in net.parameters() if p.ndim > 1]
+        others = [p for p in net.parameters() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": run.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.95), fused=device != "cpu")
+        self.step, self.seconds = 0, 0.0
+        self.loss = torch.compile(net.loss, dynamic=False) if compiled else net.loss
+
+    def _autocast(self) -> Any:
+        return nullcontext() if self.target.device == "cpu" else torch.autocast("cuda", torch.bfloat16)
+
+    def one(self) -> Tensor:
+        """One step; its loss. The batch depends on the seed and the step's number alone."""
+        rng = np.random.default_rng((self.run.seed, self.step))
+        picked = rng.choice(len(self.train), min(self.run.batch, len(self.train)), replace=False)
+        rows = self.train.take(picked)
+        device = self.target.device
+        anchors = torch.from_numpy(draw_anchors(rng, rows.start, rows.stop, self.run.anchors)).to(device)
+        stop = torch.from_numpy(rows.stop).to(device)
+        ids, features = self.features.batch(picked)
+        with self._autocast():
+            loss = self.loss(self.target.tables, ids, features, anchors, stop, self.by_depth)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        rate = self.run.rate(self.step, self.run.progress(self.step, self.seconds))
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.detach()
+
+    def fit(self, told: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> bool:
+        """Train to the end; False where `stop` ended it before. The draft and the checkpoint are written either way."""
+        began, before = time.monotonic(), self.seconds
+        saved = said = began
+        losses: list[Tensor] = []
+        first = self.step
+        while self.run.progress(self.step, self.seconds) < 1 and not stop():
+            losses.append(self.one())
+            now = time.monotonic()
+            self.seconds = before + now - began
+            if now - said >= 5 or self.step <= first + 2:
+                loss = float(torch.stack(losses).mean())
+                if not np.isfinite(loss):
+                    raise ConfigError(f"the loss is {loss} at step {self.step}; a smaller --lr may help")
+                told(self._line(loss, (self.step - first) / (now - began)))
+                losses, said = [], now
+            if now - saved >= 60 * self.run.save_minutes:
+                self.save()
+                saved = now
+        self.save()
+        return self.run.progress(self.step, self.seconds) >= 1
+
+    def _line(self, loss: float, rate: float) -> str:
+        done = self.run.progress(self.step, self.seconds)
+        left = self.seconds * (1 - done) / done if done else 0.0
+        tokens = rate * self.run.batch * self.features.rows.ids.shape[1]
+        return (
+            f"step {self.step}: loss {loss:.3f}, {100 * done:.0f} %, {rate:.2f} steps/s ({tokens:.0f} tokens/s), "
+            f"{left / 60:.1f} minutes left"
+        )
+
+    @torch.no_grad()
+    def check(self, n: int = 32) -> Checked:
+        """What chains on the held-out rows would have had accepted, `n` blocks a row."""
+        rng = np.random.default_rng(self.run.seed)
+        right: list[Tensor] = []
+        counted: list[Tensor] = []
+        for at in range(0, len(self.held), self.run.batch):
+            picked = np.arange(at, min(at + self.run.batch, len(self.held)))
+            rows = self.held.take(picked)
+            room = np.maximum(
+                rows.stop - self.shape.depth, rows.start + 2
+            )  # whole blocks where there are some
+            anchors = torch.from_numpy(draw_anchors(rng, rows.start, room, n)).to(self.target.device)
+            ids, features = self.held_features.batch(picked)
+            with self._autocast():
+                drafted = self.net.chain(self.target.tables, ids, features, anchors)
+            labels, _, counts = self.net.behind(ids, anchors, torch.from_numpy(rows.stop).to(ids.device))
+            right.append(((drafted == labels) & counts).flatten(0, 1))
+            counted.append(counts.flatten(0, 1))
+        ok, there = torch.cat(right).float(), torch.cat(counted).float()
+        return Checked(
+            1 + float(ok.cumprod(-1).sum(-1).mean()),
+            (ok.sum(0) / there.sum(0).clamp_min(1)).tolist(),
+            len(ok),
+        )
+
+    def save(self) -> None:
+        """The draft as it is published, and the checkpoint."""
+        if self.shape.kind == "mtp":
+            publish(self.folder, self.net, mtp_config(self.target))
+        else:
+            publish(self.folder, self.net, config_json(self.shape, self.target.sizes))
+        state = {
+            "net": self.net.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "settings": settings(self.shape, self.run),
+        }
+        beside = self.folder / f"{CHECKPOINT}.part"
+        torch.save(state, beside)
+        os.replace(beside, self.folder / CHECKPOINT)
+
+    def resume(self) -> None:
+        """Go on where the checkpoint in the folder ends. Raises ConfigError where there is none, or one of another shape."""
+        path = self.folder / CHECKPOINT
+        try:
+            state = torch.load(path, map_location=self.target.device, weights_only=True)
+        except (OSError, RuntimeError, ValueError) as reason:
+            raise ConfigError(f"{path}: nothing to go on from ({str(reason).splitlines()[0]})") from None
+        mine = settings(self.shape, self.run)["shape"]
+        parted = [key for key, value in state["settings"]["shape"].items() if mine.get(key) != value]
+        if parted:
+            raise ConfigError(
+                f"{path}: its draft differs in {', '.join(parted)}; give the options that it began with"
+            )
+        self.net.load_state_dict(state["net"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+
+def mtp_config(target: TargetModel) -> dict[str, Any]:
+    """The target's own config.json with one prediction layer in it."""
+    config = dict(target.model.config.to_dict())
+    text = config.get("text_config")
+    (config if text is None else text)["mtp_num_hidden_layers"] = 1
+    return config

@@ -1,0 +1,66 @@
+"""Losses over a vocabulary, in pieces where it is large. n rows, D width, V tokens, R rank, K candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+PIECE = 1 << 28  # numbers of logits that are held at once
+
+
+def in_pieces(part: Callable[..., Tensor], n_vocab: int, *rows: Tensor) -> Tensor:
+    """The sum of `part` over pieces of `rows`, each [n, ...]; logits of a piece are computed again for the gradient."""
+    n = len(rows[0])
+    size = max(1, PIECE // n_vocab)
+    if n <= size:
+        return part(*rows)
+    total = torch.zeros((), device=rows[0].device)
+    for at in range(0, n, size):
+        total = total + checkpoint(part, *(r[at : at + size] for r in rows), use_reentrant=False)
+    return total
+
+
+def token_loss(head: Tensor, hidden: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Cross entropy of hidden [n, D] under head [V, D], weighted and summed."""
+
+    def part(h: Tensor, label: Tensor, w: Tensor) -> Tensor:
+        return (F.cross_entropy(F.linear(h, head).float(), label, reduction="none") * w).sum()
+
+    return in_pieces(part, len(head), hidden, labels, weights)
+
+
+def biased_loss(
+    head: Tensor, after: Tensor, hidden: Tensor, before: Tensor, labels: Tensor, weights: Tensor
+) -> Tensor:
+    """The same with a bias of low rank: before [n, R] under after [V, R]."""
+
+    def part(h: Tensor, b: Tensor, label: Tensor, w: Tensor) -> Tensor:
+        logits = F.linear(h, head).float() + F.linear(b, after).float()
+        return (F.cross_entropy(logits, label, reduction="none") * w).sum()
+
+    return in_pieces(part, len(head), hidden, before, labels, weights)
+
+
+def candidate_loss(
+    head: Tensor, after: Tensor, k: int, hidden: Tensor, before: Tensor, labels: Tensor, weights: Tensor
+) -> Tensor:
+    """Cross entropy over all tokens, and over the K best with the pair scores before [n, R] . after [V, R] added.
+
+    The token that was right is one of the candidates whether it was among the best or not: pairs are learnt for it too.
+    """
+
+    def part(h: Tensor, b: Tensor, label: Tensor, w: Tensor) -> Tensor:
+        logits = F.linear(h, head).float()
+        plain = F.cross_entropy(logits, label, reduction="none")
+        best = logits.detach().topk(k, -1).indices
+        ids = torch.cat([label[:, None], best], 1)
+        scores = logits.gather(1, ids) + torch.einsum("nr,nkr->nk", b, after[ids]).float()
+        again = torch.cat([torch.zeros_like(best[:, :1], dtype=torch.bool), best == label[:, None]], 1)
+        scores = scores.masked_fill(again, float("-inf"))
+        return ((plain + F.cross_entropy(scores, torch.zeros_like(label), reduction="none")) * w).sum()
+
+    return in_pieces(part, len(head), hidden, before, labels, weights)

@@ -1,0 +1,57 @@
+"""A trained draft as the folder in which drafts are published: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ..errors import ModelFileError
+from ..files.safetensors import read_json
+
+WEIGHTS = "model.safetensors"
+
+
+def publish(
+    folder: Path, net: nn.Module, config: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write the network's parameters as `dtype`; each file is there once it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: p.detach().to(dtype).contiguous().cpu() for name, p in net.state_dict().items()}
+    save_file(weights, folder / f"{WEIGHTS}.part", metadata={"format": "pt"})
+    (folder / "config.json.part").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    for name in (WEIGHTS, "config.json"):
+        os.replace(folder / f"{name}.part", folder / name)
+
+
+def start_from(folder: Path, net: nn.Module) -> list[str]:
+    """Take over what a published draft has of the network's parameters. Returns those that it has not.
+
+    Raises ModelFileError for one of another shape, and for a draft that has nothing of it.
+    """
+    read_json(folder / "config.json")
+    try:
+        found = {name.removeprefix("model."): x for name, x in load_file(folder / WEIGHTS).items()}
+    except (OSError, ValueError) as reason:
+        raise ModelFileError(f"{folder / WEIGHTS}: {reason}") from None
+    own = dict(net.named_parameters())
+    for name, p in own.items():
+        x = found.get(name)
+        if x is None:
+            continue
+        if x.shape != p.shape:
+            raise ModelFileError(
+                f"{folder}: tensor {name!r} has shape {list(x.shape)}, this draft {list(p.shape)}; give the same sizes"
+            )
+        with torch.no_grad():
+            p.copy_(x)
+    missing = [name for name in own if name not in found]
+    if len(missing) == len(own):
+        raise ModelFileError(f"{folder}: no tensor of it belongs to a draft of this kind")
+    return missing

@@ -1,0 +1,219 @@
+"""What is trained and how, as plain data: the draft's shape, the run, and the config.json that is published. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..errors import ConfigError, ModelFileError
+
+Kind = Literal["dflash", "dflash2", "dspark", "mtp"]
+KINDS: tuple[str, ...] = get_args(Kind)
+CONV_KERNEL = 2  # as published
+_ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSizes:
+    """What a draft must know of its target."""
+
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_vocab: int  # rows of its embedding
+    rope_theta: float
+    rms_eps: float
+    eos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A block draft's sizes, named as in `DraftParams`. rank, candidates, group, gated, from_anchor: where the kind has them."""
+
+    kind: Kind
+    n_layers: int
+    n_ff: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    block_size: int
+    taps: tuple[int, ...]
+    mask_id: int
+    window: int = 0  # tokens that all layers but the last see, 0: everything
+    rank: int = 256
+    candidates: int = 16
+    group: int = 16
+    gated: bool = False
+    from_anchor: bool = True
+    n_steps: int = 4  # of a prediction head: tokens that it is trained to draft in a row
+
+    @property
+    def first_row(self) -> int:
+        """The first column of a block that drafts a token."""
+        return 0 if self.kind == "dspark" and self.from_anchor else 1
+
+    @property
+    def depth(self) -> int:
+        """Tokens that it drafts at once."""
+        return self.n_steps if self.kind == "mtp" else self.block_size - self.first_row
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How it is trained. steps or minutes, whichever comes first (0: no limit); gamma: depth over which a token's weight in the
+    loss falls to 1/e, 0: by the block."""
+
+    steps: int = 0
+    minutes: float = 0.0
+    batch: int = 8
+    length: int = 2048  # tokens of a row
+    anchors: int = 64  # blocks in a row
+    lr: float = 6e-4
+    warm_up: int = 100  # steps
+    weight_decay: float = 0.05
+    gamma: float = 0.0
+    seed: int = 1
+    save_minutes: float = 10.0
+    checked: int = 16  # rows that are held out
+
+    def progress(self, step: int, seconds: float) -> float:
+        """The part of the run that is done, from 0 to 1."""
+        by_steps = step / self.steps if self.steps else 0.0
+        by_time = seconds / (60 * self.minutes) if self.minutes else 0.0
+        return min(1.0, max(by_steps, by_time))
+
+    def rate(self, step: int, progress: float) -> float:
+        """The learning rate: a linear start, flat until 0.6 of the run, then down to 0.02 of it along a cosine."""
+        start = min(1.0, (step + 1) / max(1, self.warm_up))
+        end = 1.0 if progress < 0.6 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - 0.6) / 0.4))
+        return self.lr * start * end
+
+
+def spread(n_layers: int, n_taps: int) -> tuple[int, ...]:
+    """Tapped layers, evenly from the second to the last but two; fewer where the target has not as many."""
+    low, high = min(1, n_layers - 1), max(n_layers - 3, min(1, n_layers - 1))
+    n = max(1, min(n_taps, high - low + 1))
+    return tuple(sorted({round(low + i * (high - low) / max(1, n - 1)) for i in range(n)}))
+
+
+def depth_weights(depth: int, gamma: float) -> list[float]:
+    """The weight of each drafted token in the loss, exp(-i / gamma), in sum 1: one counts only if all before it were right."""
+    gamma = gamma or 0.44 * (depth + 1)
+    weights = [math.exp(-i / gamma) for i in range(depth)]
+    return [w / sum(weights) for w in weights]
+
+
+def check(shape: Shape, run: Run, target: TargetSizes) -> None:
+    """Raises ConfigError for what cannot be trained."""
+    if run.steps <= 0 and run.minutes <= 0:
+        raise ConfigError("--steps or --minutes must say how long to train")
+    for name, value in (("--batch", run.batch), ("--anchors", run.anchors), ("--layers", shape.n_layers)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, it must be 1 or more")
+    if not 0 < run.lr < 1:
+        raise ConfigError(f"--lr is {run.lr:g}, it must be between 0 and 1")
+    if shape.kind == "mtp":
+        if not 1 <= shape.n_steps <= 16:
+            raise ConfigError(f"--draft-steps is {shape.n_steps}, it must be from 1 to 16")
+        return
+    if not 2 <= shape.block_size <= 256:
+        raise ConfigError(f"--block is {shape.block_size}, it must be from 2 to 256")
+    if run.length < 2 * shape.block_size:
+        raise ConfigError(f"--length {run.length} is too short for blocks of {shape.block_size}")
+    if not shape.taps or list(shape.taps) != sorted(set(shape.taps)):
+        raise ConfigError(f"--taps {list(shape.taps)} should ascend")
+    if shape.taps[0] < 0 or shape.taps[-1] >= target.n_layers:
+        raise ConfigError(f"--taps {list(shape.taps)}: the target's layers are 0 to {target.n_layers - 1}")
+    if not 0 <= shape.mask_id < target.n_vocab:
+        raise ConfigError(f"--mask-id {shape.mask_id}: the target has {target.n_vocab} tokens")
+    if shape.n_heads % shape.n_kv_heads or shape.head_dim % 2:
+        raise ConfigError(
+            f"{shape.n_heads} heads of {shape.head_dim} do not divide over {shape.n_kv_heads} key/value heads"
+        )
+    if shape.kind == "dflash2" and target.n_embd % shape.group:
+        raise ConfigError(f"--group {shape.group} does not divide the hidden size {target.n_embd}")
+
+
+def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
+    """The config.json of a block draft, in the form that its kind is published in."""
+    last = shape.n_layers - 1
+    windowed = [
+        "sliding_attention" if shape.window and i < last else "full_attention" for i in range(last + 1)
+    ]
+    drafting: dict[str, Any] = {"mask_token_id": shape.mask_id, "target_layer_ids": list(shape.taps)}
+    config: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[shape.kind]],
+        "model_type": "qwen3",
+        "block_size": shape.block_size,
+        "is_causal": False,
+        "hidden_size": target.n_embd,
+        "intermediate_size": shape.n_ff,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rms_norm_eps": target.rms_eps,
+        "rope_theta": target.rope_theta,
+        "layer_types": windowed,
+        "use_sliding_window": bool(shape.window),
+        "sliding_window": shape.window or None,
+        "num_target_layers": target.n_layers,
+        "vocab_size": target.n_vocab,
+        "eos_token_id": target.eos,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    if shape.kind == "dspark":
+        config |= drafting | {"markov_rank": shape.rank, "sample_from_anchor": shape.from_anchor}
+        return config | {"markov_head_type": "gated" if shape.gated else "vanilla"}
+    if shape.kind == "dflash2":
+        drafting |= {"conv_kernel_size": CONV_KERNEL, "conv_group_size": shape.group}
+        drafting |= {"selector_rank": shape.rank, "selector_top_k": shape.candidates}
+    return config | {"dflash_config": drafting}
+
+
+def shape_of(config: Mapping[str, Any], path: Path) -> Shape:
+    """The shape that a published block draft of this package's own or z-lab's schema has. Raises ModelFileError."""
+    kinds = {name: kind for kind, name in _ARCHITECTURES.items()}
+    arch = (config.get("architectures") or [""])[0]
+    if arch not in kinds:
+        raise ModelFileError(f"{path}: {arch or 'no architecture'} is no draft to start from")
+    kind, drafting = kinds[arch], config.get("dflash_config") or config
+    try:
+        shape = Shape(
+            kind,  # type: ignore[arg-type]
+            n_layers=config["num_hidden_layers"],
+            n_ff=config["intermediate_size"],
+            n_heads=config["num_attention_heads"],
+            n_kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            block_size=drafting.get("block_size", config.get("block_size", 16)),
+            taps=tuple(drafting["target_layer_ids"]),
+            mask_id=drafting["mask_token_id"],
+            window=(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0,
+        )
+    except KeyError as key:
+        raise ModelFileError(f"{path}: key {key} is missing") from None
+    if kind == "dflash2":
+        return replace(
+            shape,
+            rank=drafting["selector_rank"],
+            candidates=drafting["selector_top_k"],
+            group=drafting["conv_group_size"],
+        )
+    if kind == "dspark":
+        gated = config.get("markov_head_type") == "gated"
+        anchor = config.get("sample_from_anchor", True)
+        return replace(shape, rank=config["markov_rank"], gated=gated, from_anchor=anchor)
+    return shape
+
+
+def settings(shape: Shape, run: Run) -> dict[str, Any]:
+    """All of it as JSON, as a checkpoint keeps it."""
+    return json.loads(json.dumps({"shape": asdict(shape), "run": asdict(run)}))

@@ -1,0 +1,172 @@
+"""The target as a frozen torch model: its tapped layers, its tables, and texts that it writes itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, ModelFileError
+from .block_net import Tables
+from .corpus import Rows
+from .gated_delta import hasten
+from .recipe import TargetSizes
+
+Told = Callable[[str], None]
+
+
+class TargetModel:
+    """A transformers checkpoint, its weights frozen. Raises ModelFileError for a folder that holds none."""
+
+    def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        if not (path / "config.json").exists():
+            raise ModelFileError(
+                f"{path}: no config.json; the target must be a folder with a transformers checkpoint"
+            )
+        try:
+            opened: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+            self.model = opened.to(device).eval()
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError, ImportError) as reason:
+            raise ModelFileError(
+                f"{path}: transformers cannot open it ({str(reason).splitlines()[0]})"
+            ) from None
+        self.path, self.device = path, device
+        self.model.requires_grad_(False)
+        decoder = getattr(self.model, "model", None)
+        self.decoder: Any = getattr(decoder, "language_model", decoder)
+        if not hasattr(self.decoder, "layers") or not hasattr(self.decoder, "norm"):
+            raise ModelFileError(f"{path}: a {type(self.model).__name__} has no list of layers to tap")
+        hasten(self.model)
+        self.sizes = _sizes(self.model.config, path)
+        head = self.model.get_output_embeddings().weight
+        self.tables = Tables(self.model.get_input_embeddings().weight, head)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts, no special ones added."""
+        return self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+    def render(self, messages: list[dict[str, Any]], answer: bool) -> str:
+        """The chat form of messages."""
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self.tokenizer.chat_template)
+
+    def mask_id(self) -> int:
+        """A token id for masked columns that no text has: the tokenizer's own, or one of the embedding's unused rows."""
+        own = self.tokenizer.mask_token_id
+        if own is None and "<|mask|>" in self.tokenizer.get_vocab():
+            own = self.tokenizer.convert_tokens_to_ids("<|mask|>")
+        if own is not None:
+            return int(own)
+        if len(self.tokenizer) < self.sizes.n_vocab:
+            return len(self.tokenizer)
+        raise ConfigError(
+            f"{self.path}: no token is left for the mask; --mask-id names one that texts do not have"
+        )
+
+    @torch.no_grad()
+    def features(self, ids: Tensor, taps: Sequence[int]) -> Tensor:
+        """Outputs of the tapped layers side by side, [B, T, taps * D]; without taps the last one behind the output norm."""
+        found: dict[int, Tensor] = {}
+
+        def keep(i: int):
+            def hook(module: Any, args: Any, output: Any) -> None:
+                found[i] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        hooks = [self.decoder.layers[i].register_forward_hook(keep(i)) for i in taps]
+        try:
+            last = self.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat([found[i] for i in taps], -1) if taps else last
+
+    @torch.no_grad()
+    def write(
+        self,
+        prompts: list[list[int]],
+        length: int,
+        temperatures: Sequence[float],
+        batch: int,
+        seed: int,
+        told: Told = lambda line: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Rows:
+        """What the target writes behind each prompt, until `length` tokens in all or its end of text; in the prompts' order.
+
+        Prompts of about one length go together; the longer ones of a batch are read token by token while the shorter ones are
+        gone on from already, so no row is padded.
+        """
+        ids = np.full((len(prompts), length), self.sizes.eos, np.int32)
+        ends = np.full(len(prompts), length)
+        starts = np.array([min(len(p), length) for p in prompts])
+        order = np.argsort(starts, kind="stable")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        done = 0
+        for at in range(0, len(order), batch):
+            rows = order[at : at + batch]
+            ids[rows], ends[rows] = self._write(
+                [prompts[i] for i in rows], length, [temperatures[i] for i in rows], generator
+            )
+            done += int((ends[rows] - starts[rows]).sum())
+            told(f"text: {min(at + batch, len(order))} of {len(order)} rows, {done} tokens written")
+            if stop():
+                raise KeyboardInterrupt
+        kept = ends - starts >= 2
+        return Rows(ids[kept], starts[kept].astype(np.int64), ends[kept].astype(np.int64))
+
+    def _write(
+        self, prompts: list[list[int]], length: int, temperatures: list[float], generator: torch.Generator
+    ):
+        device, n = self.device, len(prompts)
+        known = torch.full((n, length), -1, device=device)
+        for row, prompt in zip(known, prompts):
+            row[: len(prompt)] = torch.tensor(prompt[:length], device=device)
+        first = min(length, min(map(len, prompts)))
+        ids, ends = known.clone(), torch.full((n,), length, device=device)
+        heat = torch.tensor(temperatures, device=device)[:, None]
+        given, cache = known[:, :first], None
+        for at in range(first, length):
+            out = self.model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+            logits = out.logits[:, -1].float()
+            noise = -torch.empty_like(logits).exponential_(generator=generator).log()
+            token = torch.where(known[:, at] >= 0, known[:, at], (logits + heat * noise).argmax(-1))
+            ids[:, at] = token
+            ended = (token == self.sizes.eos) & (known[:, at] < 0)
+            ends = torch.where(ended, ends.clamp_max(at + 1), ends)
+            given = token[:, None]
+            if at % 16 == 0 and bool((ends <= at).all()):
+                break
+        return ids.clamp_min(0).int().cpu().numpy(), ends.cpu().numpy()
+
+
+def _sizes(config: Any, path: Path) -> TargetSizes:
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    eos = text.eos_token_id if text.eos_token_id is not None else config.eos_token_id
+    theta = rope.get("rope_theta", getattr(text, "rope_theta", None))
+    if theta is None:
+        raise ModelFileError(f"{path}: config.json names no rope_theta")
+    return TargetSizes(
+        n_layers=text.num_hidden_layers,
+        n_embd=text.hidden_size,
+        n_ff=getattr(text, "intermediate_size", None) or 3 * text.hidden_size,
+        n_vocab=text.vocab_size,
+        rope_theta=float(theta),
+        rms_eps=float(text.rms_norm_eps),
+        eos=int(eos[0] if isinstance(eos, list) else eos if eos is not None else 0),
+    )
