@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_ggml.ggml.bindings import lib
+from dflash_ggml.ggml.bindings import ffi, lib
 from reference import backend_cases
 from reference import tree_ops as ref
 from reference.graph import OpGraph
@@ -56,7 +56,7 @@ def assert_close(found: Array, expected: Array, tol: float = TOL) -> None:
     assert np.abs(found - expected).max(initial=0.0) <= tol * np.abs(expected).max(initial=1e-30)
 
 
-def silu(x: Array) -> Array:
+def silu_of(x: Array) -> Array:
     return x / (1.0 + np.exp(-x.astype(np.float64)))
 
 
@@ -75,7 +75,7 @@ def conv(
     expected = ref.conv_tree(state, x, c, parents, np.float32)
     np.testing.assert_array_equal(found[0], expected)
     if with_silu:
-        assert_close(found[1], silu(expected))
+        assert_close(found[1], silu_of(expected))
     return state, x
 
 
@@ -231,6 +231,170 @@ def run_net_chunked_in_place(rng: Generator, **parameters: object) -> None:
     run_net_chunked(rng, **parameters, in_place=True)
 
 
+def forest_of(rng: Generator, n: int, entries: int, slots: int, most: int, kind: str) -> tuple[Array, Array]:
+    """seqs int32 [entries, 3] and parents int32 [n]: trees as the tool's, of other random sizes."""
+    seqs, at, parents = [], 0, np.full(n, -1, np.int32)
+    for i, slot in enumerate(rng.permutation(slots)[:entries]):
+        width = min(-most if most < 0 else 0 if i % 4 == 3 else int(rng.integers(1, most + 1)), n - at)
+        if width:
+            parents[at : at + width] = ref.random_parents(rng, width, TREES[kind])
+        seqs.append((slot, at, width) if width else (-1, -1, 0))
+        at += width
+    return np.array(seqs, np.int32), parents
+
+
+def trees_of(seqs: Array) -> list[tuple[int, int, slice]]:
+    """Entry, slot and columns of the trees that are there."""
+    return [(i, slot, slice(a, a + n)) for i, (slot, a, n) in enumerate(seqs.tolist()) if n]
+
+
+def forest_paths(rng: Generator, seqs: Array, n_acc: int) -> Array:
+    """Paths of the trees, or of those of one column when n_acc is negative, which the operations do without a path."""
+    if n_acc < 0:
+        return np.where(seqs[:, 2:] == 1, 0, -1).astype(np.int32)
+    return np.concatenate([paths_of(rng, int(n), 1, n_acc) for n in seqs[:, 2]])
+
+
+def path_of(g: OpGraph, path: Array, n_acc: int):
+    return ffi.NULL if n_acc < 0 else g.tensor(path)
+
+
+def slots_of(g: OpGraph, whole, layer: int, *ne: int):
+    """One layer of whole [a, b, layers, slots] as [*ne, slots]."""
+    offset, strides = layer * whole.nb[2], (whole.nb[1], *([ne[0] * whole.nb[1]] if len(ne) == 3 else []))
+    view = lib.ggml_view_4d if len(ne) == 3 else lib.ggml_view_3d
+    return view(g.ctx, whole, *ne, whole.ne[3], *strides, whole.nb[3], offset)
+
+
+def run_conv_forest(
+    rng: Generator,
+    d_conv: int,
+    d_inner: int,
+    n_tokens: int,
+    n_seqs: int,
+    n_slots: int,
+    most: int,
+    kind: str,
+    silu: bool,
+) -> None:
+    seqs, parents = forest_of(rng, n_tokens, n_seqs, n_slots, most, kind)
+    state, c = uniform(rng, n_slots, 2, d_inner, d_conv - 1), uniform(rng, d_inner, d_conv)
+    x = uniform(rng, n_tokens, d_inner)
+    with OpGraph(threads=2) as g:
+        view = slots_of(g, g.tensor(state), 1, d_conv - 1, d_inner)
+        out = lib.ggml_ssm_conv_forest(g.ctx, view, *map(g.tensor, (x, c, parents, seqs)))
+        found = [a[0, 0] for a in g.run(*([out, lib.ggml_silu(g.ctx, out)] if silu else [out]))]
+    expected = np.zeros(x.shape, np.float32)
+    for _, slot, columns in trees_of(seqs):
+        own = state[slot, 1][None], x[columns][None], c, parents[columns][None]
+        expected[columns] = ref.conv_tree(*own, np.float32)[0]
+    np.testing.assert_array_equal(found[0], expected)
+    if silu:
+        assert_close(found[1], silu_of(expected))
+
+
+def run_conv_forest_commit(
+    rng: Generator,
+    d_conv: int,
+    d_inner: int,
+    n_tokens: int,
+    n_seqs: int,
+    n_slots: int,
+    n_layers: int,
+    most: int,
+    n_acc: int,
+) -> None:
+    seqs, _ = forest_of(rng, n_tokens, n_seqs, n_slots, most, "TREE_CHAIN")
+    state, x = uniform(rng, n_slots, n_layers, d_inner, d_conv - 1), uniform(rng, n_layers, n_tokens, d_inner)
+    path = forest_paths(rng, seqs, n_acc)
+    with OpGraph(threads=2) as g:
+        whole = g.tensor(state)
+        live = lib.ggml_permute(g.ctx, whole, 0, 1, 3, 2)
+        out = lib.ggml_ssm_conv_forest_commit(
+            g.ctx, live, g.tensor(x), path_of(g, path, n_acc), g.tensor(seqs)
+        )
+        g.run(lib.ggml_cont(g.ctx, out))
+        found = g.read(whole)
+    expected = state.copy()
+    for i, slot, columns in trees_of(seqs):
+        expected[slot] = ref.conv_commit(state[slot], x[:, columns], path[i : i + 1])
+    np.testing.assert_array_equal(found, expected)
+
+
+def run_net_forest(
+    rng: Generator,
+    head_size: int,
+    n_head_k: int,
+    n_head_v: int,
+    n_tokens: int,
+    n_seqs: int,
+    n_slots: int,
+    most: int,
+    kind: str,
+) -> None:
+    seqs, parents = forest_of(rng, n_tokens, n_seqs, n_slots, most, kind)
+    q, k = (uniform(rng, n_tokens, n_head_k, head_size) for _ in range(2))
+    q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
+    v = uniform(rng, n_tokens, n_head_v, head_size)
+    g_log = uniform(rng, n_tokens, n_head_v, 1, low=-20.0 if n_tokens % 2 else -0.5, high=-1e-4)
+    beta = uniform(rng, n_tokens, n_head_v, 1, low=0.0)
+    state = uniform(rng, n_slots, 2, n_head_v * head_size, head_size)
+    with OpGraph(threads=2) as g:
+        view = slots_of(g, g.tensor(state), 1, head_size, head_size, n_head_v)
+        out = lib.ggml_gated_delta_net_forest_persist(
+            g.ctx, *map(g.tensor, (q, k, v, g_log, beta)), view, g.tensor(parents), g.tensor(seqs)
+        )
+        rows = g.run(out)[0][0, 0]
+    lengths = [head_size * n_head_v, head_size * n_head_v, head_size * n_head_k]
+    free = np.ones(n_tokens, bool)
+    for _, slot, columns in trees_of(seqs):
+        free[columns] = False
+        own = [a[columns][None] for a in (q, k, v, g_log[..., 0], beta[..., 0])]
+        live = state[slot, 1].reshape(1, n_head_v, head_size, head_size)
+        expected = ref.delta_net_tree(*own, live, parents[columns][None], keep_states=False)
+        o, u, keys, g_sum = np.split(rows[columns], np.cumsum(lengths), axis=-1)
+        assert_close(o.reshape(expected.o[0].shape), expected.o[0])
+        assert_close(u.reshape(expected.u[0].shape), expected.u[0])
+        assert_close(g_sum, expected.g_sum[0])
+        np.testing.assert_array_equal(keys.reshape(k[columns].shape), k[columns])
+    assert not rows[free].any()
+
+
+def run_net_forest_commit(
+    rng: Generator,
+    head_size: int,
+    n_head_k: int,
+    n_head_v: int,
+    n_tokens: int,
+    n_seqs: int,
+    n_slots: int,
+    n_layers: int,
+    most: int,
+    n_acc: int,
+) -> None:
+    seqs, _ = forest_of(rng, n_tokens, n_seqs, n_slots, most, "TREE_CHAIN")
+    state = uniform(rng, n_slots, n_layers, n_head_v * head_size, head_size)
+    u, k = (uniform(rng, n_layers, n_tokens, heads, head_size) for heads in (n_head_v, n_head_k))
+    falling = -0.1 * np.arange(n_tokens)[:, None] - 0.01 * np.arange(n_head_v)
+    g_sum = np.tile(falling, (n_layers, 1, 1)).astype(np.float32)
+    path = forest_paths(rng, seqs, n_acc)
+    factors = np.concatenate([a.reshape(n_layers, n_tokens, -1) for a in (u, k, g_sum)], axis=-1)
+    with OpGraph(threads=2) as g:
+        whole = g.tensor(state)
+        live = lib.ggml_permute(g.ctx, whole, 0, 1, 3, 2)
+        out = lib.ggml_gated_delta_net_forest_commit(
+            g.ctx, live, g.tensor(factors), path_of(g, path, n_acc), g.tensor(seqs)
+        )
+        g.run(lib.ggml_cont(g.ctx, out))
+        found = g.read(whole)
+    expected = state.astype(np.float64)
+    for i, slot, columns in trees_of(seqs):
+        live = state[slot].reshape(n_layers, n_head_v, head_size, head_size)
+        moved = ref.delta_net_commit(live, u[:, columns], k[:, columns], g_sum[:, columns], path[i : i + 1])
+        expected[slot] = moved.reshape(state[slot].shape)
+    assert_close(found, expected)
+
+
 def run_top_k(rng: Generator, n: int, n_rows: int, k: int, ties: bool, bad: bool) -> None:
     values = (20.0 * (np.arange(n) // (3 if ties else 1)) / n).astype(np.float32)
     a = np.stack([rng.permutation(values) for _ in range(n_rows)])
@@ -294,6 +458,24 @@ def run_range_mask(rng: Generator, n: int, kv: int, kind: str) -> None:
     np.testing.assert_array_equal(found, np.where(seen, 0.0, -np.inf))
 
 
+def run_forest_mask(rng: Generator, n: int, kv: int, n_seqs: int, most: int) -> None:
+    seqs, parents = forest_of(rng, n, n_seqs, n_seqs, most, "TREE_RANDOM")
+    rows = rng.permutation(kv)[:n].astype(np.int32)
+    ranges = rng.integers(0, kv + 1, (4, n)).astype(np.int32)
+    with OpGraph(threads=2) as g:
+        mask = lib.ggml_forest_mask(g.ctx, *map(g.tensor, (ranges, rows, parents, seqs)), kv)
+        found = g.run(lib.ggml_cast(g.ctx, mask, lib.GGML_TYPE_F32))[0][0, 0]
+    at = np.arange(kv)
+    seen = at == rows[:, None]
+    for first, end in ranges.reshape(2, 2, n):
+        seen |= (at >= first[:, None]) & (at < end[:, None])
+    for _, _, columns in trees_of(seqs):
+        for i in range(columns.start, columns.stop):
+            path = ref.path_to(parents[columns], i - columns.start)
+            seen[i, rows[columns.start + np.array(path)]] = True
+    np.testing.assert_array_equal(found, np.where(seen, 0.0, -np.inf))
+
+
 RUNNERS: dict[str, Callable[..., None]] = {
     "test_flash_attn_ranges": run_range_attention,
     "test_range_mask": run_range_mask,
@@ -302,6 +484,11 @@ RUNNERS: dict[str, Callable[..., None]] = {
     "test_gated_delta_net_tree_persist": run_net,
     "test_gated_delta_net_tree_cache_fusion": run_net_cached,
     "test_gated_delta_net_tree_commit": run_net_commit,
+    "test_forest_mask": run_forest_mask,
+    "test_ssm_conv_forest": run_conv_forest,
+    "test_ssm_conv_forest_commit": run_conv_forest_commit,
+    "test_gated_delta_net_forest_persist": run_net_forest,
+    "test_gated_delta_net_forest_commit": run_net_forest_commit,
     "test_gated_delta_net_chunked": run_net_chunked,
     "test_gated_delta_net_chunked_in_place": run_net_chunked_in_place,
     "test_delta_net_input": run_net_input,

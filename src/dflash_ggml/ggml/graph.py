@@ -401,8 +401,14 @@ class Graph:
         return lib.ggml_flash_attn_ranges(self.ctx, q, k, v, ranges, scale)
 
     def range_mask(self, ranges, n_kv: int):
-        """The mask float16 [n_kv, n] that says the same as ranges int32 [n, 2]."""
+        """The mask float16 [n_kv, n] that says the same as ranges int32 [n, 2], or [n, 2 m]: first, end, first, ..."""
         return lib.ggml_range_mask(self.ctx, ranges, n_kv)
+
+    def forest_mask(self, ranges, rows, parents, seqs, n_kv: int):
+        """The mask float16 [n_kv, n] of trees: a column sees its ranges, its own row of rows int32 [n], and its ancestors'.
+
+        parents and seqs as in `ssm_conv_forest`."""
+        return lib.ggml_forest_mask(self.ctx, ranges, rows, parents, seqs, n_kv)
 
     def top_k_log_probs(self, a, k: int):
         """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
@@ -440,6 +446,25 @@ class Graph:
     def gated_delta_net_tree_commit(self, state, factors, path):
         """state <- state after the accepted path, from the factors u | k | G; all layers at once through the last dimension."""
         return lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
+
+    # ---- the same for trees of several sequences; seqs int32 [3, sequences]: slot, first column, number of columns
+
+    def ssm_conv_forest(self, state, x, c, parents, seqs):
+        """`ssm_conv_tree` of blocks of columns: state [K-1, C, slots], parents int32 [n] from each block's first column."""
+        return lib.ggml_ssm_conv_forest(self.ctx, state, x, c, parents, seqs)
+
+    def ssm_conv_forest_commit(self, state, x, path, seqs):
+        """state [K-1, C, slots, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
+        None: sequences of one column take it in."""
+        return lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
+
+    def gated_delta_net_forest_persist(self, q, k, v, g, beta, state, parents, seqs):
+        """`gated_delta_net_tree_persist` of blocks of columns: state [S, S, H_v, slots]."""
+        return lib.ggml_gated_delta_net_forest_persist(self.ctx, q, k, v, g, beta, state, parents, seqs)
+
+    def gated_delta_net_forest_commit(self, state, factors, path, seqs):
+        """state [S, S*H_v, slots, layers] <- the states after the accepted paths, from the factors u | k | G; path as above."""
+        return lib.ggml_gated_delta_net_forest_commit(self.ctx, state, factors, path or ffi.NULL, seqs)
 
 
 def packed(graph: Graph, name: str, *lengths: int) -> list:

@@ -11,6 +11,17 @@ struct ggml_tensor *ggml_gated_delta_net_tree_persist(struct ggml_context *ctx, 
 struct ggml_tensor *ggml_gated_delta_net_tree_commit(struct ggml_context *ctx, struct ggml_tensor *state,
     struct ggml_tensor *factors, struct ggml_tensor *path);
 
+// The same for trees of several sequences of different sizes, whose states are slots.
+struct ggml_tensor *ggml_ssm_conv_forest(struct ggml_context *ctx, struct ggml_tensor *state,
+    struct ggml_tensor *x, struct ggml_tensor *c, struct ggml_tensor *parents, struct ggml_tensor *seqs);
+struct ggml_tensor *ggml_ssm_conv_forest_commit(struct ggml_context *ctx, struct ggml_tensor *state,
+    struct ggml_tensor *x, struct ggml_tensor *path, struct ggml_tensor *seqs);
+struct ggml_tensor *ggml_gated_delta_net_forest_persist(struct ggml_context *ctx, struct ggml_tensor *q,
+    struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *g, struct ggml_tensor *beta,
+    struct ggml_tensor *state, struct ggml_tensor *parents, struct ggml_tensor *seqs);
+struct ggml_tensor *ggml_gated_delta_net_forest_commit(struct ggml_context *ctx, struct ggml_tensor *state,
+    struct ggml_tensor *factors, struct ggml_tensor *path, struct ggml_tensor *seqs);
+
 // Of a prompt: ggml_gated_delta_net with K = 1 that a backend may compute in chunks of tokens.
 struct ggml_tensor *ggml_gated_delta_net_chunked(struct ggml_context *ctx, struct ggml_tensor *q,
     struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *g, struct ggml_tensor *beta,
@@ -23,3 +34,5 @@ struct ggml_tensor *ggml_top_k_log_probs(struct ggml_context *ctx, struct ggml_t
 struct ggml_tensor *ggml_flash_attn_ranges(struct ggml_context *ctx, struct ggml_tensor *q,
     struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *ranges, float scale);
 struct ggml_tensor *ggml_range_mask(struct ggml_context *ctx, struct ggml_tensor *ranges, int64_t n_kv);
+struct ggml_tensor *ggml_forest_mask(struct ggml_context *ctx, struct ggml_tensor *ranges, struct ggml_tensor *rows,
+    struct ggml_tensor *parents, struct ggml_tensor *seqs, int64_t n_kv);
