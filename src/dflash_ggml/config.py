@@ -15,6 +15,7 @@ DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1
 
 MAX_BUDGET = 256
 ALL_LAYERS = 1 << 16  # more than any model has
+MAX_PARALLEL = 64
 FILES = ("dflash", "dflash2", "dspark")  # kinds of draft files
 DRAFTS = (*FILES, "mtp")  # kinds of draft models
 SOURCES = (*DRAFTS, "suffix")  # what `spec` may name
@@ -37,6 +38,7 @@ class EngineConfig:
     gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
     fa_window: tokens that attention sees while decoding, beside the first 64 of the text (0: all). It CHANGES THE TEXT: what
         lies between is out of sight. Prompts are read whole.
+    parallel: texts that are decoded side by side. They share the rows of `n_ctx` tokens, and each may come to have all.
     n_batch: tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
@@ -62,6 +64,7 @@ class EngineConfig:
     n_ctx: int = 4096
     gpu_memory: int | float | None = None
     fa_window: int = 0
+    parallel: int = 1
     n_batch: int = 0
     n_threads: int | None = None
     n_gpu_layers: int = -1
@@ -88,6 +91,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("n_ctx", 0, 1 << 24),
+            ("parallel", 1, MAX_PARALLEL),
             ("n_batch", 0, 1 << 16),
             ("budget", 1, MAX_BUDGET),
             ("candidates", 1, 64),

@@ -26,3 +26,7 @@ class ConfigError(DflashError, ValueError):
 
 class DeviceError(DflashError, RuntimeError):
     """A backend could not be opened, or a buffer could not be allocated on it."""
+
+
+class NoRoomError(DeviceError):
+    """The caches have no room left for a text, of which others have some; nothing was changed."""

@@ -82,7 +82,7 @@ def test_any_commits_equal_a_fresh_prefill(engine, first_slot, max_depth):
     tokens, n, probe = engine.tokens, engine.n_tokens, int(rng.integers(engine.n_vocab - 4))
 
     def look() -> tuple[list, list, np.ndarray]:
-        state = [engine.device.read(t) for t in engine.passes.state.live_tensors]
+        state = [engine.device.read(t) for t in engine.passes.state.live()]
         rows = cache_rows(engine, n)
         return state, rows, engine.passes.logits_row(engine.passes.linear(engine.sequence, [probe]))
 
@@ -117,9 +117,9 @@ def test_verify_leaves_the_state_alone(engine):
     rng = np.random.default_rng(1)
     engine.prefill(rng.integers(0, 60, 20).tolist())
     passes = engine.passes
-    before = [passes.device.read(t) for t in passes.state.live_tensors]
+    before = [passes.device.read(t) for t in passes.state.live()]
     passes.verify(engine.sequence, random_tree(rng, 40, 7, 60))
-    for a, t in zip(before, passes.state.live_tensors):
+    for a, t in zip(before, passes.state.live()):
         assert np.array_equal(a, passes.device.read(t))
 
 

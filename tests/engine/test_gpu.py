@@ -143,7 +143,7 @@ def test_state_after_many_commits(gpu):
 
     def look() -> list[np.ndarray]:
         return [
-            *(gpu.device.read(t) for t in gpu.passes.state.live_tensors),
+            *(gpu.device.read(t) for t in gpu.passes.state.live()),
             *cache_rows(gpu, len(tokens)),
         ]
 

@@ -36,7 +36,8 @@ class Sequence:
     tokens: committed ids. pending: emitted, not yet through the target. text: what the sampler has seen, emitted tokens included.
     logits: the target's row after the last committed token, float32 [n_vocab], where a prefill left it.
     first_slot: cache row of position 0. A position is a place in the text and decides rotation; a slot is a row of the
-    caches. The token at position p lies in slot first_slot + p.
+    caches. The token at position p lies in slot first_slot + p. end_slot: where its rows end (None: with the caches).
+    lane: which of the recurrent states, and of the rings of windowed layers, are its own.
     unseen: columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
     torn: a pass was broken off; the state is of no use until it is reset.
     undraftable: the draft gave no numbers for this text; it is decoded plainly to its end.
@@ -48,6 +49,8 @@ class Sequence:
     logits: NDArray[np.float32] | None = None
     sampler: Sampler | None = None
     first_slot: int = 0
+    end_slot: int | None = None
+    lane: int = 0
     unseen: tuple[int, ...] = ()
     torn: bool = False
     undraftable: bool = False
@@ -62,6 +65,11 @@ class Sequence:
         """The cache rows of the next n positions."""
         start = self.first_slot + len(self.tokens)
         return range(start, start + n)
+
+    @property
+    def lent(self) -> slice:
+        """Its cache rows."""
+        return slice(self.first_slot, self.end_slot)
 
     def commit(self, path: tuple[int, ...], emitted: tuple[int, ...]) -> None:
         """Take in an accepted path: its nodes carry the pending token and all of `emitted` but the last, which is pending now."""

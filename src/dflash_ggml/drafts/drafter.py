@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.accept import Accepted
-from ..decode.candidates import Candidates
+from ..decode.candidates import Candidates, NoNumbers
 from ..decode.sequence import Sequence
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
@@ -31,7 +31,7 @@ from ..state.state import TargetState
 class Host:
     """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
 
-    graphs: those of both. kv_type: types of the draft's caches.
+    graphs: those of both. kv_type: types of the draft's caches. lanes: sequences.
     """
 
     device: Device
@@ -40,6 +40,7 @@ class Host:
     weights: Mapping[str, Any]
     state: TargetState
     kv_type: KvType
+    lanes: int = 1
 
 
 class DraftSource(ABC):
@@ -71,8 +72,8 @@ class DraftSource(ABC):
         return False
 
     @abstractmethod
-    def parts(self, device: Device, kv_type: KvType) -> list[Part]:
-        """The device memory that it will take, for the memory plan; after `prepare`."""
+    def parts(self, device: Device, kv_type: KvType, lanes: int = 1) -> list[Part]:
+        """The device memory that it will take for `lanes` sequences, for the memory plan; after `prepare`."""
 
     @abstractmethod
     def start(
@@ -99,6 +100,18 @@ class Drafter(ABC):
         its own numbers are none; the sequence is then decoded without it.
         """
 
+    def propose_each(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[Candidates | NoNumbers]:
+        """`propose` for several sequences, in one pass where the draft can; the error of those whose numbers are none."""
+        found: list[Candidates | NoNumbers] = []
+        for sequence in sequences:
+            try:
+                found.append(self.propose(sequence, budget, depth))
+            except NoNumbers as error:
+                found.append(error)
+        return found
+
     @abstractmethod
     def observe(self, sequence: Sequence, accepted: Accepted) -> None:
         """`accepted` has been committed. Features of its nodes wait in `sequence.unseen`; nothing needs to happen now."""
@@ -106,6 +119,11 @@ class Drafter(ABC):
     @abstractmethod
     def take_in(self, sequence: Sequence) -> None:
         """See what is in `sequence.unseen` now, before something else is committed behind it or its columns are needed."""
+
+    def take_in_each(self, sequences: Items[Sequence]) -> None:
+        """`take_in` for several sequences."""
+        for sequence in sequences:
+            self.take_in(sequence)
 
     @property
     @abstractmethod
@@ -119,6 +137,10 @@ class Drafter(ABC):
     @abstractmethod
     def reset(self, sequence: Sequence) -> None:
         """Forget the sequence."""
+
+    def leave(self, sequence: Sequence) -> None:
+        """The sequence gives its rows back: nothing is known of them."""
+        self.reset(sequence)
 
     @property
     @abstractmethod

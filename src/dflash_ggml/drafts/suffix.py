@@ -22,11 +22,13 @@ _SHORTEST_PAST = 4  # tokens of an output that is worth keeping
 class Copies:
     """The texts that may be copied from: one sequence, and past outputs of this engine. rates: how often copies were right."""
 
-    def __init__(self, depth: int, past_tokens: int = PAST_TOKENS) -> None:
-        """`depth`: the longest path that is proposed; `past_tokens`: the oldest outputs beyond them are forgotten."""
+    def __init__(self, depth: int, past_tokens: int = PAST_TOKENS, others: Copies | None = None) -> None:
+        """`depth`: the longest path that is proposed; `past_tokens`: the oldest outputs beyond them are forgotten. others: of
+        another sequence, with which past outputs and what is known of them are shared."""
         self.depth, self.past_tokens = depth, past_tokens
-        self.text, self.past = TextIndex(), TextIndex()
-        self._rates = CopyRates()  # of all texts
+        self.text = TextIndex()
+        self.past: TextIndex = TextIndex() if others is None else others.past
+        self._rates: CopyRates = CopyRates() if others is None else others._rates  # of all texts
         self.rates = CopyRates(self._rates)
         self._written: list[tuple[int, int]] = []  # where outputs lie in the text
         self._found: tuple[int, int | None, Copied | None] = (-1, None, None)
@@ -54,6 +56,16 @@ class Copies:
         self.text.cut(shared)
         self.text.extend(sequence.tokens[shared:])
         self._written.append((len(self.text), len(self.text)))
+
+    def beside(self) -> Copies:
+        """The copies of a sequence beside this one."""
+        return Copies(self.depth, self.past_tokens, self)
+
+    def leave(self) -> None:
+        """The sequence is left: what was written in it is a past output of the others."""
+        for start, end in self._written:
+            self._remember(self.text.ids[start:end].tolist())
+        self._written = [(len(self.text), len(self.text))]
 
     def _remember(self, ids: Items[int]) -> None:
         if len(ids) < _SHORTEST_PAST:

@@ -34,8 +34,10 @@ from ..state.memory import (
     Part,
     cache_rows,
     fit,
+    padded,
     plan,
 )
+from ..state.pool import UNIT
 from ..state.state import state_parts
 from ..state.window import DecodeWindow
 from ..text.tokenizer import Tokenizer
@@ -98,6 +100,7 @@ class Loaded:
     batches: BatchSizes
     costs_file: Path | None = None
     draft: Path | None = None  # the file of the draft that is used
+    over: int = 0  # cache rows of a text beyond its committed tokens
 
 
 def load(
@@ -165,7 +168,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         log.warning("draft_type: %s is for a draft file, and there is none", config.draft_type)
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
-        passes, drafter, memory, batches = _on_device(device, config, file, target, draft, progress)
+        passes, drafter, memory, batches, over = _on_device(device, config, file, target, draft, progress)
         copies = Copies(config.budget) if config.copies else None
         if drafter or copies:
             if others := without_kernels(device, passes.weights):
@@ -203,6 +206,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         batches,
         costs_file,
         config.draft,
+        over,
     )
 
 
@@ -220,8 +224,9 @@ def _on_device(
     target: Target,
     draft: DraftSource | None,
     progress: Progress | None,
-) -> tuple[TargetPasses, Drafter | None, MemoryPlan, BatchSizes]:
-    """Plan the memory, bring the weights to the device and make the state; also the sizes of batches."""
+) -> tuple[TargetPasses, Drafter | None, MemoryPlan, BatchSizes, int]:
+    """Plan the memory, bring the weights to the device and make the state; also the sizes of batches, and the rows of a text
+    beyond its tokens."""
     wanted = declare_fitting(device, config, file, target, draft)
     for note in wanted.notes:
         log.warning("%s", note)
@@ -254,10 +259,11 @@ def _on_device(
             "answers are not the model's own",
             *(window.tokens, window.tokens, window.sinks),
         )
-    passes = TargetPasses(device, target, weights, kv.target, rows, width, depth, taps, window)
+    lanes = config.parallel
+    passes = TargetPasses(device, target, weights, kv.target, rows, width, depth, taps, window, lanes)
     drafter = None
     if draft:
-        host = Host(device, passes.graphs, target, weights, passes.state, kv.draft)
+        host = Host(device, passes.graphs, target, weights, passes.state, kv.draft, lanes)
         drafter = draft.start(host, config.n_candidates, rows, progress)
     paced = not config.n_batch and config.mode == "auto" and not config.reproducible
     passes.reserve(n_batch, drafter.append if drafter else None)
@@ -265,7 +271,7 @@ def _on_device(
     log.info("%s", memory.against(taken))
     # what is lent takes the longest, for few tokens as for many
     flat = LENT_COLUMNS if wanted.kept else None
-    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, flat)
+    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, flat), wanted.over_each
 
 
 def memory_free(device: Device, limit: int | float | None) -> int:
@@ -360,8 +366,8 @@ class Declared:
 
     longest: context that the target was trained for. kv: types of the caches to plan with, the first that fit are taken.
     batches: tokens of a prefill pass to plan with, likewise. width: columns of the widest tree. over: cache rows beyond the
-    context. notes: what had to be changed for the device. planned: the memory that it all takes with such caches and batches.
-    kept: experts that stay with the host.
+    context, for all texts; over_each: of one text beyond its tokens. notes: what had to be changed for the device. planned: the
+    memory that it all takes with such caches and batches. kept: experts that stay with the host.
     """
 
     weights: Weights
@@ -370,6 +376,7 @@ class Declared:
     batches: tuple[int, ...]
     width: int
     over: int
+    over_each: int
     notes: list[str]
     planned: Callable[[KvTypes, int], list[Part]]
     kept: KeptExperts | None = None
@@ -426,6 +433,8 @@ def declare(
     width = tree_width(config.budget, depth) if draft or config.copies else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
+    # ranges begin at multiples of their unit
+    over_all = over + (config.parallel - 1) * padded(over + UNIT - 1, UNIT)
     notes = draft.prepare(device) if draft and prepare else []
     experts = kept_experts(weights, layers)
     if experts and experts.note:
@@ -438,9 +447,10 @@ def declare(
         kv,
         (config.n_batch,) if config.n_batch else CHOICES if device.is_gpu else (CPU_BATCH,),
         width,
+        over_all,
         over,
         notes,
-        partial(memory_parts, device, target, weights, draft, width),
+        partial(memory_parts, device, target, weights, draft, width, config.parallel),
         experts,
     )
 
@@ -451,19 +461,23 @@ def memory_parts(
     weights: Weights,
     draft: DraftSource | None,
     width: int,
+    lanes: int,
     kv: KvTypes,
     n_batch: int,
 ) -> list[Part]:
-    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted."""
+    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted; `lanes`:
+    texts side by side."""
     taps = draft.taps if draft else ()
     n_weights = weights.wanted
     parts = [
         Part("target weights", lambda rows: n_weights),
-        *state_parts(target.state_spec(), device.alignment, kv.target, width, len(taps) * target.n_embd),
+        *state_parts(
+            target.state_spec(), device.alignment, kv.target, width, len(taps) * target.n_embd, lanes
+        ),
         Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"),
     ]
     if draft:
-        parts += draft.parts(device, kv.draft)
+        parts += draft.parts(device, kv.draft, lanes)
     # not those of several matrices: their products are others
     shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
     if taps:

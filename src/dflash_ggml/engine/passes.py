@@ -50,17 +50,18 @@ class TargetPasses:
         depth: int,
         taps: tuple[int, ...],
         window: DecodeWindow | None = None,
+        lanes: int = 1,
     ) -> None:
         """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
         `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants; `window`: all that
-        is seen while decoding."""
+        is seen while decoding; `lanes`: sequences."""
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
         self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
         self._usual_path = depth + 1
         feature_row = len(taps) * target.n_embd
-        self.state = TargetState(device, target.state_spec(), kv_type, n_rows, max_width, feature_row)
+        self.state = TargetState(device, target.state_spec(), kv_type, n_rows, max_width, feature_row, lanes)
         # a path of copies may be as long as the tree is wide
         self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
@@ -120,13 +121,14 @@ class TargetPasses:
         n_kv = 0 if window else self.linear_rows(n, slots.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
-        reduction = _REDUCTION if watch else None
+        reduction, seqs = _REDUCTION if watch else None, int(sequence.lane > 0)
         graph = self.graphs.get(
-            ("linear", n, n_kv, feeds, reduction, outputs, window is not None),
+            ("linear", n, n_kv, feeds, reduction, outputs, window is not None, seqs),
             lambda: self.target.build(
-                Batch(n, n_kv, None, taps, append, reduction, outputs, window), self.state, self.weights
+                Batch(n, n_kv, None, taps, append, reduction, outputs, window, seqs), self.state, self.weights
             ),
         )
+        _fill_lane(graph, sequence, n)
         if window is not None:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
             window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
@@ -136,7 +138,7 @@ class TargetPasses:
         inputs[5] = sequence.first_slot
         np.add(steps, slots.start + 1, inputs[6])
         for fill in graph.fillers:
-            fill(sequence.n_tokens)
+            fill(sequence)
         if feeds == "keep":
             graph.inputs["column"].array[:] = column
         if watch:
@@ -156,15 +158,16 @@ class TargetPasses:
         self.bucket(slots.start + self.tree_rows(tree.n_nodes))  # the commit's rows must exist too
         window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
         n_kv = 0 if window else self.bucket(slots.stop)
-        reduction = _REDUCTION if watch else None
+        reduction, seqs = _REDUCTION if watch else None, int(sequence.lane > 0)
         graph = self.graphs.get(
-            ("verify", width, n_kv, reduction),
+            ("verify", width, n_kv, reduction, seqs),
             lambda: self.target.build(
-                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction, window=window),
+                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction, window=window, seqs=seqs),
                 self.state,
                 self.weights,
             ),
         )
+        _fill_lane(graph, sequence, width)
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
         ids[:n], ids[n:] = tree.tokens, tree.tokens[0]
         positions[:n], positions[n:] = tree.depths + sequence.n_tokens, sequence.n_tokens + 1
@@ -193,9 +196,11 @@ class TargetPasses:
         move = path != tuple(range(len(path)))
         if not (move or self.state.spec.recurrent):
             return  # the rows lie where they belong, and there is nothing else
+        seqs = int(sequence.lane > 0)
         graph = self.graphs.get(
-            ("commit", room, move), lambda: commit_graph(self.device, self.state, room, move)
+            ("commit", room, move, seqs), lambda: commit_graph(self.device, self.state, room, move, seqs)
         )
+        _fill_lane(graph, sequence, len(path))
         if self.state.spec.recurrent:
             graph.inputs["path"].array[:] = (*path, *[-1] * (room - len(path)))
         if move:
@@ -249,6 +254,12 @@ class TargetPasses:
         if self.tree_mask is not None:
             self.tree_mask.close()
         self.weights.close()
+
+
+def _fill_lane(graph: Graph, sequence: Sequence, columns: int) -> None:
+    """The input of a sequence that is not in the first lane."""
+    if "seqs" in graph.inputs:
+        graph.inputs["seqs"].array[:] = sequence.lane, 0, columns
 
 
 def _fill_watch(graph: Graph, watch: Watch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -82,13 +82,15 @@ class SourceUse:
 class Run:
     """A sequence that is being decoded, and when it ends.
 
-    limit: tokens that it may still emit. ends: whether a token ends the text. keep_rows: hand the logits out.
+    limit: tokens that it may still emit. ends: whether a token ends the text. copies: of its text. keep_rows: hand the logits
+    out.
     """
 
     sequence: Sequence
     controller: Controller
     limit: int
     ends: Callable[[int], bool]
+    copies: Copies | None = None
     keep_rows: bool = False
     finish: Finish | None = None
 
@@ -116,17 +118,11 @@ class Run:
 
 
 class Stepper:
-    """Steps sequences on one target, with its drafter, copies, both or neither."""
+    """Steps sequences on one target, with its drafter, copies of their texts, both or neither."""
 
-    def __init__(
-        self, passes: TargetPasses, drafter: Drafter | None, costs: Costs, copies: Copies | None = None
-    ) -> None:
-        self.passes, self.drafter, self.costs, self.copies = passes, drafter, costs, copies
+    def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
+        self.passes, self.drafter, self.costs = passes, drafter, costs
         self._gave_up = False
-
-    def step(self, runs: Iterable[Run]) -> list[Step]:
-        """One step of each run."""
-        return [self._one(run) for run in runs]
 
     def first(self, run: Run) -> Step:
         """The token that the prompt's own pass gave."""
@@ -135,13 +131,14 @@ class Stepper:
         token = run.sequence.pending = run.sample(row)
         run.emit(token)
         run.sequence.logits = None
-        if self.copies:
-            self.copies.begin(run.sequence)
+        if run.copies:
+            run.copies.begin(run.sequence)
         clock.lap("host")
         return Step((token,), "prefill", rows=(row,) if run.keep_rows else None, timings=clock.times)
 
-    def _one(self, run: Run) -> Step:
-        if run.sequence.undraftable or (self.drafter is None and self.copies is None):
+    def step(self, run: Run) -> Step:
+        """One step of a run."""
+        if run.sequence.undraftable or (self.drafter is None and run.copies is None):
             step = self._plain(run)
         else:
             plan = run.controller.next(run.sequence, self.costs)
@@ -171,10 +168,10 @@ class Stepper:
         sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
         drafter = self.drafter if plan.drafts else None
-        copied = self.copies.look_up(sequence) if self.copies else None
+        copied = run.copies.look_up(sequence) if run.copies else None
         if drafter is None and copied is None:
             return self._plain(run)
-        candidates = self._propose(sequence, plan, drafter, copied, clock)
+        candidates = self._propose(run, plan, drafter, copied, clock)
         tree = plan.build(sequence.pending, candidates)
         watched = self._watch(run, tree.tokens)
         clock.lap("tree")
@@ -196,8 +193,8 @@ class Stepper:
             sequence.unseen = ()
         else:
             self.drafter.observe(sequence, accepted)
-        if tree.evidence is not None and self.copies is not None:
-            observe(tree, accepted, self.copies.rates)
+        if tree.evidence is not None and run.copies is not None:
+            observe(tree, accepted, run.copies.rates)
         run.controller.observe(tree, accepted)
         clock.lap("commit")
         if self.passes.graphs.builds == built:
@@ -216,9 +213,10 @@ class Stepper:
         )
 
     def _propose(
-        self, sequence: Sequence, plan: Plan, drafter: Drafter | None, copied: Copied | None, clock: _Clock
+        self, run: Run, plan: Plan, drafter: Drafter | None, copied: Copied | None, clock: _Clock
     ) -> Candidates | Merged:
         """What there is to verify, of the draft if it is asked; the columns of its features are free afterwards."""
+        sequence = run.sequence
         found, built, start = None, self.passes.graphs.builds, sequence.n_tokens
         if drafter is not None:
             found = drafter.propose(sequence, plan.budget, plan.depth)
@@ -237,8 +235,8 @@ class Stepper:
         if copied is None:
             assert found is not None
             return found
-        assert self.copies is not None
-        return Merged(found, copied, self.copies.rates)
+        assert run.copies is not None
+        return Merged(found, copied, run.copies.rates)
 
     def _uses(self, tree: Tree, accepted: Accepted) -> tuple[SourceUse, ...]:
         """Who offered the nodes of a tree, and what came of them."""

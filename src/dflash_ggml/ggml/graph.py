@@ -68,8 +68,8 @@ class Graph:
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, Any] = {}
-        # what sets inputs that others added to a pass, called with the position of its first token
-        self.fillers: list[Callable[[int], None]] = []
+        # what sets inputs that others added to a pass, called with its sequence
+        self.fillers: list[Callable[[Any], None]] = []
         self.runs = 0
         self._crossings: dict[int, int] = {}  # nodes that lead to the host or back, see `to_host`
         self._split: Split | None = None

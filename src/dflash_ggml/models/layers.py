@@ -11,6 +11,7 @@ from ..ggml.graph import Graph, packed
 from ..state.kv import LayerCache
 from ..state.spec import Recurrent
 from ..state.state import TargetState
+from .recurrence import Recurrence
 from .target import Batch, Reduction
 
 APPENDED = 512  # columns of a batch that the draft takes in at a time
@@ -25,6 +26,7 @@ class Columns:
         self.ids, self.positions, self.rows, self.parents, *rest = parts
         self.path = rest[0] if rest else None
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
+        self._seqs = g.input("seqs", I32, 3, batch.seqs) if batch.seqs else None
         self.gathered: Any = None  # rows that are seen, where it is not the first n_kv
         if batch.window is not None:
             self.gathered, self._mask = batch.window.build(g, self.n)
@@ -34,6 +36,10 @@ class Columns:
             # the GPU's attention of few columns wants a mask: written there, from the same bounds, once for all layers
             narrow = g.device.is_gpu and self.n <= NARROW_COLUMNS
             self._mask = g.range_mask(self._ranges, self.n_kv) if narrow else None
+
+    def recurrence(self, g: Graph, state: TargetState, layer: int) -> Recurrence:
+        """The state of a recurrent layer, for these columns."""
+        return Recurrence(g, state, layer, self.parents, self.path, self._seqs)
 
     def attend(self, g: Graph, q, keys, values, scale: float):
         """Attention of q [d, n, heads] over the rows that each column sees, keys and values [d, n_kv, kv_heads] ->
@@ -197,30 +203,18 @@ def gated_delta_net(
     for x in (qkv, z, alpha, beta):
         g.expand(x)
     # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
-    window = state.window(layer)
-    c = g.expand(g.silu(g.ssm_conv_tree(window, qkv, w[name + "ssm_conv1d.weight"], columns.parents)))
+    live = columns.recurrence(g, state, layer)
+    c = g.expand(g.silu(live.convolve(qkv, w[name + "ssm_conv1d.weight"])))
     # q and k heads lie side by side: one norm for both
     qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), eps))
     alpha = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
     decay = g.expand(g.mul(alpha, w[name + "ssm_a"]))
     beta = g.expand(g.sigmoid(beta))
-    if not columns.is_tree:
-        g.expand(g.ssm_conv_tree_commit(window, qkv, columns.path))
+    live.advance_window(qkv)
     q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
     v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
     decay, beta = (g.reshape(t, 1, h_v, n) for t in (decay, beta))
-    live = state.delta(layer)
-    if columns.is_tree:
-        rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, live, columns.parents)
-        tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
-        g.expand(g.copy(tail, state.factors(g, layer, n)))
-        o = g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
-    else:
-        out = g.gated_delta_net(q, k, v, decay, beta, live)
-        # flat, so that a GPU writes the state right there instead of copying it
-        size = s * s * h_v
-        g.expand(g.copy(g.view(out, (size,), offset=s * h_v * n * 4), g.view(live, (size,))))
-        o = g.view(out, (s, h_v, n))
+    o = live.apply(q, k, v, decay, beta)
     if grouped and h_v > h_k:
         o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), (s * 4, s * h_k * 4, o.nb[2])), 0, 2, 1, 3)
         o = g.cont(o, s, h_v, n)

@@ -48,6 +48,8 @@ class Batch:
     reduction: also declare the output `reduced`.
     window: all that the columns see of the text, None: all of it.
     outputs: of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
+    seqs: sequences of the pass, whose lanes, first columns and numbers of columns are the input `seqs`, int32 [3, seqs]; 0: one,
+    in the first lane of the state.
     """
 
     columns: int
@@ -58,6 +60,7 @@ class Batch:
     reduction: Reduction | None = None
     outputs: Outputs = "last"
     window: DecodeWindow | None = None
+    seqs: int = 0
 
 
 class Target(ABC):

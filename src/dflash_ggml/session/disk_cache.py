@@ -64,7 +64,7 @@ def state_identity(engine: Engine) -> list[str]:
     rows = [(t, 0) for t in (*state.kv.slices, *(drafter.rows if drafter else ()))]
     rings = drafter.rings if drafter else ()
     shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1]), around] for t, around in (*rows, *rings)]
-    live = [[int(n) for n in t.ne] for t in state.live_tensors]
+    live = [[int(n) for n in t.ne] for t in state.live()]
     models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]
     return [*models, json.dumps([shapes, live, config.fa_window])]
 

@@ -5,7 +5,10 @@ that a window of 2,048 costs 2,304 rows whatever the context is. The other desig
 like the rest and a mask that hides what is too old: 8 KB a token for nothing, and an attention that reads all of it.
 
 Only committed tokens stay in a ring, and the block that is being drafted, whose rows the next pass writes over: rejecting it
-costs nothing. `ring_rows` has what keeps rows that are still seen from being written over.
+costs nothing. `ring_rows` has what keeps rows that are still seen from being written over. Every lane has a ring of its own.
+
+A pass of one sequence in the first lane has masks that stay on the device (SlotMask); one of several, whose columns belong to
+others every time, says for each column which rows it sees, which are one range or, around the end of a ring, two.
 """
 
 from __future__ import annotations
@@ -36,32 +39,56 @@ def ring_rows(window: int | None, block: int, n_rows: int) -> int:
 
 class ContextRows:
     """The layers of one window: their K/V, the mask over it, and where tokens lie: the one at position p of a text in slot
-    first + p. Behind the rows are `block` spare ones that nobody reads, for appends of a fixed width."""
+    first + p, or in the ring of its lane. Behind the rows are `block` spare ones that nobody reads, for appends of a fixed
+    width."""
 
     def __init__(
-        self, device: Device, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int
+        self, device: Device, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int, lanes: int
     ) -> None:
         """`n_rows`: slots of the context."""
-        self.window = layers[0].window
-        self.n_rows = ring_rows(self.window, block, n_rows)
+        self.window, self.block = layers[0].window, block
+        self.n_rows = ring_rows(self.window, block, n_rows)  # of a ring, or of all sequences
         self.is_ring = self.n_rows < n_rows
-        self.cache = KvCache(device, layers, kv_type, self.n_rows + block)
+        self.end = self.n_rows * (lanes if self.is_ring else 1)
+        self.cache = KvCache(device, layers, kv_type, self.end + block)
         self.mask = SlotMask(device, block, block, self.n_rows, self.window, self.is_ring)
 
-    def rows(self, first: int, start: int, end: int, room: int = 0) -> NDArray[np.int32]:
-        """The rows of positions `start` to `end`; what is left over of `room` gets spare ones."""
-        rows = np.arange(start, max(end, start + room), dtype=np.int32)
-        n = end - start
-        rows[n:] = np.arange(self.n_rows, self.n_rows + len(rows) - n)
-        if self.is_ring:
-            rows[:n] %= self.n_rows
-        else:
-            rows[:n] += first
-        return rows
+    def rows(self, first: int, lane: int, start: int, end: int) -> NDArray[np.int32]:
+        """The rows of positions `start` to `end` of the text in the slots from `first` on, or of a lane's ring."""
+        rows = np.arange(start, end, dtype=np.int32)
+        return rows % self.n_rows + lane * self.n_rows if self.is_ring else rows + first
 
-    def used(self, first: int, end: int) -> int:
+    def spare(self, n: int) -> NDArray[np.int32]:
+        """n rows that nobody reads; beyond a block some of them again."""
+        return self.end + np.arange(n, dtype=np.int32) % self.block
+
+    def used(self, first: int, lane: int, end: int) -> int:
         """Rows that a graph must look at for a block that ends before position `end`."""
+        if self.is_ring and lane:
+            return (lane + 1) * self.n_rows
         return min(kv_bucket(end if self.is_ring else first + end), self.n_rows)
+
+    @property
+    def pieces(self) -> int:
+        """Ranges of rows that a column sees."""
+        return 2 if self.is_ring else 1
+
+    def ranges(
+        self, first: int, lane: int, known: int, start: int, block: int, causal: bool
+    ) -> NDArray[np.int32]:
+        """What the columns of a block from position `start` on see of a text that is known from position `known` on: rows from
+        and to, int32 [pieces, 2, block]."""
+        at = np.arange(start, start + block)
+        low = np.full(block, known) if self.window is None else np.maximum(known, at - self.window + 1)
+        high = at + 1 if causal else np.full(block, start + block)
+        if not self.is_ring:
+            return np.array([[first + low, first + high]], np.int32)
+        base, size = lane * self.n_rows, self.n_rows
+        low, length = low % size, high - low
+        over = np.maximum(low + length - size, 0)
+        return np.array(
+            [[base + low, base + low + length - over], [np.full(block, base), base + over]], np.int32
+        )
 
     def fill_mask(
         self,
@@ -73,7 +100,7 @@ class ContextRows:
         held: NDArray[np.bool_],
     ) -> None:
         """Set the mask's inputs for a block from position `start` on. held: which slots have a token's context."""
-        n_kv = self.used(first, start + len(seen_by))
+        n_kv = self.used(first, 0, start + len(seen_by))
         if self.is_ring:
             self.mask.fill(graph, name, n_kv, start, seen_by, held[first:])
         else:
@@ -84,10 +111,18 @@ class Context:
     """K/V and masks of all layers of a draft. `groups`: the layers by window, those that see everything first."""
 
     def __init__(
-        self, device: Device, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int
+        self,
+        device: Device,
+        layers: Sequence[KvLayer],
+        kv_type: KvType,
+        n_rows: int,
+        block: int,
+        lanes: int = 1,
     ) -> None:
         members = _groups(layers)
-        self.groups = [ContextRows(device, [layers[i] for i in of], kv_type, n_rows, block) for of in members]
+        self.groups = [
+            ContextRows(device, [layers[i] for i in of], kv_type, n_rows, block, lanes) for of in members
+        ]
         self._place = {i: (group, at) for group, of in enumerate(members) for at, i in enumerate(of)}
 
     def group(self, layer: int) -> int:
@@ -126,13 +161,15 @@ class Context:
             group.mask.close()
 
 
-def context_bytes(layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int) -> tuple[int, int]:
+def context_bytes(
+    layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int, lanes: int = 1
+) -> tuple[int, int]:
     """Bytes of K/V and of masks that a `Context` of these arguments takes."""
     kv = masks = 0
     for of in _groups(layers):
         members = tuple(layers[i] for i in of)
         rows = ring_rows(members[0].window, block, n_rows)
-        kv += StateSpec(members).kv_bytes(rows + block, kv_type)
+        kv += StateSpec(members).kv_bytes(rows * (lanes if rows < n_rows else 1) + block, kv_type)
         masks += 2 * block * rows
     return kv, masks
 

@@ -17,7 +17,7 @@ SCRATCH = "scratch"
 LENT = "lent experts"  # a part that is allocated with it
 HOST_MARGIN = 1024 * MIB  # of the host's memory, left to others
 MARGIN = 512 * MIB  # left free: the driver, cuBLAS, fragmentation, a desktop
-_ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
+ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Part:
 
     name: str
     nbytes: Callable[[int], int]
-    advice: str = _ADVICE
+    advice: str = ADVICE
 
 
 @dataclass(frozen=True, slots=True)

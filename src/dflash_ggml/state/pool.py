@@ -8,7 +8,7 @@ follow each other.
 
 from __future__ import annotations
 
-from ..errors import DeviceError
+from ..errors import NoRoomError
 
 UNIT = 256  # ranges begin and end at multiples of it, as the buckets of graphs do
 
@@ -21,7 +21,7 @@ class RowPool:
         self._lent: list[range] = []  # in order
 
     def lend(self, n: int) -> range:
-        """A range of n rows or, up to a multiple of 256, a few more. Raises DeviceError when none is free in one piece."""
+        """A range of n rows or, up to a multiple of 256, a few more. Raises NoRoomError when none is free in one piece."""
         length = -(-n // UNIT) * UNIT
         at = 0
         for i, taken in enumerate([*self._lent, range(self.n_rows, self.n_rows)]):
@@ -30,7 +30,26 @@ class RowPool:
                 self._lent.insert(i, range(at, end))
                 return self._lent[i]
             at = -(-taken.stop // UNIT) * UNIT
-        raise DeviceError(f"no {n} cache rows in one piece are free of {self.n_rows}; lower the context (-c)")
+        raise NoRoomError(f"no {n} cache rows in one piece are free of {self.n_rows}; lower the context (-c)")
+
+    def extend(self, rows: range, n: int) -> range | None:
+        """A lent range with as many of the rows behind it as make it n, or a few more; None where they are not free."""
+        i = self._lent.index(rows)
+        limit = self._lent[i + 1].start if i + 1 < len(self._lent) else self.n_rows
+        end = min(rows.start - (-n // UNIT) * UNIT, limit)
+        if end - rows.start < n:
+            return None
+        self._lent[i] = range(rows.start, max(end, rows.stop))
+        return self._lent[i]
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest range that is free."""
+        at, found = 0, 0
+        for taken in (*self._lent, range(self.n_rows, self.n_rows)):
+            found = max(found, taken.start - at)
+            at = -(-taken.stop // UNIT) * UNIT
+        return found
 
     def give_back(self, rows: range) -> None:
         """Take a lent range back. Raises ValueError for one that is not lent."""

@@ -40,14 +40,15 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a snapshot is copied from and to: recurrent tensors, caches [row, n_rows] with this sequence's rows from
-    `first_slot` on, and rings, each with the rows that tokens can have."""
+    """What a snapshot is copied from and to: recurrent tensors of a lane, caches [row, n_rows] with this sequence's rows from
+    `first_slot` on, and rings side by side by lane, each with the rows that tokens can have."""
 
     device: Device
     live: Sequence[Any]
     caches: Sequence[Any]
     first_slot: int = 0
     rings: Sequence[tuple[Any, int]] = ()
+    lane: int = 0
 
     def read_live(self) -> tuple[np.ndarray, ...]:
         return tuple(self._read(t, 0, lib.ggml_nbytes(t)) for t in self.live)
@@ -56,7 +57,14 @@ class Tensors:
         return tuple(self._read(t, self.first_slot * t.nb[1], n * t.nb[1]) for t in self.caches)
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
-        return tuple(self._read(t, 0, size) for (t, _), size in zip(self.rings, self._ring_bytes(n)))
+        return tuple(
+            self._read(t, self._ring_start(t, rows), size)
+            for (t, rows), size in zip(self.rings, self._ring_bytes(n))
+        )
+
+    def _ring_start(self, t, rows: int) -> int:
+        """Byte at which the lane's ring begins."""
+        return self.lane * rows * t.nb[1]
 
     def _ring_bytes(self, n: int) -> list[int]:
         """Bytes of each ring after n tokens."""
@@ -83,8 +91,8 @@ class Tensors:
         """Copy a checked snapshot back; its rows must have room."""
         for t, data in zip(self.caches, snapshot.rows or ()):
             self.device.write(t, data, self.first_slot * t.nb[1])
-        for (t, _), data in zip(self.rings, snapshot.rings):
-            self.device.write(t, data)
+        for (t, rows), data in zip(self.rings, snapshot.rings):
+            self.device.write(t, data, self._ring_start(t, rows))
         for t, data in zip(self.live, snapshot.live):
             self.device.write(t, data)
 

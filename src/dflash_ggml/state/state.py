@@ -1,12 +1,18 @@
-"""What a target keeps of a sequence: K/V caches, conv windows, delta-net states, and room for one tree under verification.
+"""What a target keeps of its sequences: K/V caches, conv windows, delta-net states, and room for the trees of one pass.
 
 The committed state changes in two places only: a linear graph advances it, a commit graph takes in an accepted path. A
 tree under verification writes beside it (spare K/V rows, conv inputs, factors, features), so rejecting it costs nothing.
+
+Every sequence has a lane of recurrent state, which lies in one piece: a snapshot copies that, and the graphs of the first lane,
+which a single sequence has, are those of a state without lanes. With the lanes of a layer side by side, the other order, a
+pass would read as much, and a snapshot 96 pieces.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from ..ggml.bindings import lib
 from ..ggml.device import F32, I32, Device
@@ -15,27 +21,35 @@ from ..ggml.store import Store
 from .features import Features
 from .kv import KvCache, LayerCache
 from .kv_type import KvType
-from .memory import Part, padded
+from .memory import ADVICE, Part, padded
 from .spec import StateSpec
 
+_FEWER = "decode fewer texts side by side (--parallel)"
 _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 
 
 class TargetState:
-    """Memory of a target for one sequence: the committed state, and room for one tree of `max_width` nodes.
+    """Memory of a target for `lanes` sequences: their committed states, and room for trees of `max_width` nodes together.
 
     Layers are asked for by their number in the model.
     """
 
     def __init__(
-        self, device: Device, spec: StateSpec, kv_type: KvType, n_rows: int, max_width: int, feature_row: int
+        self,
+        device: Device,
+        spec: StateSpec,
+        kv_type: KvType,
+        n_rows: int,
+        max_width: int,
+        feature_row: int,
+        lanes: int = 1,
     ) -> None:
-        """`n_rows` K/V rows, of types `kv_type`; `max_width` 0 leaves the tree's memory out (plain decoding);
+        """`n_rows` K/V rows, of types `kv_type`; `max_width` 0 leaves the trees' memory out (plain decoding);
         `feature_row`: elements that the draft wants of each node."""
-        self.device, self.spec, self.max_width = device, spec, max_width
+        self.device, self.spec, self.max_width, self.lanes = device, spec, max_width, lanes
         self.kv = KvCache(device, spec.kv, kv_type, n_rows)
         n = len(spec.recurrent)
-        self._live = Store(device, 2 + 2 * n)
+        self._live = Store(device, 2 + 2 * n + 2 * lanes)
         self._tree = Store(device, 2)
         self.windows: Any = None
         self.deltas: Any = None
@@ -43,13 +57,21 @@ class TargetState:
         self.conv_inputs: Any = None
         self._window: list = []
         self._delta: list = []
+        self._lanes: list[list] = [[] for _ in range(lanes)]  # what `live` gives
         if n:
             conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
             window, state = (conv.kernel - 1, conv.channels), (delta.dim, delta.dim, delta.v_heads)
-            self.windows = self._live.tensor(F32, *window, n, name="conv windows")
-            self.deltas = self._live.tensor(F32, *state, n, name="delta states")
+            self.windows = self._live.tensor(F32, *window, n * lanes, name="conv windows")
+            self.deltas = self._live.tensor(F32, *state, n * lanes, name="delta states")
             self._window = [self._live.view(self.windows, i * self.windows.nb[2], *window) for i in range(n)]
             self._delta = [self._live.view(self.deltas, i * self.deltas.nb[3], *state) for i in range(n)]
+            self._lanes = [
+                [
+                    self._live.view(self.windows, lane * n * self.windows.nb[2], *window, n),
+                    self._live.view(self.deltas, lane * n * self.deltas.nb[3], *state, n),
+                ]
+                for lane in range(lanes)
+            ]
             self._live.allocate()
             if max_width:
                 self.all_factors = self._tree.tensor(F32, delta.factors, max_width, n, name="factors u|k|G")
@@ -62,12 +84,21 @@ class TargetState:
         return self.kv.layer(self.spec.place[layer])
 
     def window(self, layer: int):
-        """Conv window of a recurrent layer [K-1, channels], oldest input first."""
+        """Conv window of a recurrent layer [K-1, channels] in the first lane, oldest input first."""
         return self._window[self.spec.place[layer]]
 
     def delta(self, layer: int):
-        """Delta-net state of a recurrent layer [S, S, H_v], key dimension contiguous."""
+        """Delta-net state of a recurrent layer [S, S, H_v] in the first lane, key dimension contiguous."""
         return self._delta[self.spec.place[layer]]
+
+    def all_lanes(self, g: Graph, layer: int) -> tuple[Any, Any]:
+        """Conv windows [(K-1) * channels, lanes] and delta-net states [S * S * H_v, lanes] of a recurrent layer, views."""
+        at, n = self.spec.place[layer], len(self._window)
+        whole = (self.windows, self.windows.nb[2]), (self.deltas, self.deltas.nb[3])
+        windows, deltas = (
+            g.view(t, (size // 4, self.lanes), (n * size,), offset=at * size) for t, size in whole
+        )
+        return windows, deltas
 
     def land_conv_inputs(self, g: Graph, x, layer: int):
         """Let the conv inputs `x` [channels, n] of a tree's nodes be computed where the commit finds them."""
@@ -77,16 +108,18 @@ class TargetState:
         """Where the factors of a tree's nodes go, of one recurrent layer [factors, columns]."""
         return g.slice(self.all_factors, self.spec.place[layer], columns)
 
-    def reset(self) -> None:
-        """Forget the sequence. K/V rows stay as they are: masks hide them."""
+    def reset(self, lane: int = 0) -> None:
+        """Forget the sequence of a lane. K/V rows stay as they are: masks hide them."""
         self.device.synchronize()  # clearing does not wait for a commit that a GPU is still at
-        if self.windows is not None:
+        if self.lanes > 1:
+            for t in self.live(lane):
+                self.device.write(t, np.zeros(lib.ggml_nbytes(t), np.uint8))
+        elif self.windows is not None:
             lib.ggml_backend_buffer_clear(self.windows.buffer, 0)
 
-    @property
-    def live_tensors(self) -> list:
-        """The recurrent state, whole: what a snapshot must copy besides K/V rows."""
-        return [] if self.windows is None else [self.windows, self.deltas]
+    def live(self, lane: int = 0) -> list:
+        """The recurrent state of a lane: what a snapshot must copy besides K/V rows."""
+        return list(self._lanes[lane])
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -104,7 +137,9 @@ class TargetState:
         self.features.close()
 
 
-def state_parts(spec: StateSpec, unit: int, kv_type: KvType, max_width: int, feature_row: int) -> list[Part]:
+def state_parts(
+    spec: StateSpec, unit: int, kv_type: KvType, max_width: int, feature_row: int, lanes: int = 1
+) -> list[Part]:
     """What a TargetState of these arguments takes, for the memory plan. `unit`: the device's alignment in bytes."""
     n, parts = (
         len(spec.recurrent),
@@ -113,14 +148,14 @@ def state_parts(spec: StateSpec, unit: int, kv_type: KvType, max_width: int, fea
     tree = padded(4 * feature_row * max_width, unit)
     if n:
         conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
-        live = padded(4 * (conv.kernel - 1) * conv.channels * n, unit)
-        live += padded(4 * delta.dim**2 * delta.v_heads * n, unit)
-        parts.append(Part("recurrent state", lambda rows: live))
+        live = padded(4 * (conv.kernel - 1) * conv.channels * n * lanes, unit)
+        live += padded(4 * delta.dim**2 * delta.v_heads * n * lanes, unit)
+        parts.append(Part("recurrent state", lambda rows: live, _FEWER if lanes > 1 else ADVICE))
         tree += sum(padded(4 * size * max_width * n, unit) for size in (delta.factors, conv.channels))
     return [*parts, Part("tree", lambda rows: tree, "lower the budget (--budget)")]
 
 
-def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool) -> Graph:
+def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool, seqs: int = 0) -> Graph:
     """Graph that commits an accepted path of up to `max_path` nodes, all layers at once.
 
     Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one
@@ -130,8 +165,18 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
     g = Graph(device, 64)
     if state.windows is not None:
         path = g.input("path", I32, max_path)
-        g.expand(g.ssm_conv_tree_commit(state.windows, state.conv_inputs, path))
-        g.expand(g.gated_delta_net_tree_commit(state.deltas, state.all_factors, path))
+        lane = g.view(g.input("seqs", I32, 3, seqs), (1,)) if seqs else None
+        work = g.ssm_conv_tree_commit, g.gated_delta_net_tree_commit
+        for commit, whole, live, left in zip(
+            work, (state.windows, state.deltas), state.live(), (state.conv_inputs, state.all_factors)
+        ):
+            if lane is None:
+                g.expand(commit(live, left, path))
+                continue
+            size = lib.ggml_nelements(live)
+            lanes = g.view(whole, (size, state.lanes))
+            after = commit(g.reshape(g.get_rows(lanes, lane), *live.ne), left, path)
+            g.expand(g.set_rows(lanes, g.reshape(after, size, 1), lane))
     if move_rows:
         sources = [g.input(f"from{i}", I32, max_path, whole.ne[2]) for i, whole in enumerate(state.kv.wholes)]
         target = g.input("to", I32, max_path)

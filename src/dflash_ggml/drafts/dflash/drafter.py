@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 
 from ...config import DraftType
 from ...decode.accept import Accepted
-from ...decode.candidates import Rows
+from ...decode.candidates import Candidates, NoNumbers, Rows
 from ...decode.sequence import Sequence
 from ...ggml.device import BF16, F16, F32, I32, Device
 from ...ggml.graph import Graph
 from ...ggml.retype import retyped
 from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
+from ...state import range_mask
 from ...state.context import Context, ContextRows, context_bytes
 from ...state.kv_type import KvType
 from ...state.memory import Part
@@ -32,6 +34,8 @@ from .file import DraftFile
 from .graphs import append_context, context_graph, draft_graph
 from .params import EMBEDDING, HEAD, MASK, DraftParams, check_pair, window_note
 
+# tokens to take in: of a sequence, those whose features lie in these columns and which end before a position
+Unseen = tuple[Sequence, tuple[int, ...], int]
 # tables of which single rows are looked up
 GATHERED = (EMBEDDING, MASK, SELECTOR_BEFORE, SELECTOR_AFTER, BEFORE, AFTER, TO_TARGET)
 
@@ -87,13 +91,13 @@ class DFlashSource(DraftSource):
         self._type = "q8_0"
         return True
 
-    def parts(self, device: Device, kv_type: KvType) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType, lanes: int = 1) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
         p, wanted, spec = self.params, self._weights.wanted, cache_layers(self.params)
         return [
             Part("draft weights", lambda rows: wanted),
-            Part("draft K/V", lambda rows: context_bytes(spec, kv_type, rows, p.block_size)[0]),
-            Part("draft masks", lambda rows: context_bytes(spec, kv_type, rows, p.block_size)[1]),
+            Part("draft K/V", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, lanes)[0]),
+            Part("draft masks", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, lanes)[1]),
         ]
 
     def start(
@@ -141,15 +145,17 @@ class DFlashDrafter(Drafter):
         self.host, self.device, self.params, self.weights = host, host.device, p, weights
         self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
         self.name, self.candidates, self.to_target = kind_of(p), candidates, to_target
-        self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block)
+        self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block, host.lanes)
         self.held = np.zeros(n_rows, bool)  # which slots hold a token's context
         self.graphs = host.graphs
         every = np.ones((self.block, self.block), bool)
         # who sees each column of a block, as bits, per group of the context
-        causal = [p.causal_full if group.window is None else p.causal_window for group in self.context.groups]
+        self._causal = [
+            p.causal_full if group.window is None else p.causal_window for group in self.context.groups
+        ]
         self._seen_by = [
             np.packbits(np.triu(every) if is_causal else every, axis=1, bitorder="little")
-            for is_causal in causal
+            for is_causal in self._causal
         ]
 
     # ---- memory
@@ -176,35 +182,93 @@ class DFlashDrafter(Drafter):
 
     def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Rows:
         """A block for the positions after the committed ones: the pending token and the mask token behind it."""
-        p = self.params
-        block = self.block if depth is None else min(depth + p.first_row, self.block)
+        if sequence.lane:
+            return _numbers(self._in_lanes([sequence], depth)[0])
+        p, block = self.params, self._columns(depth)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
         groups = self.context.groups
         first, start = sequence.first_slot, sequence.n_tokens
-        n_kv = tuple(group.used(first, start + block) for group in groups)
+        n_kv = tuple(group.used(first, 0, start + block) for group in groups)
         graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
         ints = graph.inputs["ints"].array.reshape(-1, block)
-        seen_rows = self._context_columns(ints, sequence, sequence.unseen, start)
+        self._fill_context(ints[0], ints[1], list(ints[4::2]), [(sequence, sequence.unseen, start)])
         ints[2] = sequence.pending, *[0 if p.has_mask_vector else p.mask_id] * (block - 1)
         ints[3] = range(start, start + block)
         for i, (group, seen_by) in enumerate(zip(groups, self._seen_by)):
-            ints[4 + 2 * i], ints[5 + 2 * i] = seen_rows[i], group.rows(first, start, start + block)
+            ints[5 + 2 * i] = group.rows(first, 0, start, start + block)
             group.fill_mask(graph, f"mask{i}", first, start, seen_by[:block], self.held)
         graph.run()
         for group in groups:
             group.mask.ran()
         sequence.unseen = ()
-        depths = block - p.first_row
+        return _numbers(self._read(graph, block)[0])
+
+    def propose_each(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[Candidates | NoNumbers]:
+        """See Drafter.propose_each. Blocks whose candidates depend on each other are drafted one after the other."""
+        if len(sequences) == 1 or self.params.selector is not None or self.params.markov is not None:
+            return super().propose_each(sequences, budget, depth)
+        return list(self._in_lanes(sequences, depth))
+
+    def _in_lanes(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
+        """A block for each sequence, side by side in one pass; of places that are left over nothing is read."""
+        p, block, n = self.params, self._columns(depth), _places(len(sequences))
+        for sequence in sequences:
+            if len(sequence.unseen) > block:
+                self._take_in(sequence, len(sequence.unseen) - block)
+        groups = self.context.groups
+        n_kv = tuple(
+            max(group.used(s.first_slot, s.lane, s.n_tokens + block) for s in sequences) for group in groups
+        )
+        graph = self.graphs.get(("drafts", n_kv, block, n), lambda: self._build(n_kv, block, n))
+        ints = graph.inputs["ints"].array.reshape(-1, n * block)
+        self._fill_context(ints[0], ints[1], list(ints[4::2]), [(s, s.unseen, s.n_tokens) for s in sequences])
+        ranges = [np.zeros((group.pieces, 2, n, block), np.int32) for group in groups]
+        ids, positions, *rows = (row.reshape(n, block) for row in (*ints[2:4], *ints[5::2]))
+        for group, of_group, seen in zip(groups, rows, ranges):
+            of_group[len(sequences) :] = group.spare((n - len(sequences)) * block).reshape(-1, block)
+            seen[0, 1, len(sequences) :] = 1  # a column that sees nothing would have no numbers
+        for i, s in enumerate(sequences):
+            start, known = s.n_tokens, self._known_from(s)
+            ids[i] = 0 if p.has_mask_vector else (s.pending, *[p.mask_id] * (block - 1))
+            positions[i] = range(start, start + block)
+            for group, of_group, seen, causal in zip(groups, rows, ranges, self._causal):
+                of_group[i] = group.rows(s.first_slot, s.lane, start, start + block)
+                seen[:, :, i] = group.ranges(s.first_slot, s.lane, known, start, block, causal)
+        if p.has_mask_vector:
+            roots = graph.inputs["roots"].array
+            roots[0], roots[1] = 0, np.arange(n) * block
+            roots[0, : len(sequences)] = [s.pending for s in sequences]
+        ids[len(sequences) :], positions[len(sequences) :] = 0, 0
+        for i, seen in enumerate(ranges):
+            range_mask.fill(graph, f"mask{i}", seen.reshape(-1, 2, n * block))
+        graph.run()
+        for s in sequences:
+            s.unseen = ()
+        return self._read(graph, block, len(sequences))
+
+    def _columns(self, depth: int | None) -> int:
+        """Columns of a block that drafts so far."""
+        return self.block if depth is None else min(depth + self.params.first_row, self.block)
+
+    def _read(self, graph: Graph, block: int, n: int = 1) -> list[Rows | NoNumbers]:
+        """What the first n blocks of a pass came to."""
+        depths = block - self.params.first_row
         if "lattice" in graph.outputs:
             lattice = self.device.read(graph.outputs["lattice"])
-            return unpack(lattice, depths, self.to_target, is_chain=p.markov is not None)
-        best = self.device.read(graph.outputs["best"]).reshape(depths, 2, -1)
-        drafted = best[:, 0].astype(np.int32)
-        return Rows(drafted if self.to_target is None else self.to_target[drafted], best[:, 1])
+            is_chain = self.params.markov is not None
+            return [_checked(lambda: unpack(lattice, depths, self.to_target, is_chain))]
+        output = graph.outputs["best"]
+        best = self.device.read(output).reshape(-1, depths, 2, output.ne[0])
+        ids = best[:, :, 0].astype(np.int32)
+        if self.to_target is not None:
+            ids = self.to_target[ids]
+        return [_checked(partial(Rows, ids[i], best[i, :, 1])) for i in range(n)]
 
-    def _build(self, n_kv: tuple[int, ...], block: int) -> Graph:
-        """The graph of a draft of `block` columns."""
+    def _build(self, n_kv: tuple[int, ...], block: int, seqs: int = 0) -> Graph:
+        """The graph of a draft of `block` columns, or of `seqs` such blocks of any sequences."""
         target, weights, features = self.host.target, self.host.weights, self.host.state.features
         own, head = self.weights, target.head_name
         return draft_graph(
@@ -219,6 +283,7 @@ class DFlashDrafter(Drafter):
             n_kv,
             block,
             self.candidates,
+            seqs,
         )
 
     def observe(self, sequence: Sequence, accepted: Accepted) -> None:
@@ -227,32 +292,58 @@ class DFlashDrafter(Drafter):
     def take_in(self, sequence: Sequence) -> None:
         self._take_in(sequence, len(sequence.unseen))
 
+    def take_in_each(self, sequences: Items[Sequence]) -> None:
+        """See Drafter.take_in_each: a pass takes in a block of tokens, whosever they are."""
+        self._take([(s, s.unseen, s.n_tokens) for s in sequences])
+        for s in sequences:
+            s.unseen = ()
+
     def _take_in(self, sequence: Sequence, n: int) -> None:
-        """See the first n of the unseen tokens, a block at a time."""
-        while n > 0:
-            part, left = sequence.unseen[: min(n, self.block)], sequence.unseen[min(n, self.block) :]
+        """See the first n of the unseen tokens."""
+        part, left = sequence.unseen[:n], sequence.unseen[n:]
+        self._take([(sequence, part, sequence.n_tokens - len(left))])
+        sequence.unseen = left
+
+    def _take(self, parts: list[Unseen]) -> None:
+        """See these tokens, a block of them at a time."""
+        while parts := [part for part in parts if part[1]]:
+            taken, left, room = [], [], self.block
+            for sequence, columns, end in parts:
+                now, later = columns[:room], columns[room:]
+                taken.append((sequence, now, end - len(later)))
+                left.append((sequence, later, end))
+                room -= len(now)
             graph = self.graphs.get(
                 ("context",),
                 lambda: context_graph(
                     self.device, self.weights, self.params, self.context, self.host.state.features.tensor
                 ),
             )
-            end = sequence.n_tokens - len(left)
             ints = graph.inputs["ints"].array.reshape(-1, self.block)
-            ints[2:] = self._context_columns(ints, sequence, part, end)
+            self._fill_context(ints[0], ints[1], list(ints[2:]), taken)
             graph.run()
-            sequence.unseen, n = left, n - len(part)
+            parts = left
 
-    def _context_columns(
-        self, ints: NDArray[np.int32], sequence: Sequence, columns: tuple[int, ...], end: int
-    ) -> list[NDArray[np.int32]]:
-        """Set the inputs columns | positions, the first of ints [_, room], for the tokens whose features lie in `columns` and
-        which end before position `end`; their cache rows in each group. What is left over of the room goes to spare rows."""
-        start, room, first = end - len(columns), ints.shape[1], sequence.first_slot
-        self.held[first + start : first + end] = True
-        ints[0] = *columns, *[0] * (room - len(columns))
-        ints[1] = range(start, start + room)
-        return [group.rows(first, start, end, room) for group in self.context.groups]
+    def _fill_context(
+        self,
+        columns: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        rows: Items[NDArray[np.int32]],
+        parts: Items[Unseen],
+    ) -> None:
+        """Set inputs of one length: columns of the features of tokens that a pass takes in, their positions, and their cache rows
+        in each group. What is left over goes to spare rows."""
+        groups, at = self.context.groups, 0
+        for sequence, taken, end in parts:
+            start, first = end - len(taken), sequence.first_slot
+            here = slice(at, at := at + len(taken))
+            self.held[first + start : first + end] = True
+            columns[here], positions[here] = taken, range(start, end)
+            for group, of_group in zip(groups, rows):
+                of_group[here] = group.rows(first, sequence.lane, start, end)
+        columns[at:] = positions[at:] = 0
+        for group, of_group in zip(groups, rows):
+            of_group[at:] = group.spare(len(columns) - at)
 
     # ---- what it has seen
 
@@ -271,17 +362,40 @@ class DFlashDrafter(Drafter):
         self.held[slots.start : slots.stop] = appended
 
     def reset(self, sequence: Sequence) -> None:
-        self.held[sequence.first_slot :] = False
+        self.held[sequence.lent] = False
         self.context.forget_masks()
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        return self.held[sequence.first_slot :][: sequence.n_tokens].copy()
+        return self.held[sequence.lent][: sequence.n_tokens].copy()
 
     def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        held = self.held[sequence.first_slot :]
+        held = self.held[sequence.lent]
         held[: len(seen)] = seen
         held[len(seen) :] = False
         self.context.forget_masks()
+
+    def _known_from(self, sequence: Sequence) -> int:
+        """The position from which on it has seen all tokens."""
+        missing = np.flatnonzero(~self.held[sequence.lent][: sequence.n_tokens])
+        return int(missing[-1]) + 1 if len(missing) else 0
+
+
+def _places(n: int) -> int:
+    """Blocks of a pass for n sequences: few numbers, so that graphs stay few."""
+    return next(places for places in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if places >= n)
+
+
+def _checked(make: Callable[[], Rows]) -> Rows | NoNumbers:
+    try:
+        return make()
+    except NoNumbers as error:
+        return error
+
+
+def _numbers(found: Rows | NoNumbers) -> Rows:
+    if isinstance(found, NoNumbers):
+        raise found
+    return found
 
 
 def _ring_input(graph: Graph, group: ContextRows, n: int):
@@ -290,8 +404,9 @@ def _ring_input(graph: Graph, group: ContextRows, n: int):
     before = [part.tensor for name, part in graph.inputs.items() if name.startswith(own)]
     name, at = f"{own}{len(before)}", sum(t.ne[0] for t in before)
 
-    def fill(start: int) -> None:
-        graph.inputs[name].array[:] = group.rows(0, start + at, start + at + n)
+    def fill(sequence: Sequence) -> None:
+        start = sequence.n_tokens + at
+        graph.inputs[name].array[:] = group.rows(0, sequence.lane, start, start + n)
 
     graph.fillers.append(fill)
     return graph.input(name, I32, n)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...ggml.device import Device
+from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
+from ...state import range_mask
 from ...state.context import Context
 from ...state.kv import LayerCache, under
 from ..dflash2.graphs import Convolution, selector_lattice
@@ -77,8 +78,13 @@ def draft_graph(
     n_kv: Sequence[int],
     block: int,
     candidates: int,
+    seqs: int = 0,
 ) -> Graph:
     """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
+
+    With `seqs` any sequences draft so many blocks side by side, and all inputs and outputs have as many times the columns; the
+    masks are ranges of rows (see range_mask), and a mask vector also needs the input `roots` = pending tokens | their columns.
+    Several blocks have no pair scores.
 
     `embedding` and `head` are the target's matrices [D, n_vocab] or the draft's own, `head_scale` the target's head's [1] or
     None, `features` the target's tensor [n_tap*D, columns].
@@ -88,15 +94,26 @@ def draft_graph(
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; or, with pair
     scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows that the head saw. A draft whose row 0 drafts has B rows.
     """
-    g = Graph(device)
-    parts = packed(g, "ints", *[block] * (4 + 2 * len(context.groups)))
+    g, n = Graph(device), block * max(seqs, 1)
+    parts = packed(g, "ints", *[n] * (4 + 2 * len(context.groups)))
     columns, seen_at, ids, positions, *rows = parts
-    seen = [under(group.mask.build(g, f"mask{i}", n_kv[i], block)) for i, group in enumerate(context.groups)]
+    seen = [
+        under(
+            range_mask.build(g, f"mask{i}", n_kv[i], n, group.pieces)
+            if seqs
+            else group.mask.build(g, f"mask{i}", n_kv[i], block)
+        )
+        for i, group in enumerate(context.groups)
+    ]
     caches = append_context(g, w, p, context, g.get_rows(features, columns), seen_at, rows[::2])
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
     pending = g.view(ids, (1,))
     x = g.get_rows(embedding, pending if p.has_mask_vector else ids)
-    if p.has_mask_vector and block > 1:
+    if p.has_mask_vector and seqs:
+        roots = g.input("roots", I32, seqs, 2)
+        pending, at = (g.view(roots, (seqs,), offset=i * roots.nb[1]) for i in (0, 1))
+        x = g.set_rows(g.get_rows(w[MASK], ids), g.get_rows(embedding, pending), at)
+    elif p.has_mask_vector and block > 1:
         x = g.concat(x, g.get_rows(w[MASK], g.view(ids, (block - 1,), offset=4)), 1)
     for i in range(p.n_layers):
         name = f"blk.{i}."
@@ -104,20 +121,26 @@ def draft_graph(
         around = Convolution(g, w, p.selector, name + "attn", y) if p.selector else _untouched
         y = around(y, 0)
         q, k, v = (g.expand(g.mul_mat(w[f"{name}attn_{x}.weight"], y)) for x in "qkv")
-        q = g.rms_norm(g.reshape(q, d, heads, block), p.rms_eps, w[name + "attn_q_norm.weight"])
-        k = g.rms_norm(g.reshape(k, d, kv_heads, block), p.rms_eps, w[name + "attn_k_norm.weight"])
+        q = g.rms_norm(g.reshape(q, d, heads, n), p.rms_eps, w[name + "attn_q_norm.weight"])
+        k = g.rms_norm(g.reshape(k, d, kv_heads, n), p.rms_eps, w[name + "attn_k_norm.weight"])
         q, k = (_rope(g, p, x, positions) for x in (q, k))
         q = caches[i].queries(g, q)
         group = context.group(i)
         o = caches[i].write(g, k, v, rows[2 * group + 1]).attend(g, q, seen[group], n_kv[group])
-        x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, block)), 1), x)
+        x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, n)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
         around = Convolution(g, w, p.selector, name + "ffn", y) if p.selector else _untouched
         y = around(y, 0)
         y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
         x = g.add(around(g.mul_mat(w[name + "ffn_down.weight"], y), 1), x)
     if p.first_row:  # row 0 sits on the known pending token: only the masked rows need the head
-        x = g.view(x, (x.ne[0], block - 1), (x.nb[1],), offset=x.nb[1])
+        width, step = x.ne[0], x.nb[1]
+        if seqs > 1:
+            x = g.cont(
+                g.view(x, (width, block - 1, seqs), (step, block * step), offset=step), width, n - seqs
+            )
+        else:
+            x = g.view(x, (width, block - 1), (step,), offset=step)
     hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
     logits = g.mul_mat(head, hidden)
     if head_scale is not None:

@@ -21,7 +21,7 @@ from ...models.target import Append, Target
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
 from ...state.mask import SlotMask
-from ...state.memory import Part
+from ...state.memory import Part, padded
 from ...state.spec import KvLayer, StateSpec
 from ..drafter import Drafter, DraftSource, Host
 from .graphs import Parts, context_graph, draft_graph, names, normed, take_in
@@ -64,14 +64,14 @@ class MtpSource(DraftSource):
         self._weights = Weights(device, sources, gathered=(self.head.prefix + EMBEDDING,))
         return []
 
-    def parts(self, device: Device, kv_type: KvType) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType, lanes: int = 1) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
         wanted, spec, over = self._weights.wanted, cache_spec(self.head), _room(self.depth) + 1
         return [
             Part("draft weights", lambda rows: wanted),
             Part("draft K/V", lambda rows: spec.kv_bytes(rows + over, kv_type)),
             Part("draft masks", lambda rows: 2 * self.depth * rows),
-            Part("draft state", lambda rows: 4 * self.head.n_embd),
+            Part("draft state", lambda rows: padded(4 * self.head.n_embd * lanes, device.alignment)),
         ]
 
     def start(
@@ -106,12 +106,14 @@ class MtpDrafter(Drafter):
         self.room = _room(depth)
         self.kv = KvCache(self.device, cache_spec(head).kv, host.kv_type, n_rows + self.room + 1)
         self._store = Store(self.device, 1)
-        last = self._store.tensor(F32, head.n_embd, 1, name="last hidden state")
+        last = self._store.tensor(F32, head.n_embd, host.lanes, name="last hidden states")
         self._store.allocate()
         target = host.target
         embedding, output = names(head, target.embedding_name, target.head_name)
         self.parts = Parts(head, ChainMap(weights, host.weights), self.kv, last, embedding, output)  # type: ignore[arg-type]
-        self.has_last = True  # before the first token there is nothing, which zeros say
+        # by lane; before the first token there is nothing, which zeros say
+        self.has_last = [True] * host.lanes
+        self._masked = 0  # the lane that the mask is of
         self.held = np.zeros(n_rows, bool)  # which slots hold a token's keys and values
         self.graphs = host.graphs
         self.mask = SlotMask(self.device, self.depth, 2 * self.room, n_rows)
@@ -163,13 +165,19 @@ class MtpDrafter(Drafter):
             *range(end, end + depth),
             *slots,
         )  # fmt: skip
-        self._hold(first, n, end == n)
+        self._hold(sequence.lane, first, n, end == n)
+        if self._masked != sequence.lane:
+            self.mask.forget()
+        self._masked = sequence.lane
         # a column that drafts sees the pending token and the drafted ones before it, itself included
         seen_by = np.packbits(np.triu(np.ones((depth, depth), bool)), axis=1, bitorder="little")
         self.mask.fill(graph, "mask", n_kv, slots.start, seen_by, self.held, sequence.first_slot)
+        for fill in graph.fillers:
+            fill(sequence)
         graph.run()
         self.mask.ran()
-        self.has_last, sequence.unseen = self.has_last or n > 0, ()
+        self.has_last[sequence.lane] |= n > 0
+        sequence.unseen = ()
         best = self.device.read(graph.outputs["best"]).reshape(depth, 2, -1)
         k = best.shape[2]
         pairs = np.zeros((depth, k, k), np.float32)
@@ -207,15 +215,17 @@ class MtpDrafter(Drafter):
                 *slots, *range(spare, spare + over),
                 n,
             )  # fmt: skip
-            self._hold(slots.start, n, end == n)
+            self._hold(sequence.lane, slots.start, n, end == n)
+            for fill in graph.fillers:
+                fill(sequence)
             graph.run()
-            self.has_last, sequence.unseen, count = True, left, count - n
+            self.has_last[sequence.lane], sequence.unseen, count = True, left, count - n
 
-    def _hold(self, first: int, n: int, is_start: bool) -> None:
+    def _hold(self, lane: int, first: int, n: int, is_start: bool) -> None:
         """The n slots from `first` on are being written; the first is of no use where the hidden state before is not known,
         unless there is none because the text begins."""
         self.held[first : first + n] = True
-        if n and not self.has_last and not is_start:
+        if n and not self.has_last[lane] and not is_start:
             self.held[first] = False
 
     # ---- what it has seen
@@ -231,24 +241,25 @@ class MtpDrafter(Drafter):
         slots = sequence.slots(n)
         self.held[slots.start : slots.stop] = False
         if appended:
-            self._hold(slots.start, n, sequence.n_tokens == 0)
-            self.has_last = True
+            self._hold(sequence.lane, slots.start, n, sequence.n_tokens == 0)
+            self.has_last[sequence.lane] = True
 
     def reset(self, sequence: Sequence) -> None:
-        self.held[sequence.first_slot :] = False
-        self._forget_last(True)
+        self.held[sequence.lent] = False
+        self._forget_last(sequence.lane, True)
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        return self.held[sequence.first_slot :][: sequence.n_tokens].copy()
+        return self.held[sequence.lent][: sequence.n_tokens].copy()
 
     def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        held = self.held[sequence.first_slot :]
+        held = self.held[sequence.lent]
         held[: len(seen)] = seen
         held[len(seen) :] = False
-        self._forget_last(len(seen) == 0)
+        self._forget_last(sequence.lane, len(seen) == 0)
 
-    def _forget_last(self, is_start: bool) -> None:
+    def _forget_last(self, lane: int, is_start: bool) -> None:
         """The state of the last token is another's, and other slots are held than the mask knows of."""
         self.mask.forget()
-        self.device.write(self.parts.last, np.zeros(self.head.n_embd, np.float32))
-        self.has_last = is_start
+        last, zeros = self.parts.last, np.zeros(self.head.n_embd, np.float32)
+        self.device.write(last, zeros, lane * last.nb[1])
+        self.has_last[lane] = is_start

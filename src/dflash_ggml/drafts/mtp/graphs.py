@@ -19,10 +19,13 @@ from ...models.prediction import HEAD as OWN_HEAD
 from ...state.kv import KvCache, LayerCache, under
 from ...state.mask import SlotMask
 
+LANE = "lane"
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the graphs are made of. w: the head's and the target's weights. last: the h of the last token seen, [D, 1]."""
+    """What the graphs are made of. w: the head's and the target's weights. last: the h of the last token seen,
+    [D, lanes]."""
 
     head: Head
     w: Mapping[str, Any]
@@ -30,6 +33,25 @@ class Parts:
     last: Any
     embedding: str
     output: str
+
+    def read_last(self, g: Graph):
+        """The h of the text's last token [D, 1]."""
+        lane = self._lane(g)
+        return self.last if lane is None else g.get_rows(self.last, lane)
+
+    def write_last(self, g: Graph, h) -> None:
+        """Let h [D, 1] be that of the text's last token."""
+        lane = self._lane(g)
+        g.expand(g.copy(h, self.last) if lane is None else g.set_rows(self.last, h, lane))
+
+    def _lane(self, g: Graph):
+        """The text's lane, int32 [1], an input that the graph's fillers set; None where there is but one."""
+        if self.last.ne[1] == 1:
+            return None
+        if LANE not in g.inputs:
+            g.input(LANE, I32, 1)
+            g.fillers.append(lambda sequence: g.inputs[LANE].array.fill(sequence.lane))
+        return g.inputs[LANE].tensor
 
 
 def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
@@ -40,7 +62,7 @@ def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
     Returns the cache, and all inputs of the block [D, n or n + 1].
     """
     n = h.ne[1]
-    before = g.expand(g.concat(m.last, h, 1))
+    before = g.expand(g.concat(m.read_last(g), h, 1))
     if pick is None:
         newest = g.view(h, (h.ne[0], 1), offset=(n - 1) * h.nb[1])
         before = g.view(before, (h.ne[0], n), (before.nb[1],))
@@ -48,7 +70,7 @@ def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
         newest = g.get_rows(before, pick)
     x = joined(g, m, ids, before)
     cache = keys_values(g, m, x, positions, rows)
-    g.expand(g.copy(newest, m.last))
+    m.write_last(g, newest)
     return cache, x
 
 
@@ -97,10 +119,10 @@ def context_graph(device: Device, m: Parts, features, room: int) -> Graph:
     g = Graph(device, 256)
     ids, columns, positions, rows, pick = packed(g, "ints", *[room] * 4, 1)
     h = normed(g, m, g.get_rows(features, columns))
-    before = g.expand(g.concat(m.last, h, 1))
+    before = g.expand(g.concat(m.read_last(g), h, 1))
     x = joined(g, m, ids, g.view(before, (h.ne[0], room), (before.nb[1],)))
     keys_values(g, m, x, positions, rows)
-    g.expand(g.copy(g.get_rows(before, pick), m.last))
+    m.write_last(g, g.get_rows(before, pick))
     return g
 
 

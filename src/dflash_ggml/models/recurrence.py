@@ -1,0 +1,61 @@
+"""A recurrent layer's state as one pass uses it: a tree's nodes read it, tokens in order advance it.
+
+Where sequences have lanes, `lanes` names the one whose state is meant; it is an input, so that a graph serves them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ggml.graph import Graph
+from ..state.state import TargetState
+
+
+class Recurrence:
+    """Conv window and delta-net state of layer number `layer`. S = state's dimension, C = channels, n = columns."""
+
+    def __init__(self, g: Graph, state: TargetState, layer: int, parents, path, seqs) -> None:
+        """parents int32 [n]; path int32 [n], 0, 1, ..., of a linear batch, None for a tree. seqs: see Batch; None for a sequence
+        in the first lane."""
+        self.g, self.state, self.layer, self.parents, self.path = g, state, layer, parents, path
+        self.window, self.delta = state.window(layer), state.delta(layer)
+        self._lane: Any = None
+        if seqs is not None:
+            self._lane = g.view(seqs, (1,))
+            self._windows, self._deltas = state.all_lanes(g, layer)
+            shapes = (t.ne[0:3] for t in (self.window, self.delta))
+            rows = (g.get_rows(t, self._lane) for t in (self._windows, self._deltas))
+            self.window, self.delta = (g.expand(g.reshape(t, *ne)) for t, ne in zip(rows, shapes))
+
+    def convolve(self, x, kernel):
+        """The short convolution of x [C, n] behind the window; kernel [K, C] -> [C, n]."""
+        return self.g.ssm_conv_tree(self.window, x, kernel, self.parents)
+
+    def advance_window(self, x) -> None:
+        """Of a linear batch: let the window end with the inputs x [C, n]."""
+        if self.path is None:
+            return
+        g = self.g
+        window = g.expand(g.ssm_conv_tree_commit(self.window, x, self.path))
+        if self._lane is not None:
+            g.expand(g.set_rows(self._windows, g.reshape(window, self._windows.ne[0], 1), self._lane))
+
+    def apply(self, q, k, v, decay, beta):
+        """The gated delta rule: q and k [S, H_k, n], v [S, H_v, n], decay and beta [1, H_v, n] -> [S, H_v, n].
+
+        A tree leaves the factors of its nodes to the state, a linear batch advances it."""
+        g, (s, h_v, n) = self.g, v.ne[0:3]
+        if self.path is None:
+            rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.delta, self.parents)
+            tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
+            g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
+            return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
+        out = g.gated_delta_net(q, k, v, decay, beta, self.delta)
+        # flat, so that a GPU writes the state right there instead of copying it
+        size = s * s * h_v
+        after = g.view(out, (size,), offset=s * h_v * n * 4)
+        if self._lane is None:
+            g.expand(g.copy(after, g.view(self.delta, (size,))))
+        else:
+            g.expand(g.set_rows(self._deltas, g.reshape(after, size, 1), self._lane))
+        return g.view(out, (s, h_v, n))

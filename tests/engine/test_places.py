@@ -1,0 +1,187 @@
+"""Texts side by side: each is what it is alone, whatever the others do, and ends alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.place import Place
+from dflash_ggml.engine.step import Run
+from dflash_ggml.errors import ConfigError, DeviceError, NoRoomError
+
+N_CTX = 768
+
+
+@pytest.fixture(scope="module")
+def several(toy_pair: tuple[Path, Path]) -> Iterator[Engine]:
+    config = EngineConfig(
+        *toy_pair,
+        n_ctx=N_CTX,
+        parallel=4,
+        type_k="f32",
+        type_v="f32",
+        reference=True,
+        n_threads=1,
+        mode="tree",
+        budget=12,
+        calibrate="never",
+    )
+    with Engine.load(config) as engine:
+        yield engine
+
+
+@dataclass
+class Job:
+    """A text to write: its prompt and options, and what came of it."""
+
+    prompt: list[int]
+    sampling: dict[str, Any]
+    n: int
+    mode: Any = None
+    written: list[int] = field(default_factory=list)
+    place: Place | None = None
+    run: Run | None = None
+
+    def sampler(self, engine: Engine) -> Sampler:
+        return Sampler(SamplingParams(**self.sampling), engine.n_vocab)
+
+    def alone(self, engine: Engine) -> list[int]:
+        engine.reset()
+        engine.prefill(self.prompt)
+        options: dict[str, Any] = {"max_tokens": self.n, "mode": self.mode, "stop": lambda token: False}
+        return [t for step in engine.generate(self.sampler(engine), **options) for t in step.tokens]
+
+    def join(self, engine: Engine) -> None:
+        self.place = engine.open(len(self.prompt) + 20)
+        self.place.prefill(self.prompt)
+        self.run = self.place.begin(
+            self.sampler(engine), max_tokens=self.n, mode=self.mode, stop=lambda token: False
+        )
+        self.written += self.place.first(self.run).tokens
+
+
+def some_jobs(n: int, seed: int, vocab: int = 60) -> list[Job]:
+    """Prompts of many lengths, greedy and drawn, drafted and plain."""
+    rng = np.random.default_rng(seed)
+    samplings = [
+        {"temperature": 0},
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 0.7, "top_k": 9, "seed": 6},
+    ]
+    return [
+        Job(
+            rng.integers(0, vocab, int(rng.integers(1, 120))).tolist(),
+            samplings[i % 3] | ({"repeat_penalty": 1.1} if i % 4 == 3 else {}),
+            int(rng.integers(1, 70)),
+            [None, "chain", "plain"][i % 5 % 3],
+        )
+        for i in range(n)
+    ]
+
+
+def write_all(engine: Engine, jobs: list[Job], seed: int) -> None:
+    """Run the jobs side by side; they arrive and are parked at random."""
+    rng = np.random.default_rng(seed)
+    waiting, running, parked = list(jobs), [], []
+    while waiting or running or parked:
+        if parked and rng.random() < 0.5 and len(running) < engine.parallel:
+            job, snapshot = parked.pop()
+            job.place = engine.open(len(snapshot.tokens))
+            job.place.restore(snapshot)
+            job.place.resume(job.run)
+            running.append(job)
+        if waiting and rng.random() < 0.4 and len(running) < engine.parallel:
+            waiting[0].join(engine)
+            running.append(waiting.pop(0))
+        steps = engine.step([job.run for job in running])
+        for job, step in zip(list(running), steps, strict=True):
+            if isinstance(step, NoRoomError):
+                parked.append((job, job.place.snapshot()))
+            else:
+                assert not isinstance(step, Exception), step
+                job.written += step.tokens
+            if isinstance(step, NoRoomError) or step.finish or rng.random() < 0.02:
+                if not isinstance(step, NoRoomError) and not step.finish:
+                    parked.append((job, job.place.snapshot()))
+                running.remove(job)
+                job.place.close()
+
+
+def test_each_text_is_what_it_is_alone(several: Engine) -> None:
+    jobs = some_jobs(9, seed=1)
+    jobs = [job for job in jobs if job.n > 1]
+    expected = [job.alone(several) for job in jobs]
+    write_all(several, jobs, seed=2)
+    assert [job.written for job in jobs] == expected
+    assert not several.places
+    # and the engine's own text can be had again
+    assert jobs[0].alone(several) == expected[0]
+
+
+def test_a_run_that_fails_ends_alone(several: Engine) -> None:
+    """One whose processor raises has that in the place of its step, and the others go on as if it were not there."""
+    first, second = (Job([3, 1, 4, i], {"temperature": 0}, 30) for i in (1, 2))
+    expected = first.alone(several)
+    first.join(several)
+    second.place = several.open(40)
+    second.place.prefill(second.prompt)
+
+    def broken(ids: Any, row: Any) -> Any:
+        if len(ids) > len(second.prompt) + 4:
+            raise ZeroDivisionError("mine")
+        return row
+
+    sampler = Sampler(SamplingParams(temperature=0), several.n_vocab, (broken,))
+    second.run = second.place.begin(sampler, max_tokens=30, stop=lambda token: False)
+    second.place.first(second.run)
+    errors = []
+    while first.run.finish is None:
+        runs = [first.run] if errors else [first.run, second.run]
+        steps = several.step(runs)
+        first.written += steps[0].tokens
+        errors += [step for step in steps if isinstance(step, Exception)]
+    assert [type(error) for error in errors] == [ZeroDivisionError] and first.written == expected
+    first.place.close(), second.place.close()
+
+
+def test_places_and_rows_are_lent_and_given_back(several: Engine) -> None:
+    places = [several.open(N_CTX // 2) for _ in range(4)]
+    assert len({place.sequence.lane for place in places}) == 4
+    taken = [range(p.sequence.first_slot, p.sequence.end_slot) for p in places]
+    assert all(a.stop <= b.start for a, b in pairwise(taken))
+    with pytest.raises(NoRoomError, match="all 4 places are taken"):
+        several.open()
+    with pytest.raises(ConfigError, match="texts are open side by side"):
+        several.prefill([1])
+    places[1].prefill([1] * 10)
+    assert not places[1].grow(N_CTX) and places[1].room > 0
+    with pytest.raises(NoRoomError, match="no cache rows for"):
+        places[1].prefill([1] * (N_CTX - 10))
+    for place in (places[0], *places[2:]):
+        place.close()
+    assert places[1].grow(N_CTX) and places[1].tokens == [1] * 10
+    row = places[1].logits.copy()
+    places[1].prefill([2])
+    places[1].close()
+    with pytest.raises(DeviceError, match="this place is closed"):
+        places[1].prefill([1])
+    several.prefill([1] * 10)
+    assert several.logits.argmax() == row.argmax()
+    several.reset()
+
+
+def test_a_closed_place_steps_no_more(several: Engine) -> None:
+    job = Job([5, 6], {"temperature": 0}, 20)
+    job.join(several)
+    job.place.close()
+    (error,) = several.step([job.run])
+    assert isinstance(error, ConfigError) and "resume it" in str(error)
