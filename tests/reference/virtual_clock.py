@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dflash_ggml.decode.accept import Accepted
+from dflash_ggml.decode.adaptive import Adaptive, Experience
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.controller import Controller
-from dflash_ggml.decode.costs import Costs
+from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.joint_costs import JointCosts
+from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.decode.together import Member, Together
 from dflash_ggml.decode.tree import Tree, verify_width
 
 RANKS = 8
@@ -183,3 +187,143 @@ def _walk(tree: Tree, truth: np.ndarray) -> Accepted:
             break
         path.append(int(found[0]))
     return Accepted(tuple(path), tuple(int(t) for t in [*tree.tokens[path[1:]], -1]))
+
+
+@dataclass(frozen=True)
+class JointMachine:
+    """Milliseconds of passes over several sequences. verify: by columns of all; draft: by columns of all that draft; each: what
+    every sequence beyond the first adds to a pass of the target; host: of a drafted step, and of each of its sequences."""
+
+    verify: Mapping[int, float]
+    draft: Mapping[int, float]
+    each: float = 0.1
+    host: tuple[float, float] = (0.2, 0.08)
+    noise: float = 0.02
+
+    def verify_ms(self, columns: int, sequences: int) -> float:
+        return _between(self.verify, columns) + self.each * (sequences - 1)
+
+    def draft_ms(self, columns: int) -> float:
+        return _between(self.draft, columns)
+
+    def host_ms(self, sequences: int) -> float:
+        return self.host[0] + self.host[1] * sequences
+
+    def costs(self) -> Costs:
+        """What a calibration with one sequence knows."""
+        costs = Costs()
+        verify = [Point("verify", w, 32, self.verify_ms(w, 1)) for w in (2, 4, 8, 16, 24, 32)]
+        draft = [Point("draft", w, 32, self.draft_ms(w)) for w in (8, 16)]
+        costs.learn([Point("plain", 1, 32, self.verify_ms(1, 1)), *verify, *draft])
+        return costs
+
+
+def _between(table: Mapping[int, float], at: int) -> float:
+    """The value at `at` on the line through a table's neighbours."""
+    return float(np.interp(at, sorted(table), [table[key] for key in sorted(table)]))
+
+
+# 27B shape, Q4_K_M, one H100: passes of one sequence measured (bench/results/step-h100-27b.json), a draft of more than 16 columns
+# derived from its weights
+JOINT_H100 = JointMachine(
+    {1: 8.1, 2: 8.34, 4: 8.39, 8: 8.54, 16: 9.4, 24: 10.6, 32: 11.84, 48: 14.97, 64: 18.63, 128: 61.5},
+    {4: 1.3, 8: 1.37, 16: 1.46, 32: 1.75, 64: 2.6, 128: 5.5, 256: 11.0},
+)
+# the demo pair on two cores with AVX-512: products over many columns are bound by sums, not by reads
+JOINT_CPU = JointMachine(
+    {1: 1.05, 2: 1.25, 4: 1.5, 8: 2.05, 16: 3.1, 24: 4.5, 32: 5.4, 64: 10.2, 128: 20.0},
+    {4: 0.4, 8: 0.57, 16: 0.9, 32: 1.7, 64: 3.3, 128: 6.5},
+    0.1,
+    (0.1, 0.1),
+)
+
+
+@dataclass
+class JointRun:
+    """What was made of several texts: virtual milliseconds, tokens and columns per step, tokens of each text."""
+
+    ms: list[float] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    drafting: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all texts together."""
+        return 1000 * sum(self.tokens) / sum(self.ms)
+
+
+def decode_together(
+    texts: list[Placed],
+    machine: JointMachine,
+    steps: int,
+    depth: int = 15,
+    budget: int = 31,
+    share: Callable[[Together, list[Tree], list[Plan]], list[Tree]] | None = None,
+    plan: Callable[[list[Plan]], list[Plan]] | None = None,
+    together: Together | None = None,
+    seed: int = 0,
+    new_text: int = 0,
+) -> JointRun:
+    """Run `steps` steps of all texts together. share, plan: in place of what Together decides. new_text: tokens after which a
+    text is followed by another of its kind."""
+    rng, run, costs = np.random.default_rng(seed), JointRun(), JointCosts(machine.costs())
+    together, known = together or Together(depth), Experience()
+    run.tokens = [0] * len(texts)
+    members = [_member(budget, depth, known) for _ in texts]
+
+    def took(ms: float) -> float:
+        return ms * float(np.exp(machine.noise * rng.standard_normal()))
+
+    for _ in range(steps):
+        n = len(texts)
+        plans = together.next(members, costs)
+        if plan is not None:
+            plans = plan(plans)
+        drafting = [i for i, p in enumerate(plans) if p.kind != "plain"]
+        columns = max([(plans[i].depth or depth) + 1 for i in drafting], default=0)
+        trees, truths = [], []
+        for i, text in enumerate(texts):
+            rows, truth = text.at(run.tokens[i], columns - 1) if i in drafting else (None, np.zeros(0, int))
+            trees.append(_ROOT if rows is None else plans[i].build(0, rows))
+            truths.append(truth)
+        trees = (share or _shared)(together, trees, plans)
+        accepted = [_walk(tree, truth) for tree, truth in zip(trees, truths)]
+        total = sum(tree.width for tree in trees)
+        width = verify_width(total - 1)
+        if drafting:
+            parts = {
+                ("draft", columns * len(drafting), len(drafting)): machine.draft_ms(columns * len(drafting)),
+                ("verify", width, n): machine.verify_ms(width, n),
+                ("host", width, n): machine.host_ms(n),
+            }
+        else:
+            parts = {("plain", n, n): machine.verify_ms(n, n)}
+        parts = {key: took(ms) for key, ms in parts.items()}
+        for (kind, at, sequences), ms in parts.items():
+            costs.measured(kind, ms, at, sequences, members[0].sequence.n_tokens)
+        together.observe(trees, accepted, sum(parts.values()))
+        run.ms.append(sum(parts.values()))
+        run.emitted.append(sum([len(what.tokens) for what in accepted]))
+        run.columns.append(total)
+        run.drafting.append(len(drafting))
+        for i, what in enumerate(accepted):
+            before = run.tokens[i]
+            run.tokens[i] += len(what.tokens)
+            members[i].sequence.tokens += range(before, run.tokens[i])  # words that were not there before
+            if new_text and before // new_text != run.tokens[i] // new_text:
+                members[i] = _member(budget, depth, known)
+    return run
+
+
+def _member(budget: int, depth: int, known: Experience) -> Member:
+    sequence = Sequence(tokens=[0] * 32, pending=0)
+    return Member(sequence, Adaptive(budget, depth, known))
+
+
+def _shared(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
+    return together.share(trees)
+
+
+_ROOT = Tree(np.zeros(1, np.int32), np.full(1, -1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32))

@@ -30,6 +30,7 @@ from .copied import Copied, CopyRates, Cursor
 from .costs import Costs
 from .merged import DRAFT, Merged
 from .plan import Plan
+from .prospect import Prospect
 from .repetition import Repetition
 from .sequence import Sequence
 from .tree import Tree
@@ -137,6 +138,7 @@ class Adaptive:
         """`depth`: the longest path of the model draft, 0 for none."""
         self.budget, self.depth, self.experience, self.copies = budget, depth, experience, copies
         self.calibration = Calibration(experience.calibration)
+        self.prospect: Prospect | None = None  # of the text beside others
         self._ends = step_ends(budget)
         self._blocks = block_choices(depth)
         self._block = self._blocks[0]
@@ -234,7 +236,7 @@ class Adaptive:
     def _next(self, sequence: Sequence, costs: Costs, plain: float) -> Plan:
         """The plan where copies alone are not the best."""
         known, context = self.experience, sequence.n_tokens
-        repeats = self._waiting and self._repeats(sequence)
+        repeats = self._waiting and self.repeats(sequence)
         if self._waiting and known.owed > PROBE_COST * plain and not repeats:
             return self._wait(plain)  # looking all else up would take a per cent or two of a short step
         self._waiting = False
@@ -265,7 +267,7 @@ class Adaptive:
         self._last, self._waiting = Cut(0, 0.0, 0.0), True
         return Plan("plain", 0)
 
-    def _repeats(self, sequence: Sequence) -> bool:
+    def repeats(self, sequence: Sequence) -> bool:
         """Whether the text has begun to repeat itself, or has gone on for as long again since the last try."""
         run = self._repetition.follow(sequence.tokens)
         if run < self._wanted:
@@ -279,25 +281,31 @@ class Adaptive:
         if self._alone:
             return
         known = self.experience
-        self.calibration.observe(tree, accepted)
-        by_draft = self._learn_reach(tree, accepted)
+        by_draft = self.learn(tree, accepted)
         if tree.evidence is None:
             # half of it what came: a draft that promises too much would be believed for some twenty steps
             worth = (self._last.times + len(accepted.tokens) * self._last.token) / 2
         else:  # what the draft would have given without copies
             worth = (1 + by_draft) * self._last.token
         known.of(self._block).learn(worth)
-        known.drafted += 1
-        known.right += by_draft
         if self._probing:  # one that paid gives back what others cost
             known.owed = max(known.owed, 0.0) + self._last.loss
             known.last_loss = max(self._last.loss, 0.0)
+
+    def learn(self, tree: Tree, accepted: Accepted) -> int:
+        """What a drafted step says of the draft, whatever planned it; the accepted nodes that the draft offered."""
+        known = self.experience
+        self.calibration.observe(tree, accepted)
+        by_draft = self._learn_reach(tree, accepted)
+        known.drafted += 1
+        known.right += by_draft
         if known.drafted == HOPELESS_AFTER and not known.right:
             log.warning(
                 "none of the first %d drafts was right: the draft was probably made for another model or tokenizer; "
                 "it is tried now and then, and decoding is plain otherwise",
                 known.drafted,
             )
+        return by_draft
 
     def _learn_reach(self, tree: Tree, accepted: Accepted) -> int:
         """Count how far the draft's own path was kept; its nodes."""

@@ -1,0 +1,148 @@
+"""Several users on one device in virtual time: the shared heap against equal shares, one tree for all, and plain batching.
+
+    python bench/several_sim.py [--machine h100|cpu] [--users 1 4 8 16] [--steps 400] [--json FILE]
+
+No model and no device: passes take what `tests/reference/virtual_clock.py` says (one H100 and the 27B shape: passes of one
+sequence as measured, what further sequences and columns of a draft add DERIVED), texts are MADE UP with the hit rates of EASY and
+HARD. It predicts what a pass over several sequences should give before one has been run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from common import ROOT, header, save
+
+from dflash_ggml.decode.plan import Plan
+from dflash_ggml.decode.together import PLAIN, Together, blocks
+from dflash_ggml.decode.tree import Tree
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference.virtual_clock import JOINT_CPU, JOINT_H100, JointMachine, JointRun, Placed, decode_together
+
+# best candidate's hit rate, how much places differ, the share of the second: acceptance lengths at 16, 8, 4 and 2 columns are
+# 8.4 / 5.7 / 3.4 / 1.9 and 3.5 / 2.8 / 2.2 / 1.6
+EASY, HARD = (0.92, 0.8, 0.4), (0.47, 1.5, 0.6)
+DEPTH, BUDGET = 15, 31
+MACHINES = {"h100": JOINT_H100, "cpu": JOINT_CPU}
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: tokens per second in sum, of the slowest and the fastest text, columns and drafting texts per pass."""
+
+    machine: str
+    texts: str
+    users: int
+    setting: str
+    rate: float
+    slowest: float
+    fastest: float
+    columns: float
+    drafting: float
+
+
+def texts(kind: str, users: int, seed: int) -> list[Placed]:
+    """Made-up texts: all easy, all hard, or by turns."""
+    of = {"easy": (EASY, EASY), "hard": (HARD, HARD), "half": (EASY, HARD)}[kind]
+    made = []
+    for i in range(users):
+        hits, spread, others = of[i % 2]
+        made.append(Placed(hits, 100 * seed + i, spread=spread, others=others))
+    return made
+
+
+def equal(columns: int) -> Callable[[Together, list[Tree], list[Plan]], list[Tree]]:
+    """Every text gets as many columns, its root's among them."""
+
+    def share(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
+        together.share(trees)
+        return [tree.first(columns // len(trees) - 1) for tree in trees]
+
+    return share
+
+
+def always(depth: int, nodes: int) -> Callable[[list[Plan]], list[Plan]]:
+    """All texts are drafted, whatever that costs."""
+    return lambda plans: [Plan("tree", nodes, depth=depth) for _ in plans]
+
+
+def settings(users: int) -> dict[str, dict]:
+    """What is compared: arguments of `decode_together`. Equal shares are tried with many widths and drafts."""
+    found: dict[str, dict] = {
+        "plain batching": {"plan": lambda plans: [PLAIN] * len(plans), "share": lambda _, trees, __: trees},
+        "shared heap": {},
+    }
+    for columns in (2, 4, 8, 12, 16, 24, 32):
+        if columns * users > 64:
+            break
+        for block in blocks(DEPTH):
+            if block >= min(columns, 16) // 2:
+                name = f"equal, {columns} columns, draft of {block}"
+                found[name] = {"share": equal(columns * users), "plan": always(block - 1, columns - 1)}
+    return found
+
+
+def measured(machine: JointMachine, kind: str, users: int, how: dict, steps: int) -> tuple[float, JointRun]:
+    """The mean rate over a few seeds, and the last run."""
+    rates = []
+    for seed in range(SEEDS):
+        run = decode_together(texts(kind, users, seed), machine, steps, DEPTH, BUDGET, seed=seed, **how)
+        rates.append(run.rate)
+    return float(np.mean(rates)), run
+
+
+def rows(name: str, machine: JointMachine, kind: str, users: int, steps: int) -> list[Row]:
+    """All settings of one mix; of the equal shares the best alone."""
+    found = []
+    for setting, how in settings(users).items():
+        rate, run = measured(machine, kind, users, how, steps)
+        each = [1000 * n / sum(run.ms) for n in run.tokens]
+        columns, drafting = float(np.mean(run.columns)), float(np.mean(run.drafting))
+        found.append(Row(name, kind, users, setting, rate, min(each), max(each), columns, drafting))
+    others = [row for row in found if not row.setting.startswith("equal")]
+    shares = [row for row in found if row.setting.startswith("equal")]
+    return [*others, *([max(shares, key=lambda row: row.rate)] if shares else [])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--machine", choices=MACHINES, default="h100")
+    parser.add_argument("--users", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument(
+        "--texts", nargs="+", choices=["easy", "half", "hard"], default=["easy", "half", "hard"]
+    )
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument(
+        "--each", type=float, help="milliseconds that a further sequence adds to a pass of the target"
+    )
+    parser.add_argument("--json", help="write the result to this file")
+    args = parser.parse_args()
+    machine = MACHINES[args.machine]
+    if args.each is not None:
+        machine = replace(machine, each=args.each)
+    found = []
+    print("MADE-UP texts and virtual time: a prediction, not a measurement")
+    for kind in args.texts:
+        for users in args.users:
+            for row in rows(args.machine, machine, kind, users, args.steps):
+                found.append(row)
+                print(
+                    f"{row.texts:5} {row.users:3} users  {row.setting:32} {row.rate:7.0f} tokens/s  each {row.slowest:5.0f} to "
+                    f"{row.fastest:5.0f}  {row.columns:5.1f} columns, {row.drafting:4.1f} drafting"
+                )
+    save(
+        args.json,
+        {**header(), "made_up": True, "machine": asdict(machine), "rows": [asdict(r) for r in found]},
+    )
+
+
+if __name__ == "__main__":
+    main()

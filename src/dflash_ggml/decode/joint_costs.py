@@ -1,0 +1,69 @@
+"""What passes over several sequences cost: those of one sequence with as many columns, and what each further sequence adds.
+
+Products are over all columns together, so a pass of S sequences costs what one of as many columns does; attention, convolution
+and delta net run per sequence. That rest is learned per number of sequences. A table by columns and sequences was the other
+design: it would have to be measured in full before the first decision, and neighbours of a cell would say nothing of it. Here a
+cell that was measured stands for itself, and every other one for the sum.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import Literal
+
+from .costs import FEW, LEAST, WINDOW, Costs
+
+JointPass = Literal["plain", "verify", "draft", "commit", "host"]
+
+
+class JointCosts:
+    """Wall milliseconds of passes over two or more sequences; those of one are `costs`."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._cells: dict[tuple[JointPass, int, int], deque[float]] = {}
+        self._extras: dict[JointPass, dict[int, deque[float]]] = {}
+
+    def measured(self, kind: JointPass, ms: float, columns: int, sequences: int, context: int = 0) -> None:
+        """Take in a measurement. columns: of all sequences together; context: their mean."""
+        ms = max(LEAST, ms) / self.costs.pace
+        self._cells.setdefault((kind, columns, sequences), deque(maxlen=WINDOW)).append(ms)
+        if sequences < 2:
+            return
+        extra = ms - self._alone(kind, columns, context) / self.costs.pace
+        extras = self._extras.setdefault(kind, {})
+        extras.setdefault(sequences, deque(maxlen=WINDOW)).append(extra)
+
+    def of(self, kind: JointPass, columns: int, sequences: int, context: int = 0) -> float:
+        """What a pass costs now; 0 where nothing of its kind is known."""
+        cell = self._cells.get((kind, columns, sequences))
+        if cell is not None and len(cell) >= FEW:
+            return median(cell) * self.costs.pace
+        return max(self._alone(kind, columns, context) + self._extra(kind, sequences) * self.costs.pace, 0.0)
+
+    def _alone(self, kind: JointPass, columns: int, context: int) -> float:
+        """A pass of one sequence with so many columns; beyond the widest that is known on the line of the last two."""
+        if kind == "commit":
+            return self.costs.of("commit") or 0.0
+        curve = self.costs.curve("verify" if kind == "plain" else kind, context)
+        if not curve:
+            return 0.0
+        if columns > curve[-1][0]:
+            (w0, ms0), (w1, ms1) = curve[-2:] if len(curve) > 1 else ((0, 0.0), curve[-1])
+            return ms1 + (columns - w1) * max(ms1 - ms0, 0.0) / (w1 - w0)
+        before = curve[0]
+        for width, ms in curve:
+            if width >= columns:
+                at = 1.0 if width == before[0] else (columns - before[0]) / (width - before[0])
+                return before[1] + at * (ms - before[1])
+            before = width, ms
+        raise AssertionError("unreachable")
+
+    def _extra(self, kind: JointPass, sequences: int) -> float:
+        """What so many sequences take more than one; on a line through the nearest number that was measured."""
+        extras = self._extras.get(kind)
+        if not extras or sequences < 2:
+            return 0.0
+        nearest = min(extras, key=lambda n: abs(n - sequences))
+        return median(extras[nearest]) * (sequences - 1) / (nearest - 1)

@@ -1,0 +1,418 @@
+"""Several sequences in one pass: who drafts, how deep, and which of their candidates get the columns.
+
+A pass over C columns costs much the same whoever they belong to, so the columns are one budget: best-first over the candidates of
+all sequences, by calibrated probability, one column each for certain. With p the probabilities of the nodes taken, a step of S
+sequences is worth (S + sum p) / (C_draft + C_verify + C_commit + C_host), and as for one sequence only step ends of the cost are
+looked at; no node at all is plain batching, a width like any other. Two designs were weighed. Growing one tree with S roots needs
+no second order, but a draft's own probabilities, which one text earns and another does not, would decide between texts. Here each
+tree is grown as ever, by the draft's order, and its nodes enter the common heap with what calibration makes of them.
+
+A draft pass is paid before there are candidates. Who takes part in it, and with how many columns, follows from a `Prospect` per
+sequence: what its last trees promised. A sequence that is left out is tried again now and then, for at most 1 % of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .accept import Accepted
+from .adaptive import FLAT, PROBE_COST, Adaptive
+from .joint_costs import JointCosts, JointPass
+from .plan import Plan
+from .prospect import Prospect
+from .sequence import Sequence
+from .tree import Tree, verify_width
+
+if TYPE_CHECKING:
+    from .controller import Controller
+
+MOST_COLUMNS = 64  # of a pass: products over more are no longer read-bound on any device that was measured
+REFRESH = 8  # steps between looks at who drafts
+FIRST = 2  # texts that are drafted where nothing is known of any
+FAIR = 0.04  # of the rate of all that is given up so that the slowest text is faster
+NARROWER = 0.015  # the same within a step
+MARGIN = 0.03  # by which another set of drafting sequences must be ahead to be chosen
+OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what a part of it misses
+SHORTEST = 4  # columns of a draft
+LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
+LOOK_AT_MOST, LOOK_EVERY = (
+    6,
+    3,
+)  # trees of a text that a prospect is learned from one by one, and steps between later ones
+LEAST_GROWN = 3  # nodes of a tree that is grown to choose from
+PLAIN = Plan("plain", 0)
+VERIFY: tuple[JointPass, JointPass] = ("verify", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A sequence of a step, and what plans it alone."""
+
+    sequence: Sequence
+    controller: Controller
+
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """The controller, where how much to draft is free and there is a draft to run."""
+        free = isinstance(self.controller, Adaptive) and self.controller.depth
+        return self.controller if free and not self.sequence.undraftable else None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Who drafts (places in the list of members), with how many columns each; expected tokens per millisecond of all and of the
+    slowest text."""
+
+    drafting: frozenset[int]
+    block: int
+    rate: float
+    slowest: float = 0.0
+    nodes: int = 0
+
+
+def widths(most: int) -> list[int]:
+    """Columns of a pass over several sequences: as those of a tree."""
+    return [*range(1, min(most, 8) + 1), *range(16, most + 1, 8)]
+
+
+def blocks(depth: int) -> list[int]:
+    """Columns that a draft of `depth` positions may be run with: the whole block, half of it, and so on."""
+    found = [depth + 1]
+    while found[-1] // 2 >= SHORTEST:
+        found.append(found[-1] // 2)
+    return found
+
+
+class Together:
+    """Plans the steps of two or more sequences; one object per engine."""
+
+    def __init__(self, depth: int, most_columns: int = MOST_COLUMNS) -> None:
+        """`depth`: the longest path of the model draft, 0 for none."""
+        self.depth, self.most = depth, most_columns
+        self.others = Prospect()  # the mean of all texts
+        self._blocks = blocks(depth) if depth else []
+        self._step = 0
+        self._chosen: _Choice | None = None
+        self._members: tuple[int, ...] = ()  # whom the choice is about
+        self._chosen_at = self._whole_at = 0
+        self._saved = 0.0  # milliseconds that tries may take
+        self._wanted = 0.0  # what the next one takes
+        self._token = 0.0  # and a token in plain batching
+        self._trying: list[int] = []  # places of members that are tried in the step under way
+        self._again: set[int] = set()  # controllers of those whose last try paid
+        self._promised: list[float] = []  # by member, the sum of its nodes' probabilities
+        self._now: list[Member] = []
+        self._plans: list[Plan] = []
+        self._ms: Callable[[int], float] = lambda nodes: 0.0  # of the step under way, by nodes of all
+        self._known: dict[
+            tuple[JointPass, int, int], tuple[int, float]
+        ] = {}  # costs, and when they were looked up
+
+    def next(self, members: Items[Member], costs: JointCosts) -> list[Plan]:
+        """A plan per member. Those who draft all look equally deep; the trees are to go through `share`."""
+        self._step += 1
+        self._now = list(members)
+        self._plans = [
+            PLAIN if m.adaptive or m.sequence.undraftable else m.controller.next(m.sequence, costs.costs)
+            for m in members
+        ]
+        context = sum(m.sequence.n_tokens for m in members) // len(members)
+        fixed = [i for i, plan in enumerate(self._plans) if plan.kind != "plain" and plan.drafts]
+        free = [i for i, m in enumerate(members) if m.adaptive]
+        chosen = self._choose(free, len(fixed), costs, context)
+        block = self._blocks[0] if fixed and self._blocks else chosen.block
+        for i in chosen.drafting:
+            adaptive = members[i].adaptive
+            assert adaptive is not None
+            self._plans[i] = Plan("tree", self._grown(adaptive), depth=block - 1)
+        for i in free:
+            if i not in chosen.drafting and (adaptive := members[i].adaptive) and adaptive.copies:
+                self._plans[i] = Plan("tree", self._grown(adaptive), drafts=False)
+        n, drafting = len(members), len(fixed) + len(chosen.drafting)
+        self._ms = self._costs(n, drafting, block, costs, context)
+        return self._plans
+
+    def share(self, trees: Items[Tree]) -> list[Tree]:
+        """The part of each grown tree that is verified: what is worth most per millisecond of all candidates together.
+
+        Trees of a width that was asked for stay whole while there is room for all of them.
+        """
+        n, gains, asked = len(trees), list[list[float]](), 0
+        for member, plan, tree in zip(self._now, self._plans, trees):
+            adaptive = member.adaptive
+            if adaptive is None:
+                gains.append(np.exp(tree.log_probs[1:].astype(np.float64)).tolist())
+                asked += tree.n_nodes
+                continue
+            probability = adaptive.calibration.path_probabilities(tree)
+            gains.append(probability[1:])
+            if plan.drafts and plan.depth is not None and tree.evidence is None:
+                prospect = self.prospect(adaptive)
+                if prospect.tried < LOOK_AT_MOST or (prospect.tried + len(gains)) % LOOK_EVERY == 0:
+                    most = min(adaptive.budget, self.most)
+                    prospect.learn(probability, tree.depths.tolist(), self._blocks, plan.depth + 1, most)
+                prospect.tried, prospect.tried_at = prospect.tried + 1, self._step
+        room, promised = max(self.most - n, 0), list(gains)
+        counts = [0] * n
+        if asked <= room:
+            for i, member in enumerate(self._now):
+                if member.adaptive is None:
+                    counts[i], gains[i] = trees[i].n_nodes, []
+            room -= asked
+        for i in self._trying:  # what a try is for is to see what comes of it, whatever is expected
+            counts[i] = min(LEAST_GROWN, trees[i].n_nodes, max(room, 0))
+            gains[i], room = gains[i][counts[i] :], room - counts[i]
+        taken = list(best_first(gains, room))
+        whole = asked <= self.most - n
+        nodes = self._best_end(taken, counts, promised) if whole else len(taken)
+        for i, _ in taken[:nodes]:
+            counts[i] += 1
+        self._promised = [sum(p[:count]) for p, count in zip(promised, counts)]
+        for member, plan, count in zip(self._now, self._plans, counts):
+            if (adaptive := member.adaptive) and plan.kind != "plain":
+                self.prospect(adaptive).recent.append(count)
+        return [tree.first(count) for tree, count in zip(trees, counts)]
+
+    def observe(self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float) -> None:
+        """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed."""
+        self._saved = min(self._saved + PROBE_COST * ms, max(self._wanted, ms))
+        self._again.clear()
+        for i, (member, tree, what) in enumerate(zip(self._now, trees, accepted)):
+            if what is None or not tree.n_nodes:
+                continue
+            if (adaptive := member.adaptive) is not None:
+                self.prospect(adaptive).came(self._promised[i], what.n_accepted)
+            if i in self._trying and what.n_accepted * self._token > self._wanted:
+                self._again.add(id(member.controller))
+            if isinstance(member.controller, Adaptive):
+                member.controller.learn(tree, what)
+            else:
+                member.controller.observe(tree, what)
+
+    def prospect(self, adaptive: Adaptive) -> Prospect:
+        """What drafting is expected to give a text."""
+        if adaptive.prospect is None:
+            adaptive.prospect = Prospect(others=self.others)
+        found: Prospect = adaptive.prospect
+        return found
+
+    # ---- who drafts
+
+    def _choose(self, free: list[int], fixed: int, costs: JointCosts, context: int) -> _Choice:
+        """The set of free members that is to draft, and the columns of each."""
+        n, members = len(self._now), tuple(id(m.controller) for m in self._now)
+        none = _Choice(frozenset(), self._blocks[0] if self._blocks else 1, 0.0)
+        self._trying = []
+        if not free or n >= self.most:
+            return none
+        same = members == self._members
+        chosen = self._chosen
+        if chosen is None or not same or self._step - self._chosen_at >= REFRESH:
+            choices = list(self._choices(free, fixed, n, costs, context))
+            most = max([choice.rate for choice in choices])
+            best = max([c for c in choices if c.rate >= (1 - FAIR) * most], key=lambda c: c.slowest)
+            if chosen is not None and same and (chosen.drafting or best.drafting):
+                kept = self._rate(chosen.drafting, chosen.block, fixed, n, costs, context)
+                if best.rate < (1 + MARGIN) * kept.rate and best.slowest < (1 + MARGIN) * kept.slowest:
+                    best = kept
+            chosen, self._members, self._chosen_at = best, members, self._step
+            if not best.rate:  # nothing was known: look again as soon as something is
+                self._chosen_at -= REFRESH - 1
+        self._chosen = chosen
+        block = chosen.block
+        if chosen.drafting and self._step - self._whole_at > OTHER_BLOCK:
+            whole = self._ms_of_draft(len(chosen.drafting), self._blocks[0], costs, context)
+            part = self._ms_of_draft(len(chosen.drafting), block, costs, context)
+            if block == self._blocks[0] or self._pays(whole - part):
+                block = self._blocks[0]
+        elif not chosen.drafting and not fixed:
+            block = self._blocks[min(1, len(self._blocks) - 1)]  # of a try
+        drafting = set(chosen.drafting)
+        self._trying = self._tries(free, drafting, fixed, block, n, costs, context)
+        drafting.update(self._trying)
+        if block == self._blocks[0]:
+            self._whole_at = self._step
+        return _Choice(frozenset(drafting), block, chosen.rate)
+
+    def _choices(
+        self, free: list[int], fixed: int, n: int, costs: JointCosts, context: int
+    ) -> Iterator[_Choice]:
+        """Nobody, and for every length of the draft the members who promise most, some or all of them."""
+        if not self.others.gains:  # nothing is known of any text
+            yield _Choice(frozenset(free[: max(FIRST, n // 2)]), self._blocks[0], 0.0)
+            return
+        yield self._rate(frozenset(), self._blocks[0], fixed, n, costs, context)
+        counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
+        per_text = max(self.most // n, 2)
+        for block in self._blocks[:1] if fixed else self._blocks:
+            order = sorted(free, key=lambda i: -float(self._gains(i, block, per_text).sum()))
+            for count in counts:
+                yield self._rate(frozenset(order[:count]), block, fixed, n, costs, context)
+
+    def _gains(self, i: int, block: int, most: int) -> NDArray[np.float64]:
+        adaptive = self._now[i].adaptive
+        return (
+            np.zeros(0) if adaptive is None else self.prospect(adaptive).of(block, min(most, adaptive.budget))
+        )
+
+    def _rate(
+        self, drafting: frozenset[int], block: int, fixed: int, n: int, costs: JointCosts, context: int
+    ) -> _Choice:
+        """Tokens per millisecond of the best width, if these members draft."""
+        parts = [self._gains(i, block, self.most - n) for i in drafting]
+        gains = np.sort(np.concatenate(parts))[::-1] if parts else np.zeros(0)
+        sums = np.concatenate([[0.0], np.cumsum(gains)])
+        ms = self._costs(n, fixed + len(drafting), block, costs, context)
+        best = _Choice(drafting, block, 0.0)
+        for nodes in self._ends(n, len(gains)):
+            took = ms(nodes)
+            rate = (n + float(sums[nodes])) / took if took > 0 else 0.0
+            if rate > best.rate:
+                best = _Choice(drafting, block, rate, 1 / took, nodes)
+        if best.nodes and len(drafting) == n:
+            least = gains[best.nodes - 1]
+            slowest = min([float(part[part >= least].sum()) for part in parts])
+            best = replace(best, slowest=best.slowest * (1 + slowest))
+        return best
+
+    def _tries(
+        self,
+        free: list[int],
+        drafting: set[int],
+        fixed: int,
+        block: int,
+        n: int,
+        costs: JointCosts,
+        context: int,
+    ) -> list[int]:
+        """Members that are drafted to see what they are worth: new ones at once, others when that has been saved up."""
+        left_out = [i for i in free if i not in drafting]
+        if not left_out:
+            return []
+        prospects = {i: self.prospect(a) for i in left_out if (a := self._now[i].adaptive)}
+        oldest = min(left_out, key=lambda i: (prospects[i].tried_at, i))
+        nodes = min(LEAST_GROWN, self.most - n)
+        with_it = self._costs(n, fixed + len(drafting) + 1, block, costs, context)(nodes)
+        without = self._costs(n, fixed + len(drafting), block, costs, context)(0)
+        self._wanted = cost = max(with_it - without, 0.0)
+        self._token = self._cost("plain", n, n, costs, context) / n
+        again = [
+            i
+            for i in left_out
+            if id(self._now[i].controller) in self._again
+            or ((a := self._now[i].adaptive) is not None and a.repeats(self._now[i].sequence))
+        ]
+        if again:
+            return again
+        if not prospects[oldest].tried:
+            self._saved -= cost  # a new text may borrow its first try
+            return [oldest]
+        return [oldest] if self._pays(cost) else []
+
+    def _pays(self, ms: float) -> bool:
+        """Take so much of what has been saved up for tries, if it is there."""
+        if self._saved < ms:
+            return False
+        self._saved -= ms
+        return True
+
+    def _grown(self, adaptive: Adaptive) -> int:
+        """Nodes of a tree to choose from: growing many to keep few costs time. Now and then all are looked at."""
+        budget, recent = min(adaptive.budget, self.most), self.prospect(adaptive).recent
+        if self._step % LOOK_AT_ALL == 0 or len(recent) < 2:
+            return budget
+        return min(max(2 * max(recent) + 1, LEAST_GROWN), budget)
+
+    # ---- what it costs
+
+    def _costs(
+        self, n: int, drafting: int, block: int, costs: JointCosts, context: int
+    ) -> Callable[[int], float]:
+        """Milliseconds of a step by its drafted nodes."""
+        rest = self._ms_of_draft(drafting, block, costs, context) if drafting else 0.0
+        rest += self._cost("commit", 1, n, costs, context)
+
+        def of(nodes: int) -> float:
+            if not nodes and not drafting:
+                return self._cost("plain", n, n, costs, context)
+            width = verify_width(n + nodes - 1)
+            verify, host = (self._cost(kind, width, n, costs, context) for kind in VERIFY)
+            return rest + verify + host
+
+        return of
+
+    def _ms_of_draft(self, drafting: int, block: int, costs: JointCosts, context: int) -> float:
+        return self._cost("draft", drafting * block, drafting, costs, context)
+
+    def _cost(self, kind: JointPass, columns: int, sequences: int, costs: JointCosts, context: int) -> float:
+        """A pass's cost, looked up anew every few steps."""
+        at, ms = self._known.get((kind, columns, sequences), (-REFRESH, 0.0))
+        if self._step - at >= REFRESH:
+            ms = costs.of(kind, columns, sequences, context)
+            self._known[kind, columns, sequences] = self._step, ms
+        return ms
+
+    def _ends(self, n: int, most: int) -> list[int]:
+        """Node counts at which a pass of n sequences is full, up to `most` and what is left of the columns; none is one."""
+        room = min(most, self.most - n)
+        ends = [w - n for w in widths(self.most) if 0 <= w - n < room]
+        return [*ends, room] if room > 0 else [0]
+
+    def _best_end(
+        self, taken: list[tuple[int, float]], counts: list[int], promised: list[list[float]]
+    ) -> int:
+        """How many of the nodes, in the order of the heap, are worth most per millisecond.
+
+        counts, promised: by sequence, nodes that are in already, and the probabilities of all of its nodes.
+        """
+        n, asked, wider = len(counts), sum(counts), float("inf")
+        total = n + sum([sum(p[:count]) for p, count in zip(promised, counts)])
+        sums = list(accumulate([gain for _, gain in taken], initial=total))
+        ends = {0, *(e - asked for e in self._ends(n, len(taken) + asked) if e >= asked)}
+        rates: list[tuple[int, float]] = []
+        for nodes in sorted(ends, reverse=True):
+            took = self._ms(nodes + asked)
+            if took < (1 - FLAT) * wider:  # else graphs of one more width, for next to nothing
+                wider = max(took, 1e-9)
+                rates.append((nodes, sums[nodes] / wider))
+        enough = (1 - NARROWER) * max([rate for _, rate in rates])
+        return min([nodes for nodes, rate in rates if rate >= enough])
+
+
+def best_first(gains: Items[Items[float]], most: int) -> Iterator[tuple[int, float]]:
+    """The best-first heap over several lists: (list, gain) of up to `most` entries, each list in its own order.
+
+    An entry that is worth more than one before it lifts that one: what stands together is taken by its mean, so that any number
+    of entries has as large a sum as lists that must be taken from the front allow, but for those cut within such a run.
+    """
+    all_keys = [_falling(g) for g in gains]
+    fronts = [(-keys[0], i, 0) for i, keys in enumerate(all_keys) if keys]
+    heapify(fronts)
+    while fronts and most > 0:
+        _, i, at = fronts[0]
+        yield i, gains[i][at]
+        most -= 1
+        if at + 1 < len(all_keys[i]):
+            heapreplace(fronts, (-all_keys[i][at + 1], i, at + 1))
+        else:
+            heappop(fronts)
+
+
+def _falling(gains: Items[float]) -> list[float]:
+    """The means of adjacent entries, pooled until they fall."""
+    pools: list[tuple[float, int]] = []
+    for gain in gains:
+        total, count = gain, 1
+        while pools and pools[-1][0] * count < total * pools[-1][1]:
+            before, n = pools.pop()
+            total, count = total + before, count + n
+        pools.append((total, count))
+    return [total / count for total, count in pools for _ in range(count)]

@@ -1,0 +1,224 @@
+"""Columns for several sequences: one heap, a floor of one column each, and plain batching where nothing is worth more."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dflash_ggml.decode.adaptive import Adaptive, Experience
+from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.controller import Fixed
+from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.joint_costs import JointCosts
+from dflash_ggml.decode.plan import Plan
+from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.decode.together import PLAIN, Member, Together, best_first, blocks
+from dflash_ggml.decode.tree import Tree
+from reference.virtual_clock import JOINT_CPU, JOINT_H100, JointMachine, Placed, decode_together
+
+DEPTH = 15
+EASY, HARD = (0.92, 0.8, 0.4), (0.47, 1.5, 0.6)
+
+
+def texts(n: int, *kinds: tuple[float, float, float], off: float = 0.0) -> list[Placed]:
+    made = [kinds[i % len(kinds)] for i in range(n)]
+    return [Placed(h, i, spread=s, others=o, off=off) for i, (h, s, o) in enumerate(made)]
+
+
+def plain_rate(machine: JointMachine, n: int) -> float:
+    return 1000 * n / machine.verify_ms(n, n)
+
+
+# ---- the heap
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_heap_takes_the_largest_sum_that_lists_allow(seed: int):
+    """Of lists that fall, no other choice of so many entries from their fronts is worth more."""
+    rng = random.Random(seed)
+    lists = [sorted((rng.random() for _ in range(rng.randint(0, 5))), reverse=True) for _ in range(4)]
+    most = rng.randint(0, 8)
+    found = sum(gain for _, gain in best_first(lists, most))
+    choices = product(*(range(len(one) + 1) for one in lists))
+    best = max(sum(sum(one[:n]) for one, n in zip(lists, ns)) for ns in choices if sum(ns) <= most)
+    assert found == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_heap_takes_each_list_from_its_front(seed: int):
+    """Also of lists that do not fall, and never less than equal shares where it stops between two runs."""
+    rng = random.Random(seed)
+    lists = [[rng.random() ** 2 for _ in range(6)] for _ in range(5)]
+    taken = list(best_first(lists, 30))
+    for i, one in enumerate(lists):
+        assert [gain for j, gain in taken if j == i] == one
+    assert [i for i, _ in best_first([[0.1, 0.9], [0.3]], 3)] == [0, 0, 1]
+    assert list(best_first(lists, 0)) == [] and list(best_first([[], []], 4)) == []
+
+
+def grown(members: list[Member], plans: list[Plan], seed: int = 0) -> list[Tree]:
+    """A tree of made-up candidates for every plan."""
+    found = []
+    for i, (member, plan) in enumerate(zip(members, plans)):
+        rows, _ = Placed(0.6 + 0.005 * i, seed, spread=1.0).at(i, DEPTH)
+        assert member.sequence.pending is not None
+        none = Rows(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
+        found.append(plan.build(member.sequence.pending, none if plan.kind == "plain" else rows))
+    return found
+
+
+def free(budget: int = 31, known: Experience | None = None) -> Member:
+    return Member(Sequence([0] * 9, 7), Adaptive(budget, DEPTH, known or Experience()))
+
+
+def fixed(plan: Plan) -> Member:
+    return Member(Sequence([0] * 9, 7), Fixed(plan))
+
+
+@pytest.mark.parametrize("n", [2, 5, 16, 40, 64])
+def test_every_sequence_has_its_column_and_no_more_are_taken_than_there_are(n: int):
+    together, costs = Together(DEPTH), JointCosts(JOINT_H100.costs())
+    members = [free() for _ in range(n)]
+    for step in range(20):
+        plans = together.next(members, costs)
+        trees = grown(members, plans, step)
+        cut = together.share(trees)
+        assert sum(tree.width for tree in cut) <= max(64, n)
+        assert all(
+            tree.width >= 1 and np.array_equal(tree.tokens, whole.tokens[: tree.width])
+            for tree, whole in zip(cut, trees)
+        )
+        assert len({plan.depth for plan in plans if plan.kind != "plain"}) <= 1
+        together.observe(cut, [None] * n, 10.0)
+
+
+def test_a_width_that_was_asked_for_stays_while_there_is_room():
+    together, costs = Together(DEPTH), JointCosts(JOINT_H100.costs())
+    members = [free(), fixed(Plan("tree", 15)), fixed(Plan("chain", 12)), fixed(Plan("plain", 0)), free()]
+    for step in range(4):
+        plans = together.next(members, costs)
+        cut = together.share(grown(members, plans, step))
+        assert [tree.n_nodes for tree in cut[1:4]] == [15, 12, 0]
+        assert all(plan.depth in (None, DEPTH) for plan in plans if plan.kind != "plain")
+    crowd = [fixed(Plan("tree", 31)) for _ in range(5)]
+    plans = together.next(crowd, costs)
+    cut = together.share(grown(crowd, plans))
+    assert sum(tree.width for tree in cut) <= 64 and min(tree.width for tree in cut) > 4
+
+
+def test_the_budget_of_a_request_is_its_own():
+    together, costs = Together(DEPTH), JointCosts(JOINT_H100.costs())
+    members = [free(3), free(31)]
+    for step in range(12):
+        cut = together.share(grown(members, together.next(members, costs), step))
+        assert cut[0].n_nodes <= 3
+
+
+def test_a_text_whose_draft_gives_no_numbers_is_not_drafted():
+    together, costs = Together(DEPTH), JointCosts(JOINT_H100.costs())
+    members = [free(), free()]
+    members[0].sequence.undraftable = True
+    for _ in range(3):
+        assert together.next(members, costs)[0] == PLAIN
+
+
+# ---- in virtual time
+
+
+@pytest.mark.parametrize("off", [0.0, 2.0], ids=["honest", "bold"])
+@pytest.mark.parametrize("hits", [0.03, 0.3])
+@pytest.mark.parametrize("n", [2, 8, 16])
+@pytest.mark.parametrize("machine", [JOINT_H100, JOINT_CPU], ids=["h100", "cpu"])
+def test_never_below_plain_batching(machine: JointMachine, n: int, hits: float, off: float):
+    run = decode_together(texts(n, (hits, 0.8, 0.3), off=off), machine, 300)
+    late = slice(150, None)
+    assert 1000 * n * len(run.ms[late]) / sum(run.ms[late]) >= 0.97 * plain_rate(
+        machine, n
+    ) or run.rate > plain_rate(machine, n)
+    assert run.rate >= (0.94 if off == 0 else 0.9) * plain_rate(
+        machine, n
+    )  # an engine's first texts, of which nothing was known
+
+
+@pytest.mark.parametrize("n", [4, 8])
+def test_easy_texts_are_drafted_and_hard_ones_do_not_starve(n: int):
+    run = decode_together(texts(n, EASY, HARD), JOINT_H100, 200)
+    assert run.rate >= (1150 if n == 8 else 850)
+    assert 1000 * min(run.tokens) / sum(run.ms) >= 0.5 * plain_rate(JOINT_H100, n) / n
+
+
+def test_one_heap_is_worth_more_than_equal_shares():
+    """Half easy, half hard, eight of them; equal shares of as many columns, after the same drafts."""
+
+    def equal(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
+        cut = together.share(trees)
+        columns = sum(tree.width for tree in cut)
+        return [tree.first(columns // len(trees) - 1) for tree in trees]
+
+    shared = decode_together(texts(8, EASY, HARD), JOINT_H100, 200)
+    assert shared.rate >= 1.08 * decode_together(texts(8, EASY, HARD), JOINT_H100, 200, share=equal).rate
+
+
+def test_drafts_shrink_when_there_are_many():
+    def columns(n: int) -> int:
+        together, seen = Together(DEPTH), []
+
+        def note(plans: list[Plan]) -> list[Plan]:
+            seen.append(max([(plan.depth or 0) + 1 for plan in plans]))
+            return plans
+
+        decode_together(texts(n, EASY), JOINT_H100, 60, together=together, plan=note)
+        return sorted(seen)[len(seen) // 2]
+
+    assert columns(2) > columns(16)
+
+
+def test_a_text_that_turns_easy_is_found():
+    """One of two is hopeless for 300 words, then easy: left out, tried now and then, drafted soon after it has turned."""
+    seen = []
+
+    def note(plans: list[Plan]) -> list[Plan]:
+        seen.append(plans[0].kind != "plain")
+        return plans
+
+    hard, easy, turning = Placed(0.03, 1), Placed(0.97, 1, spread=0.3), Placed(0.03, 1)
+    turning.at = lambda place, depth: (hard if place < 300 else easy).at(place, depth)  # type: ignore[method-assign]
+    run = decode_together([turning, Placed(0.03, 2)], JOINT_CPU, 700, plan=note)
+    assert run.tokens[0] > 1200
+    assert sum(seen[20:300]) <= 14
+    assert sum(seen[-100:]) >= 90
+
+
+# ---- what passes cost
+
+
+def test_costs_of_several_are_those_of_one_and_what_each_adds():
+    alone = Costs()
+    alone.learn([Point("plain", 1, 0, 8.0), Point("verify", 8, 0, 9.0), Point("verify", 16, 0, 10.0)])
+    costs = JointCosts(alone)
+    assert costs.of("verify", 12, 3) == pytest.approx(9.5)
+    assert costs.of("verify", 32, 3) == pytest.approx(12.0)  # on the line of the last two
+    assert costs.of("draft", 32, 3) == 0.0
+    for _ in range(3):
+        costs.measured("verify", 11.0, 16, 3)
+    assert costs.of("verify", 16, 3) == pytest.approx(11.0)
+    assert costs.of("verify", 8, 3) == pytest.approx(10.0)
+    assert costs.of("verify", 8, 5) == pytest.approx(11.0)
+    assert costs.of("verify", 8, 1) == pytest.approx(9.0)
+
+
+def test_a_slow_machine_is_slow_for_several_too():
+    alone = Costs()
+    alone.learn([Point("plain", 1, 0, 8.0), Point("verify", 8, 0, 9.0)])
+    costs = JointCosts(alone)
+    for _ in range(3):
+        costs.measured("verify", 10.0, 8, 4)
+    alone.pace = 2.0
+    assert costs.of("verify", 8, 4) == pytest.approx(20.0)
+
+
+def test_blocks_halve():
+    assert blocks(15) == [16, 8, 4] and blocks(3) == [4] and blocks(7) == [8, 4]
