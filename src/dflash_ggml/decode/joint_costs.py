@@ -3,7 +3,8 @@
 Products are over all columns together, so a pass of S sequences costs what one of as many columns does; attention, convolution
 and delta net run per sequence. That rest is learned per number of sequences. A table by columns and sequences was the other
 design: it would have to be measured in full before the first decision, and neighbours of a cell would say nothing of it. Here a
-cell that was measured stands for itself, and every other one for the sum.
+cell that was measured stands for itself, and every other one for the sum. Passes wider than any of one sequence continue its
+curve; a draft's columns cost the same whosever they are.
 """
 
 from __future__ import annotations
@@ -23,17 +24,23 @@ class JointCosts:
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self._cells: dict[tuple[JointPass, int, int], deque[float]] = {}
+        self._wide: dict[
+            JointPass, dict[int, deque[float]]
+        ] = {}  # of one sequence, by columns that one never has
         self._extras: dict[JointPass, dict[int, deque[float]]] = {}
 
     def measured(self, kind: JointPass, ms: float, columns: int, sequences: int, context: int = 0) -> None:
         """Take in a measurement. columns: of all sequences together; context: their mean."""
         ms = max(LEAST, ms) / self.costs.pace
         self._cells.setdefault((kind, columns, sequences), deque(maxlen=WINDOW)).append(ms)
-        if sequences < 2:
-            return
-        extra = ms - self._alone(kind, columns, context) / self.costs.pace
-        extras = self._extras.setdefault(kind, {})
-        extras.setdefault(sequences, deque(maxlen=WINDOW)).append(extra)
+        alone = self._of_one(kind, context)
+        if alone and columns > alone[-1][0]:
+            wide = self._wide.setdefault(kind, {}).setdefault(columns, deque(maxlen=WINDOW))
+            wide.append(ms - self._extra(kind, sequences))
+        elif sequences > 1 and kind != "draft":
+            extra = ms - self._alone(kind, columns, context) / self.costs.pace
+            extras = self._extras.setdefault(kind, {})
+            extras.setdefault(sequences, deque(maxlen=WINDOW)).append(extra)
 
     def of(self, kind: JointPass, columns: int, sequences: int, context: int = 0) -> float:
         """What a pass costs now; 0 where nothing of its kind is known."""
@@ -44,11 +51,13 @@ class JointCosts:
 
     def _alone(self, kind: JointPass, columns: int, context: int) -> float:
         """A pass of one sequence with so many columns; beyond the widest that is known on the line of the last two."""
-        if kind == "commit":
-            return self.costs.of("commit") or 0.0
-        curve = self.costs.curve("verify" if kind == "plain" else kind, context)
+        curve = self._of_one(kind, context)
         if not curve:
             return 0.0
+        wide = self._wide.get(kind, {})
+        for width in sorted(wide):
+            if width > curve[-1][0]:
+                curve.append((width, max(median(wide[width]) * self.costs.pace, curve[-1][1])))
         if columns > curve[-1][0]:
             (w0, ms0), (w1, ms1) = curve[-2:] if len(curve) > 1 else ((0, 0.0), curve[-1])
             return ms1 + (columns - w1) * max(ms1 - ms0, 0.0) / (w1 - w0)
@@ -59,6 +68,12 @@ class JointCosts:
                 return before[1] + at * (ms - before[1])
             before = width, ms
         raise AssertionError("unreachable")
+
+    def _of_one(self, kind: JointPass, context: int) -> list[tuple[int, float]]:
+        """(columns, milliseconds) of passes of one sequence."""
+        if kind == "commit":
+            return [(1, self.costs.of("commit") or 0.0)]
+        return self.costs.curve("verify" if kind == "plain" else kind, context)
 
     def _extra(self, kind: JointPass, sequences: int) -> float:
         """What so many sequences take more than one; on a line through the nearest number that was measured."""
