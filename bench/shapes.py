@@ -1,9 +1,11 @@
 """Target and draft files of a given shape with RANDOM WEIGHTS, for timing only: what they write is noise.
 
-    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|heads|demo] [--draft-type q8_0|bf16]
+    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|heads|demo] [--draft-type q8_0|bf16]
+        [--layers N]
 
-The target follows the stock Q4_K_M mix: Q4_K, with Q6_K for the head and, in about half of the layers, for ffn_down and for
-attn_qkv or attn_v. Sizes are those of the Qwen3.5 family; the draft has 5 layers of the target's width.
+The target follows the stock Q4_K_M mix: Q4_K, with Q6_K for the head and, in about half of the layers, for ffn_down (experts
+and shared expert too) and for attn_qkv or attn_v; routers are F32. Sizes are those of the Qwen3.5 family, of Qwen3-Next and of
+Laguna; the draft has the target's width. --layers writes fewer layers of the target: times then are those of a part.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,16 @@ VALUE_TYPES = {
     str: GGUFValueType.STRING,
 }
 Row = tuple[str, GGMLQuantizationType, tuple[int, ...]]  # name, type, shape in ggml order
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts of a layer: how many, how many a token uses, widths of one and of the one that all tokens share."""
+
+    n: int
+    used: int
+    ff: int
+    shared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,9 @@ class Shape:
     draft_heads: int = 32
     draft_kv_heads: int = 8
     draft_head_dim: int = 128
+    taps: int = 5
+    arch: str = "qwen35"
+    experts: Experts | None = None  # ff is then the draft's alone
 
 
 SHAPES = {
@@ -52,6 +67,51 @@ SHAPES = {
     "9b": Shape(32, 4096, 12288, 16, 4, 256, 16, 32),
     "4b": Shape(32, 2560, 9216, 16, 4, 256, 16, 32),
     "0.8b": Shape(24, 1024, 3584, 8, 2, 256, 16, 16),
+    "35b-a3b": Shape(
+        40,
+        2048,
+        6144,
+        16,
+        2,
+        256,
+        16,
+        32,
+        draft_layers=8,
+        draft_kv_heads=4,
+        taps=8,
+        arch="qwen35moe",
+        experts=Experts(256, 8, 512, 512),
+    ),
+    "80b-a3b": Shape(
+        48,
+        2048,
+        6144,
+        16,
+        2,
+        256,
+        16,
+        32,
+        vocab=151936,
+        draft_layers=8,
+        draft_kv_heads=4,
+        arch="qwen3next",
+        experts=Experts(512, 10, 512, 512),
+    ),
+    # window layers have 64 heads, the others 48; the first layer is dense
+    "laguna-xs2": Shape(
+        40,
+        2048,
+        8192,
+        48,
+        8,
+        128,
+        0,
+        0,
+        vocab=100352,
+        draft_heads=64,
+        arch="laguna",
+        experts=Experts(256, 8, 512, 512),
+    ),
     # attention as at 27B in a small trunk, for what caches do to it on any machine
     "heads": Shape(8, 1024, 2048, 24, 4, 256, 4, 8, vocab=8192),
     "demo": Shape(
@@ -111,7 +171,7 @@ def random_bytes(name: str, type_: GGMLQuantizationType, size: int) -> np.ndarra
     return np.tile(data, -(-size // len(data)))[:size]
 
 
-def vocabulary(n: int) -> dict:
+def vocabulary(n: int, pre: str = "qwen35") -> dict:
     """Tokenizer keys with `n` tokens: bytes, two merges' worth of text, and padding that a grammar takes for text."""
     letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
@@ -122,7 +182,7 @@ def vocabulary(n: int) -> dict:
     ids = {name: len(letters) + 2 + i for i, name in enumerate(special)}
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen35",
+        "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.merges": ["h e", "i n"],
@@ -130,25 +190,57 @@ def vocabulary(n: int) -> dict:
     }
 
 
+def feed_forward(
+    blk: str, s: Shape, better: bool, q4: GGMLQuantizationType, q6: GGMLQuantizationType
+) -> list[Row]:
+    """Tensors of a layer's feed-forward, dense or of experts; better: the layer is one of those with more bits."""
+    down = q6 if better else q4
+    if s.experts is None:
+        return [
+            (blk + "ffn_gate.weight", q4, (s.embd, s.ff)),
+            (blk + "ffn_up.weight", q4, (s.embd, s.ff)),
+            (blk + "ffn_down.weight", down, (s.ff, s.embd)),
+        ]
+    e = s.experts
+    rows: list[Row] = [
+        (blk + "ffn_gate_inp.weight", F32, (s.embd, e.n)),
+        (blk + "ffn_gate_exps.weight", q4, (s.embd, e.ff, e.n)),
+        (blk + "ffn_up_exps.weight", q4, (s.embd, e.ff, e.n)),
+        (blk + "ffn_down_exps.weight", down, (e.ff, s.embd, e.n)),
+        (blk + "ffn_gate_shexp.weight", q4, (s.embd, e.shared)),
+        (blk + "ffn_up_shexp.weight", q4, (s.embd, e.shared)),
+        (blk + "ffn_down_shexp.weight", down, (e.shared, s.embd)),
+    ]
+    if s.arch == "laguna":
+        return [*rows, (blk + "exp_probs_b.bias", F32, (e.n,))]
+    return [*rows, (blk + "ffn_gate_inp_shexp.weight", F32, (s.embd,))]
+
+
+def gets_more_bits(i: int, layers: int) -> bool:
+    """Whether layer i is one of those where Q4_K_M has Q6_K."""
+    eighth = layers // 8
+    return i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2
+
+
 def target(path: Path, s: Shape, quantise: bool = True) -> None:
     """Write the target."""
-    inner, keys = s.v_heads * s.state, s.k_heads * s.state
     q4, q6 = (Q4_K, Q6_K) if quantise and s.embd % 256 == 0 else (Q8_0, Q8_0)
     rows: list[Row] = [
         ("token_embd.weight", q4, (s.embd, s.vocab)),
         ("output_norm.weight", F32, (s.embd,)),
         ("output.weight", q6, (s.embd, s.vocab)),
     ]
-    eighth = s.layers // 8
+    if s.arch == "laguna":
+        write(path, laguna_metadata(s), rows + laguna_blocks(s, q4, q6))
+        return
+    inner, keys = s.v_heads * s.state, s.k_heads * s.state
     for i in range(s.layers):
-        better = i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2
+        better = gets_more_bits(i, s.layers)
         blk = f"blk.{i}."
         rows += [
             (blk + "attn_norm.weight", F32, (s.embd,)),
             (blk + "post_attention_norm.weight", F32, (s.embd,)),
-            (blk + "ffn_gate.weight", q4, (s.embd, s.ff)),
-            (blk + "ffn_up.weight", q4, (s.embd, s.ff)),
-            (blk + "ffn_down.weight", q6 if better else q4, (s.ff, s.embd)),
+            *feed_forward(blk, s, better, q4, q6),
         ]
         if (i + 1) % 4 == 0:
             rows += [
@@ -159,26 +251,27 @@ def target(path: Path, s: Shape, quantise: bool = True) -> None:
                 (blk + "attn_q_norm.weight", F32, (s.head_dim,)),
                 (blk + "attn_k_norm.weight", F32, (s.head_dim,)),
             ]
+            continue
+        rows += [
+            (blk + "attn_qkv.weight", q6 if better else q4, (s.embd, 2 * keys + inner)),
+            (blk + "attn_gate.weight", q4, (s.embd, inner)),
+            (blk + "ssm_conv1d.weight", F32, (4, 2 * keys + inner)),
+            (blk + "ssm_dt.bias", F32, (s.v_heads,)),
+            (blk + "ssm_a", F32, (s.v_heads,)),
+            (blk + "ssm_norm.weight", F32, (s.state,)),
+            (blk + "ssm_out.weight", q4, (inner, s.embd)),
+        ]
+        if s.arch == "qwen3next":
+            rows += [(blk + "ssm_ba.weight", q4, (s.embd, 2 * s.v_heads))]
         else:
-            rows += [
-                (blk + "attn_qkv.weight", q6 if better else q4, (s.embd, 2 * keys + inner)),
-                (blk + "attn_gate.weight", q4, (s.embd, inner)),
-                (blk + "ssm_conv1d.weight", F32, (4, 2 * keys + inner)),
-                (blk + "ssm_dt.bias", F32, (s.v_heads,)),
-                (blk + "ssm_a", F32, (s.v_heads,)),
-                (blk + "ssm_beta.weight", q4, (s.embd, s.v_heads)),
-                (blk + "ssm_alpha.weight", q4, (s.embd, s.v_heads)),
-                (blk + "ssm_norm.weight", F32, (s.state,)),
-                (blk + "ssm_out.weight", q4, (inner, s.embd)),
-            ]
-    a = "qwen35."
+            rows += [(blk + f"ssm_{part}.weight", q4, (s.embd, s.v_heads)) for part in ("beta", "alpha")]
+    a = f"{s.arch}."
     metadata = {
-        "general.architecture": "qwen35",
+        "general.architecture": s.arch,
         "general.name": "random weights, for timing only",
         a + "block_count": s.layers,
         a + "context_length": 262144,
         a + "embedding_length": s.embd,
-        a + "feed_forward_length": s.ff,
         a + "attention.head_count": s.heads,
         a + "attention.head_count_kv": s.kv_heads,
         a + "attention.key_length": s.head_dim,
@@ -186,24 +279,100 @@ def target(path: Path, s: Shape, quantise: bool = True) -> None:
         a + "attention.layer_norm_rms_epsilon": 1e-6,
         a + "rope.dimension_count": s.head_dim // 4,
         a + "rope.freq_base": 1e7,
-        a + "rope.dimension_sections": [11, 11, 10, 0],
         a + "ssm.conv_kernel": 4,
         a + "ssm.state_size": s.state,
         a + "ssm.group_count": s.k_heads,
         a + "ssm.time_step_rank": s.v_heads,
         a + "ssm.inner_size": inner,
         a + "full_attention_interval": 4,
+        **experts_metadata(a, s),
         **vocabulary(s.vocab),
     }
+    if s.arch != "qwen3next":
+        metadata[a + "rope.dimension_sections"] = [11, 11, 10, 0]
     write(path, metadata, rows)
+
+
+def experts_metadata(a: str, s: Shape) -> dict:
+    """Widths of the feed-forward, keys with the prefix a."""
+    if s.experts is None:
+        return {a + "feed_forward_length": s.ff}
+    return {
+        a + "expert_count": s.experts.n,
+        a + "expert_used_count": s.experts.used,
+        a + "expert_feed_forward_length": s.experts.ff,
+        a + "expert_shared_feed_forward_length": s.experts.shared,
+    }
+
+
+def laguna_heads(s: Shape) -> list[int]:
+    """Query heads of each layer: every fourth sees everything, the others a window and have a third more heads."""
+    return [s.heads if i % 4 == 0 else s.heads * 4 // 3 for i in range(s.layers)]
+
+
+def laguna_blocks(s: Shape, q4: GGMLQuantizationType, q6: GGMLQuantizationType) -> list[Row]:
+    """Tensors of Laguna's layers, of which the first is dense."""
+    rows: list[Row] = []
+    for i, heads in enumerate(laguna_heads(s)):
+        better = gets_more_bits(i, s.layers)
+        blk = f"blk.{i}."
+        rows += [
+            (blk + "attn_norm.weight", F32, (s.embd,)),
+            (blk + "ffn_norm.weight", F32, (s.embd,)),
+            (blk + "attn_q.weight", q4, (s.embd, heads * s.head_dim)),
+            (blk + "attn_k.weight", q4, (s.embd, s.kv_heads * s.head_dim)),
+            (blk + "attn_v.weight", q6 if better else q4, (s.embd, s.kv_heads * s.head_dim)),
+            (blk + "attn_output.weight", q4, (heads * s.head_dim, s.embd)),
+            (blk + "attn_q_norm.weight", F32, (s.head_dim,)),
+            (blk + "attn_k_norm.weight", F32, (s.head_dim,)),
+            (blk + "attn_gate.weight", F32, (s.embd, heads)),
+            *feed_forward(blk, s if i else replace(s, experts=None), better, q4, q6),
+        ]
+    return rows
+
+
+def laguna_metadata(s: Shape) -> dict:
+    """Keys of Laguna-XS.2."""
+    assert s.experts is not None
+    a = "laguna."
+    return {
+        "general.architecture": "laguna",
+        "general.name": "random weights, for timing only",
+        a + "block_count": s.layers,
+        a + "context_length": 131072,
+        a + "embedding_length": s.embd,
+        a + "feed_forward_length": s.ff,
+        a + "leading_dense_block_count": 1,
+        a + "attention.head_count": laguna_heads(s),
+        a + "attention.head_count_kv": s.kv_heads,
+        a + "attention.key_length": s.head_dim,
+        a + "attention.value_length": s.head_dim,
+        a + "attention.layer_norm_rms_epsilon": 1e-6,
+        a + "attention.sliding_window": 512,
+        a + "attention.sliding_window_pattern": [i % 4 != 0 for i in range(s.layers)],
+        a + "rope.dimension_count": s.head_dim // 2,
+        a + "rope.dimension_count_swa": s.head_dim,
+        a + "rope.freq_base": 5e5,
+        a + "rope.freq_base_swa": 1e4,
+        a + "rope.scaling.type": "yarn",
+        a + "rope.scaling.factor": 32.0,
+        a + "rope.scaling.original_context_length": 4096,
+        a + "rope.scaling.yarn_beta_fast": 64.0,
+        a + "rope.scaling.yarn_beta_slow": 1.0,
+        a + "expert_gating_func": 2,
+        a + "expert_weights_norm": True,
+        a + "expert_weights_scale": 2.5,
+        **experts_metadata(a, s),
+        **vocabulary(s.vocab, "laguna"),
+    }
 
 
 def draft(path: Path, s: Shape, kind: GGMLQuantizationType) -> None:
     """Write the draft, upstream's dialect."""
     q, kv = s.draft_heads * s.draft_head_dim, s.draft_kv_heads * s.draft_head_dim
-    taps = [1 + round(i * (s.layers - 4) / 4) for i in range(5)]
+    taps = [1 + round(i * (s.layers - 4) / (s.taps - 1)) for i in range(s.taps)]
     rows: list[Row] = [
-        ("fc.weight", kind, (5 * s.embd, s.embd)),
+        ("fc.weight", kind, (s.taps * s.embd, s.embd)),
         ("enc.output_norm.weight", F32, (s.embd,)),
         ("output_norm.weight", F32, (s.embd,)),
     ]
@@ -250,9 +419,10 @@ def main() -> None:
     p.add_argument("out", type=Path)
     p.add_argument("--size", choices=SHAPES, default="27b")
     p.add_argument("--draft-type", choices=("q8_0", "bf16"), default="q8_0")
+    p.add_argument("--layers", type=int, help="of the target, for what a part of it does")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
-    shape = SHAPES[a.size]
+    shape = replace(SHAPES[a.size], layers=a.layers or SHAPES[a.size].layers)
     target(a.out / f"random-{a.size}.gguf", shape)
     draft(
         a.out / f"random-{a.size}-dflash-{a.draft_type}.gguf", shape, Q8_0 if a.draft_type == "q8_0" else BF16
