@@ -80,3 +80,11 @@ def toy_pair(model_dir: Path) -> tuple[Path, Path]:
     from reference import toys
 
     return toys.write_pair(model_dir, seed=1)
+
+
+@pytest.fixture(scope="session")
+def moe_pair(model_dir: Path) -> tuple[Path, Path]:
+    """The same with layers of experts, and value heads in the order of `qwen3next`."""
+    from reference import toys
+
+    return toys.write_pair(model_dir, 5, arch="qwen3next", n_experts=12, n_used=3, n_ff=32, ssm_v_heads=6)

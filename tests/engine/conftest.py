@@ -1,11 +1,10 @@
-"""An engine to hold to the contract: the real one on the toy pair, and the one that most tests of other rooms use instead."""
+"""An engine to hold to the contract: the real one on toy pairs, and the one that most tests of other rooms use instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,15 @@ from reference.fake_engine import FakeEngine
 MakeEngine = Callable[..., Any]
 
 
-@pytest.fixture(params=["fake", "real"])
-def make_engine(request: pytest.FixtureRequest, toy_pair: tuple[Path, Path]) -> Iterator[MakeEngine]:
+@pytest.fixture(params=["fake", "real", "experts"])
+def engine_kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make_engine(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
     """Makes engines of one kind, closed at the end; arguments are the fields of EngineConfig, `draft=None` for none."""
-    target, draft = toy_pair
+    target, draft = request.getfixturevalue("moe_pair" if engine_kind == "experts" else "toy_pair")
     base = EngineConfig(
         target, draft, n_ctx=128, n_batch=16, n_threads=1, type_k="f32", type_v="f32", reference=True
     )
@@ -28,7 +32,7 @@ def make_engine(request: pytest.FixtureRequest, toy_pair: tuple[Path, Path]) -> 
 
         def make(**options: Any) -> Any:
             config = replace(base, **options)
-            if request.param == "real":
+            if engine_kind != "fake":
                 return stack.enter_context(Engine.load(config))
             return stack.enter_context(FakeEngine(config=config, has_draft=config.draft is not None))
 

@@ -21,6 +21,11 @@ CALLS = {
 }
 
 
+@pytest.fixture(params=["fake", "real"])
+def engine_kind(request):
+    return request.param
+
+
 @pytest.fixture()
 def engine(make_engine):
     return make_engine(n_ctx=1024)

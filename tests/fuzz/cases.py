@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
@@ -61,8 +62,27 @@ def used(target: Path, draft: Path | None, rng: np.random.Generator) -> str:
 
 def coherent(seed: int, folder: Path) -> str:
     """A pair whose sizes fit each other and are like nobody's: one layer, one head, no attention, a window of 1, ..."""
-    rng = np.random.default_rng(seed)
+    return _coherent(np.random.default_rng(seed), folder, {})
 
+
+def experts(seed: int, folder: Path) -> str:
+    """The same with experts: one, all of them used, hundreds, ..."""
+    rng = np.random.default_rng(seed)
+    n_experts = int(rng.choice([1, 2, 3, 7, 8, 16, 33, 64, 200]))
+    shapes = {
+        "arch": str(rng.choice(["qwen35moe", "qwen3next"])),
+        "n_experts": n_experts,
+        "n_used": int(rng.choice([1, min(2, n_experts), int(rng.integers(1, n_experts + 1)), n_experts])),
+        "n_ff_shared": int(rng.choice([1, 8, 32, 33])),
+        "joined": bool(rng.random() < 0.3),
+        "old": bool(rng.random() < 0.4),
+    }
+    if n_experts > 16:  # small ones: the file is to stay so
+        shapes |= {"n_embd": int(rng.choice([8, 24, 32])), "n_ff": int(rng.choice([1, 8, 33]))}
+    return _coherent(rng, folder, shapes)
+
+
+def _coherent(rng: np.random.Generator, folder: Path, more: dict[str, Any]) -> str:
     def one(*values: object) -> object:
         return values[int(rng.integers(len(values)))]
 
@@ -110,6 +130,7 @@ def coherent(seed: int, folder: Path) -> str:
         from_anchor=bool(one(False, True)),
         n_draft_vocab=one(None, 1, 12) if kind == "dspark" else None,
         nextn=bool(one(False, False, True)),
+        **more,
     )
     return used(target, draft if rng.random() < 0.7 else None, rng)
 
@@ -126,6 +147,16 @@ def headers(seed: int, folder: Path) -> str:
     for i, (path, builder) in enumerate(zip((target, draft), builders, strict=True)):
         path.write_bytes(damaged(builder, rng) if i == wrong else bytes(builder.data))
     return used(target, draft, rng)
+
+
+def expert_headers(seed: int, folder: Path) -> str:
+    """A small target with experts, with one to four things wrong in its header, alone."""
+    rng = np.random.default_rng(seed)
+    arch = str(rng.choice(["qwen35moe", "qwen3next"]))
+    builder = tiny_models.gguf_file(tiny_models.moe_keys(arch), tiny_models.moe_shapes(arch))
+    target = folder / "target.gguf"
+    target.write_bytes(damaged(builder, rng))
+    return used(target, None, rng)
 
 
 def damaged(builder: Builder, rng: np.random.Generator) -> bytes:
@@ -194,6 +225,8 @@ def _any_json(rng: np.random.Generator) -> object:
 CASES: dict[str, Callable[[int, Path], str]] = {
     "headers": headers,
     "coherent": coherent,
+    "experts": experts,
+    "expert_headers": expert_headers,
     "safetensors": safetensors,
 }
 

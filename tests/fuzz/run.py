@@ -1,10 +1,10 @@
 """The long run of the fuzzer: a table of what became of all cases.
 
-    python tests/fuzz/run.py [--headers 100000] [--coherent 20000] [--safetensors 20000] [--requests 2000] [--jobs 2]
-        [--json FILE]
+    python tests/fuzz/run.py [--headers 100000] [--coherent 20000] [--experts 20000] [--expert_headers 50000]
+        [--safetensors 20000] [--requests 2000] [--jobs 2] [--json FILE]
 
 Every case is its seed: `python -m fuzz.campaign KIND SEED SEED+1`, run in tests/, repeats one, and of requests
-`--headers 0 --coherent 0 --safetensors 0 --requests 1 --first SEED`. Exit code 1 with findings.
+`--requests 1 --first SEED` with 0 of all others. Exit code 1 with findings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from common import header, save  # noqa: E402
 from fuzz import hostile  # noqa: E402
 from fuzz.campaign import GOOD, Outcome, run  # noqa: E402
 
-SIZES = {"headers": 100_000, "coherent": 20_000, "safetensors": 20_000, "requests": 2000}
+SIZES = {"headers": 100_000, "coherent": 20_000, "experts": 20_000, "expert_headers": 50_000}
+SIZES |= {"safetensors": 20_000, "requests": 2000}
 FOUND = ("abort", "wrong exception", "hang", "over 300 MB")
 AT_ONCE = 500
 

@@ -9,7 +9,10 @@ import pytest
 from fuzz.campaign import run
 
 
-@pytest.mark.parametrize(("kind", "n"), [("headers", 1000), ("coherent", 500), ("safetensors", 500)])
+@pytest.mark.parametrize(
+    ("kind", "n"),
+    [("headers", 1000), ("coherent", 500), ("safetensors", 500), ("experts", 100), ("expert_headers", 200)],
+)
 def test_no_file_ends_the_process(kind: str, n: int) -> None:
     outcome = run(kind, 0, n)
     assert not outcome.findings

@@ -11,11 +11,13 @@ import pytest
 import fixtures
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.state.memory import GRAPHS, SCRATCH
 from fixtures import hf_layout
 from reference import expert_files, toys
 from reference.engine_kit import fresh, text
 
 SEEDS = toys.MOE_VARIANTS
+LONG = [i * 7 % 50 for i in range(90)]
 
 
 @pytest.fixture(scope="module", params=SEEDS)
@@ -97,3 +99,28 @@ def test_one_matrix_for_gate_and_up(tmp_path: Path) -> None:
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def test_quantised_caches(pair: tuple[Path, Path]) -> None:
+    """With rotated rows of keys and values too, every mode writes the same."""
+    with Engine.load(config(*pair, type_k="q8_0", type_v="q4_0")) as engine:
+        plain = text(fresh(engine, LONG), max_tokens=60, mode="plain")
+        for mode in ("tree", "auto"):
+            assert text(fresh(engine, LONG), max_tokens=60, mode=mode) == plain
+
+
+def test_measured_costs_and_copies(pair: tuple[Path, Path]) -> None:
+    """What is measured at loading, and text that stood before, change no text."""
+    with Engine.load(config(*pair, mode="plain")) as engine:
+        plain = text(fresh(engine, LONG), max_tokens=60)
+    with Engine.load(config(*pair, calibrate="always")) as engine:
+        assert engine.expected_ms(0) and engine.copies is not None
+        assert text(fresh(engine, LONG), max_tokens=60) == plain
+
+
+def test_what_is_taken_is_planned(pair: tuple[Path, Path]) -> None:
+    """To the byte, but for the scratch memory, which stays within its estimate."""
+    with Engine.load(config(*pair, n_batch=512, n_ctx=1024)) as engine:
+        planned, taken = engine.memory.parts, engine.nbytes
+    assert taken.pop(SCRATCH) <= planned[GRAPHS]
+    assert taken == {name: planned[name] for name in taken}

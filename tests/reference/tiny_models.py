@@ -93,6 +93,47 @@ def target_shapes() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+EXPERTS, USED, EXPERT_FF, SHARED_FF = 5, 2, 9, 7
+
+
+def moe_keys(arch: str = "qwen35moe") -> dict[str, Any]:
+    """The same blocks with experts, under the keys of `qwen35moe` or `qwen3next`."""
+    own = ("qwen35.feed_forward_length", "qwen35.rope.dimension_sections")
+    dropped = own if arch == "qwen3next" else own[:1]
+    keys = {key: value for key, value in target_keys().items() if key not in dropped}
+    keys = {key.replace("qwen35.", f"{arch}."): value for key, value in keys.items()}
+    sizes = {
+        "expert_count": EXPERTS,
+        "expert_used_count": USED,
+        "expert_feed_forward_length": EXPERT_FF,
+        "expert_shared_feed_forward_length": SHARED_FF,
+    }
+    return keys | {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in sizes.items()}
+
+
+def moe_shapes(arch: str = "qwen35moe") -> dict[str, tuple[int, ...]]:
+    """Tensors of `moe_keys`; the last block has gate and up of an expert as one matrix, the first of `qwen3next` has `ssm_in`."""
+    shapes = {name: shape for name, shape in target_shapes().items() if ".ffn_" not in name}
+    for i in range(4):
+        block = f"blk.{i}."
+        shapes[block + "ffn_gate_inp.weight"] = (D, EXPERTS)
+        if i == 3:
+            shapes[block + "ffn_gate_up_exps.weight"] = (D, 2 * EXPERT_FF, EXPERTS)
+        else:
+            shapes |= {block + f"ffn_{x}_exps.weight": (D, EXPERT_FF, EXPERTS) for x in ("gate", "up")}
+        shapes[block + "ffn_down_exps.weight"] = (EXPERT_FF, D, EXPERTS)
+        shapes[block + "ffn_gate_inp_shexp.weight"] = (D,)
+        shapes |= {block + f"ffn_{x}_shexp.weight": (D, SHARED_FF) for x in ("gate", "up")}
+        shapes[block + "ffn_down_shexp.weight"] = (SHARED_FF, D)
+        if arch == "qwen3next" and not i % 2:
+            del shapes[block + "ssm_alpha.weight"], shapes[block + "ssm_beta.weight"]
+            shapes[block + "ssm_ba.weight"] = (D, 2 * H_V)
+    if arch == "qwen3next":
+        del shapes["blk.0.attn_qkv.weight"], shapes["blk.0.attn_gate.weight"]
+        shapes["blk.0.ssm_in.weight"] = (D, 2 * H_K * S + 2 * H_V * S)
+    return shapes
+
+
 def draft_shapes() -> dict[str, tuple[int, ...]]:
     """Tensors of a draft with two layers, under llama.cpp's names."""
     shapes: dict[str, tuple[int, ...]] = {

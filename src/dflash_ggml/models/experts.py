@@ -70,8 +70,9 @@ class Experts:
 
     @property
     def per_column(self) -> int:
-        routed = self.n_used * (3 * self.n_ff + 2 * self.n_embd)
-        return routed + 3 * self.n_experts + 3 * self.n_ff_shared
+        # gate, up and their product, or that and what comes out
+        routed = self.n_used * max(3 * self.n_ff, self.n_ff + self.n_embd)
+        return routed + 2 * self.n_experts + 3 * self.n_ff_shared
 
     @property
     def nodes(self) -> int:

@@ -207,10 +207,11 @@ class Qwen35(Target):
         return read_head(file, head)
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
-        """The widest layer, the features, and the mask of a pass of few columns."""
+        """The widest layer with a state, the features, and the mask of a pass of few columns."""
         per_column = self.ffn.per_column + 2 * self.conv_channels + (4 + n_taps) * self.n_embd
         appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
-        return 4 * (columns * per_column + appended) + 2 * rows * min(columns, NARROW_COLUMNS)
+        state = self.ssm_state**2 * self.ssm_v_heads
+        return 4 * (columns * per_column + appended + state) + 2 * rows * min(columns, NARROW_COLUMNS)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
         """See Target.build."""
