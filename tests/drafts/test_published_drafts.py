@@ -79,6 +79,25 @@ def test_new_drafts_with_six_layers_and_eight_taps(size: str, tmp_path: Path) ->
     assert draft.check(read_target(file), str(file.path)) == []
 
 
+@pytest.mark.parametrize(
+    ("version", "layers", "window", "kv_heads"),
+    [("3.5", 8, None, 4), ("3.6", 8, None, 4), ("3.6", 6, 4096, 8)],
+)
+def test_drafts_of_the_35b(
+    version: str, layers: int, window: int | None, kv_heads: int, tmp_path: Path
+) -> None:
+    """Eight layers that see everything, or five with a window and one without."""
+    taps = (1, 6, 11, 16, 22, 27, 32, 37)
+    folder = tmp_path / f"Qwen{version}-35B-A3B-DFlash"
+    made = real_files.write_checkpoint(folder, 2048, 6144, taps, layers, window, kv_heads, mask=248077)
+    draft, p = open_draft(made), open_draft(made).params
+    assert (p.n_layers, p.n_kv_heads, p.taps, p.mask_id) == (layers, kv_heads, taps, 248077)
+    assert p.window_layers == (window is not None,) * (layers - 1) + (False,)
+    name = {"3.5": "Qwen3.5-35B-A3B-Q4_K_M", "3.6": "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL"}[version]
+    file = GGUFFile(real_files.write_target(tmp_path, name))
+    assert draft.check(read_target(file), str(file.path)) == []
+
+
 def test_a_window_that_the_file_does_not_tell(target_file: Path, tmp_path: Path) -> None:
     path = real_files.write_draft(tmp_path, "buun-3.6-noSWAkeys")
     target = read_target(GGUFFile(target_file))

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("huggingface_hub", reason="the hub extra is not installed")
 
 from dflash_ggml.errors import ConfigError
+from dflash_ggml.files import pairs
 from dflash_ggml.files.hub import Hub, HubError, RepoSpec, pick_draft, pick_sidecar, pick_target
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -40,7 +41,7 @@ REPOS = {
         "Qwen3.5-2B-Q4_K_M.gguf": b"GGUF 2",
         "dflash-Qwen3.5-2B-Q8_0.gguf": b"GGUF of somebody",
     },
-    "unsloth/Qwen3.6-35B-A3B-GGUF": {"Qwen3.6-35B-A3B-Q4_K_M.gguf": b"GGUF experts"},
+    "unsloth/gemma-4-31B-it-GGUF": {"gemma-4-31B-it-Q4_K_M.gguf": b"GGUF later"},
     "unsloth/Qwen3.5-9B-GGUF": {"Qwen3.5-9B-Q4_K_M.gguf": b"GGUF 9"},
     "datasets/maker/set": {"data/test.jsonl": b"{}"},
     "maker/draft": {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"about"},
@@ -163,9 +164,13 @@ def test_an_unknown_target_has_no_draft(hub: Hub, caplog: pytest.LogCaptureFixtu
     )
 
 
-def test_a_model_that_comes_later_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(HubError, match="Qwen3.6-35B-A3B comes in a later version: mixture of experts"):
-        hub.target(RepoSpec.parse("unsloth/Qwen3.6-35B-A3B-GGUF"))
+def test_a_model_that_comes_later_is_not_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = pairs.Pair("Gemma4", "31B", note="comes in a later version", loads=False)
+    monkeypatch.setattr(pairs, "PAIRS", (*pairs.PAIRS, later))
+    with pytest.raises(HubError, match="Gemma4-31B comes in a later version"):
+        hub.target(RepoSpec.parse("unsloth/gemma-4-31B-it-GGUF"))
     assert not list(tmp_path.rglob("*.gguf"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dflash_ggml.files import pairs
 from dflash_ggml.files.hub import RepoSpec
 from dflash_ggml.files.pairs import (
     EMBEDDED_DRAFT,
@@ -11,6 +12,7 @@ from dflash_ggml.files.pairs import (
     LIST_PAIRS,
     PAIRS,
     ModelName,
+    Pair,
     find_pair,
     pairs_table,
     replacement,
@@ -28,6 +30,8 @@ def test_the_embedded_pair_is_there() -> None:
         (["Qwen_Qwen3.5-9B-Q8_0-00001-of-00002.gguf"], "Qwen3.5", "9B"),
         (["dflash-Qwen3.8-27B-Q8_0.gguf"], "Qwen3.8", "27B"),
         (["unsloth/Qwen3.5-35B-A3B-GGUF"], "Qwen3.5", "35B-A3B"),
+        (["Qwen3-Coder-Next-UD-Q4_K_XL-00001-of-00003.gguf"], "Qwen3", "Coder-Next"),
+        (["Qwen3-Next-80B-A3B-Instruct-Q4_K_M.gguf"], "Qwen3", "80B-A3B"),
         (["sha256-5b27", "Qwen3.5 0.8B"], "Qwen3.5", "0.8B"),
         (["qwen3_4b.gguf"], "Qwen3", "4B"),
         (["Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf"], "Qwen3-Coder", "30B-A3B"),
@@ -63,12 +67,19 @@ def test_the_table_of_pairs() -> None:
     drafts = "spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0, z-lab/Qwen3.6-27B-DFlash"
     assert table[1].split(maxsplit=1) == ["Qwen3.6-27B", drafts]
     to_come = [line for line in table if "later version" in line]
-    assert len(to_come) == 7 and not any(" none " in line for line in to_come)
+    assert len(to_come) == 4 and not any(" none " in line for line in to_come)
+
+
+def test_a_target_that_does_not_load_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = Pair("Gemma4", "31B", "z-lab/gemma-4-31B-it-DFlash", note="comes in a later version", loads=False)
+    monkeypatch.setattr(pairs, "PAIRS", (*PAIRS, later))
+    assert "no draft that can be used today" in replacement("z-lab/gemma-4-31B-it-DFlash")
+    assert any(line.split()[-1] == "version" and later.name in line for line in pairs_table().splitlines())
 
 
 def test_replacements() -> None:
     use = "for Qwen3.6-27B use spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0 or z-lab/Qwen3.6-27B-DFlash"
     assert replacement("x.gguf", "Qwen3.6 27B DFlash").startswith(use)
     assert "no draft that can be used today" in replacement("dflash-Qwen3.5-2B-Q8_0.gguf")
-    assert "no draft that can be used today" in replacement("z-lab/Qwen3.6-35B-A3B-DFlash")
+    assert replacement("my-35b-a3b-dflash", "Qwen3.6 35B A3B").startswith("for Qwen3.6-35B-A3B use z-lab/")
     assert replacement("x.gguf") == LIST_PAIRS

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.errors import ConfigError, ModelFileError
+from dflash_ggml.files import pairs
 from dflash_ggml.files.hub import HubError
 from dflash_ggml.llama import pretrained as llama_hub
 from dflash_ggml.llama.llama import Llama
@@ -66,7 +67,9 @@ def test_all_parts_of_a_draft_and_none_that_cannot_be_used(
     hub.fetched.clear()
     llm = ToyLlama.from_pretrained("maker/model", "Qwen3.5-2B*")
     assert hub.fetched == asked == ["Qwen3.5-2B-Q4_K_M.gguf"] and llm.draft_model is None
-    monkeypatch.setattr(StandIn, "files", lambda self, repo: ["Qwen3.5-35B-A3B-Q4_K_M.gguf"])
+    later = pairs.Pair("Gemma4", "31B", note="comes in a later version", loads=False)
+    monkeypatch.setattr(pairs, "PAIRS", (*pairs.PAIRS, later))
+    monkeypatch.setattr(StandIn, "files", lambda self, repo: ["gemma-4-31B-it-Q4_K_M.gguf"])
     with pytest.raises(HubError, match="comes in a later version"):
         ToyLlama.from_pretrained("maker/model", "*.gguf")
 

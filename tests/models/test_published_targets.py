@@ -12,6 +12,7 @@ from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml import weights
 from dflash_ggml.ggml.device import Device
+from dflash_ggml.models.qwen35 import Qwen35
 from dflash_ggml.models.registry import read_target
 from reference import real_files
 
@@ -27,16 +28,19 @@ def test_target(name: str, tmp_path: Path) -> None:
             size.layers,
             size.d,
             size.ff,
-            real_files.VOCAB,
+            size.vocab,
         )
         assert (target.n_heads, target.n_kv_heads, target.tied_head) == (size.heads, size.kv, size.tied)
         assert sum(target.recurrent) == size.layers * 3 // 4
-        left_out = {name for name in file.tensors if name not in target.tensors()}
+        assert isinstance(target, Qwen35)
+        left_out = {name for name in file.tensors if name not in target.stored(file)}
         block = f"blk.{size.layers}."
         assert all(
             name.startswith((block, "v.", "mtp.")) or name.endswith("input_scale") for name in left_out
         )
-        assert len(left_out) == 15 * recipe.mtp + 2 * recipe.ollama + 400 * ("input_scale" in recipe.scales)
+        of_head, scaled = (20, 40 * 6 + 30 * 3 + 10 * 4) if size.experts else (15, 400)
+        scales = scaled * ("input_scale" in recipe.scales)
+        assert len(left_out) == of_head * recipe.mtp + 2 * recipe.ollama + scales
         used = sum(info.nbytes for name, info in file.tensors.items() if name not in left_out)
         device = Device.cpu(1, reference=True)
         try:
@@ -58,6 +62,7 @@ def test_tensor_counts() -> None:
     counts = {name: len(real_files.target_tensors(recipe)) for name, recipe in real_files.TARGETS.items()}
     assert counts["Qwen3.6-27B-BF16"] == 851 and counts["Qwen3.8-27B-MTP-UD-Q4_K_XL"] == 866
     assert counts["Qwen3.5-9B-Q4_K_M"] == 427 and counts["Qwen3.5-2B-Q4_K_M"] == 320
+    assert counts["Qwen3.5-35B-A3B-Q4_K_M"] == 733 and counts["Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL"] == 753
 
 
 def test_an_embedding_that_the_device_cannot_look_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ Tensors = dict[
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of a dense Qwen3.5 target."""
+    """Sizes of a Qwen3.5 target, or with experts `ff` wide, of which a token uses `used`, and one for all `shared` wide."""
 
     layers: int
     d: int
@@ -33,6 +33,11 @@ class Size:
     kv: int
     v_heads: int
     tied: bool = False
+    experts: int = 0
+    used: int = 0
+    shared: int = 0
+    arch: str = "qwen35"
+    vocab: int = VOCAB
 
 
 SIZES = {
@@ -41,6 +46,10 @@ SIZES = {
     "4B": Size(32, 2560, 9216, 16, 4, 32, tied=True),
     "9B": Size(32, 4096, 12288, 16, 4, 32),
     "27B": Size(64, 5120, 17408, 24, 4, 48),
+    "35B-A3B": Size(40, 2048, 512, 16, 2, 32, experts=256, used=8, shared=512, arch="qwen35moe"),
+    "80B-A3B": Size(
+        48, 2048, 512, 16, 2, 32, experts=512, used=10, shared=512, arch="qwen3next", vocab=151936
+    ),
 }
 
 
@@ -48,7 +57,8 @@ SIZES = {
 class Recipe:
     """A target's file: which type its matrices have, and which parts lie in it besides.
 
-    more: type of ffn_down, attn_qkv and attn_v; decay: of ssm_alpha and ssm_beta; extra: what only some writers add.
+    more: type of ffn_down, attn_qkv and attn_v; decay: of ssm_alpha and ssm_beta; extra: what only some writers add; joined: gate
+    and up of an expert are one matrix; old: a qwen3next file with `ssm_in`.
     """
 
     version: str
@@ -61,6 +71,8 @@ class Recipe:
     mtp: bool = False
     scales: tuple[str, ...] = ()
     ollama: bool = False
+    joined: bool = False
+    old: bool = False
 
     @property
     def name(self) -> str:
@@ -94,6 +106,14 @@ TARGETS = {
     "Qwen3.6-27B-NVFP4-noscale": _NVFP4,
     "Qwen3.6-27B-MXFP4": Recipe("3.6", "27B", "MXFP4", "MXFP4", "Q8_0", "Q8_0", "Q8_0"),
     "ollama-qwen3.5-0.8b": _q4_k_m("3.5", "0.8B", ollama=True),
+    "Qwen3.5-35B-A3B-Q4_K_M": _q4_k_m("3.5", "35B-A3B"),
+    "Qwen3.6-35B-A3B-MTP-UD-Q4_K_XL": replace(_UD4, size="35B-A3B", mtp=True),
+    "Qwen3.6-35B-A3B-fused-Q8_0": Recipe(
+        "3.6", "35B-A3B", "Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0", joined=True
+    ),
+    "Qwen3.6-35B-A3B-NVFP4": replace(_NVFP4, size="35B-A3B", scales=("scale", "input_scale")),
+    "Qwen3-Next-80B-A3B-Q4_K_M": _q4_k_m("3-Next", "80B-A3B"),
+    "Qwen3-Coder-Next-old-Q4_K_M": _q4_k_m("3-Coder-Next", "80B-A3B", old=True),
 }
 
 
@@ -105,7 +125,6 @@ def target_keys(recipe: Recipe) -> dict[str, Any]:
         "block_count": s.layers + recipe.mtp,
         "context_length": 262144,
         "embedding_length": s.d,
-        "feed_forward_length": s.ff,
         "attention.head_count": s.heads,
         "attention.head_count_kv": s.kv,
         "rope.dimension_sections": [11, 11, 10, 0],
@@ -121,6 +140,13 @@ def target_keys(recipe: Recipe) -> dict[str, Any]:
         "full_attention_interval": interval,
         "rope.dimension_count": 64,
     }
+    if s.experts:
+        keys |= {"expert_count": s.experts, "expert_used_count": s.used}
+        keys |= {"expert_feed_forward_length": s.ff, "expert_shared_feed_forward_length": s.shared}
+    else:
+        keys["feed_forward_length"] = s.ff
+    if s.arch == "qwen3next":
+        del keys["rope.dimension_sections"]
     if recipe.mtp:
         keys["nextn_predict_layers"] = 1
     if recipe.ollama:
@@ -128,14 +154,14 @@ def target_keys(recipe: Recipe) -> dict[str, Any]:
         keys["rope.dimension_sections"] = keys["mrope_sections"] = [11, 11, 10]
         keys["image_token_id"] = 248056
     return {
-        "general.architecture": "qwen35",
+        "general.architecture": s.arch,
         "general.sampling.top_k": 20,
         "general.sampling.top_p": 0.95,
         "general.sampling.temp": 1.0,
         "general.name": recipe.name,
         "general.basename": recipe.name,
         "general.size_label": recipe.size,
-    } | {f"qwen35.{key}": value for key, value in keys.items()}
+    } | {f"{s.arch}.{key}": value for key, value in keys.items()}
 
 
 def target_tensors(recipe: Recipe) -> Tensors:
@@ -143,9 +169,12 @@ def target_tensors(recipe: Recipe) -> Tensors:
     s = SIZES[recipe.size]
     matrix, more, d = recipe.matrix, recipe.more, s.d
     inner, conv_channels = s.v_heads * STATE, 2 * K_HEADS * STATE + s.v_heads * STATE
-    out: Tensors = {"token_embd.weight": (recipe.embedding, (d, VOCAB)), "output_norm.weight": ("F32", (d,))}
+    out: Tensors = {
+        "token_embd.weight": (recipe.embedding, (d, s.vocab)),
+        "output_norm.weight": ("F32", (d,)),
+    }
     if not s.tied:
-        out["output.weight"] = (recipe.head, (d, VOCAB))
+        out["output.weight"] = (recipe.head, (d, s.vocab))
 
     def attention(plain: str, better: str) -> Tensors:
         return {
@@ -157,10 +186,25 @@ def target_tensors(recipe: Recipe) -> Tensors:
             "attn_k_norm.weight": ("F32", (HEAD_DIM,)),
         }
 
+    def experts(plain: str, better: str) -> Tensors:
+        n = s.experts
+        parts: Tensors = {f"ffn_{x}_exps.weight": (plain, (d, s.ff, n)) for x in ("gate", "up")}
+        if recipe.joined:
+            parts = {"ffn_gate_up_exps.weight": (plain, (d, 2 * s.ff, n))}
+        return parts | {
+            "ffn_gate_inp.weight": ("F32", (d, n)),
+            "ffn_down_exps.weight": (better, (s.ff, d, n)),
+            "ffn_gate_inp_shexp.weight": ("F32", (d,)),
+            "ffn_gate_shexp.weight": (plain, (d, s.shared)),
+            "ffn_up_shexp.weight": (plain, (d, s.shared)),
+            "ffn_down_shexp.weight": (better, (s.shared, d)),
+        }
+
     def block(plain: str, better: str) -> Tensors:
-        return {
-            "attn_norm.weight": ("F32", (d,)),
-            "post_attention_norm.weight": ("F32", (d,)),
+        norms: Tensors = {"attn_norm.weight": ("F32", (d,)), "post_attention_norm.weight": ("F32", (d,))}
+        if s.experts:
+            return norms | experts(plain, better)
+        return norms | {
             "ffn_gate.weight": (plain, (d, s.ff)),
             "ffn_up.weight": (plain, (d, s.ff)),
             "ffn_down.weight": (better, (s.ff, d)),
@@ -177,6 +221,12 @@ def target_tensors(recipe: Recipe) -> Tensors:
         "ssm_norm.weight": ("F32", (STATE,)),
         "ssm_out.weight": (matrix, (inner, d)),
     }
+    if s.arch == "qwen3next":
+        del delta_net["ssm_alpha.weight"], delta_net["ssm_beta.weight"]
+        delta_net["ssm_ba.weight"] = (recipe.decay, (d, 2 * s.v_heads))
+    if recipe.old:
+        del delta_net["attn_qkv.weight"], delta_net["attn_gate.weight"]
+        delta_net["ssm_in.weight"] = (matrix, (d, conv_channels + inner))
     for i in range(s.layers):
         layer = block(matrix, more) | (delta_net if (i + 1) % 4 else attention(matrix, more))
         out |= {f"blk.{i}.{name}": tensor for name, tensor in layer.items()}
@@ -188,8 +238,12 @@ def target_tensors(recipe: Recipe) -> Tensors:
     if recipe.ollama:
         out |= {"v.blk.0.attn_q.weight": ("F16", (768, 768)), "mtp.fc.weight": ("F16", (2 * d, d))}
         out = {re.sub(r"ssm_dt\.bias$", "ssm_dt", name): tensor for name, tensor in out.items()}
-    scaled = [name.removesuffix("weight") for name, (kind, _) in out.items() if kind == "NVFP4"]
-    return out | {name + scale: ("F32", (1,)) for name in scaled for scale in recipe.scales}
+    scaled = {
+        name.removesuffix("weight"): shape[2:] or (1,)
+        for name, (kind, shape) in out.items()
+        if kind == "NVFP4"
+    }
+    return out | {name + scale: ("F32", n) for name, n in scaled.items() for scale in recipe.scales}
 
 
 DRAFT_FF, DRAFT_HEADS, DRAFT_KV, DRAFT_HEAD_DIM = 17408, 32, 8, 128
@@ -358,11 +412,18 @@ def write_draft(folder: Path, name: str, file: str | None = None, **keys: Any) -
 
 
 def write_checkpoint(
-    folder: Path, d: int, ff: int, taps: tuple[int, ...], layers: int, window: int | None
+    folder: Path,
+    d: int,
+    ff: int,
+    taps: tuple[int, ...],
+    layers: int,
+    window: int | None,
+    kv_heads: int = DRAFT_KV,
+    mask: int = 248070,
 ) -> Path:
     """A draft as z-lab publishes it, with all layers but the last windowed, as a sparse safetensors file in `folder`."""
     folder.mkdir()
-    q, kv = DRAFT_HEADS * DRAFT_HEAD_DIM, DRAFT_KV * DRAFT_HEAD_DIM
+    q, kv = DRAFT_HEADS * DRAFT_HEAD_DIM, kv_heads * DRAFT_HEAD_DIM
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (d, len(taps) * d),
         "hidden_norm.weight": (d,),
@@ -400,14 +461,14 @@ def write_checkpoint(
         "num_hidden_layers": layers,
         "intermediate_size": ff,
         "num_attention_heads": DRAFT_HEADS,
-        "num_key_value_heads": DRAFT_KV,
+        "num_key_value_heads": kv_heads,
         "head_dim": DRAFT_HEAD_DIM,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e7,
         "vocab_size": VOCAB,
         "block_size": 16,
-        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": list(taps)},
+        "dflash_config": {"mask_token_id": mask, "target_layer_ids": list(taps)},
         "layer_types": ["sliding_attention" if window else "full_attention"] * (layers - 1)
         + ["full_attention"],
         "sliding_window": window,

@@ -15,7 +15,8 @@ LIST_PAIRS = "dflash-run --list-pairs shows which draft belongs to which target"
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """What a name says: the family with its version, "Qwen3.6", and the size, "27B" or "35B-A3B"; None where it says nothing."""
+    """What a name says: the family with its version, "Qwen3.6", and the size, "27B" or "35B-A3B"; None where it says nothing.
+    Coder-Next has its name for a size."""
 
     family: str | None = None
     size: str | None = None
@@ -26,10 +27,13 @@ class ModelName:
         if laguna := next((m for m in map(_LAGUNA.search, texts) if m), None):
             return cls("Laguna", laguna[1].upper())
         family = next((m for m in map(_FAMILY.search, texts) if m), None)
+        named = f"{family[1].capitalize()}{family[2]}" if family else None
+        if any(map(_CODER_NEXT.search, texts)):
+            return cls(named, "Coder-Next")
         size = next((m for m in map(_SIZE.search, texts) if m), None)
+        coder = "-Coder" if family and family[3] else ""
         return cls(
-            f"{family[1].capitalize()}{family[2]}{'-Coder' if family[3] else ''}" if family else None,
-            re.sub(r"[-_ ]", "-", size[1]).upper() if size else None,
+            f"{named}{coder}" if named else None, re.sub(r"[-_ ]", "-", size[1]).upper() if size else None
         )
 
     @property
@@ -48,6 +52,7 @@ _FAMILY = re.compile(
     r"(?<![a-z])(qwen|gemma)[-_ ]?(\d+(?:\.\d+)?)(?![\d.]*b(?![a-z]))([-_ ]coder)?", re.IGNORECASE
 )
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
+_CODER_NEXT = re.compile(r"(?<![a-z0-9])coder[-_ ]next(?![a-z0-9])", re.IGNORECASE)
 _LAGUNA = re.compile(r"laguna[-_ ](XS\.2|(?:XS|S)-2\.1)(?![0-9])", re.IGNORECASE)
 
 
@@ -73,7 +78,7 @@ class Pair:
         return f"{self.family}-{self.size}"
 
 
-_MOE = "comes in a later version: mixture of experts"
+_LATER = "mixture-of-experts models of Qwen3 come in a later version"
 _LAGUNA_NOTE = "comes in a later version: an architecture and a kind of draft of its own"
 PAIRS = (
     Pair(
@@ -97,10 +102,12 @@ PAIRS = (
     Pair("Qwen3", "8B", "z-lab/Qwen3-8B-DFlash-b16", ("deepseek-ai/dspark_qwen3_8b_block7",)),
     Pair("Qwen3", "4B", "z-lab/Qwen3-4B-DFlash-b16", ("deepseek-ai/dspark_qwen3_4b_block7",)),
     Pair("Qwen3", "14B", "deepseek-ai/dspark_qwen3_14b_block7"),
-    Pair("Qwen3-Coder", "30B-A3B", "z-lab/Qwen3-Coder-30B-A3B-DFlash", note=_MOE, loads=False),
-    Pair("Qwen3.5", "35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash", note=_MOE, loads=False),
-    Pair("Qwen3.6", "35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash", note=_MOE, loads=False),
-    Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash", note=_MOE, loads=False),
+    Pair("Qwen3-Coder", "30B-A3B", "z-lab/Qwen3-Coder-30B-A3B-DFlash", note=_LATER, loads=False),
+    Pair("Qwen3.6", "35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash"),
+    Pair("Qwen3.5", "35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash"),
+    Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash"),
+    Pair("Qwen3.5", "397B-A17B", "z-lab/Qwen3.5-397B-A17B-DFlash"),
+    Pair("Qwen3", "Coder-Next", "z-lab/Qwen3-Coder-Next-DFlash"),
     Pair("Laguna", "XS.2", "poolside/Laguna-XS.2-speculator.dflash", note=_LAGUNA_NOTE, loads=False),
     Pair("Laguna", "XS-2.1", "poolside/Laguna-XS-2.1-DFlash", note=_LAGUNA_NOTE, loads=False),
     Pair("Laguna", "S-2.1", "poolside/Laguna-S-2.1-DFlash", note=_LAGUNA_NOTE, loads=False),
