@@ -161,6 +161,12 @@ def test_scales(file: Path) -> None:
         target(file, "qwen3next", shapes={"blk.1.ffn_up_exps.scale": (1,)})
 
 
+def test_a_vector_may_be_one_row(file: Path, arch: str) -> None:
+    name = "blk.0.ffn_gate_inp_shexp.weight"
+    p = target(file, arch, shapes={name: (tiny.D, 1)})
+    assert p == target(file, arch) and p.sources(GGUFFile(file))[name].shape == (tiny.D,)
+
+
 def test_vectors_are_float32(file: Path) -> None:
     shapes = tiny.moe_shapes()
     name = "blk.0.ffn_gate_inp_shexp.weight"

@@ -48,7 +48,7 @@ def rewrite(source: Path, dest: Path, rule: Rule, file_type: int) -> Path:
 
 def add_tensor(writer: GGUFWriter, name: str, x: np.ndarray, rule: Rule) -> None:
     """Add float32 `x` (row-major) under `name`; matrices take the type that `rule` gives."""
-    if x.ndim < 2 or "conv1d" in name:
+    if x.ndim < 2 or "conv1d" in name or "gate_inp_shexp" in name:
         writer.add_tensor(name, np.ascontiguousarray(x, np.float32))
         return
     width = x.shape[-1]

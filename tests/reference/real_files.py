@@ -194,7 +194,7 @@ def target_tensors(recipe: Recipe) -> Tensors:
         return parts | {
             "ffn_gate_inp.weight": ("F32", (d, n)),
             "ffn_down_exps.weight": (better, (s.ff, d, n)),
-            "ffn_gate_inp_shexp.weight": ("F32", (d,)),
+            "ffn_gate_inp_shexp.weight": ("F32", (d, 1) if recipe.joined else (d,)),
             "ffn_gate_shexp.weight": (plain, (d, s.shared)),
             "ffn_up_shexp.weight": (plain, (d, s.shared)),
             "ffn_down_shexp.weight": (better, (s.shared, d)),

@@ -292,7 +292,10 @@ def _experts(rng: np.random.Generator, toy: Toy, prefix: str, scale: float) -> d
         tensors[f"{prefix}ffn_up_exps.weight"] = several(lambda: _matrix(rng, f, d))
     return tensors | {
         f"{prefix}ffn_down_exps.weight": several(lambda: _residual(rng, toy, f, scale)),
-        f"{prefix}ffn_gate_inp_shexp.weight": rng.normal(0, d**-0.5, d),
+        # upstream's converter writes one row or a vector, by its version
+        f"{prefix}ffn_gate_inp_shexp.weight": rng.normal(
+            0, d**-0.5, (1, d) if toy.arch == "qwen3next" else d
+        ),
         f"{prefix}ffn_gate_shexp.weight": _matrix(rng, s, d),
         f"{prefix}ffn_up_shexp.weight": _matrix(rng, s, d),
         f"{prefix}ffn_down_shexp.weight": _residual(rng, toy, s, scale),

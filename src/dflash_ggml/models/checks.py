@@ -40,16 +40,25 @@ def check_tensors(
 ) -> None:
     """Every tensor of `shapes` is there, with its shape and a type for weights, and no other one.
 
-    A model with more weights than the graph knows would give wrong results; `ignored` tells harmless ones.
+    A model with more weights than the graph knows would give wrong results; `ignored` tells harmless ones. A vector may be written
+    as a matrix of one row.
     """
     for name, shape in shapes.items():
         info = tensors.get(name)
         if info is None:
             raise fail(f"tensor {name!r} is missing (expected shape {list(shape)})")
-        if info.shape != shape:
+        if _without_ones(info.shape) != _without_ones(shape):
             raise fail(f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}")
         if info.type in _NO_WEIGHT_TYPES:
             raise fail(f"tensor {name!r} is stored as {info.type_name}, which no weight may be")
     for name in tensors:
         if name not in shapes and not ignored(name):
             raise fail(f"tensor {name!r} is unknown: this variant of the model is not supported")
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the last dimensions that are 1, but for the first of all: to ggml they are the same."""
+    n = len(shape)
+    while n > 1 and shape[n - 1] == 1:
+        n -= 1
+    return shape[:n]

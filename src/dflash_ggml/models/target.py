@@ -86,7 +86,7 @@ class Target(ABC):
         """Name -> bytes of every one of `tensors` in an open file, in the order in which it has them."""
         wanted, found = self.tensors(), file.tensors
         return {
-            name: Source(info.type, info.shape, file.data(name))
+            name: Source(info.type, wanted[name], file.data(name))
             for name, info in found.items()
             if name in wanted
         }
