@@ -11,10 +11,16 @@ import pytest
 
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.ggml.device import F16
 from dflash_ggml.ggml.graph import Yarn
+from dflash_ggml.models.experts import Experts
+from dflash_ggml.models.laguna import Laguna
 from dflash_ggml.models.qwen3 import Qwen3
 from dflash_ggml.models.registry import read_target
+from dflash_ggml.models.rope import Rope
 from dflash_ggml.models.target import Target
+from dflash_ggml.state.kv_type import KvType
+from dflash_ggml.state.state import state_parts
 from reference.gguf_bytes import Tensor, build, f32_tensor
 from reference.tiny_models import VOCAB, tokenizer_keys
 
@@ -159,3 +165,179 @@ def test_unknown_tensors(file: Path) -> None:
     ):
         with pytest.raises(ModelFileError, match=f"{name!r} is unknown"):
             target(file, changes={name: (1,)})
+
+
+def laguna_keys() -> dict[str, Any]:
+    """Four blocks: the first sees everything and is dense, the others have a window and experts."""
+    keys = {
+        "block_count": 4,
+        "context_length": 64,
+        "embedding_length": D,
+        "feed_forward_length": FF,
+        "attention.head_count": [4, 6, 6, 6],
+        "attention.head_count_kv": KV,
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [False, True, True, True],
+        "rope.freq_base": 5e5,
+        "rope.freq_base_swa": 1e4,
+        "rope.dimension_count": 2,
+        "rope.dimension_count_swa": HEAD_DIM,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 8,
+        "rope.scaling.yarn_beta_fast": 64.0,
+        "leading_dense_block_count": 1,
+        "expert_count": 5,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 10,
+        "expert_shared_feed_forward_length": 14,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+    }
+    return {"general.architecture": "laguna"} | {f"laguna.{k}": v for k, v in keys.items()} | tokenizer_keys()
+
+
+def laguna_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (D, VOCAB),
+        "output_norm.weight": (D,),
+        "output.weight": (D, VOCAB),
+    }
+    for i, heads in enumerate([4, 6, 6, 6]):
+        block, q = f"blk.{i}.", heads * HEAD_DIM
+        shapes |= {block + f"{norm}.weight": (D,) for norm in ("attn_norm", "ffn_norm")}
+        shapes |= {block + "attn_q.weight": (D, q), block + "attn_output.weight": (q, D)}
+        shapes |= {block + f"attn_{x}.weight": (D, KV * HEAD_DIM) for x in "kv"}
+        shapes |= {block + f"attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
+        shapes[block + "attn_gate.weight"] = (D, heads)
+        if i == 0:
+            shapes |= {block + f"ffn_{x}.weight": (D, FF) for x in ("gate", "up")}
+            shapes[block + "ffn_down.weight"] = (FF, D)
+            continue
+        shapes |= {block + f"ffn_{x}_exps.weight": (D, 10, 5) for x in ("gate", "up")}
+        shapes |= {block + f"ffn_{x}_shexp.weight": (D, 14) for x in ("gate", "up")}
+        shapes |= {block + "ffn_down_exps.weight": (10, D, 5), block + "ffn_down_shexp.weight": (14, D)}
+        shapes |= {block + "ffn_gate_inp.weight": (D, 5), block + "exp_probs_b.bias": (5,)}
+    return shapes
+
+
+def laguna(
+    path: Path, keys: dict[str, Any] | None = None, changes: dict[str, tuple[int, ...] | None] | None = None
+) -> Laguna:
+    """As `target`."""
+    merged = {key: value for key, value in (laguna_keys() | (keys or {})).items() if value is not None}
+    shapes = laguna_shapes() | (changes or {})
+    path.write_bytes(build(merged, [f32_tensor(name, shape) for name, shape in shapes.items() if shape]).data)
+    found = read_target(GGUFFile(path))
+    assert isinstance(found, Laguna)
+    return found
+
+
+def test_laguna(file: Path) -> None:
+    found = laguna(file)
+    assert found.tensors() == laguna_shapes()
+    assert (found.heads, found.n_dense, found.gates) == ((4, 6, 6, 6), 1, (4, 6, 6, 6))
+    assert found.windows == (None, 16, 16, 16) and found.rope_theta == 5e5
+    assert found.rope == Rope(2, 5e5, Yarn(32.0, 8, pytest.approx(1 + 0.1 * np.log(32)), 64.0))
+    assert found.rope_window == Rope(HEAD_DIM, 1e4)
+    experts = found.experts
+    assert (experts.n_experts, experts.n_used, experts.n_ff, experts.n_ff_shared) == (5, 3, 10, 14)
+    assert (experts.scoring, experts.biased, experts.normalised, experts.scale) == (
+        "sigmoid",
+        True,
+        True,
+        2.5,
+    )
+    spec = found.state_spec()
+    assert not spec.recurrent and spec.windows == (16,) and spec.place == (0, 0, 1, 2)
+
+
+def test_forms_of_laguna(file: Path) -> None:
+    """Gates per element, layers by their period, no window at all, and what is left out."""
+    per_element = {f"blk.{i}.attn_gate.weight": (D, h * HEAD_DIM) for i, h in enumerate([4, 6, 6, 6])}
+    assert laguna(file, changes=per_element).gates == (24, 36, 36, 36)
+    pattern = "laguna.attention.sliding_window_pattern"
+    assert laguna(file, {pattern: None}).windows == (None, 16, 16, 16)  # every fourth sees everything
+    assert laguna(file, {pattern: 2}).windows == (None, 16, None, 16)
+    assert laguna(file, {"laguna.attention.sliding_window": 0}).windows == (None,) * 4
+    left_out = ("expert_gating_func", "expert_weights_norm", "expert_weights_scale", "rope.freq_base_swa")
+    found = laguna(file, {f"laguna.{name}": None for name in left_out})
+    assert found.experts.scoring == "sigmoid" and found.experts.scale == 1 and found.rope_window.theta == 5e5
+
+
+def test_scales_of_experts(file: Path) -> None:
+    changes = {"blk.1.ffn_up_exps.scale": (5,), "blk.1.ffn_up_shexp.scale": (1,)}
+    assert sorted(laguna(file, changes=changes).scales) == sorted(changes)
+
+
+def test_published_size_of_xs() -> None:
+    """Laguna XS.2: 678 tensors, 33 billion weights."""
+    heads = tuple(64 if i % 4 else 48 for i in range(40))
+    found = Laguna(
+        n_layers=40,
+        n_embd=2048,
+        n_ff=8192,
+        n_vocab=100352,
+        heads=heads,
+        n_kv_heads=8,
+        head_dim=128,
+        windows=tuple(512 if i % 4 else None for i in range(40)),
+        gates=heads,
+        n_dense=1,
+        experts=Experts(2048, 256, 8, 512, 512, False, "sigmoid", True, True, 2.5),
+        rope=Rope(64, 5e5),
+        rope_window=Rope(128, 1e4),
+        rms_eps=1e-6,
+        n_ctx_train=131072,
+        tied_head=False,
+    )
+    shapes = found.tensors()
+    assert len(shapes) == 678 and round(sum(np.prod(s) for s in shapes.values()) / 1e9) == 33
+    kv = {
+        part.name: part for part in state_parts(found.state_spec(), 32, KvType(F16, F16), 24, 0, n_batch=512)
+    }
+    # 40 KiB a token of the layers that see everything, 120 KiB a row of the rings
+    assert kv["target K/V"].nbytes(131072) == 131072 * 40 * 1024 + 1024 * 120 * 1024
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("laguna.attention.head_count", [4, 6, 6]),
+        ("laguna.attention.head_count", [4, 6, 6, 5]),
+        ("laguna.attention.head_count_kv", [2, 2, 2, 1]),
+        ("laguna.attention.sliding_window_pattern", [True]),
+        ("laguna.attention.value_length", 5),
+        ("laguna.rope.dimension_count", 3),
+        ("laguna.rope.dimension_count_swa", 8),
+        ("laguna.rope.scaling.type", "linear"),
+        ("laguna.leading_dense_block_count", 5),
+        ("laguna.expert_used_count", 6),
+        ("laguna.expert_gating_func", 1),
+        ("laguna.expert_shared_count", 2),
+        ("laguna.router_logit_softcapping", 30.0),
+        ("laguna.expert_weights_scale", -1.0),
+    ],
+)
+def test_values_that_laguna_cannot_have(file: Path, key: str, value: object) -> None:
+    with pytest.raises(ModelFileError, match=re.escape(f"model.gguf: key '{key}'")):
+        laguna(file, {key: value})
+
+
+@pytest.mark.parametrize("name", [n for n in laguna_shapes() if n.startswith(("blk.0", "blk.2"))])
+def test_tensors_of_laguna_that_are_missing_or_misshapen(file: Path, name: str) -> None:
+    shape = laguna_shapes()[name]
+    with pytest.raises(ModelFileError, match=re.escape(f"tensor '{name}' is missing")):
+        laguna(file, changes={name: None})
+    with pytest.raises(ModelFileError, match=re.escape(f"tensor '{name}' has shape")):
+        laguna(file, changes={name: (*shape[:-1], shape[-1] + 1)})
+
+
+def test_what_laguna_would_ignore(file: Path) -> None:
+    for name in ("blk.1.attn_sinks.weight", "blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate_inp_shexp.weight"):
+        with pytest.raises(ModelFileError, match=f"{name!r} is unknown"):
+            laguna(file, changes={name: (D,)})

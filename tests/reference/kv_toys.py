@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter
 
 from reference import toys
 from reference.model_files import add_tensor, finish
@@ -19,7 +19,14 @@ F32 = GGMLQuantizationType.F32
 
 @dataclass(frozen=True, slots=True)
 class KvToy:
-    """Sizes and logit scales, named as in `toys.Toy`. yarn: stretch of positions beyond `n_ctx_first`. tied: no output matrix."""
+    """Sizes and logit scales, named as in `toys.Toy`. yarn: stretch of positions beyond `n_ctx_first`. tied: no output matrix.
+
+    mix: how much more a layer says than an embedding. sharp: how much queries single tokens out; a text of nearly even attention
+    ends in one token for ever. constant: coordinate 0 of every embedding.
+    Of `laguna`: period of the layers that see everything (0: all do), from the first on; `window`, `window_heads` and
+    `window_theta` of the others. gate: "head" or "element". The first n_dense layers are dense, others have experts. beta:
+    of YaRN.
+    """
 
     arch: str = "qwen3"
     n_vocab: int = 64
@@ -40,6 +47,26 @@ class KvToy:
     sharp: float = 8.0
     constant: float = 0.1
     special_logit: float = -30.0
+    n_rot: int | None = None
+    period: int = 4
+    window: int = 12
+    window_heads: int = 6
+    window_theta: float = 1e4
+    beta: float | None = None
+    gate: str = "head"
+    n_dense: int = 1
+    n_experts: int = 8
+    n_used: int = 3
+    n_ff_expert: int = 32
+    n_ff_shared: int = 48
+    scale: float = 2.5
+
+    def heads(self, layer: int) -> int:
+        """Query heads of a layer."""
+        return self.window_heads if self.has_window(layer) else self.n_heads
+
+    def has_window(self, layer: int) -> bool:
+        return self.arch == "laguna" and self.period > 0 and layer % self.period != 0
 
 
 # seed -> fields of `KvToy`
@@ -47,6 +74,18 @@ VARIANTS: dict[int, dict[str, Any]] = {
     21: {},
     22: {"tied": True, "mix": 3.0, "n_heads": 6, "n_kv_heads": 1, "head_dim": 16, "n_layers": 3},
     23: {"yarn": 4.0, "n_kv_heads": 4},
+    31: {"arch": "laguna", "n_rot": 16, "yarn": 8.0, "n_layers": 6},
+    32: {"arch": "laguna", "period": 3, "window": 30, "gate": "element", "n_dense": 2, "window_heads": 8},
+    33: {
+        "arch": "laguna",
+        "period": 0,
+        "gate": "element",
+        "n_dense": 3,
+        "n_experts": 6,
+        "n_used": 2,
+        "yarn": 4.0,
+    },
+    34: {"arch": "laguna", "n_rot": 16, "yarn": 32.0, "beta": 64.0, "window": 7, "n_layers": 5, "scale": 1.0},
 }
 
 
@@ -82,7 +121,9 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
     writer.add_context_length(toy.n_ctx)
     writer.add_embedding_length(toy.n_embd)
     writer.add_feed_forward_length(toy.n_ff)
-    writer.add_head_count(toy.n_heads)
+    writer.add_head_count(
+        [toy.heads(i) for i in range(toy.n_layers)] if toy.arch == "laguna" else toy.n_heads
+    )
     writer.add_head_count_kv(toy.n_kv_heads)
     writer.add_key_length(toy.head_dim)
     writer.add_value_length(toy.head_dim)
@@ -93,7 +134,28 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
         writer.add_string(prefix + "type", "yarn")
         writer.add_float32(prefix + "factor", toy.yarn)
         writer.add_uint32(prefix + "original_context_length", toy.n_ctx_first)
+        if toy.beta is not None:
+            writer.add_float32(prefix + "yarn_beta_fast", toy.beta)
+    if toy.arch == "laguna":
+        _laguna_metadata(writer, toy)
     toys._tokenizer(writer, toy, "qwen2")
+
+
+def _laguna_metadata(writer: GGUFWriter, toy: KvToy) -> None:
+    if toy.period:
+        writer.add_sliding_window(toy.window)
+        writer.add_sliding_window_pattern([toy.has_window(i) for i in range(toy.n_layers)])
+        writer.add_rope_freq_base_swa(toy.window_theta)
+        writer.add_rope_dimension_count_swa(toy.head_dim)
+    writer.add_rope_dimension_count(toy.n_rot or toy.head_dim)
+    writer.add_leading_dense_block_count(toy.n_dense)
+    writer.add_expert_count(toy.n_experts)
+    writer.add_expert_used_count(toy.n_used)
+    writer.add_expert_feed_forward_length(toy.n_ff_expert)
+    writer.add_expert_shared_feed_forward_length(toy.n_ff_shared)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(toy.scale)
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
 
 
 def _residual(rng: np.random.Generator, toy: KvToy, columns: int) -> np.ndarray:
@@ -118,27 +180,50 @@ def _tensors(toy: KvToy, rng: np.random.Generator) -> dict[str, np.ndarray]:
     if not toy.tied:
         tensors["output.weight"] = head
     for layer in range(toy.n_layers):
-        tensors |= {f"blk.{layer}.{name}": x for name, x in _layer(toy, rng).items()}
+        found = _layer(toy, rng, layer)
+        tensors |= {f"blk.{layer}.{name}": x for name, x in found.items()}
     return tensors
 
 
-def _layer(toy: KvToy, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    d, kv = toy.n_embd, toy.n_kv_heads * toy.head_dim
-    return {
+def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.ndarray]:
+    d, q, kv = toy.n_embd, toy.heads(layer) * toy.head_dim, toy.n_kv_heads * toy.head_dim
+    tensors = {
         "attn_norm.weight": _norm(rng, d),
         "ffn_norm.weight": _norm(rng, d),
-        "attn_q.weight": _matrix(rng, toy.n_heads * toy.head_dim, d),
+        "attn_q.weight": _matrix(rng, q, d),
         "attn_k.weight": _matrix(rng, kv, d),
         "attn_v.weight": _matrix(rng, kv, d),
-        "attn_output.weight": _residual(rng, toy, toy.n_heads * toy.head_dim),
+        "attn_output.weight": _residual(rng, toy, q),
         "attn_q_norm.weight": toy.sharp * _norm(rng, toy.head_dim),
         "attn_k_norm.weight": _norm(rng, toy.head_dim),
-        "ffn_gate.weight": _matrix(rng, toy.n_ff, d),
-        "ffn_up.weight": _matrix(rng, toy.n_ff, d),
-        "ffn_down.weight": _residual(rng, toy, toy.n_ff),
+    }
+    if toy.arch == "laguna":
+        tensors["attn_gate.weight"] = _matrix(rng, toy.heads(layer) if toy.gate == "head" else q, d, 2.0)
+        if layer >= toy.n_dense:
+            return tensors | _experts(toy, rng)
+    return tensors | _swiglu(toy, rng, toy.n_ff, "")
+
+
+def _swiglu(toy: KvToy, rng: np.random.Generator, width: int, end: str) -> dict[str, np.ndarray]:
+    return {
+        f"ffn_gate{end}.weight": _matrix(rng, width, toy.n_embd),
+        f"ffn_up{end}.weight": _matrix(rng, width, toy.n_embd),
+        f"ffn_down{end}.weight": _residual(rng, toy, width),
+    }
+
+
+def _experts(toy: KvToy, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Experts, a router, a bias that changes whom it picks, and a shared expert."""
+    parts = [_swiglu(toy, rng, toy.n_ff_expert, "_exps") for _ in range(toy.n_experts)]
+    return {
+        "ffn_gate_inp.weight": _matrix(rng, toy.n_experts, toy.n_embd, 2.0),
+        "exp_probs_b.bias": rng.normal(0, 0.3, toy.n_experts),
+        **{name: np.stack([part[name] for part in parts]) for name in parts[0]},
+        **_swiglu(toy, rng, toy.n_ff_shared, "_shexp"),
     }
 
 
 def llama_cpp_agrees(toy: KvToy) -> bool:
-    """Whether the vendored revision of llama.cpp reads all keys of such a file."""
-    return True
+    """Whether the vendored revision of llama.cpp reads all keys of such a file: not how fast YaRN's pairs must turn to be
+    kept."""
+    return toy.beta is None

@@ -260,7 +260,9 @@ def _on_device(
             *(window.tokens, window.tokens, window.sinks),
         )
     lanes = config.parallel
-    passes = TargetPasses(device, target, weights, kv.target, rows, width, depth, taps, window, lanes)
+    passes = TargetPasses(
+        device, target, weights, kv.target, rows, width, depth, taps, window, lanes, n_batch
+    )
     drafter = None
     if draft:
         host = Host(device, passes.graphs, target, weights, passes.state, kv.draft, lanes)
@@ -472,7 +474,7 @@ def memory_parts(
     parts = [
         Part("target weights", lambda rows: n_weights),
         *state_parts(
-            target.state_spec(), device.alignment, kv.target, width, len(taps) * target.n_embd, lanes
+            target.state_spec(), device.alignment, kv.target, width, len(taps) * target.n_embd, lanes, n_batch
         ),
         Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"),
     ]

@@ -51,17 +51,19 @@ class TargetPasses:
         taps: tuple[int, ...],
         window: DecodeWindow | None = None,
         lanes: int = 1,
+        n_batch: int = 0,
     ) -> None:
         """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
         `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants; `window`: all that
-        is seen while decoding; `lanes`: sequences."""
+        is seen while decoding; `lanes`: sequences; `n_batch`: tokens of the longest linear pass."""
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
         self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
         self._usual_path = depth + 1
         feature_row = len(taps) * target.n_embd
-        self.state = TargetState(device, target.state_spec(), kv_type, n_rows, max_width, feature_row, lanes)
+        spec = target.state_spec()
+        self.state = TargetState(device, spec, kv_type, n_rows, max_width, feature_row, lanes, n_batch)
         # a path of copies may be as long as the tree is wide
         self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
@@ -137,6 +139,8 @@ class TargetPasses:
         inputs[:5] = ids, sequence.n_tokens + steps, slots.start + steps, steps - 1, steps
         inputs[5] = sequence.first_slot
         np.add(steps, slots.start + 1, inputs[6])
+        for ring in self.state.rings:
+            ring.fill(graph, sequence.lane, sequence.n_tokens, n)
         for fill in graph.fillers:
             fill(sequence)
         if feeds == "keep":
@@ -176,9 +180,13 @@ class TargetPasses:
         seen_by = observers(tree, width)
         if window is None:
             self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
-        else:
+        if window is not None or self.state.rings:
             own = np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
-            window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
+            depths = positions - sequence.n_tokens
+            if window is not None:
+                window.fill(graph, sequence.first_slot, sequence.n_tokens, depths, own)
+            for ring in self.state.rings:
+                ring.fill(graph, sequence.lane, sequence.n_tokens, width, depths, own)
         if watch:
             _fill_watch(graph, watch)
         graph.run()
@@ -204,10 +212,12 @@ class TargetPasses:
         if self.state.spec.recurrent:
             graph.inputs["path"].array[:] = (*path, *[-1] * (room - len(path)))
         if move:
-            to = sequence.slots(room)
-            graph.inputs["to"].array[:] = to
-            for i in range(len(self.state.kv.wholes)):
-                graph.inputs[f"from{i}"].array[:] = (*[to.start + node for node in path], *to[len(path) :])
+            nodes, n = [*path, *range(len(path), room)], max(room, *path) + 1
+            rings = (ring.rows(sequence.lane, sequence.n_tokens, n) for ring in self.state.rings)
+            for (prefix, cache), rows in zip(self.state.caches, [np.array(sequence.slots(n)), *rings]):
+                graph.inputs[f"{prefix}to"].array[:] = rows[:room]
+                for i in range(len(cache.wholes)):
+                    graph.inputs[f"{prefix}from{i}"].array[:] = rows[nodes]
         graph.run()
 
     def tree_rows(self, nodes: int) -> int:

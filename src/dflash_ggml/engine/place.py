@@ -294,10 +294,12 @@ class Place:
         held = sequence.first_slot + max(len(self._rows), sequence.n_tokens)
         assert self._lent is not None
         other = Sequence(first_slot=min(held, self._lent.stop - n), lane=sequence.lane)
-        live = state.live(sequence.lane)
-        tensors = Tensors(self.engine.device, live, state.kv.slices, other.first_slot)
+        live, rings = state.live(sequence.lane), [kept for ring in state.rings for kept in ring.kept]
+        caches, lane = state.kv.slices, sequence.lane
+        tensors = Tensors(self.engine.device, live, caches, other.first_slot, rings, lane)
         rows = tensors.read_rows(held - other.first_slot)
-        saved = Snapshot((), tensors.read_live(), rows, np.zeros(0, bool), None)
+        text, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
+        saved = Snapshot(text, tensors.read_live(), rows, np.zeros(0, bool), None, rings=windows)
         sequence.torn = True
         try:
             state.reset(sequence.lane)
@@ -483,8 +485,9 @@ class Place:
     def _tensors(self) -> Tensors:
         state = self.engine.passes.state
         caches = [*state.kv.slices, *(self.engine.drafter.rows if self.engine.drafter else ())]
-        rings = self.engine.drafter.rings if self.engine.drafter else ()
-        lane = self.sequence.lane
+        drafter, lane = self.engine.drafter, self.sequence.lane
+        rings = [kept for ring in state.rings for kept in ring.kept]
+        rings += [(t, rows, rows) for t, rows in (drafter.rings if drafter else ())]
         return Tensors(self.engine.device, state.live(lane), caches, self.sequence.first_slot, rings, lane)
 
     def expected_ms(self, nodes: int) -> float | None:

@@ -1,4 +1,5 @@
-"""Softmax attention with normalised heads, as `qwen3` and `laguna` have it. n = columns, D = embedding length."""
+"""Softmax attention with normalised heads, over whole caches or a window, its output gated or not. n = columns, D = embedding
+length."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
+from ..state.ring import Near
 from .layers import Columns, product, products
 from .rope import Rope
 
@@ -16,7 +18,7 @@ def attention(
     w: Mapping[str, Any],
     name: str,
     y,
-    columns: Columns,
+    columns: Columns | Near,
     cache: LayerCache,
     rope: Rope,
     *,
@@ -26,12 +28,20 @@ def attention(
     eps: float,
 ):
     """Attention over the cache, to which the columns' rows are written first; y [D, n] -> [D, n]. name: of the layer's tensors,
-    up to `attn_`."""
+    up to `attn_`.
+
+    With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or element.
+    """
     d, n = head_dim, columns.n
-    q, k, v = (g.expand(x) for x in products(g, w, [name + x for x in "qkv"], y))
+    gated = f"{name}gate.weight" in w
+    found = products(g, w, [name + x for x in ("q", "k", "v", *(("gate",) if gated else ()))], y)
+    q, k, v, *gate = (g.expand(x) for x in found)
     q = g.rms_norm(g.reshape(q, d, heads, n), eps, w[name + "q_norm.weight"])
     q = cache.queries(g, rope.turn(g, q, columns.positions))
     k = g.rms_norm(g.reshape(k, d, kv_heads, n), eps, w[name + "k_norm.weight"])
     k = rope.turn(g, k, columns.positions)
     o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered)
+    if gated:
+        factor = g.softplus(gate[0])
+        o = g.mul(g.reshape(o, d, heads, n), g.reshape(factor, factor.ne[0] // heads, heads, n))
     return product(g, w, name + "output", g.reshape(o, d * heads, n))

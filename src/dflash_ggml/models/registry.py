@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..files.gguf import GGUFFile
+from .laguna import Laguna
 from .qwen3 import Qwen3
 from .qwen3next import Qwen3Next
 from .qwen35 import Qwen35
@@ -14,6 +15,7 @@ TARGETS: dict[str, type[Target]] = {
     "qwen35moe": Qwen35Moe,
     "qwen3next": Qwen3Next,
     "qwen3": Qwen3,
+    "laguna": Laguna,
 }
 
 # parts of architectures that people name by mistake, and what to do
@@ -22,7 +24,6 @@ _OTHERS = (
     ("dflash", "this is a draft, name it with -md and its target with -m"),
     ("eagle", "this is a draft, of a kind that is not supported"),
     ("qwen", "of the Qwen models Qwen3 (dense), Qwen3-Next and those from 3.5 on are supported"),
-    ("laguna", "this target comes in a later version"),
 )
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dflash_ggml")
 
-FORMAT = "2"
+FORMAT = "3"
 SHORTEST = 1024  # tokens; prefilling fewer is about as fast as reading them
 OWN = "dflash-prefixes"  # the folder that is made in the one that is named
 SUFFIX = ".safetensors"
@@ -62,7 +62,8 @@ def state_identity(engine: Engine) -> list[str]:
     config, state = engine.config, engine.passes.state
     drafter = engine.drafter
     rows = [(t, 0) for t in (*state.kv.slices, *(drafter.rows if drafter else ()))]
-    rings = drafter.rings if drafter else ()
+    rings = [(t, kept) for ring in state.rings for t, _, kept in ring.kept]
+    rings += drafter.rings if drafter else ()
     shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1]), around] for t, around in (*rows, *rings)]
     live = [[int(n) for n in t.ne] for t in state.live()]
     models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]

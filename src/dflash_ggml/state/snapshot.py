@@ -17,7 +17,8 @@ from ..ggml.device import Device
 class Snapshot:
     """The state after `tokens`. `live`: recurrent tensors; `rows`: K/V rows of target and draft, or None; raw bytes.
 
-    rings: the rows of the draft's rings, as far as tokens came; they go round, so a snapshot without `rows` has them too.
+    rings: the last rows of the rings of target and draft, in order of their positions; they go round, so a snapshot without
+    `rows` has them too.
     in_draft: which positions the draft has seen, bool [len(tokens)]. types: ggml types of the caches that rows are of.
     """
 
@@ -41,13 +42,14 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Tensors:
     """What a snapshot is copied from and to: recurrent tensors of a lane, caches [row, n_rows] with this sequence's rows from
-    `first_slot` on, and rings side by side by lane, each with the rows that tokens can have."""
+    `first_slot` on, and rings side by side by lane, each with the rows that tokens can have and how many of the last ones
+    are kept."""
 
     device: Device
     live: Sequence[Any]
     caches: Sequence[Any]
     first_slot: int = 0
-    rings: Sequence[tuple[Any, int]] = ()
+    rings: Sequence[tuple[Any, int, int]] = ()
     lane: int = 0
 
     def read_live(self) -> tuple[np.ndarray, ...]:
@@ -58,22 +60,25 @@ class Tensors:
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
         return tuple(
-            self._read(t, self._ring_start(t, rows), size)
-            for (t, rows), size in zip(self.rings, self._ring_bytes(n))
+            np.concatenate([self._read(t, at, size) for at, size in self._pieces(t, rows, kept, n)])
+            for t, rows, kept in self.rings
         )
 
-    def _ring_start(self, t, rows: int) -> int:
-        """Byte at which the lane's ring begins."""
-        return self.lane * rows * t.nb[1]
+    def _pieces(self, t, rows: int, kept: int, n: int) -> list[tuple[int, int]]:
+        """Where the last `kept` of n tokens lie in the lane's ring, in order: first byte and bytes of two pieces."""
+        first, row = max(n - kept, 0), t.nb[1]
+        before = min(rows - first % rows, n - first)
+        start = self.lane * rows
+        return [((start + first % rows) * row, before * row), (start * row, (n - first - before) * row)]
 
     def _ring_bytes(self, n: int) -> list[int]:
-        """Bytes of each ring after n tokens."""
-        return [min(n, rows) * t.nb[1] for t, rows in self.rings]
+        """Bytes that are kept of each ring after n tokens."""
+        return [min(n, kept) * t.nb[1] for t, _, kept in self.rings]
 
     @property
     def types(self) -> tuple[int, ...]:
         """ggml types of the caches and rings."""
-        return tuple(t.type for t in (*self.caches, *(t for t, _ in self.rings)))
+        return tuple(t.type for t in (*self.caches, *(t for t, *_ in self.rings)))
 
     def check(self, snapshot: Snapshot) -> None:
         """Raises ConfigError for a snapshot of another model or another type of cache."""
@@ -91,8 +96,11 @@ class Tensors:
         """Copy a checked snapshot back; its rows must have room."""
         for t, data in zip(self.caches, snapshot.rows or ()):
             self.device.write(t, data, self.first_slot * t.nb[1])
-        for (t, rows), data in zip(self.rings, snapshot.rings):
-            self.device.write(t, data, self._ring_start(t, rows))
+        for ring, data in zip(self.rings, snapshot.rings):
+            done = 0
+            for at, size in self._pieces(*ring, len(snapshot.tokens)):
+                self.device.write(ring[0], data[done : done + size], at)
+                done += size
         for t, data in zip(self.live, snapshot.live):
             self.device.write(t, data)
 

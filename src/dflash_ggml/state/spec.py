@@ -80,14 +80,24 @@ class StateSpec:
         """The recurrent layers, in order; all of one shape."""
         return tuple(layer for layer in self.layers if isinstance(layer, Recurrent))
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows that attention layers have, each once, in order."""
+        return tuple(sorted({layer.window for layer in self.kv if layer.window is not None}))
+
+    def seeing(self, window: int | None) -> StateSpec:
+        """The attention layers with this window, or those that see everything."""
+        return StateSpec(tuple(layer for layer in self.kv if layer.window == window))
+
     @cached_property
     def place(self) -> tuple[int, ...]:
-        """For each layer, how many of its own kind come before it."""
-        seen: dict[type, int] = {KvLayer: 0, Recurrent: 0}
+        """For each layer, how many of its own kind come before it; attention layers of one window are a kind."""
+        seen: dict[object, int] = {}
         places = []
         for layer in self.layers:
-            places.append(seen[type(layer)])
-            seen[type(layer)] += 1
+            kind = (KvLayer, layer.window) if isinstance(layer, KvLayer) else Recurrent
+            places.append(seen.get(kind, 0))
+            seen[kind] = places[-1] + 1
         return tuple(places)
 
     def kv_bytes(self, rows: int, kv_type: KvType) -> int:

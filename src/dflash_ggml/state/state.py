@@ -22,7 +22,8 @@ from .features import Features
 from .kv import KvCache, LayerCache
 from .kv_type import KvType
 from .memory import ADVICE, Part, padded
-from .spec import StateSpec
+from .ring import Ring, ring_rows
+from .spec import KvLayer, StateSpec
 
 _FEWER = "decode fewer texts side by side (--parallel)"
 _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
@@ -43,11 +44,20 @@ class TargetState:
         max_width: int,
         feature_row: int,
         lanes: int = 1,
+        n_batch: int = 0,
     ) -> None:
         """`n_rows` K/V rows, of types `kv_type`; `max_width` 0 leaves the trees' memory out (plain decoding);
-        `feature_row`: elements that the draft wants of each node."""
+        `feature_row`: elements that the draft wants of each node; `n_batch`: tokens of a prompt's batch, for the layers with a
+        window."""
         self.device, self.spec, self.max_width, self.lanes = device, spec, max_width, lanes
-        self.kv = KvCache(device, spec.kv, kv_type, n_rows)
+        self.kv = KvCache(device, spec.seeing(None).kv, kv_type, n_rows)
+        columns = max(n_batch, max_width, 1)
+        self.rings = [
+            Ring(
+                device, f"ring{i}", spec.seeing(window).kv, kv_type, ring_rows(window, columns, n_rows), lanes
+            )
+            for i, window in enumerate(spec.windows)
+        ]
         n = len(spec.recurrent)
         self._live = Store(device, 2 + 2 * n + 2 * lanes)
         self._tree = Store(device, 2)
@@ -81,7 +91,19 @@ class TargetState:
 
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
-        return self.kv.layer(self.spec.place[layer])
+        ring = self.ring(layer)
+        return (self.kv if ring is None else ring.cache).layer(self.spec.place[layer])
+
+    def ring(self, layer: int) -> Ring | None:
+        """The ring that holds an attention layer's rows, None for one that sees everything."""
+        of = self.spec.layers[layer]
+        assert isinstance(of, KvLayer)
+        return None if of.window is None else self.rings[self.spec.windows.index(of.window)]
+
+    @property
+    def caches(self) -> list[tuple[str, KvCache]]:
+        """All K/V rows, with what the names of a commit's inputs begin with."""
+        return [("", self.kv), *((f"{ring.name}_", ring.cache) for ring in self.rings)]
 
     def window(self, layer: int):
         """Conv window of a recurrent layer [K-1, channels] in the first lane, oldest input first."""
@@ -125,26 +147,37 @@ class TargetState:
     def nbytes(self) -> dict[str, int]:
         """Bytes by part."""
         return {
-            "target K/V": self.kv.nbytes,
+            "target K/V": self.kv.nbytes + sum(ring.cache.nbytes for ring in self.rings),
             "recurrent state": self._live.nbytes,
             "tree": self._tree.nbytes + self.features.nbytes,
         }
 
     def close(self) -> None:
         self.kv.close()
+        for ring in self.rings:
+            ring.close()
         self._live.close()
         self._tree.close()
         self.features.close()
 
 
 def state_parts(
-    spec: StateSpec, unit: int, kv_type: KvType, max_width: int, feature_row: int, lanes: int = 1
+    spec: StateSpec,
+    unit: int,
+    kv_type: KvType,
+    max_width: int,
+    feature_row: int,
+    lanes: int = 1,
+    n_batch: int = 0,
 ) -> list[Part]:
     """What a TargetState of these arguments takes, for the memory plan. `unit`: the device's alignment in bytes."""
-    n, parts = (
-        len(spec.recurrent),
-        [Part("target K/V", lambda rows: spec.kv_bytes(rows, kv_type), _LOWER_CONTEXT)],
-    )
+    columns = max(n_batch, max_width, 1)
+
+    def kv_bytes(rows: int) -> int:
+        rings = (spec.seeing(w).kv_bytes(lanes * ring_rows(w, columns, rows), kv_type) for w in spec.windows)
+        return spec.seeing(None).kv_bytes(rows, kv_type) + sum(rings)
+
+    n, parts = len(spec.recurrent), [Part("target K/V", kv_bytes, _LOWER_CONTEXT)]
     tree = padded(4 * feature_row * max_width, unit)
     if n:
         conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
@@ -160,7 +193,8 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
 
     Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one
     per tensor of `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into
-    sequence order. A row copies itself when unused. Rows are moved as words, so that none is rounded again.
+    sequence order; of each ring the same, behind `ring0_`, `ring1_`, .... A row copies itself when unused. Rows are moved as
+    words, so that none is rounded again.
     """
     g = Graph(device, 64)
     if state.windows is not None:
@@ -178,8 +212,10 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
             after = commit(g.reshape(g.get_rows(lanes, lane), *live.ne), left, path)
             g.expand(g.set_rows(lanes, g.reshape(after, size, 1), lane))
     if move_rows:
-        sources = [g.input(f"from{i}", I32, max_path, whole.ne[2]) for i, whole in enumerate(state.kv.wholes)]
-        target = g.input("to", I32, max_path)
-        for whole, source in zip(state.kv.wholes, sources):
-            g.expand(g.set_rows(whole, g.get_rows(whole, source), target))
+        for prefix, cache in state.caches:
+            wholes = cache.wholes
+            sources = [g.input(f"{prefix}from{i}", I32, max_path, t.ne[2]) for i, t in enumerate(wholes)]
+            target = g.input(f"{prefix}to", I32, max_path)
+            for whole, source in zip(wholes, sources):
+                g.expand(g.set_rows(whole, g.get_rows(whole, source), target))
     return g

@@ -1,0 +1,117 @@
+"""K/V of a target's layers that see a window: a ring of rows, whatever the context is.
+
+Every sequence has one; its token at position p lies in row p % size. A pass gathers the rows that its columns see, in order
+of their positions: what a column sees is then one range, and attention reads a window and no more, however long the ring.
+The other design was a mask over the ring as it lies: nothing is copied, but a prompt's long batches make rings of thousands
+of rows, which every step would read.
+
+Only what is behind a window may be written over. A pass writes its own columns' rows before it looks, and those of a
+rejected tree stay until others come: `ring_rows` leaves room for both beside a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ggml.device import F16, NARROW_COLUMNS, Device
+from ..ggml.graph import Graph, packed
+from .kv import KvCache
+from .kv_type import KvType
+from .mask import HIDDEN
+from .memory import padded
+from .spec import KvLayer
+
+TILE = 64  # rows gathered begin at multiples of it: kernels add up in such pieces, whatever batch a token came in
+
+
+def ring_rows(window: int, columns: int, n_rows: int) -> int:
+    """Rows of a ring for passes of up to `columns` columns, in a context of `n_rows`."""
+    return min(padded(window - 1 + columns, 256), n_rows)
+
+
+class Near:
+    """What the columns of a pass see of a ring, for attention; as `Columns` has it for whole caches."""
+
+    def __init__(self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool) -> None:
+        self.n, self.positions = n, positions
+        self.n_kv = padded(window - 1 + TILE - 1 + n, 256)
+        parts = packed(g, f"{name} rows", n, self.n_kv, *(() if is_tree else (2 * n,)))
+        self.rows, self.gathered = parts[:2]
+        self._mask: Any = None
+        if is_tree:
+            self._mask = g.input(f"{name} mask", F16, self.n_kv, n)
+            return
+        self._ranges = g.reshape(parts[2], n, 2)
+        if g.device.is_gpu and n <= NARROW_COLUMNS:
+            self._mask = g.range_mask(self._ranges, self.n_kv)
+
+    def attend(self, g: Graph, q, keys, values, scale: float):
+        """See Columns.attend."""
+        if self._mask is None:
+            return g.range_attention(q, keys, values, self._ranges, scale)
+        return g.attention(q, keys, values, self._mask, scale)
+
+
+class Ring:
+    """The layers of one window: their rows, and what a pass sees of them. window: tokens that a column sees, itself included."""
+
+    def __init__(
+        self, device: Device, name: str, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, lanes: int
+    ) -> None:
+        """`n_rows` of each lane, as `ring_rows` gives them; name: of its inputs."""
+        assert layers[0].window is not None
+        self.name, self.window, self.n_rows = name, layers[0].window, n_rows
+        self.cache = KvCache(device, layers, kv_type, n_rows * lanes)
+
+    def build(self, g: Graph, n: int, positions, is_tree: bool) -> Near:
+        """Inputs of a pass of n columns at `positions`, which `fill` provides."""
+        return Near(g, self.name, self.window, n, positions, is_tree)
+
+    def rows(self, lane: int, start: int, n: int) -> NDArray[np.int32]:
+        """The rows of n tokens from position `start` on."""
+        return lane * self.n_rows + (start + np.arange(n, dtype=np.int32)) % self.n_rows
+
+    def fill(
+        self,
+        graph: Graph,
+        lane: int,
+        start: int,
+        n: int,
+        depths: NDArray[np.int32] | None = None,
+        own: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Set the inputs of a pass of n columns whose first is at position `start`. Of a tree, depths [n]: of each column
+        below its root; own [n, n]: whether it sees each of them."""
+        rows = graph.inputs[f"{self.name} rows"].array
+        near = rows[n:]
+        base = max(start - self.window + 1, 0) // TILE * TILE
+        before = start - base
+        rows[:n] = self.rows(lane, start, n)
+        if depths is None:
+            ranges = near[-2 * n :].reshape(2, n)
+            near = near[: -2 * n]
+            positions = start + np.arange(n)
+            ranges[0] = np.maximum(positions - self.window + 1, 0) - base
+            ranges[1] = positions - base + 1
+        near[: before + n] = self.rows(lane, base, before + n)
+        near[before + n :] = rows[0]  # any that holds numbers: nobody sees it
+        if depths is None or own is None:
+            return
+        mask = graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
+        lag = start + depths[:, None] - (base + np.arange(before))
+        mask[:, :before] = np.where(lag < self.window, np.float16(0), HIDDEN)
+        seen = own & (depths[:, None] - depths < self.window)
+        mask[:, before : before + n] = np.where(seen, np.float16(0), HIDDEN)
+        mask[:, before + n :] = HIDDEN
+
+    @property
+    def kept(self) -> list[tuple[Any, int, int]]:
+        """Keys and values of each layer, with the rows of the ring and how many of the last tokens somebody may yet see."""
+        return [(t, self.n_rows, self.window - 1) for t in self.cache.slices]
+
+    def close(self) -> None:
+        self.cache.close()
