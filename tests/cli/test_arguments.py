@@ -24,11 +24,12 @@ from dflash_ggml.cli.arguments import (
     sampling_params,
 )
 from dflash_ggml.cli.repl import Conversation
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.decode.sampling_params import OPTIONS, SamplingParams, token_bias
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT
 from dflash_ggml.llama.llama import Llama
+from dflash_ggml.llama.options import LlamaOptions
 from dflash_ggml.llama.requests import SAMPLING_OPTIONS
 from dflash_ggml.server.schema import SamplingFields
 from dflash_ggml.session.session import Session
@@ -141,24 +142,42 @@ def test_a_random_seed() -> None:
     assert parsed("-s", "-1").seed is None
 
 
-def with_sources(*flags: str) -> EngineConfig:
+def configured(*flags: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
     add_model_options(parser)
     return engine_config(parser.parse_args(flags))
 
 
+@pytest.mark.parametrize(
+    "flags, layers",
+    [("", None), ("--cpu-moe", ALL_LAYERS), ("-cmoe", ALL_LAYERS), ("-ncmoe 12", 12), ("--n-cpu-moe 0", 0)],
+)
+def test_experts_of_the_host(flags: str, layers: int | None) -> None:
+    assert configured(*flags.split()).n_cpu_moe == layers
+    keywords = {"cpu_moe": True} if layers == ALL_LAYERS else {"n_cpu_moe": layers}
+    assert LlamaOptions("model.gguf", **keywords).engine_config(None).n_cpu_moe == layers
+
+
+def test_experts_of_fewer_than_no_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="n_cpu_moe: -1 is outside"):
+        configured("-ncmoe", "-1")
+    with pytest.raises(SystemExit):
+        configured("-cmoe", "-ncmoe", "3")
+    assert "not allowed with" in capsys.readouterr().err
+
+
 def test_sources_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("dflash_ggml.ggml.bindings")
-    assert with_sources().spec is None and with_sources().draft is not None
-    both = with_sources("--spec", "dflash, suffix")
+    assert configured().spec is None and configured().draft is not None
+    both = configured("--spec", "dflash, suffix")
     assert both.spec == ("dflash", "suffix") and both.draft is not None and both.copies
     for words, spec in (("suffix", ("suffix",)), ("none", ())):
-        config = with_sources("--spec", words)
+        config = configured("--spec", words)
         assert config.spec == spec and config.draft is None and config.copies == (spec != ())
         with pytest.raises(ConfigError, match="--spec: it leaves out the draft that -md or -hfd names"):
-            with_sources("--spec", words, "-md", str(EMBEDDED_DRAFT))
+            configured("--spec", words, "-md", str(EMBEDDED_DRAFT))
     with pytest.raises(SystemExit):
-        with_sources("--spec", "dflash,eagle")
+        configured("--spec", "dflash,eagle")
     assert (
         "argument --spec: 'eagle' is none of dflash, dflash2, dspark, mtp, suffix, none"
         in capsys.readouterr().err

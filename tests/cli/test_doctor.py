@@ -17,7 +17,7 @@ from dflash_ggml.cli.checks import SeenDevice, Speed
 from dflash_ggml.cli.doctor import line, main
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.break_even import BreakEven
-from dflash_ggml.state.memory import MARGIN, MIB, MemoryPlan
+from dflash_ggml.state.memory import HOST_MARGIN, MARGIN, MIB, KeptExperts, MemoryPlan
 from reference import tiny_models as tiny
 from reference.fake_engine import FakeEngine
 
@@ -113,6 +113,26 @@ def test_memory(free: int, is_gpu: bool, verdict: str) -> None:
     check = checks.memory_check(plan, "CUDA0", is_gpu)
     assert check.verdict == verdict
     assert check.verdict != "bad" or "target weights" in check.advice
+
+
+def test_memory_of_the_host_is_told_apart() -> None:
+    kept = KeptExperts(3, 900 * MIB, 4096 * MIB)
+    plan = MemoryPlan(512, {"target weights": 30 * MIB}, MARGIN + 30 * MIB, kept)
+    check = checks.memory_check(plan, "CUDA0", True)
+    assert check.verdict == "ok" and check.text.endswith(
+        "experts of 3 layers on the host, 900 of 4096 MiB free"
+    )
+    assert check.data["kept"] == {"layers": 3, "nbytes": 900 * MIB, "free": 4096 * MIB}
+    assert checks.memory_check(MemoryPlan(512, plan.parts, 0), "CUDA0", True).data["kept"] is None
+    advice = checks.memory_check(MemoryPlan(512, plan.parts, 0), "CUDA0", True, layers=7).advice
+    assert advice.startswith("--n-cpu-moe 7 fits; or ")
+
+
+def test_copies_for_the_host_need_room_with_some_left_over() -> None:
+    size = 900 * MIB
+    assert not KeptExperts(3, size, size + HOST_MARGIN).note
+    short = KeptExperts(3, size, size + HOST_MARGIN - 1)
+    assert short.is_mapped and "900 MiB" in short.note
 
 
 def test_speed() -> None:

@@ -1,0 +1,205 @@
+"""A target whose experts lie with the host: all paths give the bits of the undivided one. Both sides are CPUs. 10 seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import ALL_LAYERS, EngineConfig
+from dflash_ggml.engine import kept, loading
+from dflash_ggml.engine.batches import SLOWEST, BatchSizes
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.loading import declare, declare_fitting, layers_to_keep
+from dflash_ggml.errors import DeviceError
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.ggml.device import Device
+from dflash_ggml.models import experts
+from dflash_ggml.models.registry import read_target
+from dflash_ggml.state.memory import GRAPHS, LENT, MARGIN, SCRATCH
+from reference.engine_kit import fresh, steps, text
+from reference.toys import MOE_VARIANTS, write_pair
+
+SIZES = MOE_VARIANTS[21]
+N_LAYERS, LONG = 4, [i % 50 for i in range(45)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Path, Path]:
+    return write_pair(tmp_path_factory.mktemp("kept"), 21, **SIZES)
+
+
+@pytest.fixture
+def config(pair) -> EngineConfig:
+    return EngineConfig(
+        *pair,
+        n_ctx=256,
+        n_batch=16,
+        n_threads=1,
+        type_k="f32",
+        type_v="f32",
+        reference=True,
+        calibrate="never",
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["sent", "lent"])
+def divided(request, monkeypatch) -> None:
+    """A CPU counts as a device with memory of its own; batches of 16 are computed by the host, or have the matrices lent."""
+    monkeypatch.setattr(loading, "has_own_memory", lambda device: True)
+    for module, name in ((experts, "LENT"), (kept, "LENT"), (loading, "LENT_COLUMNS")):
+        monkeypatch.setattr(module, name, 16 if request.param else 1000)
+
+
+@pytest.fixture
+def undivided(config) -> Iterator[Engine]:
+    with Engine.load(config) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("layers", [1, 3, ALL_LAYERS])
+def test_every_path_gives_the_same_bits(divided, undivided, config, layers) -> None:
+    """Prompts of several sizes, plain, chain, tree with gaps in the path, snapshots."""
+    with Engine.load(replace(config, n_cpu_moe=layers)) as engine:
+        assert engine.memory.kept is not None and engine.memory.kept.layers == min(layers, N_LAYERS)
+        for ids in (LONG[:1], LONG[:16], LONG):
+            rows = [fresh(e, ids).logits.copy() for e in (undivided, engine)]
+            np.testing.assert_array_equal(*rows)
+        for mode in ("plain", "chain", "tree"):
+            assert text(fresh(engine, LONG), max_tokens=60, mode=mode) == text(
+                fresh(undivided, LONG), max_tokens=60, mode=mode
+            )
+        sampling = {"temperature": 1.0, "seed": 5}
+        drawn = [text(fresh(e), max_tokens=60, mode="tree", sampling=sampling) for e in (engine, undivided)]
+        assert drawn[0] == drawn[1]
+        assert any(
+            step.path != tuple(range(len(step.path)))
+            for step in steps(fresh(engine), max_tokens=60, mode="tree", sampling=sampling)
+        )
+        snapshot = fresh(engine, LONG).snapshot(True)
+        said = text(engine, max_tokens=30, mode="tree")
+        engine.reset()
+        engine.restore(snapshot)
+        assert text(engine, max_tokens=30, mode="plain") == said
+
+
+def test_only_kept_layers_divide_a_graph(divided, config, monkeypatch) -> None:
+    """In a pass the host computes once for each of them; a device alone runs whole graphs."""
+    for layers in (0, 2):
+        with Engine.load(replace(config, draft=None, n_cpu_moe=layers)) as engine:
+            said, parts = text(fresh(engine), max_tokens=3, mode="plain"), []
+            assert all((graph._split is not None) == bool(layers) for _, graph in engine.passes.graphs)
+            if engine.device.host is not None:
+                compute = engine.device.host.compute
+                monkeypatch.setattr(
+                    engine.device.host, "compute", lambda part, f=compute, p=parts: p.append(1) or f(part)
+                )
+            engine.prefill(said[-1:])
+            assert len(parts) == layers
+
+
+def test_memory_is_counted_apart(divided, undivided, config) -> None:
+    with Engine.load(replace(config, n_cpu_moe=3)) as engine:
+        found = engine.memory.kept
+        assert found is not None and found.layers == 3 and not found.is_mapped
+        matrices = 3 * 3 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
+        assert found.nbytes == matrices == engine.passes.weights.kept_bytes
+        parts, whole = dict(engine.memory.parts), undivided.memory.parts
+        assert whole["target weights"] - parts["target weights"] == matrices
+        lent = 2 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
+        assert parts.pop(LENT, 0) == (lent if experts.LENT == 16 else 0)
+        allocated = engine.nbytes
+        del parts[GRAPHS], allocated[SCRATCH]
+        assert allocated == parts
+        assert "experts of 3 layers on the host" in str(engine.memory)
+        assert "planned, not counted" not in engine.memory.against(engine.nbytes)
+
+
+def test_without_room_for_copies_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(kept, "free_memory", lambda: 1 << 20)
+    with Engine.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
+        assert engine.memory.kept is not None and engine.memory.kept.is_mapped
+        assert "read from the file as they are needed" in caplog.text
+        assert text(fresh(engine, LONG), max_tokens=30, mode="tree") == text(
+            fresh(undivided, LONG), max_tokens=30, mode="tree"
+        )
+
+
+def needed(config: EngineConfig, layers: int) -> int:
+    """Device memory with the experts of so many layers with the host, as planned."""
+    with closing(Device.cpu(1, reference=True)) as device, GGUFFile(config.model) as file:
+        found = declare(device, config, file, read_target(file), None, layers)
+        with closing(found.weights):
+            return loading._usual(found, read_target(file), config, device).total + MARGIN
+
+
+@pytest.mark.parametrize("layers", [1, 3, 4])
+def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers) -> None:
+    config = replace(config, draft=None)
+    room = needed(config, layers)
+    assert needed(config, layers - 1) > room
+    monkeypatch.setattr(loading, "memory_free", lambda device, limit: room)
+    with Engine.load(config) as engine:
+        assert engine.memory.kept is not None and engine.memory.kept.layers == layers
+        assert caplog.text.count("does not fit the GPU") == 1
+        assert len(text(fresh(engine), max_tokens=5)) == 5
+    for few in range(layers):
+        with pytest.raises(
+            DeviceError, match=rf"it fits with the experts of {layers} layers.*--n-cpu-moe {layers}\)"
+        ):
+            Engine.load(replace(config, n_cpu_moe=few))
+
+
+def test_what_cannot_fit_is_refused_as_before(divided, config, monkeypatch) -> None:
+    monkeypatch.setattr(loading, "memory_free", lambda device, limit: 1 << 20)
+    with pytest.raises(DeviceError, match="not enough device memory") as error:
+        Engine.load(replace(config, draft=None))
+    assert "n-cpu-moe" not in str(error.value)
+
+
+def test_a_dense_model_has_none(divided, toy_pair, monkeypatch, caplog) -> None:
+    config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, calibrate="never", n_cpu_moe=2)
+    with Engine.load(config) as engine:
+        assert engine.memory.kept is None and engine.device.host is None
+        assert "no experts in its first 2 layers" in caplog.text
+    with closing(Device.cpu(1)) as device, GGUFFile(config.model) as file:
+        target = read_target(file)
+        found = declare_fitting(device, config, file, target, None)
+        assert layers_to_keep(device, config, file, target, None, found) == 0
+        found.weights.close()
+
+
+def test_on_the_cpu_alone_nothing_is_divided(config) -> None:
+    with Engine.load(replace(config, n_cpu_moe=ALL_LAYERS)) as engine:
+        assert engine.memory.kept is None and engine.device.host is None
+
+
+def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypatch) -> None:
+    with Engine.load(replace(config, n_cpu_moe=N_LAYERS, draft=None)) as engine:
+        said = text(fresh(engine), max_tokens=10, mode="plain")
+        host: Any = engine.device.host
+        compute = host.compute
+        calls: list[int] = []
+
+        def broken(part: Any) -> int:
+            calls.append(1)
+            return -1 if len(calls) == 6 else compute(part)
+
+        monkeypatch.setattr(host, "compute", broken)
+        with pytest.raises(DeviceError, match="status -1"):
+            text(fresh(engine), max_tokens=10, mode="plain")
+        monkeypatch.setattr(host, "compute", compute)
+        assert text(fresh(engine), max_tokens=10, mode="plain") == said
+
+
+def test_batches_of_what_is_lent_keep_their_size() -> None:
+    """A pass takes as long for few tokens as for many: none is made smaller, and what is left over goes into one."""
+    batches = BatchSizes(2048, paced=True, is_gpu=True, flat=128)
+    batches.took(2048, 10 * SLOWEST)
+    assert batches.limit == 2048
+    assert [batches.next(n) for n in (5000, 2047, 700, 128, 127, 60, 3)] == [2048, 2040, 696, 128, 64, 56, 3]
