@@ -6,14 +6,34 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from dflash_ggml.bench.facts import header
+from dflash_ggml.cli.arguments import memory_size
 from dflash_ggml.config import CacheType
 
-__all__ = ["ROOT", "add_cache_types", "cache_types", "header", "save"]
+__all__ = [
+    "ROOT",
+    "add_cache_types",
+    "add_memory_options",
+    "cache_types",
+    "header",
+    "memory_options",
+    "save",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def add_memory_options(parser: argparse.ArgumentParser) -> None:
+    """Options for what may be taken of the GPU, and what the host keeps instead."""
+    parser.add_argument("--gpu-memory", type=memory_size, metavar="SIZE")
+    parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, metavar="N")
+
+
+def memory_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What they say, as fields of EngineConfig."""
+    return {"gpu_memory": args.gpu_memory, "n_cpu_moe": args.n_cpu_moe}
 
 
 def add_cache_types(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import header, save
+from common import add_memory_options, header, memory_options, save
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import EngineConfig
@@ -44,12 +44,14 @@ def main() -> None:
     p.add_argument("--stock", action="store_true", help="also with ggml's own products (CUDA)")
     p.add_argument("--repeat", type=int, default=2)
     p.add_argument("--json", metavar="FILE")
+    add_memory_options(p)
     a = p.parse_args()
     config = EngineConfig(
         Path(a.model),
         Path(a.model_draft) if a.model_draft else None,
         n_ctx=max(a.lengths) + 256,
         n_batch=max(a.batches),
+        **memory_options(a),
     )
     found = []
     with Engine.load(config) as engine:

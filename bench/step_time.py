@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import add_cache_types, cache_types, header, save
+from common import add_cache_types, add_memory_options, cache_types, header, memory_options, save
 
 import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
@@ -211,6 +211,7 @@ def main() -> None:
     p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
     p.add_argument("--json", metavar="FILE")
     add_cache_types(p)
+    add_memory_options(p)
     a = p.parse_args()
     config = EngineConfig(
         Path(a.model),
@@ -223,6 +224,7 @@ def main() -> None:
         chain_seed=True,
         fa_window=a.fa_window,
         **cache_types(a),
+        **memory_options(a),
     )
     began = time.perf_counter()
     with Engine.load(config) as engine:
@@ -235,12 +237,14 @@ def main() -> None:
             context=a.context,
             fa_window=a.fa_window,
             kv_cache=str(engine.passes.state.kv.type),
+            memory=str(engine.memory),
             load_s=time.perf_counter() - began,
         )
         print(
             f"{device.description}, {Path(a.model).name}, {a.context} tokens of context, "
             f"caches {facts['kv_cache']}, commit {facts['commit']}; {facts['gpu']}"
         )
+        print(f"  {engine.memory}")
         rng = np.random.default_rng(1)
         ids = rng.integers(0, engine.n_vocab, a.context).tolist()
         prefill = []
