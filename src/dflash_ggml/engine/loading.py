@@ -403,12 +403,14 @@ class Declared:
 
     def choose(self, n_ctx: int, free: int) -> tuple[KvTypes, int]:
         """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batches
-        that fit with them and whose scratch memory is a small part of it, or the smallest of all."""
+        that fit with them and whose scratch memory is a small part of it, or the smallest of all. Where a batch shares what is
+        lent to it, the part may be larger."""
         fitting = (types for types in self.kv if plan(self.parts(types), self.over, n_ctx, free).fits)
         kv = next(fitting, self.kv[0])
         for n_batch in self.batches[:-1]:
             found = plan(self.parts(kv, n_batch), self.over, n_ctx, free)
-            if found.fits and 16 * found.parts[GRAPHS] <= free and n_batch < 2 * n_ctx:
+            small = (4 if self.kept else 16) * found.parts[GRAPHS] <= free
+            if found.fits and small and n_batch < 2 * n_ctx:
                 return kv, n_batch
         return kv, self.batches[-1]
 

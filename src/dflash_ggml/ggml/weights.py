@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from .bindings import ffi, lib
 from .device import BF16, F16, F32, I32, Device, key
 from .store import Store
 
+_COPYING = 4  # threads that copy from the file's mapping to the host's memory: one alone waits for its pages
 TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
 Progress = Callable[[str, int, int], None]
 
@@ -187,10 +189,16 @@ class Kept:
             self._mapped.append(_mapped(name, self.tensors[name], self._sources[name]))
         if len(mapped) < len(self._sources):
             self._store.allocate(clear=False, weights=True)
-        for name, s in self._sources.items():
+
+        def bring(name: str) -> int:
+            s = self._sources[name]
             if name not in mapped:
                 lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
-            count(s.nbytes)
+            return s.nbytes
+
+        with ThreadPoolExecutor(_COPYING) as pool:
+            for size in pool.map(bring, self._sources):
+                count(size)
         self._sources = {}
 
     def close(self) -> None:
