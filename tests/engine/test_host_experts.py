@@ -21,7 +21,7 @@ from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.models import experts
 from dflash_ggml.models.registry import read_target
-from dflash_ggml.state.memory import GRAPHS, LENT, MARGIN, SCRATCH
+from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
 from reference.engine_kit import fresh, steps, text
 from reference.toys import MOE_VARIANTS, write_pair
 
@@ -52,7 +52,7 @@ def config(pair) -> EngineConfig:
 def divided(request, monkeypatch) -> None:
     """A CPU counts as a device with memory of its own; batches of 16 are computed by the host, or have the matrices lent."""
     monkeypatch.setattr(loading, "has_own_memory", lambda device: True)
-    for module, name in ((experts, "LENT"), (kept, "LENT"), (loading, "LENT_COLUMNS")):
+    for module, name in ((experts, "LENT"), (kept, "LENT"), (loading, "LENT")):
         monkeypatch.setattr(module, name, 16 if request.param else 1000)
 
 
@@ -112,7 +112,7 @@ def test_memory_is_counted_apart(divided, undivided, config) -> None:
         parts, whole = dict(engine.memory.parts), undivided.memory.parts
         assert whole["target weights"] - parts["target weights"] == matrices
         lent = 2 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
-        assert parts.pop(LENT, 0) == (lent if experts.LENT == 16 else 0)
+        assert parts.pop(LENT_EXPERTS, 0) == (lent if experts.LENT == 16 else 0)
         allocated = engine.nbytes
         del parts[GRAPHS], allocated[SCRATCH]
         assert allocated == parts

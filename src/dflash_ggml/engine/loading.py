@@ -20,12 +20,12 @@ from ..files.gguf import GGUFFile
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Weights
-from ..models.experts import LENT as LENT_COLUMNS
+from ..models.experts import LENT
 from ..models.registry import read_target
 from ..models.target import Target
 from ..state.memory import (
     GRAPHS,
-    LENT,
+    LENT_EXPERTS,
     MARGIN,
     MIB,
     SCRATCH,
@@ -272,7 +272,7 @@ def _on_device(
     taken = {**passes.nbytes, **(drafter.nbytes if drafter else {}), SCRATCH: passes.workspace.nbytes}
     log.info("%s", memory.against(taken))
     # what is lent takes the longest, for few tokens as for many
-    flat = LENT_COLUMNS if wanted.kept else None
+    flat = LENT if wanted.kept else None
     return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, flat), wanted.over_each
 
 
@@ -489,7 +489,7 @@ def memory_parts(
     if wide := wide_bytes(device, shapes, n_batch):
         parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
     if lent := lent_bytes(weights.kept, n_batch):
-        parts.append(Part(LENT, lambda rows: lent))
+        parts.append(Part(LENT_EXPERTS, lambda rows: lent))
     # the widest passes: a prefill batch with its features, and the logits of a tree
     logits = 8 * max(width, 1) * target.n_vocab
 

@@ -14,7 +14,7 @@ from ..errors import DeviceError
 MIB = 1 << 20
 GRAPHS = "graphs (estimate)"  # the part that is allocated as SCRATCH
 SCRATCH = "scratch"
-LENT = "lent experts"  # a part that is allocated with it
+LENT_EXPERTS = "lent experts"  # a part that is allocated with it
 HOST_MARGIN = 1024 * MIB  # of the host's memory, left to others
 MARGIN = 512 * MIB  # left free: the driver, cuBLAS, fragmentation, a desktop
 ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
@@ -87,7 +87,7 @@ class MemoryPlan:
         """What was allocated beside what was planned, for people. Scratch memory is only an estimate; parts that are not among
         `allocated` lie with the device."""
         same = sum(size for name, size in allocated.items() if size == self.parts.get(name))
-        planned = {**self.parts, SCRATCH: self.parts.get(GRAPHS, 0) + self.parts.get(LENT, 0)}
+        planned = {**self.parts, SCRATCH: self.parts.get(GRAPHS, 0) + self.parts.get(LENT_EXPERTS, 0)}
         others = [
             f"{name} {size / MIB:.1f} MiB, planned {planned.get(name, 0) / MIB:.1f}"
             for name, size in allocated.items()
@@ -96,7 +96,7 @@ class MemoryPlan:
         elsewhere = [
             f"{name} {size / MIB:.1f} MiB planned, not counted"
             for name, size in self.parts.items()
-            if size and name not in (GRAPHS, LENT) and name not in allocated
+            if size and name not in (GRAPHS, LENT_EXPERTS) and name not in allocated
         ]
         return "; ".join([f"{same / MIB:.0f} MiB allocated as planned", *others, *elsewhere])
 
