@@ -37,11 +37,11 @@ def sources(w: dict[str, np.ndarray]) -> dict[str, Source]:
 def both(g: Graph, w: Weights, x) -> None:
     """here, there and back, with results of each side that are needed late."""
     a = g.expand(g.mul_mat(w["here"], x))
-    sent = g.to_host(a)
+    (sent,) = g.to_host(a)
     beside = g.expand(g.mul_mat(w["late"], a))
     b = g.mul_mat(w["there"], sent)
     c = g.to_device(g.add(b, sent))
-    again = g.to_device(g.mul_mat(w["there"], g.to_host(c)))
+    again = g.to_device(g.mul_mat(w["there"], *g.to_host(c)))
     g.output(g.add(g.add(again, beside), a), "out")
 
 
@@ -111,7 +111,7 @@ def test_strided_results_cross(device: Device) -> None:
     """What has gaps is packed on its side first."""
     workspace, g = Workspace(device), Graph(device, 64)
     x = g.input("x", I32, 7, 4)
-    part = g.to_host(g.view(x, (3, 4), (x.nb[1],), offset=4))
+    (part,) = g.to_host(g.view(x, (3, 4), (x.nb[1],), offset=4))
     g.output(g.to_device(g.cont(part)), "out")
     g.place(workspace)
     g.inputs["x"].array[...] = np.arange(28).reshape(4, 7)
@@ -127,7 +127,7 @@ def test_a_node_reads_from_one_side(device: Device) -> None:
     weights = Weights(device, sources(matrices()), kept=["there"]).fill()
     g = Graph(device, 64)
     x = g.input("x", F32, N, 1)
-    g.output(g.add(g.to_host(x), g.mul_mat(weights["here"], x)))
+    g.output(g.add(*g.to_host(x), g.mul_mat(weights["here"], x)))
     with pytest.raises(ValueError, match="both sides"):
         g.place(Workspace(device))
     g.close()

@@ -201,9 +201,11 @@ class Graph:
         """Whether the device's kernels read no more of a kept weight than it has: what they read of others must be cleared."""
         return lib.ggml_backend_buft_get_alloc_size(self.device.buffer_type, t) == lib.ggml_nbytes(t)
 
-    def to_host(self, t):
-        """A copy of `t`, a result of the device, from which the host computes; what is computed from it is the host's too."""
-        return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), HOST)
+    def to_host(self, *results) -> list:
+        """Copies of results of the device, from which the host computes; what is computed from them is the host's too."""
+        # all are packed before the first leaves, so that the device is asked once
+        packed = [self.expand(t if lib.ggml_is_contiguous(t) else self.cont(t)) for t in results]
+        return [self._cross(t, HOST) for t in packed]
 
     def to_device(self, t):
         """A copy of `t`, a result of the host or a weight that it keeps, on the device."""

@@ -98,7 +98,7 @@ def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     elif y.ne[1] >= LENT and all(g.can_lend(t) for t in _matrices(w, name)):
         out = _routed(g, _Lent(g, w), f"{name}ffn_", y, experts, ids, weights)
     else:
-        sent = [g.to_host(t) for t in (y, ids, weights)]
+        sent = g.to_host(y, ids, weights)
         if experts.n_ff_shared:  # a GPU is at it while the host computes
             shared = g.expand(_shared(g, w, name, y, experts))
         out = g.to_device(_routed(g, w, f"{name}ffn_", sent[0], experts, *sent[1:]))
