@@ -13,6 +13,7 @@ from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.split import Split
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights
+from reference.deferred import defer, part_memory
 
 N = 16
 
@@ -144,6 +145,26 @@ def test_a_failing_side_is_named(device: Device, monkeypatch: pytest.MonkeyPatch
         g.run()
     g.close()
     weights.close()
+
+
+def test_nothing_is_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that computes as late as it may, runs behind one another too."""
+    device, w = defer(monkeypatch), matrices()
+    weights = Weights(device, sources(w), kept=["there"]).fill()
+    workspace, g = Workspace(device), Graph(device, 64)
+    both(g, weights, g.input("x", F32, N, 3))
+    part_memory(device, g)
+    g.place(workspace)
+    x = np.random.default_rng(0).standard_normal((3, N)).astype(np.float32)
+    g.inputs["x"].array[...] = x
+    for _ in range(3):
+        g.run()
+    assert device.queue, "what the host does not need is not waited for"
+    device.synchronize()
+    found = device.read(g.outputs["out"]).reshape(3, N)
+    np.testing.assert_allclose(found, expected(w, x), rtol=1e-4, atol=1e-4)
+    for thing in (g, workspace, weights, device):
+        thing.close()
 
 
 class Marking(Device):

@@ -14,6 +14,7 @@ from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights
 from dflash_ggml.models import experts as layer
 from dflash_ggml.models.experts import Experts, expert_block, mixture
+from reference.deferred import defer, part_memory
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,32 @@ def test_for_many_columns_the_matrices_are_lent(alone, pair, monkeypatch, joined
         found, parts = run_kept(pair, QWEN, sources(w), x)
         assert parts == host_parts
         np.testing.assert_array_equal(found, run(alone, QWEN, sources(w), x))
+
+
+@pytest.mark.parametrize("lent", [False, True], ids=["sent", "lent"])
+def test_nothing_is_read_before_it_is_there(alone, monkeypatch, lent: bool) -> None:
+    """On a device that computes as late as it may, with its shared expert behind what the host waits for."""
+    monkeypatch.setattr(layer, "LENT", 1 if lent else 100)
+    device = defer(monkeypatch)
+    w, x = sources(arrays(QWEN)), np.random.default_rng(2).standard_normal((9, 64)).astype(np.float32)
+    weights = Weights(device, w, kept=[n for n in w if expert_block(n) is not None]).fill()
+    workspace, g = Workspace(device), Graph(device, 512)
+    y = g.input("x", F32, 64, 9)
+    for _ in range(3):
+        y = mixture(g, weights, "blk.0.", y, QWEN)
+    g.output(y, "out")
+    part_memory(device, g)
+    g.place(workspace)
+    g.inputs["x"].array[...] = x
+    for _ in range(2):
+        g.run()
+    device.synchronize()
+    found = device.read(g.outputs["out"]).reshape(x.shape)
+    for thing in (g, workspace, weights, device):
+        thing.close()
+    for _ in range(3):
+        x = run(alone, QWEN, w, x)
+    np.testing.assert_array_equal(found, x)
 
 
 def test_what_kernels_read_beyond_is_not_lent(alone, pair, monkeypatch) -> None:

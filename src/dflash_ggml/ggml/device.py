@@ -335,7 +335,7 @@ class Device:
         lib.ggml_backend_synchronize(self.backend)
 
     def can_mark(self) -> bool:
-        """Whether `mark` can be waited for without all that comes behind it."""
+        """Whether `mark` can be waited for without all that comes behind it: on a GPU, whose memory nobody else writes to."""
         if self._mark == ffi.NULL and self.is_gpu:
             self._mark = lib.ggml_backend_event_new(self.info.handle)
         return self._mark != ffi.NULL
