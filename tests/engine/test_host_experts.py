@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
-from dflash_ggml.engine import kept, loading
+from dflash_ggml.engine import cost_cache, kept, loading
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.loading import declare, declare_fitting, layers_to_keep
@@ -195,6 +195,18 @@ def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypat
             text(fresh(engine), max_tokens=10, mode="plain")
         monkeypatch.setattr(host, "compute", compute)
         assert text(fresh(engine), max_tokens=10, mode="plain") == said
+
+
+def test_costs_are_kept_apart(divided, config, monkeypatch, tmp_path) -> None:
+    """What passes cost with some experts on the host is measured for itself."""
+    monkeypatch.setattr(cost_cache, "default_folder", lambda: tmp_path)
+    files = []
+    for layers in (0, 2, 2):
+        chosen = replace(config, n_cpu_moe=layers, calibrate="cached")
+        with Engine.load(chosen, calibration_seconds=0.1) as engine:
+            assert engine.costs.of("plain", 1, 64) is not None
+            files.append(engine.costs_file)
+    assert files[0] != files[1] == files[2]
 
 
 def test_batches_of_what_is_lent_keep_their_size() -> None:
