@@ -58,7 +58,7 @@ class Rows:
         """Write them to an .npz file, which is there once it is whole."""
         beside = path.with_name(f"{path.name}.part")
         with beside.open("wb") as file:
-            np.savez(file, ids=self.ids, start=self.start, stop=self.stop)
+            np.savez_compressed(file, ids=self.ids, start=self.start, stop=self.stop)
         beside.replace(path)
 
 
@@ -152,6 +152,8 @@ def _conversations(path: Path, found: Texts, render: Render | None) -> int:
                     found.prompts.append(str(entry["prompt"]))
                 else:
                     found.documents.append(str(entry["text"]))
+            except ConfigError:
+                raise
             except (ValueError, KeyError, TypeError):
                 raise ConfigError(
                     f"{path}, line {number}: expected an object with text, prompt or messages"

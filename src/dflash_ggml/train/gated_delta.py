@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
-_NAME = "torch_chunk_gated_delta_rule"
 
 
 def chunked(
@@ -33,9 +32,7 @@ def chunked(
     dtype, (rows, n, heads, width) = query.dtype, value.shape
     repeat = heads // key.shape[2]
     if use_qk_l2norm_in_kernel:
-        query, key = (
-            x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6) for x in (query, key)
-        )
+        query, key = _unit(query), _unit(key)
     query, key = query.repeat_interleave(repeat, 2), key.repeat_interleave(repeat, 2)
     pad = -n % CHUNK
 
@@ -70,23 +67,63 @@ def chunked(
     return result.contiguous(), state if output_final_state else None
 
 
+def one_by_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The same a token at a time, which is how texts are written; the state [B, H', k, v] is changed in place."""
+    dtype, repeat = query.dtype, value.shape[2] // key.shape[2]
+    if use_qk_l2norm_in_kernel:
+        query, key = _unit(query), _unit(key)
+    query, key = (x.float().repeat_interleave(repeat, 2) for x in (query, key))
+    query, decay, value = query * key.shape[-1] ** -0.5, g.float().exp(), value.float()
+    rows, n, heads, width = value.shape
+    state = initial_state
+    if state is None or state.dtype != torch.float32:
+        state = torch.zeros(rows, heads, key.shape[-1], width, device=query.device)
+        if initial_state is not None:
+            state.copy_(initial_state)
+    flat, out = state.flatten(0, 1), []
+    for t in range(n):
+        k, q = (x[:, t].flatten(0, 1)[:, None] for x in (key, query))  # [B * H', 1, k]
+        flat.mul_(decay[:, t].reshape(-1, 1, 1))
+        u = (value[:, t].flatten(0, 1)[:, None] - k @ flat) * beta[:, t].float().reshape(-1, 1, 1)
+        flat.baddbmm_(k.mT, u)
+        out.append((q @ flat).view(rows, heads, width))
+    return torch.stack(out, 1).to(dtype), state if output_final_state else None
+
+
+def _unit(x: Tensor) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+_OURS = {"chunk_gated_delta_rule": chunked, "recurrent_gated_delta_rule": one_by_one}
+
+
 def hasten(model: torch.nn.Module) -> int:
-    """Let a model's delta-net layers use `chunked` where they would use transformers' loop. Returns how many there are."""
+    """Let delta-net layers use the functions above where they would use transformers' loops. Returns how many layers do."""
+    layers = [layer for layer in model.modules() if "GatedDeltaNet" in type(layer).__name__]
     found = 0
-    for layer in model.modules():
-        module = sys.modules.get(type(layer).__module__)
-        slow = getattr(module, _NAME, None)
-        if "GatedDeltaNet" not in type(layer).__name__ or slow is None:
-            continue
-        found += 1
-        own = getattr(layer, "chunk_gated_delta_rule", None)
-        if own is not None and own is slow:
-            layer.chunk_gated_delta_rule = chunked
-    for name in {
-        type(layer).__module__ for layer in model.modules() if "GatedDeltaNet" in type(layer).__name__
-    }:
-        if "chunk_gated_delta_rule" not in vars(
-            sys.modules[name]
-        ):  # where it is not fla's function by that name
-            setattr(sys.modules[name], _NAME, chunked)
+    for layer in layers:
+        module = sys.modules[type(layer).__module__]
+        for name, ours in _OURS.items():
+            slow = getattr(module, f"torch_{name}", None)
+            if slow is None:
+                continue
+            if not hasattr(
+                layer, name
+            ):  # it calls the module's function, which kernels of the hub may stand behind
+                setattr(module, f"torch_{name}", ours)
+                found += name.startswith("chunk")
+            elif getattr(layer, name) in (slow, ours):
+                setattr(layer, name, ours)
+                found += name.startswith("chunk")
     return found

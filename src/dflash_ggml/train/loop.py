@@ -134,6 +134,8 @@ class Trainer:
             if now - saved >= 60 * self.run.save_minutes:
                 self.save()
                 saved = now
+        if losses:
+            told(self._line(float(torch.stack(losses).mean()), (self.step - first) / (now - began)))
         self.save()
         return self.run.progress(self.step, self.seconds) >= 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ class TargetModel:
     def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
         logging.getLogger("transformers").setLevel(logging.ERROR)
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
 
         if not (path / "config.json").exists():
             raise ModelFileError(
@@ -115,21 +119,24 @@ class TargetModel:
         starts = np.array([min(len(p), length) for p in prompts])
         order = np.argsort(starts, kind="stable")
         generator = torch.Generator(self.device).manual_seed(seed)
-        done = 0
         for at in range(0, len(order), batch):
             rows = order[at : at + batch]
             ids[rows], ends[rows] = self._write(
-                [prompts[i] for i in rows], length, [temperatures[i] for i in rows], generator
+                [prompts[i] for i in rows], length, [temperatures[i] for i in rows], generator, told
             )
-            done += int((ends[rows] - starts[rows]).sum())
-            told(f"text: {min(at + batch, len(order))} of {len(order)} rows, {done} tokens written")
+            told(f"text: {min(at + batch, len(order))} of {len(order)} rows")
             if stop():
                 raise KeyboardInterrupt
         kept = ends - starts >= 2
         return Rows(ids[kept], starts[kept].astype(np.int64), ends[kept].astype(np.int64))
 
     def _write(
-        self, prompts: list[list[int]], length: int, temperatures: list[float], generator: torch.Generator
+        self,
+        prompts: list[list[int]],
+        length: int,
+        temperatures: list[float],
+        generator: torch.Generator,
+        told: Told,
     ):
         device, n = self.device, len(prompts)
         known = torch.full((n, length), -1, device=device)
@@ -138,7 +145,8 @@ class TargetModel:
         first = min(length, min(map(len, prompts)))
         ids, ends = known.clone(), torch.full((n,), length, device=device)
         heat = torch.tensor(temperatures, device=device)[:, None]
-        given, cache = known[:, :first], None
+        given, cache, began = known[:, :first], None, time.monotonic()
+        said = began
         for at in range(first, length):
             out = self.model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
@@ -149,8 +157,12 @@ class TargetModel:
             ended = (token == self.sizes.eos) & (known[:, at] < 0)
             ends = torch.where(ended, ends.clamp_max(at + 1), ends)
             given = token[:, None]
-            if at % 16 == 0 and bool((ends <= at).all()):
-                break
+            if at % 16 == 0:
+                if bool((ends <= at).all()):
+                    break
+                if (now := time.monotonic()) - said > 5:
+                    rate, said = (at - first) * n / (now - began), now
+                    told(f"text: position {at} of {length} in {n} rows, {rate:.0f} tokens/s")
         return ids.clamp_min(0).int().cpu().numpy(), ends.cpu().numpy()
 
 
