@@ -232,11 +232,10 @@ def main() -> None:
             **counts,
         }
         args.counts.write_text(json.dumps(found, indent=1) + "\n")
-    kept = {name: p for name, p in model.named_parameters() if name.endswith(("A_log", "dt_bias"))}
     model.to(torch.bfloat16).save_pretrained(args.output)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(args.tokenizer / name, args.output / name)
-    print(f"{args.output}: written ({len(kept)} small vectors with it)")
+    print(f"{args.output}: written")
 
 
 if __name__ == "__main__":

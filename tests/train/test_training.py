@@ -1,4 +1,4 @@
-"""`dflash-train` from beginning to end on a toy target: text of its own, training, going on, converting. 10 seconds; needs torch."""
+"""`dflash-train` from beginning to end on a toy target: its own text, training, going on, converting. 10 seconds; needs torch."""
 
 from __future__ import annotations
 
