@@ -1,0 +1,176 @@
+"""How many tokens a step each trained draft has accepted: as a chain, as a tree, beside copies, and as a chain of llama.cpp's.
+
+    python bench/trained_drafts.py NAME=DRAFT.gguf.. [--head TARGET_WITH_HEAD.gguf] [--source LLAMA_CPP --libs FOLDER]
+
+Texts are the target's own, behind the beginnings of prompts/python.jsonl: greedy, and at temperature 0.7. Every source proposes
+at every position of a text; chains and trees are then walked along it as steps do. So all sources see the same texts, and figures
+tell of acceptance alone. Greedy text of so small a target repeats itself, which flatters every source: both are told.
+`--source` and `--libs` as of upstream_drafts.py, for which a draft's file must hold the vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import ROOT, header, save
+from replay import Written, replay
+from upstream_drafts import acceptance, compile_driver, theirs
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.accept import walk
+from dflash_ggml.decode.candidates import Candidates
+from dflash_ggml.decode.plan import Plan
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.tree import spine
+from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.files.pairs import EMBEDDED_TARGET
+
+PROMPTS = ROOT / "src" / "dflash_ggml" / "data" / "prompts" / "python.jsonl"
+MOODS = {"greedy": 0.0, "sampled": 0.7}
+
+
+def texts(target: Path, n: int, tokens: int) -> dict[str, list[tuple[list[int], int]]]:
+    """Per mood: ids of each text, and how many of them are its prompt."""
+    entries = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.strip()]
+    found: dict[str, list[tuple[list[int], int]]] = {mood: [] for mood in MOODS}
+    config = EngineConfig(target, n_ctx=1024, n_threads=1, mode="plain", calibrate="never")
+    with Engine.load(config) as engine:
+        for number, entry in enumerate(entries[:n]):
+            prompt = engine.tokenizer.encode(entry["prompt"])
+            for mood, temperature in MOODS.items():
+                engine.reset()
+                engine.prefill(prompt)
+                sampler = Sampler(SamplingParams(temperature=temperature, seed=number), engine.n_vocab)
+                steps = engine.generate(sampler, max_tokens=tokens, mode="plain", stop=lambda token: False)
+                found[mood].append(([*prompt, *(t for step in steps for t in step.tokens)], len(prompt)))
+    return found
+
+
+def proposals(engine: Engine, ids: list[int], n_prompt: int, budget: int) -> list[Candidates]:
+    """What the draft says with each token of `ids` pending, from the first behind the prompt to the last but one."""
+    engine.reset()
+    engine.prefill(ids[:n_prompt])
+    assert engine.drafter is not None
+    found = []
+    sampler, n = Written(ids, engine.n_vocab), len(ids) - n_prompt
+    for _ in engine.generate(sampler, max_tokens=n, mode="plain", stop=lambda token: False):
+        found.append(engine.drafter.propose(engine.sequence, budget))
+    return found[:-1]
+
+
+def walked(ids: list[int], n_prompt: int, drafted: list[Candidates], plan: Plan) -> tuple[int, int]:
+    """Tokens and passes of a text when every step follows `plan`."""
+    at, passes = n_prompt + 1, 0
+    while at < len(ids):
+        tree = plan.build(ids[at - 1], drafted[at - 1 - n_prompt])
+        following = iter([*ids[at:], *[-1] * plan.budget])
+        at += len(walk(tree, lambda node, following=following: next(following)).tokens)
+        passes += 1
+    return len(ids) - n_prompt - 1, passes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("drafts", nargs="*", metavar="NAME=FILE")
+    parser.add_argument("--target", type=Path, default=EMBEDDED_TARGET)
+    parser.add_argument("--head", type=Path, help="the target with a prediction head")
+    parser.add_argument("--beside", help="NAME of a draft that also proposes beside the head, in one tree")
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--budget", type=int, default=31)
+    parser.add_argument("--draft-max", type=int, default=4)
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--libs", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    written = texts(args.target, args.prompts, args.tokens)
+    files = {name: Path(path) for name, _, path in (d.partition("=") for d in args.drafts)}
+    sources: dict[str, tuple[Path, Path | None]] = {name: (args.target, path) for name, path in files.items()}
+    if args.head:
+        sources["mtp"] = (args.head, None)
+        if args.beside:
+            sources[f"{args.beside}+mtp"] = (args.head, files[args.beside])
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.source:
+            compile_driver(args.source, args.libs, folder / "driver")
+        for source, (target, draft) in sources.items():
+            found[source] = one(args, source, target, draft, written, folder)
+    if args.json:
+        about = {"weights": "trained", "prompts": args.prompts, "tokens": args.tokens, "budget": args.budget}
+        save(str(args.json), header() | about | {"sources": found})
+
+
+def one(args, source: str, target: Path, draft: Path | None, written: dict, folder: Path) -> dict[str, Any]:
+    """All figures of one source, tokens a step; and a line for each mood."""
+    both = "+" in source
+    kind = "mtp" if draft is None else "dspark" if "dspark" in source else "dflash"
+    config = EngineConfig(
+        target,
+        draft,
+        n_ctx=1024,
+        n_threads=1,
+        budget=args.budget,
+        calibrate="never",
+        own_draft=draft is None or both,
+        draft_max=args.draft_max,
+        spec=(source.partition("+")[0], "mtp", "suffix") if both else None,
+    )
+    rows: dict[str, Any] = {}
+    with Engine.load(config) as engine:
+        assert engine.drafter is not None
+        depth = engine.drafter.depth
+        for mood, every in written.items():
+            drafted = [proposals(engine, ids, n, args.budget) for ids, n in every]
+            sums = {}
+            for plan in ("chain", "tree"):
+                passes = [walked(ids, n, d, Plan(plan, args.budget)) for (ids, n), d in zip(every, drafted)]  # type: ignore[arg-type]
+                sums[plan] = sum(t for t, _ in passes) / sum(p for _, p in passes)
+            for name in ("suffix", "merged"):
+                copies = Copies(args.budget)  # what was right is learned from text to text, as in a session
+                passes = [replay(name, ids, n, d, copies, args.budget) for (ids, n), d in zip(every, drafted)]
+                sums[name] = sum(r["tokens"] for r in passes) / sum(r["passes"] for r in passes)
+            line = f"{source:12} {mood:8} chain {sums['chain']:.3f} tree {sums['tree']:.3f} ({sums['tree'] / sums['chain']:.2f}) "
+            line += f"copies {sums['suffix']:.3f} merged {sums['merged']:.3f} "
+            line += f"({sums['merged'] / max(sums['suffix'], sums['tree']):.3f} of the best)"
+            if args.source and not both:
+                sums |= beside(args, kind, target, draft, every, drafted, depth, folder)
+                line += f"; llama.cpp chain {sums['upstream']:.3f}, ours there {sums['ours']:.3f}, same {sums['same']:.4f}"
+            rows[mood] = sums
+            print(line, flush=True)
+    return {"depth": depth, **rows}
+
+
+def beside(
+    args, kind: str, target: Path, draft: Path | None, every, drafted, depth: int, folder: Path
+) -> dict[str, float]:
+    """llama.cpp's chains of the same files on the same texts: mean acceptance of both, and the share that is equal."""
+    ours, other, same = [], [], []
+    files = [target] if draft is None else [target, draft]
+    for (ids, n), candidates in zip(every, drafted):
+        mine = [spine(t, c, depth).tokens[1:].tolist() for t, c in zip(ids[n:], candidates)]
+        chains = theirs(folder / "driver", args.libs, folder, files, f"draft-{kind}", depth, ids, n)[
+            : len(mine)
+        ]
+        same += [a == b for a, b in zip(mine, chains, strict=True)]
+        ours.append(acceptance(mine, ids, n))
+        other.append(acceptance(chains, ids, n))
+    return {
+        "ours": float(np.mean(ours)),
+        "upstream": float(np.mean(other)),
+        "largest_difference": float(np.abs(np.subtract(ours, other)).max()),
+        "same": float(np.mean(same)),
+    }
+
+
+if __name__ == "__main__":
+    main()
