@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,28 +22,40 @@ class Twins:
 @pytest.fixture(scope="session")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
     """The toy target twice; its tokenizer has a token per byte, and a mask token."""
+    base = tmp_path_factory.mktemp("twins")
+    gguf, _ = toys.write_pair(base, 7, n_vocab=N_VOCAB, draft_tokens=True)
+    write_checkpoint(gguf, base / "target")
+    return Twins(gguf, base / "target")
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint(demo_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded target as a transformers checkpoint, of the numbers that its Q8_0 file holds."""
+    folder = tmp_path_factory.mktemp("demo") / "target"
+    write_checkpoint(demo_target, folder)
+    return folder
+
+
+def write_checkpoint(gguf: Path, folder: Path) -> None:
+    """A `qwen35` file as a folder that transformers opens, with a tokenizer of single bytes and a mask token."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
-    import hf_layout
+    from fixtures import hf_layout
 
-    base = tmp_path_factory.mktemp("twins")
-    gguf, _ = toys.write_pair(base, 7, n_vocab=N_VOCAB, draft_tokens=True)
     weights = hf_layout.read(gguf)
     config = transformers.Qwen3_5TextConfig(**hf_layout.target_config(weights))
     model = transformers.Qwen3_5ForCausalLM._from_config(config, dtype=torch.float32)
     state = hf_layout.target_state_dict(weights)
     model.load_state_dict({name: torch.from_numpy(x) for name, x in state.items()})
-    model.save_pretrained(base / "target")
+    model.save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|mask|>"])
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(base / "target")
-    return Twins(gguf, base / "target")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

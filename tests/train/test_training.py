@@ -15,7 +15,7 @@ from dflash_ggml.cli import train as command  # noqa: E402
 from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.decode.tree import spine  # noqa: E402
 from dflash_ggml.engine.engine import Engine  # noqa: E402
-from dflash_ggml.train.corpus import load_rows  # noqa: E402
+from dflash_ggml.train.corpus import Rows, load_rows  # noqa: E402
 from dflash_ggml.train.gated_delta import chunked, one_by_one  # noqa: E402
 from dflash_ggml.train.target import TargetModel  # noqa: E402
 
@@ -173,6 +173,26 @@ def test_faults_are_said_in_a_line(
         assert said in error and error.count("\n") == 1, error
     assert command.main([str(tmp_path / "none"), "-o", str(tmp_path / "out"), "--steps", "1"]) == 1
     assert "no config.json" in capsys.readouterr().err
+
+
+def test_the_embedded_target(
+    demo_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small draft learns some of its greedy text by heart in a few seconds; the features are the fixtures' own."""
+    from fixtures import greedy_cases
+
+    ids = np.array([case.greedy for case in greedy_cases()], np.int32).reshape(16, 100)
+    Rows(ids, np.full(16, 8), np.full(16, 100)).save(tmp_path / "text.npz")
+    options = f"--data {tmp_path / 'text.npz'} --kind dflash2 --steps 60 --layers 1 --ffn 128 --heads 2 --kv-heads 1"
+    options += " --head-dim 64 --block 5 --rank 32 --candidates 6 --taps 7,13 --mask-id 8189 --length 100 --anchors 12"
+    options += " --batch 4 --lr 5e-3 --warm-up 5 --held 2 --device cpu"
+    assert command.main([str(demo_checkpoint), "-o", str(tmp_path / "out"), *options.split()]) == 0
+    said = capsys.readouterr().out
+    losses = [
+        float(line.split("loss ")[1].split(",")[0]) for line in said.splitlines() if line.startswith("step")
+    ]
+    accepted = float(said.split("a chain has ")[1].split()[0])
+    assert losses[0] > 10 and losses[-1] < 0.7 * losses[0] and accepted > 1.05
 
 
 @pytest.mark.parametrize("function", [chunked, one_by_one])
