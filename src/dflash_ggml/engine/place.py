@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -459,6 +460,17 @@ class Place:
         """Whether `restore` would work: rows are in the snapshot, or still in the cache."""
         held = self._rows or self.sequence.tokens
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
+
+    def completed(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with its K/V rows, so that it is good anywhere. Raises ConfigError where they are no longer here."""
+        with self.engine.passing:
+            self._there()
+            if snapshot.rows is not None:
+                return snapshot
+            if not self.can_restore(snapshot):
+                raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
+            tensors = self._tensors()
+            return replace(snapshot, rows=tensors.read_rows(len(snapshot.tokens)), types=tensors.types)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of this engine. Raises ConfigError when its K/V rows are gone or its shape differs."""

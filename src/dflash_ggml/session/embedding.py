@@ -39,8 +39,11 @@ def embed(
         elif pooling == "last" or not kept:
             kept[:] = [rows[-1] if pooling == "last" else rows[0]]
 
-    with session.turns.taken():
-        session.engine.hidden_states(ids, take, should_stop)
+    if session.side_by_side:
+        session.scheduler.borrow(lambda place: place.hidden_states(ids, take, should_stop))
+    else:
+        with session.turns.taken():
+            session.engine.hidden_states(ids, take, should_stop)
     if pooling == "mean":
         return (sums / max(n, 1)).astype(np.float32)
     if not kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,11 +34,22 @@ from .sinks import ChatSink, TextSink
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..engine.step import Step
+    from ..engine.place import Place
+    from ..engine.step import Run, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a generation beside others yields, among its events, where it wants a step of the engine: it is sent the Step."""
+
+    run: Run
 
 
 class Generation:
-    """Runs once. grammar: processor to apply after the caller's own."""
+    """Runs once. grammar: processor to apply after the caller's own.
+
+    beside: the engine is a place beside others, whose steps are made for all of them at once.
+    """
 
     def __init__(
         self,
@@ -49,8 +60,10 @@ class Generation:
         hooks: Hooks,
         grammar: Processor | None = None,
         should_stop: Callable[[], bool] | None = None,
+        beside: bool = False,
     ) -> None:
-        self.engine: Engine = state.engine
+        self.engine: Engine | Place = state.engine
+        self._beside = beside
         ids, options = list(prepared.ids), prepared.request
         self._state = state
         self._ids = ids
@@ -96,8 +109,8 @@ class Generation:
         ends = {i for i in (*self.engine.tokenizer.eog_ids, *options.stop_token_ids) if i < n_vocab}
         return [EndBan(ends, until)]
 
-    def events(self, *, prompt_logprobs: bool = False) -> Generator[Event, None, None]:
-        """The events, in the order that module `events` promises."""
+    def events(self, *, prompt_logprobs: bool = False) -> Generator[Any, Any, None]:
+        """The events, in the order that module `events` promises; beside others a Wish before every step."""
         began = time.perf_counter()
         try:
             yield from self._prefill_rows(began) if prompt_logprobs else self._prefill(began)
@@ -148,21 +161,24 @@ class Generation:
         self._prompt_ms = (time.perf_counter() - began) * 1e3
         yield PromptLogprobs(tuple(entries))
 
-    def _decode(self) -> Generator[Event, None, None]:
+    def _decode(self) -> Generator[Any, Any, None]:
         options = self._options
         self._state.spent()
-        steps: Any = self.engine.generate(
-            self._sampler,
-            max_tokens=self._limit,
-            mode=options.mode,
-            budget=options.budget,
-            stop=self._take,
-            should_stop=self._should_stop,
+        steps: Any = (
+            self._joined()
+            if self._beside
+            else self.engine.generate(**self._how(), should_stop=self._should_stop)
         )
+        given: Step | None = None
         try:
             while True:
                 began = time.perf_counter()
-                step = next(steps, None)
+                step = steps.send(given) if given is not None else next(steps, None)
+                given = None
+                if isinstance(step, Wish):
+                    given = yield step
+                    self._predicted_ms += (time.perf_counter() - began) * 1e3
+                    continue
                 self._predicted_ms += (time.perf_counter() - began) * 1e3
                 if step is None:
                     return
@@ -174,6 +190,26 @@ class Generation:
                 yield from self._drain()
         finally:
             steps.close()
+
+    def _how(self) -> dict[str, Any]:
+        """What the engine is told of this generation."""
+        options = self._options
+        how = {"max_tokens": self._limit, "mode": options.mode, "budget": options.budget, "stop": self._take}
+        return {"sampler": self._sampler, **how}
+
+    def _joined(self) -> Generator[Any, Any, None]:
+        """`Engine.generate` where the steps are made for several: each is wished for, and sent."""
+        place: Any = self.engine
+        run = place.begin(**self._how())
+        step = place.first(run)
+        while True:
+            if run.finish is None and self._should_stop is not None and self._should_stop():
+                run.finish = "cancelled"
+            step.finish = run.finish
+            yield step
+            if step.finish:
+                return
+            step = yield Wish(run)
 
     def _take(self, token: int) -> bool:
         """Called by the engine for every emitted token, in text order, inside the walk; True ends it there."""

@@ -51,10 +51,16 @@ class PrefixCache:
 
     def best(self, ids: Sequence[int], limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
         """The longest usable snapshot that is a prefix of ids[:limit]; it becomes the most recently used."""
+        found = self.longest(ids, limit, usable)
+        if found is not None:
+            self._entries.move_to_end(_key(found.tokens))
+        return found
+
+    def longest(self, ids: Sequence[int], limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
+        """As `best`, for one who only looks."""
         wanted = _key(ids[:limit])
         for key in sorted((k for k in self._entries if wanted.startswith(k)), key=len, reverse=True):
             if usable(self._entries[key]):
-                self._entries.move_to_end(key)
                 return self._entries[key]
         return None
 

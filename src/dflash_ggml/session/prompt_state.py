@@ -15,20 +15,36 @@ ROWS_AT_ONCE = 32  # of a vocabulary of 250,000 that is 32 MB
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.place import Place
     from ..state.snapshot import Snapshot
 
 
 class PromptState:
     """The engine's state seen as a prefix of token ids; the only place that resets or restores it.
 
-    disk: keeps prefixes that are about to be lost, beyond this process.
+    disk: keeps prefixes that are about to be lost, beyond this process. The engine may be a place of one: then the cache is
+    shared with others, and `held` knows what any of them can restore.
     """
 
-    def __init__(self, engine: Engine, cache: PrefixCache, disk: DiskCache | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine | Place,
+        cache: PrefixCache,
+        disk: DiskCache | None = None,
+        held: Callable[[Snapshot], bool] | None = None,
+    ) -> None:
         self.engine = engine
+        self._held = held
+        self._wanted: set[int] = (
+            set()
+        )  # positions of the prompt that is being taken in at which to keep a snapshot
         self.cache = cache
         self.disk = disk
         self._row_valid = False  # whether engine.logits belongs to the last committed token
+
+    def pieces(self, left: int) -> int:
+        """Tokens of the next pass over a prompt of which so many are left."""
+        return self.engine.batches.next(left)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a snapshot back; raises ConfigError if the engine cannot."""
@@ -84,21 +100,25 @@ class PromptState:
         should_stop: Callable[[], bool] | None,
     ) -> Iterator[int]:
         """Prefill ids[start:] in pieces, keeping snapshots on the way; yields how many tokens are in after each."""
-        snapshots = set(self.cache.plan(ids, start, boundaries))
+        self._wanted = set(self.cache.plan(ids, start, boundaries))
         position = start
-        for stop in [*sorted(snapshots), len(ids)]:
-            while position < stop:
-                if should_stop is not None and should_stop():
-                    return
-                end = position + self.engine.batches.next(stop - position)
-                self._row_valid = False
-                self.engine.prefill(ids[position:end])
-                self._row_valid = True
-                position = end
-                yield position
-            if stop in snapshots:
+        while position < len(ids):
+            if should_stop is not None and should_stop():
+                return
+            stop = min((at for at in self._wanted if at > position), default=len(ids))
+            end = position + self.pieces(stop - position)
+            self._row_valid = False
+            self.engine.prefill(ids[position:end])
+            self._row_valid = True
+            position = end
+            if position in self._wanted:
                 self.cache.put(self.engine.snapshot(with_rows=False))
-        self.cache.sweep(self.engine.can_restore)
+            yield position
+        self.cache.sweep(self._held or self.engine.can_restore)
+
+    def keep_at(self, position: int) -> None:
+        """Keep a snapshot of the prompt that is being taken in where another one parts from it."""
+        self._wanted.add(position)
 
     def rows(self, ids: Sequence[int]) -> Iterator[list[NDArray[np.float32]]]:
         """From an empty context, the logits rows float32 [V] after each token, some at a time."""
@@ -114,6 +134,10 @@ class PromptState:
         if self.disk is not None:
             self._park(self.engine.tokens, 0)
             self.disk.close()
+
+    def park(self) -> None:
+        """The text is about to be lost: complete its last snapshot, if there is one."""
+        self._park(self.engine.tokens, 0)
 
     def _from_disk(self, ids: Sequence[int], live: Sequence[int], shared: int, start: int) -> bool:
         """Restore a prefix from the disk if that saves enough over `start` tokens."""

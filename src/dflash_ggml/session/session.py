@@ -1,10 +1,11 @@
-"""One engine, one generation at a time: requests in, events out. Knows nothing of HTTP or of response shapes."""
+"""One engine: requests in, events out, one generation at a time or several side by side. Knows nothing of HTTP or of response
+shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ContextOverflowError
 from ..text.chat_parser import ChatParser, ReasoningMode
@@ -22,6 +23,8 @@ from .prefix_cache import PrefixCache
 from .prompt_state import PromptState
 from .prompts import Prepared, Prompts
 from .requests import ChatRequest, CompletionRequest
+from .scheduler import Scheduler
+from .seat import Seats
 from .sinks import ChatSink, TextSink
 from .templates import Templates
 from .turns import Turns
@@ -38,8 +41,9 @@ class Session:
 
     cache_bytes: budget of the prefix cache in host memory (0 turns it off). template: source text, instead of the
     model's own. thinking: on or off for chats that do not say, None leaves it to the template. vet: asked before a grammar is
-    compiled (see GrammarCompiler). disk: where prefixes outlive this process; `close` brings the last one there. Raises
-    ConfigError if the template does not compile.
+    compiled (see GrammarCompiler). disk: where prefixes outlive this process; `close` brings the last one there.
+    side_by_side: generations run beside each other on the places of the engine, and none on its own text; otherwise several only
+    do within `together`. Raises ConfigError if the template does not compile.
     """
 
     def __init__(
@@ -51,13 +55,16 @@ class Session:
         thinking: bool | None = None,
         vet: Callable[[GrammarSpec], None] | None = None,
         disk: DiskCache | None = None,
+        side_by_side: bool = False,
     ) -> None:
         self.engine = engine
+        self.side_by_side = side_by_side
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
         self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
         self.state = PromptState(engine, PrefixCache(cache_bytes), disk)
         self.turns = Turns()
+        self.scheduler = Scheduler(Seats(engine, self.state.cache, disk))
         self._vet = vet
         self._grammars: GrammarCompiler | None = None
 
@@ -132,6 +139,7 @@ class Session:
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""
         try:
+            self.scheduler.close()
             self.state.keep()
         finally:
             self.engine.close()
@@ -141,18 +149,14 @@ class Session:
         return len(self.prompts.make(request).ids)
 
 
-def run_chat(
+def chat_generation(
     session: Session,
-    request: ChatRequest | Prepared,
-    *,
+    prepared: Prepared,
+    state: PromptState,
     hooks: Hooks = NO_HOOKS,
     should_stop: Callable[[], bool] | None = None,
-) -> Generator[Event, None, None]:
-    """Yield the events of one answer; see `events` for their order. Closing the iterator cancels within one step.
-
-    should_stop is asked once per step. Raises at the first next(): ContextOverflowError, ConfigError.
-    """
-    prepared = request if isinstance(request, Prepared) else session.prepare(request)
+) -> Generation:
+    """What answers a chat on `state`. Raises ConfigError for a request that is none."""
     asked = prepared.request
     if not isinstance(asked, ChatRequest):
         raise ConfigError("run_chat: this request is a completion; use run_completion")
@@ -168,15 +172,52 @@ def run_chat(
         bare=asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text",
     )
     one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
-    generation = Generation(
-        session.state,
+    return Generation(
+        state,
         prepared,
         ChatSink(session.tokenizer, parser, stops, one_call),
         hooks=hooks,
         grammar=session.processor(prepared),
         should_stop=should_stop,
+        beside=state is not session.state,
     )
-    yield from session.turns.run(generation.events())
+
+
+def completion_generation(
+    session: Session,
+    prepared: Prepared,
+    state: PromptState,
+    hooks: Hooks = NO_HOOKS,
+    should_stop: Callable[[], bool] | None = None,
+) -> Generation:
+    """What continues a text on `state`. Raises ConfigError for a request that is none."""
+    asked = prepared.request
+    if not isinstance(asked, CompletionRequest):
+        raise ConfigError("run_completion: this request is a chat; use run_chat")
+    return Generation(
+        state,
+        prepared,
+        TextSink(session.tokenizer, asked.stop, len(prepared.text)),
+        hooks=hooks,
+        grammar=session.processor(prepared),
+        should_stop=should_stop,
+        beside=state is not session.state,
+    )
+
+
+def run_chat(
+    session: Session,
+    request: ChatRequest | Prepared,
+    *,
+    hooks: Hooks = NO_HOOKS,
+    should_stop: Callable[[], bool] | None = None,
+) -> Generator[Event, None, None]:
+    """Yield the events of one answer; see `events` for their order. Closing the iterator cancels within one step.
+
+    should_stop is asked once per step. Raises at the first next(): ContextOverflowError, ConfigError.
+    """
+    prepared = request if isinstance(request, Prepared) else session.prepare(request)
+    yield from _run(session, chat_generation, prepared, hooks, should_stop)
 
 
 def run_completion(
@@ -188,15 +229,23 @@ def run_completion(
 ) -> Generator[Event, None, None]:
     """As run_chat, for a plain continuation: of the deltas only TextDelta occurs."""
     prepared = request if isinstance(request, Prepared) else session.prepare(request)
-    asked = prepared.request
-    if not isinstance(asked, CompletionRequest):
-        raise ConfigError("run_completion: this request is a chat; use run_chat")
-    generation = Generation(
-        session.state,
-        prepared,
-        TextSink(session.tokenizer, asked.stop, len(prepared.text)),
-        hooks=hooks,
-        grammar=session.processor(prepared),
-        should_stop=should_stop,
-    )
-    yield from session.turns.run(generation.events(prompt_logprobs=asked.prompt_logprobs))
+    yield from _run(session, completion_generation, prepared, hooks, should_stop)
+
+
+def _run(
+    session: Session,
+    generation: Callable[..., Generation],
+    prepared: Prepared,
+    hooks: Hooks,
+    should_stop: Callable[[], bool] | None,
+) -> Generator[Event, None, None]:
+    """A generation's events: on the engine's own text, or beside others."""
+    logprobs = getattr(prepared.request, "prompt_logprobs", False)
+
+    def events(state: PromptState) -> Generator[Any, Any, None]:
+        return generation(session, prepared, state, hooks, should_stop).events(prompt_logprobs=logprobs)
+
+    if session.side_by_side:
+        yield from session.scheduler.events(prepared, events, should_stop)
+    else:
+        yield from session.turns.run(events(session.state))

@@ -1,0 +1,398 @@
+"""Several generations on one engine: who reads, who writes, who waits, round by round.
+
+A round admits who waits, reads a piece of the oldest prompt, and steps all texts that are being written, in one pass of the
+target. A generation is a generator of events that yields a `Wish` where it wants a step; so one is cancelled, fails or ends
+without the others noticing. Two designs were weighed: a thread per generation that meets the others at a barrier needs no wishes,
+but every step would wait for the slowest thread to wake, and a generation that dies inside a lock would stop all.
+
+Rounds are made by a thread of their own (`start`), or by whoever reads events, one caller at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError
+from .events import Event, Progress
+from .generation import Wish
+from .pace import Pace
+from .prefix_cache import common_prefix
+from .prompts import Prepared
+from .seat import Seat, Seats
+
+if TYPE_CHECKING:
+    from ..engine.place import Place
+    from ..engine.step import Run, Step
+    from ..state.snapshot import Snapshot
+
+T = TypeVar("T")
+
+ROOM = 256  # tokens of an answer that rows are taken for at once
+SHARED = 64  # tokens of another prompt, still being read, that are worth waiting for
+
+Make = Callable[[Seat], Generator[Any, Any, None]]
+
+
+class Task:
+    """One generation, from waiting to its end."""
+
+    def __init__(self, prepared: Prepared, make: Make, should_stop: Callable[[], bool] | None) -> None:
+        self.prepared, self.make, self.should_stop = prepared, make, should_stop
+        self.events: deque[Event] = deque()
+        self.error: BaseException | None = None
+        self.ended = self.abandoned = False
+        self.seat: Seat | None = None
+        self.generator: Generator[Any, Any, None] | None = None
+        self.run: Run | None = None  # what it wants a step of
+        self.parked: Snapshot | None = None
+        self.left: Seat | None = None  # where it was before it was parked
+        self.n_tokens = 0  # that were emitted
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.prepared.ids
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its prompt is being taken in."""
+        return self.seat is not None and self.run is None
+
+
+class Scheduler:
+    """Runs generations side by side on the places of an engine."""
+
+    def __init__(self, seats: Seats) -> None:
+        self.seats = seats
+        self.engine = seats.engine
+        self.pace = Pace()
+        self._waiting: deque[Task] = deque()
+        self._running: list[Task] = []  # in the order in which they began, parked ones included
+        self._changed = threading.Condition()
+        self._driving = threading.Lock()
+        self._driver: threading.Thread | None = None  # who makes a round now
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._borrowers = 0  # who wait for the wheel
+        self.passes = self.columns = self.sequences = self.emitted = self.parkings = 0
+        self.seconds = 0.0
+
+    # ---- from any thread
+
+    def events(
+        self,
+        prepared: Prepared,
+        make: Make,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Generator[Event, None, None]:
+        """The events of one generation. Closing the iterator ends it within one step."""
+        task = self.submit(prepared, make, should_stop)
+        try:
+            while True:
+                batch, ended = self._taken(task)
+                yield from batch
+                if ended:
+                    if task.error is not None:
+                        raise task.error
+                    return
+        finally:
+            self.abandon(task)
+
+    def submit(self, prepared: Prepared, make: Make, should_stop: Callable[[], bool] | None = None) -> Task:
+        """Queue a generation; `make(seat)` builds its events once it has a place."""
+        task = Task(prepared, make, should_stop)
+        with self._changed:
+            if self._closed:
+                raise ConfigError("the session is closed")
+            self._waiting.append(task)
+            self._changed.notify_all()
+        return task
+
+    def abandon(self, task: Task) -> None:
+        """Nobody reads any more."""
+        task.abandoned = True
+        if not task.ended and self._thread is None and self._driver is not threading.current_thread():
+            with self._driving:
+                self._drop()
+
+    def _taken(self, task: Task) -> tuple[list[Event], bool]:
+        """The next events of a task, and whether it has ended."""
+        while True:
+            with self._changed:
+                if self._thread is not None:
+                    while not task.events and not task.ended:
+                        self._changed.wait()
+                if task.events or task.ended:
+                    batch = list(task.events)
+                    task.events.clear()
+                    return batch, task.ended
+            if self._driver is threading.current_thread():
+                raise ConfigError(
+                    "this call came from inside a step on the same model; make it after the step"
+                )
+            with self._driving:
+                if not task.events and not task.ended:
+                    self.round()
+
+    def borrow(self, work: Callable[[Place], T]) -> T:
+        """Do something with a free place between two rounds; waits for one."""
+        while True:
+            with self._changed:
+                self._borrowers += 1
+            try:
+                with self._driving:
+                    seat = self.seats.take((), 1)
+                    if seat is not None:
+                        try:
+                            return work(seat.engine)
+                        finally:
+                            self.seats.give_back(seat)
+                    if self._thread is None:
+                        self.round()
+            finally:
+                with self._changed:
+                    self._borrowers -= 1
+                    self._changed.notify_all()
+            with self._changed:
+                if self._thread is not None:
+                    self._changed.wait(0.05)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Generations that run, that wait for a place, and of the running those that are parked."""
+        with self._changed:
+            parked = sum(task.parked is not None for task in self._running)
+            return {"running": len(self._running) - parked, "waiting": len(self._waiting) + parked}
+
+    def start(self) -> None:
+        """Make rounds in a thread of their own from now on."""
+        self._thread = threading.Thread(target=self._rounds, name="dflash-rounds", daemon=True)
+        self._thread.start()
+
+    def _rounds(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (self._borrowers or not (self._waiting or self._running)):
+                    self._changed.wait()
+                if self._closed:
+                    return
+            with self._driving:
+                self.round()
+
+    def close(self) -> None:
+        """End all generations, and give up the places."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        with self._driving:
+            for task in [*self._waiting, *self._running]:
+                task.abandoned = True
+            self._drop()
+            self.seats.close()
+
+    # ---- by whoever drives
+
+    def round(self) -> None:
+        """Admit, read, step. The caller has the wheel."""
+        self._driver = threading.current_thread()
+        try:
+            self._drop()
+            self._admit()
+            self._read()
+            self._step()
+        finally:
+            self._driver = None
+            with self._changed:
+                self._changed.notify_all()
+
+    def _drop(self) -> None:
+        """End those that nobody reads, and those that were asked to stop while they could not ask."""
+        for task in [task for task in self._waiting if task.abandoned]:
+            self._waiting.remove(task)
+            self._end(task)
+        for task in list(self._running):
+            if task.abandoned:
+                self._end(task)
+            elif task.parked is not None and task.should_stop is not None and task.should_stop():
+                from ..engine.step import Step
+
+                assert task.run is not None
+                task.run.finish, task.parked = "cancelled", None
+                self._advance(task, Step((), "prefill"))
+
+    def _admit(self) -> None:
+        """Parked texts go on first, oldest first; then whoever waits, as long as there are places."""
+        for task in [task for task in self._running if task.parked is not None]:
+            if not self._resume(task):
+                return
+        while self._waiting:
+            waiting = [task for task in self._waiting if not self._is_read_elsewhere(task)]
+            if not waiting:
+                return
+            task = waiting[0]
+            seat = self._seat(task)
+            if seat is None and not task.ended:
+                return
+            if seat is None:
+                continue
+            with self._changed:
+                self._waiting.remove(task)
+                self._running.append(task)
+            task.seat = seat
+            try:
+                task.generator = task.make(seat)
+            except Exception as error:  # noqa: BLE001 - told to who asked
+                self._end(task, error)
+
+    def _seat(self, task: Task) -> Seat | None:
+        """A seat for a waiting task. A prompt that finds no room though it is alone has its error."""
+        limit = task.prepared.request.max_tokens
+        answer = ROOM if limit is None or limit < 0 else min(limit, ROOM)
+        room = min(len(task.ids) + answer, self.engine.n_ctx)
+        seat = self.seats.take(task.ids, room)
+        if seat is None and not any(task.seat is not None for task in self._running):
+            task.error = NoRoomError(
+                f"no cache rows for a prompt of {len(task.ids)} tokens are free; lower --parallel"
+            )
+            with self._changed:
+                self._waiting.remove(task)
+            self._end(task, task.error)
+        return seat
+
+    def _is_read_elsewhere(self, task: Task) -> bool:
+        """Whether another prompt that is being read has much in common with this one: it is read once."""
+        if getattr(task.prepared.request, "prompt_logprobs", False):
+            return False
+        for other in self._running:
+            if not other.is_reading or other.seat is None:
+                continue
+            shared = min(common_prefix(other.ids, task.ids), len(task.ids) - 1, len(other.ids) - 1)
+            if other.seat.engine.n_tokens < shared and shared >= self.seats.known(task.ids) + SHARED:
+                other.seat.keep_at(shared)
+                return True
+        return False
+
+    def _read(self) -> None:
+        """A piece of a prompt: of the oldest, or of one that a piece is enough for."""
+        reading = [task for task in self._running if task.is_reading]
+        if not reading:
+            return
+        beside = any(task.run is not None and task.parked is None for task in self._running)
+        if beside and not self.pace.may_read:
+            return
+        self.seats.piece = self.pace.most() if beside else None
+        piece = self.seats.piece or self.engine.batches.limit
+
+        def left(task: Task) -> int:
+            assert task.seat is not None
+            return len(task.ids) - task.seat.engine.n_tokens
+
+        task = next((task for task in reading if left(task) <= piece), reading[0])
+        began, before = time.perf_counter(), left(task)
+        self._advance(task)
+        if task.seat is not None and (n := before - left(task)) > 0:
+            self.pace.read(n, time.perf_counter() - began, beside)
+
+    def _step(self) -> None:
+        """One step of all that are being written."""
+        tasks = [task for task in self._running if task.run is not None and task.parked is None]
+        if not tasks:
+            return
+        began = time.perf_counter()
+        try:
+            steps = self.engine.step([task.run for task in tasks if task.run is not None])
+        except Exception as error:  # noqa: BLE001 - the pass broke: all of them end
+            for task in tasks:
+                self._advance(task, error=error)
+            return
+        took = time.perf_counter() - began
+        self.pace.stepped(took)
+        self._count(steps, took)
+        for task, step in zip(tasks, steps):
+            if isinstance(step, NoRoomError):
+                self._make_room(task, step)
+            elif isinstance(step, Exception):
+                self._advance(task, error=step)
+            else:
+                task.n_tokens += len(step.tokens)
+                self._advance(task, step)
+
+    def _count(self, steps: list[Step | Exception], seconds: float) -> None:
+        done = [step for step in steps if not isinstance(step, Exception)]
+        self.passes += 1
+        self.sequences += len(done)
+        self.columns += sum([step.n_draft + 1 for step in done])
+        self.emitted += sum([len(step.tokens) for step in done])
+        self.seconds += seconds
+
+    def _make_room(self, task: Task, error: NoRoomError) -> None:
+        """A text needs rows that others have: idle ones go, then the newest is parked until there is room again."""
+        if task.parked is not None or self.seats.shrink():
+            return
+        written = [other for other in self._running if other.run is not None and other.parked is None]
+        if len(written) == 1:
+            reading = any(other.is_reading for other in self._running)
+            if not reading:
+                self._advance(task, error=ContextOverflowError(str(error)))
+            return
+        self._park(written[-1])
+
+    def _park(self, task: Task) -> None:
+        """Take a text off the device; it goes on where it was."""
+        seat = task.seat
+        assert seat is not None
+        task.parked, task.seat, task.left = seat.engine.snapshot(), None, seat
+        self.parkings += 1
+        self.seats.give_back(seat)
+        self.seats.leave(seat)
+
+    def _resume(self, task: Task) -> bool:
+        assert task.parked is not None and task.run is not None and task.left is not None
+        tokens = task.parked.tokens
+        free = self.seats.take(tokens, min(len(tokens) + ROOM, self.engine.n_ctx))
+        if free is None:
+            return False
+        seat = self.seats.exchange(free, task.left)
+        seat.restore(task.parked)
+        seat.engine.resume(task.run)
+        seat.spent()
+        task.seat, task.parked = seat, None
+        return True
+
+    def _advance(self, task: Task, step: Step | None = None, error: Exception | None = None) -> None:
+        """Let a generation go on until it has read a piece, wants a step, or ends."""
+        generator, task.run = task.generator, None
+        assert generator is not None
+        try:
+            item = generator.throw(error) if error is not None else generator.send(step)
+            while True:
+                if isinstance(item, Wish):
+                    task.run = item.run
+                    return
+                task.events.append(item)
+                if isinstance(item, Progress) and item.stage == "prefill":
+                    return
+                item = next(generator)
+        except StopIteration:
+            self._end(task)
+        except Exception as failure:  # noqa: BLE001 - told to who asked
+            self._end(task, failure)
+        except BaseException as failure:
+            self._end(task, DflashError("the generation was interrupted"))
+            raise failure
+
+    def _end(self, task: Task, error: BaseException | None = None) -> None:
+        if task.generator is not None:
+            task.generator.close()
+        with self._changed:
+            task.error, task.ended, task.run, task.parked = error, True, None, None
+            if task in self._running:
+                self._running.remove(task)
+        if task.seat is not None:
+            self.seats.give_back(task.seat)
+            task.seat = None
