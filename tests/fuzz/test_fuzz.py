@@ -10,13 +10,21 @@ from fuzz.campaign import run
 
 
 @pytest.mark.parametrize(
-    ("kind", "n"),
-    [("headers", 1000), ("coherent", 500), ("safetensors", 500), ("experts", 100), ("expert_headers", 200)],
+    ("kind", "n", "part"),
+    [
+        ("headers", 1000, 50),
+        ("coherent", 500, 50),
+        ("safetensors", 500, 50),
+        ("experts", 60, 10),
+        ("expert_headers", 600, 200),
+    ],
 )
-def test_no_file_ends_the_process(kind: str, n: int) -> None:
+def test_no_file_ends_the_process(kind: str, n: int, part: int) -> None:
+    """And of all cases more than that part load, and as many are refused."""
     outcome = run(kind, 0, n)
     assert not outcome.findings
-    assert outcome.counts.total() == n and min(outcome.counts[word] for word in ("loads", "refused")) > n / 50
+    assert outcome.counts.total() == n
+    assert min(outcome.counts[word] for word in ("loads", "refused")) > n / part
 
 
 @pytest.mark.parametrize(

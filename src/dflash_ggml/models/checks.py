@@ -40,8 +40,8 @@ def check_tensors(
 ) -> None:
     """Every tensor of `shapes` is there, with its shape and a type for weights, and no other one.
 
-    A model with more weights than the graph knows would give wrong results; `ignored` tells harmless ones. A vector may be written
-    as a matrix of one row.
+    A model with more weights than the graph knows would give wrong results; `ignored` tells harmless ones.
+    A vector may be written as a matrix of one row.
     """
     for name, shape in shapes.items():
         info = tensors.get(name)
