@@ -94,14 +94,16 @@ def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     ids, weights = _route(g, w, name, y, experts)
     shared = None
     if not g.is_kept(w[f"{name}ffn_down_exps.weight"]):
-        out = _routed(g, w, f"{name}ffn_", y, experts, ids, weights)
+        out = _outputs(g, w, f"{name}ffn_", y, experts, ids)
     elif y.ne[1] >= LENT and all(g.can_lend(t) for t in _matrices(w, name)):
-        out = _routed(g, _Lent(g, w), f"{name}ffn_", y, experts, ids, weights)
+        out = _outputs(g, _Lent(g, w), f"{name}ffn_", y, experts, ids)
     else:
-        sent = g.to_host(y, ids, weights)
+        sent, sent_ids = g.to_host(y, ids)
         if experts.n_ff_shared:  # a GPU is at it while the host computes
             shared = g.expand(_shared(g, w, name, y, experts))
-        out = g.to_device(_routed(g, w, f"{name}ffn_", sent[0], experts, *sent[1:]))
+        # weighted by the device: each small node of the host's makes all its threads wait for each other
+        out = g.to_device(_outputs(g, w, f"{name}ffn_", sent, experts, sent_ids))
+    out = _weighted(g, out, weights)
     if not experts.n_ff_shared:
         return out
     return g.add(out, _shared(g, w, name, y, experts) if shared is None else shared)
@@ -161,8 +163,8 @@ def _route(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts) -> tu
     return ids, g.expand(weights)
 
 
-def _routed(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids, weights):
-    """The sum of the experts `ids`, each times its weight; y [D, n] -> [D, n]."""
+def _outputs(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids):
+    """What each of the experts `ids` makes of y [D, n] -> [D, k, n]."""
     d, f, k, n = experts.n_embd, experts.n_ff, experts.n_used, y.ne[1]
     x = g.reshape(y, d, 1, n)
     if f"{name}gate_up_exps.weight" in w:
@@ -171,7 +173,12 @@ def _routed(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids,
     else:
         gate, up = (_product(g, w, f"{name}{part}_exps", x, ids) for part in ("gate", "up"))
     hidden = g.expand(g.swiglu(gate, up))  # then the matrices before it have been used
-    out = _product(g, w, f"{name}down_exps", hidden, ids)
+    return _product(g, w, f"{name}down_exps", hidden, ids)
+
+
+def _weighted(g: Graph, out, weights):
+    """The sum of what the experts made, out [D, k, n], each times its weight [1, k, n] -> [D, n]."""
+    d, k, n = out.ne[0], out.ne[1], out.ne[2]
     out = g.expand(g.mul(out, weights))
     parts = [g.expand(g.view(out, (d, n), (out.nb[2],), offset=i * out.nb[1])) for i in range(k)]
     if k == 1:
