@@ -161,7 +161,7 @@ def test_any_controller_leaves_the_text_as_it_is(engine, temperature, monkeypatc
     text = write(engine, temperature, 200, mode="plain")
     for seed in range(3):
         changing = Changing(seed)
-        monkeypatch.setattr("dflash_ggml.engine.engine.controller", lambda *_, c=changing: c)
+        monkeypatch.setattr("dflash_ggml.engine.place.controller", lambda *_, c=changing: c)
         assert write(engine, temperature, 200) == text
         assert changing.asked == engine.sequence.statistics.passes > 20
     tokens = engine.tokens

@@ -61,7 +61,7 @@ def test_every_mode_writes_what_plain_decoding_writes(engine, temperature, monke
     for mode in ("tree", "chain", "auto", "tree"):
         assert written(engine, temperature, 220, mode=mode) == plain
     for seed in range(4):
-        monkeypatch.setattr("dflash_ggml.engine.engine.controller", lambda *_, s=seed: Mixing(s))
+        monkeypatch.setattr("dflash_ggml.engine.place.controller", lambda *_, s=seed: Mixing(s))
         assert written(engine, temperature, 220) == plain
         assert engine.sequence.statistics.accepted > 20
     if engine.drafter:

@@ -23,6 +23,13 @@ class Statistics:
     drafted: int = 0
     accepted: int = 0
 
+    def took(self, tokens: tuple[int, ...], drafted: int, accepted: int) -> None:
+        """Count a step."""
+        self.passes += 1
+        self.emitted += len(tokens)
+        self.drafted += drafted
+        self.accepted += accepted
+
     @property
     def acceptance_length(self) -> float:
         """Mean tokens per target pass, the target's own included; 0.0 before the first."""

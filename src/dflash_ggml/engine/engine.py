@@ -13,7 +13,8 @@ from ..errors import ConfigError, DeviceError, NoRoomError
 from ..state.memory import SCRATCH
 from .loading import Loaded, Progress, load
 from .place import Place
-from .step import Run, Step, Stepper
+from .side_by_side import SideBySide
+from .step import Run, Step
 
 
 class Engine(Place):
@@ -31,7 +32,7 @@ class Engine(Place):
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
         self.n_vocab = self.passes.target.n_vocab
         self.experience = Experience()
-        self.stepper = Stepper(self.passes, self.drafter, self.costs)
+        self.stepper = SideBySide(self.passes, self.drafter, self.costs)
         self.passing = threading.RLock()  # held while a pass may run, so that closing waits for it
         self.in_pass = False
         self._closed = self._closing = False
@@ -96,20 +97,28 @@ class Engine(Place):
             self.alive()
             self.in_pass = True
             try:
-                return [self._step(run) for run in runs]
+                found = [self._ready(run) for run in runs]
+                able = [run for run, error in zip(runs, found) if error is None]
+                steps = iter(self.stepper.step_each(able, self.others(able)) if able else ())
+                return [next(steps) if error is None else error for error in found]
             finally:
                 self.in_pass = False
 
-    def _step(self, run: Run) -> Step | Exception:
+    def others(self, runs: Items[Run]) -> list[Sequence]:
+        """The sequences of open places but those of the runs."""
+        lanes = {run.sequence.lane for run in runs}
+        return [place.sequence for lane, place in self._places.items() if lane not in lanes]
+
+    def _ready(self, run: Run) -> Exception | None:
+        """What keeps a run from being stepped."""
         place = self._places.get(run.sequence.lane)
         if place is None or place.sequence is not run.sequence:
             return ConfigError("the place of this run is closed; resume it in another one")
         try:
-            step = place._one_step(run)
-        except Exception as error:  # noqa: BLE001 - a sampler's processors are anybody's
+            place.ready()
+        except DeviceError as error:
             return error
-        step.finish = run.finish
-        return step
+        return None
 
     # ---- life
 

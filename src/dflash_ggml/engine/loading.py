@@ -45,7 +45,7 @@ from .batches import CHOICES, CPU_BATCH, BatchSizes
 from .kept import expert_sizes, fewest_layers, kept_experts, kept_names, lent_bytes
 from .known_costs import known_costs
 from .kv_types import KvTypes, kv_types
-from .passes import TargetPasses, tree_width
+from .passes import TargetPasses, most_columns, tree_width
 from .products import wide_bytes, without_kernels
 
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
@@ -472,11 +472,17 @@ def memory_parts(
     """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted; `lanes`:
     texts side by side."""
     taps = draft.taps if draft else ()
-    n_weights = weights.wanted
+    n_weights, columns = weights.wanted, most_columns(width, lanes)
     parts = [
         Part("target weights", lambda rows: n_weights),
         *state_parts(
-            target.state_spec(), device.alignment, kv.target, width, len(taps) * target.n_embd, lanes, n_batch
+            target.state_spec(),
+            device.alignment,
+            kv.target,
+            columns,
+            len(taps) * target.n_embd,
+            lanes,
+            n_batch,
         ),
         Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"),
     ]
@@ -491,7 +497,7 @@ def memory_parts(
     if lent := lent_bytes(weights.kept, n_batch):
         parts.append(Part(LENT_EXPERTS, lambda rows: lent))
     # the widest passes: a prefill batch with its features, and the logits of a tree
-    logits = 8 * max(width, 1) * target.n_vocab
+    logits = 8 * max(columns, 1) * target.n_vocab
 
     def scratch(rows: int) -> int:
         copied = target.state_spec().f16_copy(rows, kv.target) if device.is_gpu else 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
+from ..decode.forest import Forest
 from ..decode.reduced import KEPT, WATCHED, ReducedRows, Watch
 from ..decode.sampling import BLOCK
 from ..decode.sequence import Sequence
@@ -24,11 +25,18 @@ from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import SlotMask
 from ..state.pool import RowPool
-from ..state.state import TargetState, commit_graph
+from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
 
+FOREST = 64  # columns over which products cost little more than over one (bench/notes-matmul.md)
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
+_REDUCTIONS = Reduction(KEPT, WATCHED, BLOCK, each=True)
+
+
+def most_columns(max_width: int, lanes: int) -> int:
+    """Columns of the widest pass that verifies, where one tree has up to `max_width`; sequences side by side have more."""
+    return max_width if lanes == 1 else max(max_width, FOREST, verify_width(lanes - 1))
 
 
 def tree_width(budget: int, depth: int) -> int:
@@ -62,12 +70,15 @@ class TargetPasses:
         self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
         self._usual_path = depth + 1
         feature_row = len(taps) * target.n_embd
-        spec = target.state_spec()
-        self.state = TargetState(device, spec, kv_type, n_rows, max_width, feature_row, lanes, n_batch)
+        self.most_columns = most_columns(max_width, lanes)
+        self.state = TargetState(
+            device, target.state_spec(), kv_type, n_rows, self.most_columns, feature_row, lanes, n_batch
+        )
         # a path of copies may be as long as the tree is wide
         self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
         self.rows = RowPool(n_rows)
+        self._spare = np.arange(n_rows, n_rows + SPARE)
         self.workspace = Workspace(device)
         self.graphs = GraphCache(self.workspace)
 
@@ -100,6 +111,11 @@ class TargetPasses:
         mask = self.tree_mask.nbytes if self.tree_mask else 0
         return {"target weights": self.weights.nbytes, **self.state.nbytes, "tree mask": mask}
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether a pass may have trees of several sequences: rows of windows are gathered for one."""
+        return self.window is None and not self.state.rings
+
     # ---- passes
 
     def linear(
@@ -130,7 +146,8 @@ class TargetPasses:
                 Batch(n, n_kv, None, taps, append, reduction, outputs, window, seqs), self.state, self.weights
             ),
         )
-        _fill_lane(graph, sequence, n)
+        if seqs:
+            graph.inputs["seqs"].array[:] = sequence.lane, 0, n
         if window is not None:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
             window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
@@ -151,7 +168,8 @@ class TargetPasses:
         return graph
 
     def verify(self, sequence: Sequence, tree: Tree, watch: Watch | None = None) -> Graph:
-        """Run a tree whose root follows the committed tokens; `choice` and `logits` have one column a node.
+        """Run a tree whose root follows the committed tokens of the sequence in the first lane; `choice` and `logits` have one
+        column a node.
 
         The committed state stays as it is. Features of the nodes go to the columns of their indices.
         watch: reduce the logits, for `reduced`.
@@ -162,16 +180,15 @@ class TargetPasses:
         self.bucket(slots.start + self.tree_rows(tree.n_nodes))  # the commit's rows must exist too
         window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
         n_kv = 0 if window else self.bucket(slots.stop)
-        reduction, seqs = _REDUCTION if watch else None, int(sequence.lane > 0)
+        reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
-            ("verify", width, n_kv, reduction, seqs),
+            ("verify", width, n_kv, reduction),
             lambda: self.target.build(
-                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction, window=window, seqs=seqs),
+                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction, window=window),
                 self.state,
                 self.weights,
             ),
         )
-        _fill_lane(graph, sequence, width)
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
         ids[:n], ids[n:] = tree.tokens, tree.tokens[0]
         positions[:n], positions[n:] = tree.depths + sequence.n_tokens, sequence.n_tokens + 1
@@ -199,16 +216,14 @@ class TargetPasses:
         return self.window if self.window is not None and self.window.hides(end) else None
 
     def commit(self, sequence: Sequence, path: Items[int]) -> None:
-        """Make the nodes of `path` (of the last verified tree, root first) the next committed tokens on the device."""
+        """Make the nodes of `path` (of the tree that `verify` ran last, root first) the next committed tokens on the device."""
         path, room = tuple(path), self._path_room(len(path))
         move = path != tuple(range(len(path)))
         if not (move or self.state.spec.recurrent):
             return  # the rows lie where they belong, and there is nothing else
-        seqs = int(sequence.lane > 0)
         graph = self.graphs.get(
-            ("commit", room, move, seqs), lambda: commit_graph(self.device, self.state, room, move, seqs)
+            ("commit", room, move), lambda: commit_graph(self.device, self.state, room, move)
         )
-        _fill_lane(graph, sequence, len(path))
         if self.state.spec.recurrent:
             graph.inputs["path"].array[:] = (*path, *[-1] * (room - len(path)))
         if move:
@@ -218,6 +233,93 @@ class TargetPasses:
                 graph.inputs[f"{prefix}to"].array[:] = rows[:room]
                 for i in range(len(cache.wholes)):
                     graph.inputs[f"{prefix}from{i}"].array[:] = rows[nodes]
+        graph.run()
+
+    def verify_each(self, forest: Forest, watches: Items[Watch | None], columns: Items[int] = ()) -> Graph:
+        """Run trees of several sequences, or of one in any lane. columns: where features go, one a column of the pass.
+
+        Sequences of one column have it committed then; the others' committed states stay as they are. watches: see `verify`.
+        """
+        width, lanes = forest.width, self.state.lanes
+        ends = [s.slots(tree.width).stop for s, tree, _ in forest.blocks()]
+        bucket = max(self.bucket(end) for end in ends)
+        window = None
+        if not self.takes_several:
+            (sequence,), (tree,) = forest.sequences, forest.trees
+            window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
+        n_kv, reduction = 0 if window else bucket, _REDUCTIONS if any(watches) else None
+        graph = self.graphs.get(
+            ("forest", width, n_kv, reduction),
+            lambda: self.target.build(
+                Batch(width, n_kv, None, self.taps, None, reduction, "every", window, lanes, True),
+                self.state,
+                self.weights,
+            ),
+        )
+        ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
+        seqs = graph.inputs["seqs"].array.reshape(lanes, 3)
+        seqs[:] = 0
+        ranges = np.zeros((2, width), np.int32)
+        for i, (sequence, tree, block) in enumerate(forest.blocks()):
+            ids[block], parents[block] = tree.tokens, tree.parents
+            np.add(tree.depths, sequence.n_tokens, positions[block])
+            rows[block] = slots = sequence.slots(tree.width)
+            ranges[0, block], ranges[1, block] = sequence.first_slot, slots.start
+            seqs[i] = sequence.lane, block.start, tree.width
+        padding = slice(block.stop, width)
+        ids[padding], positions[padding], parents[padding] = 0, 0, -1
+        rows[padding] = self._spare[: width - block.stop]
+        ranges[1, padding] = 1  # a column that sees nothing would have no numbers
+        if window is None:
+            graph.inputs["ranges"].array[:] = ranges
+        if window is not None or self.state.rings:
+            positions[padding] = sequence.n_tokens
+            seen_by = observers(tree, width)  # padding sees itself
+            own = np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
+            depths = positions - sequence.n_tokens
+            if window is not None:
+                window.fill(graph, sequence.first_slot, sequence.n_tokens, depths, own)
+            for ring in self.state.rings:
+                ring.fill(graph, sequence.lane, sequence.n_tokens, width, depths, own)
+        if "column" in graph.inputs:
+            graph.inputs["column"].array[:] = columns
+        if reduction:
+            _fill_watches(graph, forest, watches)
+        graph.run()
+        return graph
+
+    def commit_each(self, forest: Forest, paths: Items[tuple[int, ...]]) -> None:
+        """Make the nodes of these paths, one a tree of the forest that ran last, the next committed tokens of their sequences. An
+        empty one commits nothing."""
+        longest = max(map(len, paths))
+        if not longest:
+            return
+        n = sum(node != at for path in paths for at, node in enumerate(path))
+        if not (n or self.state.spec.recurrent):
+            return
+        room = self._path_room(longest)
+        # any number of rows moves in graphs of few sizes
+        moved = next(size for size in (0, 16, 64, 256, 1024) if size >= n)
+        graph = self.graphs.get(
+            ("commits", room, moved), lambda: forest_commit_graph(self.device, self.state, room, moved)
+        )
+        inputs, lanes = graph.inputs, self.state.lanes
+        if self.state.spec.recurrent:
+            nodes, seqs = inputs["path"].array.reshape(lanes, room), inputs["seqs"].array.reshape(lanes, 3)
+            nodes[:], seqs[:] = -1, 0
+            for i, ((sequence, tree, block), path) in enumerate(zip(forest.blocks(), paths)):
+                nodes[i, : len(path)] = path
+                seqs[i] = sequence.lane, block.start, tree.width
+        for (prefix, cache), ring in zip(self.state.caches if moved else (), (None, *self.state.rings)):
+            moves: list[tuple[int, int]] = []
+            for sequence, path in zip(forest.sequences, paths):
+                lie = sequence.slots(max(path) + 1) if path else range(0)
+                rows = lie if ring is None else ring.rows(sequence.lane, sequence.n_tokens, len(lie)).tolist()
+                moves += [(rows[node], rows[at]) for at, node in enumerate(path) if node != at]
+            moves += moves[:1] * (moved - len(moves))  # what is left over moves a row once more
+            inputs[f"{prefix}to"].array[:] = [to for _, to in moves]
+            for i in range(len(cache.wholes)):
+                inputs[f"{prefix}from{i}"].array[:] = [source for source, _ in moves]
         graph.run()
 
     def tree_rows(self, nodes: int) -> int:
@@ -246,9 +348,12 @@ class TargetPasses:
 
     def reduced(self, graph: Graph, watch: Watch) -> ReducedRows:
         """The reduced logits of all columns of a pass that ran with `watch`, in one read."""
+        return ReducedRows(self.reduced_rows(graph), watch, self.target.n_vocab)
+
+    def reduced_rows(self, graph: Graph) -> np.ndarray:
+        """The same as float32 [columns, numbers of a row]."""
         output = graph.outputs["reduced"]
-        array = self.device.read(output).reshape(output.ne[1], output.ne[0])
-        return ReducedRows(array, watch, self.target.n_vocab)
+        return self.device.read(output).reshape(output.ne[1], output.ne[0])
 
     def logits_block(self, graph: Graph, column: int, block: int) -> np.ndarray:
         """Block `block` of a column's logits, as masses count them, float32, a copy; read it before the next pass runs."""
@@ -266,10 +371,15 @@ class TargetPasses:
         self.weights.close()
 
 
-def _fill_lane(graph: Graph, sequence: Sequence, columns: int) -> None:
-    """The input of a sequence that is not in the first lane."""
-    if "seqs" in graph.inputs:
-        graph.inputs["seqs"].array[:] = sequence.lane, 0, columns
+def _fill_watches(graph: Graph, forest: Forest, watches: Items[Watch | None]) -> None:
+    """The inputs of a reduction, sequence by sequence."""
+    temperatures = graph.inputs["temperature"].array.reshape(-1)
+    ids = graph.inputs["watch"].array.reshape(-1, WATCHED)
+    temperatures[:], ids[:] = 1.0, 0
+    for (_, _, block), watch in zip(forest.blocks(), watches):
+        if watch is not None:
+            temperatures[block] = max(watch.temperature, 1e-30)
+            ids[block, : len(watch.ids)] = watch.ids
 
 
 def _fill_watch(graph: Graph, watch: Watch) -> None:

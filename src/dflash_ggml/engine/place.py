@@ -29,7 +29,8 @@ from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
 from .loading import no_host_memory
 from .passes import TargetPasses
-from .step import Run, Step, Stepper
+from .side_by_side import SideBySide
+from .step import Run, Step
 
 T = TypeVar("T")
 
@@ -48,13 +49,17 @@ class Shared(Protocol):
     device: Device
     costs: Costs
     experience: Experience
-    stepper: Stepper
+    stepper: SideBySide
     over: int  # cache rows of a text beyond its tokens
     passing: threading.RLock  # held while a pass may run, so that closing waits for it
     in_pass: bool
 
     def alive(self) -> None:
         """Raises DeviceError once the engine is closed."""
+        ...
+
+    def others(self, runs: Items[Run]) -> list[Sequence]:
+        """The sequences of open places but those of the runs."""
         ...
 
     def left(self, place: Place) -> None:
@@ -348,8 +353,16 @@ class Place:
                 step = self._guarded(partial(self._one_step, run))
 
     def _one_step(self, run: Run) -> Step:
+        self.ready()
+        (step,) = self.engine.stepper.step_each([run], self.engine.others([run]))
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def ready(self) -> None:
+        """Have what a step needs. Raises NoRoomError, or DeviceError after one that broke."""
+        self._usable()
         self._have_rows(self.n_tokens + 1)
-        return self.engine.stepper.step(run)
 
     def begin(
         self,

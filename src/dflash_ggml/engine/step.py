@@ -126,7 +126,7 @@ class Stepper:
 
     def first(self, run: Run) -> Step:
         """The token that the prompt's own pass gave."""
-        clock, row = _Clock(), run.sequence.logits
+        clock, row = Clock(), run.sequence.logits
         assert row is not None, "a run begins where a prefill left logits"
         token = run.sequence.pending = run.sample(row)
         run.emit(token)
@@ -147,11 +147,7 @@ class Stepper:
             except NoNumbers:
                 self._give_up_drafting(run.sequence)
                 step = self._plain(run)
-        total = run.sequence.statistics
-        total.passes += 1
-        total.emitted += len(step.tokens)
-        total.drafted += step.n_draft
-        total.accepted += step.n_accepted
+        run.sequence.statistics.took(step.tokens, step.n_draft, step.n_accepted)
         return step
 
     def _give_up_drafting(self, sequence: Sequence) -> None:
@@ -165,7 +161,7 @@ class Stepper:
 
     def _speculate(self, run: Run, plan: Plan) -> Step:
         """Draft, build the tree, verify it, walk it, commit the accepted path; a plain step if there is nothing to verify."""
-        sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
+        sequence, clock, start = run.sequence, Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
         drafter = self.drafter if plan.drafts else None
         copied = run.copies.look_up(sequence) if run.copies else None
@@ -213,7 +209,7 @@ class Stepper:
         )
 
     def _propose(
-        self, run: Run, plan: Plan, drafter: Drafter | None, copied: Copied | None, clock: _Clock
+        self, run: Run, plan: Plan, drafter: Drafter | None, copied: Copied | None, clock: Clock
     ) -> Candidates | Merged:
         """What there is to verify, of the draft if it is asked; the columns of its features are free afterwards."""
         sequence = run.sequence
@@ -257,9 +253,11 @@ class Stepper:
             return None
         return watch(run.sampler, run.sequence.text, nodes)
 
-    def _draw(self, run: Run, graph: Graph, reduced: ReducedRows, column: int = 0) -> int | None:
-        """The sampler's token after a column, from its reduced row; None if that takes the whole row."""
-        block = partial(self.passes.logits_block, graph, column)
+    def _draw(
+        self, run: Run, graph: Graph, reduced: ReducedRows, column: int = 0, first: int = 0
+    ) -> int | None:
+        """The sampler's token after a column of those from `first` on, from its reduced row; None if that takes the whole row."""
+        block = partial(self.passes.logits_block, graph, first + column)
         return draw(run.sampler, reduced[column], run.sequence.text, block)
 
     def _accept(
@@ -269,18 +267,20 @@ class Stepper:
         graph: Graph,
         found: np.ndarray | ReducedRows,
         rows: list[np.ndarray],
+        first: int = 0,
     ) -> Accepted:
-        """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept."""
+        """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept. first: the column of
+        the root."""
         if run.sampler.greedy and not run.keep_rows:
             assert isinstance(found, np.ndarray)
             return greedy(tree, found, run.emit)
 
         def choose(node: int) -> int:
             if isinstance(found, ReducedRows):
-                token = self._draw(run, graph, found, node)
+                token = self._draw(run, graph, found, node, first)
                 if token is not None:
                     return token
-            row = self.passes.logits_row(graph, node)
+            row = self.passes.logits_row(graph, first + node)
             if run.keep_rows:
                 rows.append(row)
             return run.sample(row)
@@ -289,7 +289,7 @@ class Stepper:
 
     def _plain(self, run: Run) -> Step:
         """Run the pending token alone; its features are kept for the draft."""
-        sequence, clock, start = run.sequence, _Clock(), run.sequence.n_tokens
+        sequence, clock, start = run.sequence, Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
         column = None
         if self.drafter is not None and self.drafter.taps and not sequence.undraftable:
@@ -330,7 +330,7 @@ class Stepper:
         return Step((choice,), "plain", rows=rows, timings=clock.times)
 
 
-class _Clock:
+class Clock:
     """Laps of one step, each name once."""
 
     def __init__(self) -> None:

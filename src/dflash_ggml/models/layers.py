@@ -11,7 +11,7 @@ from ..ggml.graph import Graph, packed
 from ..state.kv import LayerCache
 from ..state.spec import Recurrent
 from ..state.state import TargetState
-from .recurrence import Recurrence
+from .recurrence import ForestRecurrence, Recurrence
 from .target import Batch, Reduction
 
 APPENDED = 512  # columns of a batch that the draft takes in at a time
@@ -21,15 +21,20 @@ class Columns:
     """The inputs of a batch: what each column is, where it lies, and what it sees."""
 
     def __init__(self, g: Graph, batch: Batch) -> None:
-        self.n, self.n_kv, self.is_tree = batch.columns, batch.n_kv, batch.mask is not None
+        self.n, self.n_kv = batch.columns, batch.n_kv
+        self.is_tree = batch.mask is not None or batch.is_forest
         parts = packed(g, "ints", *[self.n] * 4, *(() if self.is_tree else (self.n, 2 * self.n)))
         self.ids, self.positions, self.rows, self.parents, *rest = parts
         self.path = rest[0] if rest else None
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
         self._seqs = g.input("seqs", I32, 3, batch.seqs) if batch.seqs else None
+        self._is_forest = batch.is_forest
         self.gathered: Any = None  # rows that are seen, where it is not the first n_kv
         if batch.window is not None:
             self.gathered, self._mask = batch.window.build(g, self.n)
+        elif batch.is_forest:
+            ranges = g.input("ranges", I32, self.n, 2)
+            self._mask = g.forest_mask(ranges, self.rows, self.parents, self._seqs, self.n_kv)
         elif batch.mask is not None:
             self._mask = batch.mask.build(g, "mask", self.n_kv, self.n)
         else:
@@ -37,8 +42,10 @@ class Columns:
             narrow = g.device.is_gpu and self.n <= NARROW_COLUMNS
             self._mask = g.range_mask(self._ranges, self.n_kv) if narrow else None
 
-    def recurrence(self, g: Graph, state: TargetState, layer: int) -> Recurrence:
+    def recurrence(self, g: Graph, state: TargetState, layer: int) -> Recurrence | ForestRecurrence:
         """The state of a recurrent layer, for these columns."""
+        if self._is_forest:
+            return ForestRecurrence(g, state, layer, self.parents, self._seqs)
         return Recurrence(g, state, layer, self.parents, self.path, self._seqs)
 
     def attend(self, g: Graph, q, keys, values, scale: float):
@@ -56,8 +63,8 @@ class Taps:
         self.g, self.batch, self.columns, self.state = g, batch, columns, state
         self._waiting: list[tuple[int, Any]] = []
         self._kept: list = []
-        keeps = batch.taps and not columns.is_tree and batch.append is None
-        self._column = g.input("column", I32, 1) if keeps else None
+        keeps = batch.taps and batch.append is None and (batch.is_forest or not columns.is_tree)
+        self._column = g.input("column", I32, columns.n) if keeps else None
 
     def take(self, layer: int, x) -> None:
         """Note the output x [D, n] of a layer, if it is a tapped one."""
@@ -68,10 +75,10 @@ class Taps:
         """Bring away what was noted. Called once the next layer's products stand: the GPU then adds, normalises and converts
         for them in one go."""
         for tap, x in self._waiting:
-            if self.columns.is_tree:
-                self.g.expand(self.g.copy(x, self.state.features.columns(self.g, x, tap, self.columns.n)))
-            elif self._column is not None:
+            if self._column is not None:
                 self.state.features.put(self.g, x, tap, self._column)
+            elif self.columns.is_tree:
+                self.g.expand(self.g.copy(x, self.state.features.columns(self.g, x, tap, self.columns.n)))
             else:
                 self._kept.append(x)
         self._waiting.clear()
@@ -240,8 +247,8 @@ def reduced_logits(g: Graph, logits, reduction: Reduction):
     best first | their log-probabilities | their logits | watched logits | per block of ids the sum of
     exp((logit - largest) / temperature).
 
-    Inputs: `temperature` float32 [1]; `watch` int32 [watched, n], ids. All but the first are stock operations; one operation for
-    the whole would save four passes over the logits and be another kernel to keep.
+    Inputs: `temperature` float32 [1], or [1, n] with `each`; `watch` int32 [watched, n], ids. All but the first are stock
+    operations; one operation for the whole would save four passes over the logits and be another kernel to keep.
     """
     n_vocab, n = logits.ne[0], logits.ne[1]
     k = min(reduction.kept, n_vocab)
@@ -249,7 +256,10 @@ def reduced_logits(g: Graph, logits, reduction: Reduction):
     ids = g.cast(g.view(best, (k, n), (best.nb[2],)), I32)
     ids = g.concat(ids, g.input("watch", I32, reduction.watched, n), 0)
     values = g.reshape(g.get_rows(g.reshape(logits, 1, n_vocab, n), ids), k + reduction.watched, n)
-    scaled = g.div(g.sub(logits, g.view(values, (1, n), (values.nb[1],))), g.input("temperature", F32, 1))
+    scaled = g.div(
+        g.sub(logits, g.view(values, (1, n), (values.nb[1],))),
+        g.input("temperature", F32, 1, n if reduction.each else 1),
+    )
     weights, size = g.exp(scaled), reduction.block
     blocks, rest = divmod(n_vocab, size)
     parts = [g.reshape(best, 2 * k, n), values]

@@ -1,6 +1,6 @@
 """A recurrent layer's state as one pass uses it: a tree's nodes read it, tokens in order advance it.
 
-Where sequences have lanes, `lanes` names the one whose state is meant; it is an input, so that a graph serves them all.
+Where sequences have lanes, an input names those whose state is meant, so that a graph serves all of them.
 """
 
 from __future__ import annotations
@@ -59,3 +59,36 @@ class Recurrence:
         else:
             g.expand(g.set_rows(self._deltas, g.reshape(after, size, 1), self._lane))
         return g.view(out, (s, h_v, n))
+
+
+class ForestRecurrence:
+    """The same for trees of several sequences, each in its lane, side by side in n columns."""
+
+    path = None
+
+    def __init__(self, g: Graph, state: TargetState, layer: int, parents, seqs) -> None:
+        """parents int32 [n], counted from the first column of each tree; seqs: see Batch."""
+        self.g, self.state, self.layer, self.parents, self.seqs = g, state, layer, parents, seqs
+        windows, deltas = state.all_lanes(g, layer)
+        (k, c), (s, _, h) = state.window(layer).ne[0:2], state.delta(layer).ne[0:3]
+        lanes, apart = state.lanes, (windows.nb[1], deltas.nb[1])
+        self.windows = g.view(windows, (k, c, lanes), (4 * k, apart[0]))
+        self.deltas = g.view(deltas, (s, s, h, lanes), (4 * s, 4 * s * s, apart[1]))
+        self.rows_of_deltas = g.view(deltas, (s, s * h, lanes), (4 * s, apart[1]))
+
+    def convolve(self, x, kernel):
+        """See Recurrence."""
+        return self.g.ssm_conv_forest(self.windows, x, kernel, self.parents, self.seqs)
+
+    def advance_window(self, x) -> None:
+        """Let the windows of sequences of one column end with it."""
+        self.g.expand(self.g.ssm_conv_forest_commit(self.windows, x, None, self.seqs))
+
+    def apply(self, q, k, v, decay, beta):
+        """See Recurrence; sequences of one column take it in."""
+        g, (s, h_v, n) = self.g, v.ne[0:3]
+        rows = g.gated_delta_net_forest_persist(q, k, v, decay, beta, self.deltas, self.parents, self.seqs)
+        tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
+        factors = g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
+        g.expand(g.gated_delta_net_forest_commit(self.rows_of_deltas, factors, None, self.seqs))
+        return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))

@@ -29,11 +29,13 @@ Append = Callable[[Graph, Any, Any, Any, Any], object]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What sampling reads of the logits: the `kept` largest, `watched` named ones, masses by blocks of `block` ids."""
+    """What sampling reads of the logits: the `kept` largest, `watched` named ones, masses by blocks of `block` ids. each: columns
+    have temperatures of their own."""
 
     kept: int
     watched: int
     block: int
+    each: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,11 @@ class Batch:
     reduction: also declare the output `reduced`.
     window: all that the columns see of the text, None: all of it.
     outputs: of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
-    seqs: sequences of the pass, whose lanes, first columns and numbers of columns are the input `seqs`, int32 [3, seqs]; 0: one,
-    in the first lane of the state.
+    seqs: entries of the input `seqs`, int32 [3, seqs]: lane, first column and number of columns of each sequence of the pass, 0
+    columns where there is none; 0: one sequence, in the first lane of the state.
+    is_forest: the columns are trees of those sequences, side by side. What they see of their prefixes is the input `ranges`, rows
+    from and to, int32 [columns, 2]; features go to the columns that the input `column` names; a sequence of one column has
+    taken it in when the pass has run, the others are left alone.
     """
 
     columns: int
@@ -61,6 +66,7 @@ class Batch:
     outputs: Outputs = "last"
     window: DecodeWindow | None = None
     seqs: int = 0
+    is_forest: bool = False
 
 
 class Target(ABC):

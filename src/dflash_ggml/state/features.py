@@ -31,7 +31,7 @@ class Features:
         return g.view(self.tensor, (d, n), (self.tensor.nb[1],), offset=tap * d * 4)
 
     def put(self, g: Graph, x, tap: int, column):
-        """Write the single row x [D, 1] of tap number `tap` to the column that the int32 tensor `column` [1] names."""
+        """Write the rows x [D, n] of tap number `tap` to the columns that the int32 tensor `column` [n] names."""
         d = x.ne[0]
         home = g.view(self.tensor, (d, self.width), (self.tensor.nb[1],), offset=tap * d * 4)
         return g.expand(g.set_rows(home, x, column))
@@ -39,6 +39,10 @@ class Features:
     def free(self, taken: Collection[int]) -> int:
         """A column that is not in `taken`."""
         return next(column for column in range(self.width) if column not in taken)
+
+    def all_free(self, taken: Collection[int]) -> list[int]:
+        """The columns that are not in `taken`."""
+        return [column for column in range(self.width) if column not in taken]
 
     @property
     def nbytes(self) -> int:

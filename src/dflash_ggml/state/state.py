@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..ggml.bindings import lib
 from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
@@ -25,6 +23,7 @@ from .memory import ADVICE, Part, padded
 from .ring import Ring, ring_rows
 from .spec import KvLayer, StateSpec
 
+SPARE = 8  # rows, and one more than the columns that a width is padded by
 _FEWER = "decode fewer texts side by side (--parallel)"
 _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 
@@ -50,7 +49,9 @@ class TargetState:
         `feature_row`: elements that the draft wants of each node; `n_batch`: tokens of a prompt's batch, for the layers with a
         window."""
         self.device, self.spec, self.max_width, self.lanes = device, spec, max_width, lanes
-        self.kv = KvCache(device, spec.seeing(None).kv, kv_type, n_rows)
+        # behind the rows are those of a pass's padding, which nobody reads
+        spare = SPARE if lanes > 1 else 0
+        self.kv = KvCache(device, spec.seeing(None).kv, kv_type, n_rows + spare)
         columns = max(n_batch, max_width, 1)
         self.rings = [
             Ring(
@@ -87,7 +88,8 @@ class TargetState:
                 self.all_factors = self._tree.tensor(F32, delta.factors, max_width, n, name="factors u|k|G")
                 self.conv_inputs = self._tree.tensor(F32, conv.channels, max_width, n, name="conv inputs")
                 self._tree.allocate()
-        self.features = Features(device, feature_row, max_width)
+        # several sequences keep what the draft has not seen while others' trees are verified
+        self.features = Features(device, feature_row, max_width * (2 if lanes > 1 else 1))
 
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
@@ -135,7 +137,7 @@ class TargetState:
         self.device.synchronize()  # clearing does not wait for a commit that a GPU is still at
         if self.lanes > 1:
             for t in self.live(lane):
-                self.device.write(t, np.zeros(lib.ggml_nbytes(t), np.uint8))
+                lib.ggml_backend_tensor_memset(t, 0, 0, lib.ggml_nbytes(t))
         elif self.windows is not None:
             lib.ggml_backend_buffer_clear(self.windows.buffer, 0)
 
@@ -171,14 +173,15 @@ def state_parts(
     n_batch: int = 0,
 ) -> list[Part]:
     """What a TargetState of these arguments takes, for the memory plan. `unit`: the device's alignment in bytes."""
+    spare = SPARE if lanes > 1 else 0
     columns = max(n_batch, max_width, 1)
 
     def kv_bytes(rows: int) -> int:
         rings = (spec.seeing(w).kv_bytes(lanes * ring_rows(w, columns, rows), kv_type) for w in spec.windows)
-        return spec.seeing(None).kv_bytes(rows, kv_type) + sum(rings)
+        return spec.seeing(None).kv_bytes(rows + spare, kv_type) + sum(rings)
 
     n, parts = len(spec.recurrent), [Part("target K/V", kv_bytes, _LOWER_CONTEXT)]
-    tree = padded(4 * feature_row * max_width, unit)
+    tree = padded(4 * feature_row * max_width * (2 if lanes > 1 else 1), unit)
     if n:
         conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
         live = padded(4 * (conv.kernel - 1) * conv.channels * n * lanes, unit)
@@ -188,8 +191,8 @@ def state_parts(
     return [*parts, Part("tree", lambda rows: tree, "lower the budget (--budget)")]
 
 
-def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool, seqs: int = 0) -> Graph:
-    """Graph that commits an accepted path of up to `max_path` nodes, all layers at once.
+def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool) -> Graph:
+    """Graph that commits an accepted path of up to `max_path` nodes of the sequence in the first lane, all layers at once.
 
     Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one
     per tensor of `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into
@@ -198,24 +201,36 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
     """
     g = Graph(device, 64)
     if state.windows is not None:
-        path = g.input("path", I32, max_path)
-        lane = g.view(g.input("seqs", I32, 3, seqs), (1,)) if seqs else None
-        work = g.ssm_conv_tree_commit, g.gated_delta_net_tree_commit
-        for commit, whole, live, left in zip(
-            work, (state.windows, state.deltas), state.live(), (state.conv_inputs, state.all_factors)
-        ):
-            if lane is None:
-                g.expand(commit(live, left, path))
-                continue
-            size = lib.ggml_nelements(live)
-            lanes = g.view(whole, (size, state.lanes))
-            after = commit(g.reshape(g.get_rows(lanes, lane), *live.ne), left, path)
-            g.expand(g.set_rows(lanes, g.reshape(after, size, 1), lane))
+        path, (windows, deltas) = g.input("path", I32, max_path), state.live()
+        g.expand(g.ssm_conv_tree_commit(windows, state.conv_inputs, path))
+        g.expand(g.gated_delta_net_tree_commit(deltas, state.all_factors, path))
     if move_rows:
-        for prefix, cache in state.caches:
-            wholes = cache.wholes
-            sources = [g.input(f"{prefix}from{i}", I32, max_path, t.ne[2]) for i, t in enumerate(wholes)]
-            target = g.input(f"{prefix}to", I32, max_path)
-            for whole, source in zip(wholes, sources):
-                g.expand(g.set_rows(whole, g.get_rows(whole, source), target))
+        _move_rows(g, state, max_path)
     return g
+
+
+def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved: int) -> Graph:
+    """The same for paths of several sequences: path [max_path, lanes], an entry of `seqs` (see Batch) each, counted from the
+    sequence's first column; from0, ... and to: [moved], those of all."""
+    g = Graph(device, 64)
+    if state.windows is not None:
+        path, seqs = g.input("path", I32, max_path, state.lanes), g.input("seqs", I32, 3, state.lanes)
+        (k, c, layers), s = state.live()[0].ne[0:3], state.deltas.ne[0]
+        a_window, a_delta = state.windows.nb[2], state.deltas.nb[3]
+        windows = g.view(state.windows, (k, c, state.lanes, layers), (4 * k, layers * a_window, a_window))
+        rows = a_delta // (4 * s)
+        deltas = g.view(state.deltas, (s, rows, state.lanes, layers), (4 * s, layers * a_delta, a_delta))
+        g.expand(g.ssm_conv_forest_commit(windows, state.conv_inputs, path, seqs))
+        g.expand(g.gated_delta_net_forest_commit(deltas, state.all_factors, path, seqs))
+    if moved:
+        _move_rows(g, state, moved)
+    return g
+
+
+def _move_rows(g: Graph, state: TargetState, n: int) -> None:
+    """Move n cache rows of all layers, from the inputs from0, from1, ... to the input `to`; those of rings by their names."""
+    for prefix, cache in state.caches:
+        sources = [g.input(f"{prefix}from{i}", I32, n, t.ne[2]) for i, t in enumerate(cache.wholes)]
+        target = g.input(f"{prefix}to", I32, n)
+        for whole, source in zip(cache.wholes, sources):
+            g.expand(g.set_rows(whole, g.get_rows(whole, source), target))

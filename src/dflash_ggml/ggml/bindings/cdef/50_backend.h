@@ -23,6 +23,7 @@ void ggml_backend_buffer_free(ggml_backend_buffer_t buffer);
 void *ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
 size_t ggml_backend_buffer_get_size(ggml_backend_buffer_t buffer);
 void ggml_backend_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value);
+void ggml_backend_tensor_memset(struct ggml_tensor *tensor, uint8_t value, size_t offset, size_t size);
 bool ggml_backend_buffer_is_host(ggml_backend_buffer_t buffer);
 void ggml_backend_buffer_set_usage(ggml_backend_buffer_t buffer, enum ggml_backend_buffer_usage usage);
 void ggml_backend_free(ggml_backend_t backend);
