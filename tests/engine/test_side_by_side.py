@@ -1,0 +1,168 @@
+"""Several texts in one pass, with drafts and targets of every kind: each is what it is alone. 12 seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.plan import Plan
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine import place as places
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.place import Place
+from dflash_ggml.engine.step import Run
+from dflash_ggml.errors import NoRoomError
+from reference import toys
+
+# sizes of a toy pair, and options of its engine
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dflash": ({}, {}),
+    "a ring": ({"window": 40, "full_layers": 1, "draft_layers": 2, "n_ctx": 2048}, {"n_ctx": 1600}),
+    "dflash2": ({"draft": "dflash2", "window": 24, "causal": False}, {}),
+    "dspark": ({"draft": "dspark", "from_anchor": False}, {}),
+    "head": ({"nextn": True}, {"draft": None}),
+    "both": ({"nextn": True}, {"spec": ("dflash", "mtp")}),
+    "copies": ({}, {"draft": None, "spec": ("suffix",)}),
+    "plain": ({}, {"draft": None, "spec": (), "mode": "plain"}),
+    "a window": ({}, {"fa_window": 96}),
+}
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5},
+    {"temperature": 0.7, "top_k": 9, "repeat_penalty": 1.1, "seed": 6},
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    sizes, options = KINDS[request.param]
+    pair = toys.write_pair(tmp_path_factory.mktemp("pair"), 90 + list(KINDS).index(request.param), **sizes)
+    config = EngineConfig(
+        *pair,
+        n_ctx=700,
+        parallel=4,
+        n_batch=64,
+        type_k="f32",
+        type_v="f32",
+        reference=True,
+        n_threads=1,
+        budget=20,
+        calibrate="never",
+    )
+    with Engine.load(replace(config, **options)) as found:
+        yield found
+
+
+class Mixing:
+    """A controller that changes its mind every step."""
+
+    def __init__(self, seed: int, drafts: bool) -> None:
+        self.rng, self.drafts = np.random.default_rng(seed), drafts
+
+    def next(self, sequence: Any, costs: Any) -> Plan:
+        kind = ("plain", "chain", "tree")[int(self.rng.integers(3))]
+        budget = 0 if kind == "plain" else int(self.rng.integers(1, 21))
+        return Plan(
+            kind,
+            budget,
+            chain_seed=bool(self.rng.integers(2)),
+            depth=int(self.rng.integers(1, 8)) if self.rng.integers(2) else None,
+            drafts=self.drafts and bool(self.rng.integers(4)),
+        )
+
+    def observe(self, tree: Any, accepted: Any) -> None:
+        assert tree.n_nodes >= accepted.n_accepted
+
+
+@dataclass
+class Job:
+    """A text to write, and what came of it."""
+
+    prompt: list[int]
+    sampling: dict[str, Any]
+    n: int
+    written: list[int] = field(default_factory=list)
+    place: Place | None = None
+    run: Run | None = None
+
+    @property
+    def sampler(self) -> Sampler:
+        return Sampler(SamplingParams(**self.sampling), 64)
+
+    def alone(self, engine: Engine) -> list[int]:
+        engine.reset()
+        engine.prefill(self.prompt)
+        options: dict[str, Any] = {"max_tokens": self.n, "mode": "plain", "stop": lambda token: False}
+        return [t for step in engine.generate(self.sampler, **options) for t in step.tokens]
+
+    def join(self, engine: Engine, room: int) -> None:
+        self.place = engine.open(room)
+        self.place.prefill(self.prompt)
+        self.run = self.place.begin(self.sampler, max_tokens=self.n, stop=lambda token: False)
+        self.written += self.place.first(self.run).tokens
+
+
+def some_jobs(engine: Engine, n: int, seed: int) -> list[Job]:
+    rng = np.random.default_rng(seed)
+    longest = 500 if engine.n_ctx > 1000 else 120
+    return [
+        Job(
+            rng.integers(0, 60, int(rng.integers(1, longest))).tolist(),
+            SAMPLINGS[i % len(SAMPLINGS)],
+            int(rng.integers(2, 70)),
+        )
+        for i in range(n)
+    ]
+
+
+def write(engine: Engine, jobs: list[Job], seed: int) -> int:
+    """Run the jobs side by side; they arrive, are parked and go on at random. Passes of several."""
+    rng = np.random.default_rng(seed)
+    waiting, running, parked, together = list(jobs), list[Job](), list[tuple[Job, Any]](), 0
+    while waiting or running or parked:
+        free = len(running) < engine.parallel
+        if free and parked and rng.random() < 0.5:
+            job, snapshot = parked.pop(0)
+            job.place = engine.open(len(snapshot.tokens))
+            job.place.restore(snapshot)
+            job.place.resume(job.run)
+            running.append(job)
+        elif free and waiting and (not running or rng.random() < 0.4):
+            waiting[0].join(engine, int(rng.integers(1, 100)))
+            running.append(waiting.pop(0))
+        stepped = [job for job in running if rng.random() < 0.9]
+        together += len(stepped) > 1
+        for job, step in zip(stepped, engine.step([job.run for job in stepped]), strict=True):
+            leaves = isinstance(step, NoRoomError) or rng.random() < 0.02
+            if not isinstance(step, NoRoomError):
+                assert not isinstance(step, Exception), repr(step)
+                job.written += step.tokens
+            if leaves and not job.run.finish:
+                parked.append((job, job.place.snapshot()))
+            if leaves or job.run.finish:
+                running.remove(job)
+                job.place.close()
+    return together
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["as asked", "any plan"])
+def test_each_text_is_what_it_is_alone(
+    engine: Engine, mixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = some_jobs(engine, 8, seed=3 + mixed)
+    expected = [job.alone(engine) for job in jobs]
+    if mixed and engine.sources:
+        seeds = iter(range(100))
+        monkeypatch.setattr(places, "controller", lambda *_: Mixing(next(seeds), bool(engine.drafter)))
+    assert write(engine, jobs, seed=4) > 20
+    assert [job.written for job in jobs] == expected
+    if mixed and engine.sources:
+        accepted = sum(job.run.sequence.statistics.accepted for job in jobs)
+        assert accepted > 10
+    assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
