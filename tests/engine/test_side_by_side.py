@@ -18,6 +18,7 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
 from dflash_ggml.engine.step import Run
 from dflash_ggml.errors import NoRoomError
+from dflash_ggml.state.memory import SCRATCH
 from reference import toys
 
 # sizes of a toy pair, and options of its engine
@@ -166,3 +167,8 @@ def test_each_text_is_what_it_is_alone(
         accepted = sum(job.run.sequence.statistics.accepted for job in jobs)
         assert accepted > 10
     assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
+
+
+def test_the_plan_is_what_is_allocated(engine: Engine) -> None:
+    allocated = {name: size for name, size in engine.nbytes.items() if name != SCRATCH}
+    assert allocated == {name: engine.memory.parts[name] for name in allocated}

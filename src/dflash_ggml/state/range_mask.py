@@ -1,7 +1,7 @@
 """Attention masks of passes whose columns belong to several sequences: for each column, the ranges of rows that it sees.
 
 A mask that stays on the device, as SlotMask is, gains nothing here: columns belong to other sequences every time, and so all of
-it changes.
+it changes. It is written there from the ranges.
 """
 
 from __future__ import annotations
@@ -9,26 +9,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ggml.device import F16, I32
+from ..ggml.device import I32
 from ..ggml.graph import Graph
-from .mask import HIDDEN
 
 
 def build(g: Graph, name: str, n_kv: int, columns: int, pieces: int):
     """The mask float16 [n_kv, columns] as part of graph `g`; `fill` provides its input. pieces: ranges of a column."""
-    if pieces > 1:
-        return g.input(name, F16, n_kv, columns)
-    return g.range_mask(g.input(name, I32, columns, 2), n_kv)
+    return g.range_mask(g.input(name, I32, columns, 2 * pieces), n_kv)
 
 
 def fill(graph: Graph, name: str, ranges: NDArray[np.int32]) -> None:
     """ranges: int32 [pieces, 2, columns], the rows from and to before which each column sees, of each of its ranges."""
-    array = graph.inputs[name].array
-    if len(ranges) == 1:
-        array[:] = ranges[0]
-        return
-    array = array.reshape(ranges.shape[2], -1)
-    array[:] = HIDDEN
-    for row, *ends in zip(array, *ranges.reshape(-1, ranges.shape[2])):
-        for low, high in zip(ends[::2], ends[1::2]):
-            row[low:high] = 0
+    graph.inputs[name].array[:] = ranges.reshape(-1, ranges.shape[2])
