@@ -107,6 +107,7 @@ class ScriptedRunner:
         self.cancelled = 0
         self.tokenizer = byte_vocabulary()
         self.n_ctx = 256
+        self.parallel = 1
         self.closed = False
 
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Iterator[Any]:
@@ -173,6 +174,12 @@ class ScriptedRunner:
             "budget": 15,
             "chat_template": "x",
         }
+
+    def load(self) -> dict[str, float]:
+        counts = dict.fromkeys(
+            ("passes", "columns", "sequences", "emitted", "parkings", "running", "waiting"), 0
+        )
+        return {**counts, "seconds": 0.0}
 
     def close(self) -> None:
         self.closed = True

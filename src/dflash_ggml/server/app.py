@@ -324,10 +324,10 @@ async def _tokenizer_info(service: Service, request: Request) -> Response:
 
 
 async def _slots(service: Service, request: Request) -> Response:
-    busy = service.worker.running > 0
-    if busy and request.query_params.get("fail_on_no_slot"):
-        raise ApiError(503, "the one slot is busy", code="no_slot", retry_after=1, retry=True)
-    return JSONResponse(llamacpp.slots(service.worker.require_ready(), service.settings, busy))
+    worker = service.worker
+    if worker.running >= worker.places and request.query_params.get("fail_on_no_slot"):
+        raise ApiError(503, "all slots are busy", code="no_slot", retry_after=1, retry=True)
+    return JSONResponse(llamacpp.slots(worker.require_ready(), service.settings, worker.running))
 
 
 async def _metrics(service: Service, request: Request) -> Response:
@@ -359,6 +359,6 @@ def make_service(
 ) -> Service:
     """A service whose worker will open its runner in its own thread."""
     worker: Worker[EngineSide] = Worker(open_runner, queue_limit=queue_limit, client_limit=client_limit)
-    metrics = Metrics(lambda: worker.running, lambda: worker.waiting)
+    metrics = Metrics(lambda: worker.running, lambda: worker.waiting, lambda: worker.load)
     worker.on_finished = metrics.seconds
     return Service(worker, settings, KeyRing(keys), metrics, drain_seconds)

@@ -22,6 +22,7 @@ from ..cli.arguments import (
     sampling_params,
     warn_of_threads,
 )
+from ..config import MAX_PARALLEL
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 
 try:
@@ -81,6 +82,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--strict-model",
         action="store_true",
         help="answer to the model's own names only, instead of to any",
+    )
+    add(
+        "-np",
+        "--parallel",
+        type=int,
+        metavar="N",
+        help="requests that are answered side by side; they share the context's tokens (default 2 or 4, by the model's size)",
     )
     add("--queue", type=int, default=64, metavar="N", help="requests that may wait (default 64)")
     add(
@@ -193,6 +201,8 @@ def run(args: argparse.Namespace) -> int:
     require_safe_bind(args.host, keys)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port: {args.port} is outside 0..65535")
+    if args.parallel is not None and not 1 <= args.parallel <= MAX_PARALLEL:
+        raise ConfigError(f"--parallel: {args.parallel} is outside 1..{MAX_PARALLEL}")
     if args.queue < 1:
         raise ConfigError(f"--queue: {args.queue} is below 1")
     per_client = (args.queue + 1) // 2 if args.queue_per_client is None else args.queue_per_client
@@ -221,6 +231,7 @@ def run(args: argparse.Namespace) -> int:
         args.think,
         args.cache_disk,
         args.cache_disk_mb << 20,
+        args.parallel,
     )
     open_runner: Callable[[Progress], EngineSide] = Supervised(opener) if args.supervise else opener
     service = make_service(

@@ -26,7 +26,7 @@ from .intake import THREADS
 
 log = logging.getLogger(__name__)
 
-CALLS = {"prepare", "count", "render", "text_tokens"}
+CALLS = {"prepare", "count", "render", "text_tokens", "load"}
 VOCABULARY_CALLS = {"id_of", "encode", "pieces", "decode_bytes"}
 SWITCH_SECONDS = 0.001
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
@@ -34,7 +34,8 @@ OPENING = 0  # the id of what is said about the opening of the model
 
 
 class EngineProcess:
-    """One thread reads frames, this one opens the model and runs jobs in turn, a few more answer calls beside it."""
+    """One thread reads frames, this one opens the model and runs jobs in turn, others beside it where the model has places for
+    several texts; a few more answer calls."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -57,11 +58,22 @@ class EngineProcess:
         tokenizer = side.tokenizer
         about |= {"n_ctx": side.n_ctx, "n_vocab": tokenizer.n_vocab, "bos_ids": tokenizer.bos_ids}
         self._link.send({"id": OPENING, "result": about})
+        others = [
+            threading.Thread(target=self._work, args=(side,), daemon=True) for _ in range(1, side.parallel)
+        ]
+        for thread in others:
+            thread.start()
+        self._work(side)
+        for thread in others:
+            thread.join()
+        side.close()
+        return 0
+
+    def _work(self, side: EngineSide) -> None:
         while (frame := self._jobs.get()) is not None:
             self._run(side, frame)
             del frame  # an idle thread must not keep the last request's buffers alive
-        side.close()
-        return 0
+        self._jobs.put(None)  # for the next thread
 
     def _read(self) -> None:
         try:

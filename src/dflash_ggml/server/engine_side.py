@@ -34,7 +34,11 @@ class Vocabulary(Protocol):
 
 
 class EngineSide(Protocol):
-    """`events`, `embed` and `close` belong to the worker thread, the rest to any. `Runner` says what each does."""
+    """`events` and `embed` belong to the worker's threads, of which there may be `parallel`, `close` to one of them, the rest
+    to any. `Runner` says what each does."""
+
+    @property
+    def parallel(self) -> int: ...
 
     @property
     def tokenizer(self) -> Vocabulary: ...
@@ -57,6 +61,8 @@ class EngineSide(Protocol):
     def vocabulary(self) -> dict[str, Any]: ...
 
     def skills(self) -> list[str]: ...
+
+    def load(self) -> dict[str, float]: ...
 
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Generator[Event, None, None]: ...
 

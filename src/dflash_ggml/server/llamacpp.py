@@ -279,7 +279,7 @@ def props(runner: EngineSide, settings: Settings) -> dict[str, Any]:
     params = {**defaults, **named, "n_predict": limit, "max_tokens": limit}
     return {
         "default_generation_settings": {"n_ctx": info["n_ctx"], "params": params},
-        "total_slots": 1,
+        "total_slots": runner.parallel,
         "model_alias": settings.names[0],
         "modalities": {"vision": False, "audio": False},
         "is_sleeping": False,
@@ -287,8 +287,8 @@ def props(runner: EngineSide, settings: Settings) -> dict[str, Any]:
     }
 
 
-def slots(runner: EngineSide, settings: Settings, busy: bool) -> list[dict[str, Any]]:
-    """The answer of /slots: the one there is."""
+def slots(runner: EngineSide, settings: Settings, running: int) -> list[dict[str, Any]]:
+    """The answer of /slots: one entry for every request that can run at once, the busy ones first."""
     params = props(runner, settings)["default_generation_settings"]["params"]
-    slot = {"id": 0, "id_task": -1, "n_ctx": runner.n_ctx, "speculative": runner.info()["has_draft"]}
-    return [{**slot, "is_processing": busy, "params": params}]
+    slot = {"id_task": -1, "n_ctx": runner.n_ctx, "speculative": runner.info()["has_draft"]}
+    return [{"id": i, **slot, "is_processing": i < running, "params": params} for i in range(runner.parallel)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ..session.events import Usage
 
@@ -12,10 +14,45 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 
-class Metrics:
-    """Counters in a registry of their own; every method may be called by any thread."""
+class Rounds(Collector):
+    """What the engine does for several requests at once, asked for when somebody looks; see `Scheduler`."""
 
-    def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+    def __init__(self, load: Callable[[], dict[str, float]]) -> None:
+        self._load = load
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._load()
+        if not load:
+            return
+        for name, text in (
+            ("passes", "Verification passes over all running requests together"),
+            ("sequences", "Requests in these passes, in sum"),
+            ("columns", "Columns of these passes: drafted tokens, and one of each request"),
+            ("parkings", "Requests that were parked for want of cache rows"),
+        ):
+            yield CounterMetricFamily(f"dflash_joint_{name}", text, load[name])
+        yield CounterMetricFamily("dflash_joint_seconds", "Seconds in these passes", load["seconds"])
+        yield CounterMetricFamily("dflash_joint_tokens", "Tokens that these passes gave", load["emitted"])
+        per_pass = load["columns"] / load["passes"] if load["passes"] else 0.0
+        per_second = load["emitted"] / load["seconds"] if load["seconds"] else 0.0
+        yield GaugeMetricFamily("dflash_columns_per_pass", "Mean columns of a pass since the start", per_pass)
+        yield GaugeMetricFamily(
+            "dflash_tokens_per_second", "Tokens per second of passes, of all requests in sum", per_second
+        )
+
+
+class Metrics:
+    """Counters in a registry of their own; every method may be called by any thread. load: what `Rounds` looks at."""
+
+    def __init__(
+        self,
+        running: Callable[[], int],
+        waiting: Callable[[], int],
+        load: Callable[[], dict[str, float]] = dict,
+    ) -> None:
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -24,6 +61,7 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"dflash_{name}", text, buckets=buckets, registry=registry)
 
+        registry.register(Rounds(load))
         Gauge("dflash_num_requests_running", "Requests being answered", registry=registry).set_function(
             running
         )
@@ -49,6 +87,11 @@ class Metrics:
         )
         self._prefill = histogram("request_prefill_time_seconds", "Time spent on the prompt", _SECONDS)
         self._decode = histogram("request_decode_time_seconds", "Time spent on generating", _SECONDS)
+        self._speed = histogram(
+            "request_tokens_per_second",
+            "Tokens per second of a request while it was written",
+            (1, 5, 10, 20, 40, 80, 160, 320, 640, 1280),
+        )
         self._per_step = histogram(
             "spec_decode_tokens_per_step",
             "Mean tokens per verification pass of a request",
@@ -68,6 +111,8 @@ class Metrics:
             self._accepted_by.labels(source.name).inc(source.draft_n_accepted)
         self._prefill.observe(usage.prompt_ms / 1000)
         self._decode.observe(usage.predicted_ms / 1000)
+        if usage.predicted_ms > 0 and usage.predicted_n:
+            self._speed.observe(usage.predicted_per_second)
         if usage.steps:
             self._per_step.observe(usage.tokens_per_step)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..cli.arguments import THINKING, check_biases, thinking_choice
@@ -13,6 +13,24 @@ from ..errors import ConfigError
 from .engine_side import Progress
 from .runner import Runner
 from .vetting import Vetter
+
+SMALL = 6 << 30  # bytes of a model that is small
+ROOMY = 8 << 30  # bytes that are free beside a model where there is room for many texts
+
+
+def usual_parallel(config: EngineConfig) -> int:
+    """How many texts a server decodes side by side where nobody says: 4 of a small model, or where a GPU has room beside it, else
+    2."""
+    from ..ggml.device import list_devices
+
+    path = config.model
+    size = path.stat().st_size if path.is_file() else 0
+    gpus = [info for info in list_devices() if info.is_gpu]
+    if size <= SMALL:
+        return 4
+    if config.n_gpu_layers == 0 or config.main_gpu >= len(gpus):
+        return 2
+    return 4 if gpus[config.main_gpu].memory_free - size >= ROOMY else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +43,15 @@ class Opener:
     think: str = "auto"
     disk: Path | None = None  # folder for prefixes that outlive the process
     disk_bytes: int = 0
+    parallel: int | None = None  # texts side by side; None: `usual_parallel`
 
     def __call__(self, progress: Progress) -> Runner:
         from ..engine.engine import Engine
         from ..session.disk_cache import DiskCache, state_identity
         from ..session.session import Session
 
-        engine = Engine.load(self.config, progress)
+        config = replace(self.config, parallel=self.parallel or usual_parallel(self.config))
+        engine = Engine.load(config, progress)
         vetter = Vetter.of(engine.tokenizer)
         try:
             check_biases(self.sampling, engine.n_vocab)
@@ -39,7 +59,12 @@ class Opener:
                 None if self.disk is None else DiskCache(self.disk, self.disk_bytes, state_identity(engine))
             )
             session = Session(
-                engine, cache_bytes=self.cache_bytes, thinking=THINKING[self.think], vet=vetter, disk=disk
+                engine,
+                cache_bytes=self.cache_bytes,
+                thinking=THINKING[self.think],
+                vet=vetter,
+                disk=disk,
+                side_by_side=engine.parallel > 1,
             )
             thinking_choice(self.think, session)  # says where there is no switch
             with suppress(ConfigError):  # grammars are refused when they are asked for

@@ -212,6 +212,7 @@ class RemoteRunner:
         self._about = about
         self.tokenizer = RemoteVocabulary(channel, about["n_vocab"], about["bos_ids"])
         self.n_ctx: int = about["n_ctx"]
+        self.parallel: int = about["info"].get("parallel", 1)
 
     @property
     def pid(self) -> int:
@@ -248,6 +249,9 @@ class RemoteRunner:
 
     def skills(self) -> list[str]:
         return list(self._about["skills"])
+
+    def load(self) -> dict[str, float]:
+        return dict(self._channel.ask("load"))
 
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
         return self._channel.stream("events", prepared, cancelled)

@@ -31,7 +31,8 @@ FILE_TYPES = _FILE_TYPES.split()
 
 
 class Runner:
-    """Owns a session's engine. `events` and `close` belong to the worker thread, the rest to any.
+    """Owns a session's engine. Where the session runs requests side by side, `parallel` threads may ask for events at once, and
+    the rounds have a thread of their own.
 
     on_close: called when the engine is freed.
     """
@@ -41,6 +42,9 @@ class Runner:
         self._on_close = on_close
         self.tokenizer = session.engine.tokenizer
         self.n_ctx: int = session.engine.n_ctx
+        self.parallel: int = session.engine.parallel if session.side_by_side else 1
+        if session.side_by_side:
+            session.scheduler.start()
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
         """Render and tokenise a request. Raises ConfigError, ContextOverflowError for a prompt that cannot be."""
@@ -86,6 +90,7 @@ class Runner:
             "n_embd": engine.params.n_embd,
             "n_ctx_train": engine.params.n_ctx_train,
             "n_ctx": engine.n_ctx,
+            "parallel": self.parallel,
             "n_vocab": engine.n_vocab,
             "has_draft": bool(engine.sources),
             "sources": list(engine.sources),
@@ -118,6 +123,14 @@ class Runner:
         except ConfigError:  # the file has none
             return found
         return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
+
+    def load(self) -> dict[str, float]:
+        """What runs, waits for room, and was done since the start: see `Scheduler`."""
+        scheduler = self.session.scheduler
+        counts: dict[str, float] = dict(scheduler.counts)
+        for name in ("passes", "columns", "sequences", "emitted", "parkings", "seconds"):
+            counts[name] = getattr(scheduler, name)
+        return counts
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")

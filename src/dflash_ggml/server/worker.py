@@ -1,4 +1,5 @@
-"""The one thread that owns the engine: loads it, runs one request at a time, frees it.
+"""The threads that requests run in: one loads the engine, runs requests and frees it; where the engine has places for several
+texts, more run beside it, a request each.
 
 A runner that can be lost (`watch`, where the engine has a process of its own) is opened again; until then nothing waits.
 """
@@ -73,7 +74,7 @@ class Job(Generic[B]):
 
 
 class Worker(Generic[B]):
-    """Runs jobs in turn in one thread; `open_runner(progress)` is called there first, its `close()` last.
+    """Runs jobs in turn, as many at once as the runner has places; `open_runner(progress)` is called first, its `close()` last.
 
     on_finished is told the seconds of every job, on_failed that the runner could not be opened.
     """
@@ -93,7 +94,7 @@ class Worker(Generic[B]):
         self._thread = threading.Thread(target=self._main, name="dflash-inference", daemon=True)
         self._ready = threading.Event()
         self._draining = False
-        self._current: Job[B] | None = None
+        self._current: list[Job[B]] = []
         self._seconds = 1.0  # moving mean of a job's duration, for Retry-After
         self._lock = threading.Lock()
         self.runner: B | None = None
@@ -122,11 +123,25 @@ class Worker(Generic[B]):
 
     @property
     def running(self) -> int:
-        return 1 if self._current is not None else 0
+        return len(self._current)
+
+    @property
+    def places(self) -> int:
+        """Requests that can run at once."""
+        return getattr(self.runner, "parallel", 1)
+
+    @property
+    def load(self) -> dict[str, float]:
+        """What the runner says of its rounds; empty where it makes none."""
+        runner: Any = self.runner
+        try:
+            return dict(runner.load()) if runner is not None and self.places > 1 else {}
+        except EngineLost:
+            return {}
 
     def retry_after(self) -> int:
-        """Seconds after which a place in the queue is likely: the waiting jobs times their mean duration."""
-        return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running))))
+        """Seconds after which a place in the queue is likely: the waiting jobs times their mean duration, by places."""
+        return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running) / self.places)))
 
     def require_ready(self) -> B:
         """The open runner; raises ApiError 503 while it is loading or shutting down."""
@@ -173,7 +188,7 @@ class Worker(Generic[B]):
         self._queue.remove(job.client, job)
 
     def drain(self) -> None:
-        """Take no more jobs, refuse those that wait, let the running one go on. Any thread may call it."""
+        """Take no more jobs, refuse those that wait, let the running ones go on. Any thread may call it."""
         self._draining = True
         gone = ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
         for job in self._queue.close():
@@ -181,15 +196,14 @@ class Worker(Generic[B]):
             job.emit(_End(gone))
 
     def cancel_running(self) -> None:
-        """End the running job at its next step, with an error for its reader."""
-        job = self._current
-        if job is not None:
+        """End the running jobs at their next step, with an error for their readers."""
+        for job in list(self._current):
             job.cancel(
                 ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
             )
 
     def stop(self, timeout: float = 30.0) -> bool:
-        """Drain, cancel the running job, close the runner; True if the thread ended within `timeout` s."""
+        """Drain, cancel the running jobs, close the runner; True if the threads ended within `timeout` s."""
         self.drain()
         self.cancel_running()
         abort = getattr(self._open, "abort", None)
@@ -210,10 +224,20 @@ class Worker(Generic[B]):
                 if self._ready.is_set():
                     log.warning("ready again")
                 self._ready.set()
+                others = [
+                    threading.Thread(
+                        target=self._serve, args=(queue, runner), name=f"dflash-request-{i}", daemon=True
+                    )
+                    for i in range(1, self.places)
+                ]
                 try:
+                    for thread in others:
+                        thread.start()
                     self._serve(queue, runner)
                 finally:
                     self.runner = None
+                    for thread in others:
+                        thread.join()
                     close = getattr(runner, "close", None)
                     if close is not None:
                         close()
@@ -235,15 +259,15 @@ class Worker(Generic[B]):
 
     def _serve(self, queue: FairQueue[Job[B]], runner: B) -> None:
         while (job := queue.get()) is not None:
-            self._current = job
+            self._current.append(job)
             try:
                 self._run(job, runner)
             finally:
-                self._current = None
+                self._current.remove(job)
             del job  # an idle thread must not keep the last request's buffers alive
 
     def _on_lost(self, how: str) -> None:
-        """The runner has gone by itself: refuse the jobs that wait. Its last job is told by the runner."""
+        """The runner has gone by itself: refuse the jobs that wait. Its last jobs are told by the runner."""
         log.error("%s%s", how, "" if self._draining else "; it is started again")
         self.loading = ("restart", 0, 0)
         self.runner = None

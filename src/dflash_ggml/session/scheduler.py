@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROOM = 256  # tokens of an answer that rows are taken for at once
+LEAST_ROOM = 32  # where there are not as many
 SHARED = 64  # tokens of another prompt, still being read, that are worth waiting for
 
 Make = Callable[[Seat], Generator[Any, Any, None]]
@@ -191,8 +192,8 @@ class Scheduler:
             self._thread.join()
         with self._driving:
             for task in [*self._waiting, *self._running]:
-                task.abandoned = True
-            self._drop()
+                self._end(task, DflashError("the session was closed before this answer had ended"))
+            self._waiting.clear()
             self.seats.close()
 
     # ---- by whoever drives
@@ -253,8 +254,10 @@ class Scheduler:
         """A seat for a waiting task. A prompt that finds no room though it is alone has its error."""
         limit = task.prepared.request.max_tokens
         answer = ROOM if limit is None or limit < 0 else min(limit, ROOM)
-        room = min(len(task.ids) + answer, self.engine.n_ctx)
-        seat = self.seats.take(task.ids, room)
+        n, most = len(task.ids), self.engine.n_ctx
+        seat = self.seats.take(task.ids, min(n + answer, most))
+        if seat is None and answer > LEAST_ROOM:
+            seat = self.seats.take(task.ids, min(n + LEAST_ROOM, most))
         if seat is None and not any(task.seat is not None for task in self._running):
             task.error = NoRoomError(
                 f"no cache rows for a prompt of {len(task.ids)} tokens are free; lower --parallel"
@@ -391,6 +394,7 @@ class Scheduler:
             task.generator.close()
         with self._changed:
             task.error, task.ended, task.run, task.parked = error, True, None, None
+            self._changed.notify_all()
             if task in self._running:
                 self._running.remove(task)
         if task.seat is not None:
