@@ -120,6 +120,8 @@ class FakeEngine:
     has_draft: bool = True
     replies: list[str] = field(default_factory=list)
 
+    parallel = 1
+
     def forget(self) -> None:
         pass
 
