@@ -133,3 +133,23 @@ def test_calls_that_the_template_renders_are_read_back() -> None:
     arguments = "".join(e.json for e in events if isinstance(e, ToolCallArgs) and e.index == 0)
     assert arguments == '{"what": "a\\n\\"b\\" </parameter>", "n": 3, "where": {"at": [1, null]}}'
     assert parser.n_calls == 2
+
+
+@pytest.mark.parametrize("name", LAGUNA)
+def test_the_templates_of_laguna(name: str) -> None:
+    """What they say they can; calls that they render are read back."""
+    template = ChatTemplate(vendored(f"templates/{name}.jinja").read_text(encoding="utf-8"))
+    assert template.supports_thinking and template.supports_tools and template.tool_format == "keys"
+    rows = normalise_messages([ASK])
+    assert reasoning_at_start(template.render(rows, enable_thinking=True)) == "open"
+    assert reasoning_at_start(template.render(rows, enable_thinking=False)) == "closed"
+    options = {"tools": TOOLS, "enable_thinking": False}
+    before = template.render(rows, **options)
+    after = template.render(normalise_messages([ASK, SOUGHT]), **options, add_generation_prompt=False)
+    assert after.startswith(before)
+    said = after[len(before) :].rstrip().removesuffix("</assistant>")
+    parser = ChatParser(reasoning="closed", schemas=check_tools(TOOLS))
+    events = parser.feed(said) + parser.flush()
+    arguments = "".join(e.json for e in events if isinstance(e, ToolCallArgs) and e.index == 0)
+    assert arguments == '{"what": "a\\n\\"b\\" </parameter>", "n": 3, "where": {"at": [1, null]}}'
+    assert parser.n_calls == 2

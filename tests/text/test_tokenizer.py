@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
-from dflash_ggml.text.tokenizer import Tokenizer
+from dflash_ggml.text.tokenizer import _BYTES, Tokenizer
 from reference import tiny_models as tiny
 from reference.gguf_bytes import build
 
@@ -177,7 +177,7 @@ def test_unfinished_characters_wait_then_show_as_replacement(tokenizer: Tokenize
         ({"model": "llama"}, "key 'tokenizer.ggml.model': 'llama' is not supported"),
         (
             {"pre": "llama-bpe"},
-            "key 'tokenizer.ggml.pre': 'llama-bpe' is not supported (expected one of qwen2, qwen35)",
+            "key 'tokenizer.ggml.pre': 'llama-bpe' is not supported (expected one of qwen2, qwen35, laguna)",
         ),
         ({"pre": None}, "key 'tokenizer.ggml.pre' is missing"),
         ({"tokens": None}, "key 'tokenizer.ggml.tokens' is missing"),
@@ -197,3 +197,26 @@ def test_unfinished_characters_wait_then_show_as_replacement(tokenizer: Tokenize
 def test_bad_vocabulary(tmp_path: Path, changes: dict[str, Any], message: str):
     with pytest.raises(ModelFileError, match=re.escape(message)):
         tiny_tokenizer(tmp_path, **changes)
+
+
+def test_laguna_cuts_out_lines_first() -> None:
+    """Tokens as llama.cpp's at the vendored revision: no merge joins a line's end to what is before or behind it."""
+    merges = ["Ċ Ċ", "Ġ Ċ", "Ċ Ġ", "1 2", "Ġ a", "a b", "' s", "! Ċ", "Ġ Ġ"]
+    tokens = [*map(chr, _BYTES), *(m.replace(" ", "") for m in merges), "</assistant>", "<think>"]
+    types = [1] * (len(tokens) - 2) + [4, 4]
+    tokenizer = Tokenizer(tokens, types, merges, "laguna", special_ids={"eos": 0})
+    expected = {
+        "ab \n\n ab": ["ab", "Ġ", "ĊĊ", "Ġa", "b"],
+        "x  \n  y": ["x", "ĠĠ", "Ċ", "Ġ", "Ġ", "y"],
+        "1212": ["1", "2", "1", "2"],
+        "it's IT'S": ["i", "t", "'s", "Ġ", "I", "T", "'", "S"],
+        "!\n\n!": ["!", "ĊĊ", "!"],
+        "\n\n\n": ["ĊĊ", "Ċ"],
+        " \n \n a": ["Ġ", "Ċ", "Ġ", "Ċ", "Ġa"],
+        "ab</assistant>\n<think>": ["ab", "</assistant>", "Ċ", "<think>"],
+        "!\nab 12\r\n\r\na": ["!", "Ċ", "ab", "Ġ", "1", "2", "č", "Ċ", "č", "Ċ", "a"],
+        "\t\n a": ["ĉ", "Ċ", "Ġa"],
+    }
+    for text, said in expected.items():
+        assert [tokens[i] for i in tokenizer.encode(text)] == said
+    assert tokenizer.eog_ids == {0, tokens.index("</assistant>")}, "older files do not declare it"

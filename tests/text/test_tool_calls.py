@@ -51,6 +51,12 @@ def call(name: str, *params: tuple[str, str]) -> str:
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
 
 
+def keyed(name: str, *arguments: tuple[str, str]) -> str:
+    """A call in the form that Laguna's templates teach."""
+    body = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments)
+    return f"<tool_call>{name}\n{body}</tool_call>"
+
+
 @dataclass
 class Read:
     """What a parser made of a text."""
@@ -545,7 +551,88 @@ def test_any_value_survives_that_does_not_end_itself(value: str) -> None:
     assert read(list(text)).arguments == [("write", {"path": "p", "content": value})]
 
 
-@pytest.mark.parametrize("form", ["xml", "json"])
+KEYED: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
+    "one": (
+        f"Hm.\n{keyed('write', ('path', 'a'), ('content', 'b'))}",
+        "Hm.",
+        [("write", {"path": "a", "content": "b"})],
+    ),
+    "without line ends": (
+        "<tool_call>trip<arg_key>city</arg_key><arg_value>Bonn</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+        "",
+        [("trip", {"city": "Bonn", "days": 3})],
+    ),
+    "no arguments": ("<tool_call>ping\n\n</tool_call>", "", [("ping", {})]),
+    "two": (
+        keyed("ping") + "\n" + keyed("write", ("path", "x")),
+        "",
+        [("ping", {}), ("write", {"path": "x"})],
+    ),
+    "an unknown tool": (keyed("dig", ("depth", "3")), "", [("dig", {"depth": "3"})]),
+    "tags inside a value": (
+        keyed(
+            "write", ("content", "<arg_key>k</arg_key>\n</arg_value> and <b> </tool_call> on"), ("path", "p")
+        ),
+        "",
+        [("write", {"content": "<arg_key>k</arg_key>\n</arg_value> and <b> </tool_call> on", "path": "p"})],
+    ),
+    "lines and blanks of a value": (
+        keyed("write", ("content", "\n  a\n\n")),
+        "",
+        [("write", {"content": "\n  a\n\n"})],
+    ),
+    "a forgotten end": (
+        "<tool_call>write<arg_key>path</arg_key><arg_value>p</tool_call>",
+        "",
+        [("write", {"path": "p"})],
+    ),
+    "quoted": ("Write <tool_call>name to call.", "Write <tool_call>name to call.", []),
+    "a tool that nobody knows": ("<tool_call>what</tool_call>", "<tool_call>what</tool_call>", []),
+}
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_calls_of_keys_and_values(name: str) -> None:
+    text, said, arguments = KEYED[name]
+    for pieces in ([text], list(text), [text[i : i + 3] for i in range(0, len(text), 3)]):
+        found = read(pieces)
+        assert (found.text, found.arguments) == (said, arguments)
+
+
+def test_values_of_keys_stream() -> None:
+    parser = ChatParser(reasoning="closed", schemas=SCHEMAS)
+    parser.feed("<tool_call>write\n<arg_key>content</arg_key>\n<arg_value>")
+    said = [
+        [e.json for e in parser.feed(piece) if isinstance(e, ToolCallArgs)]
+        for piece in ("one ", "two </arg_", "x")
+    ]
+    assert said == [['"', "one "], ["two "], ["</arg_x"]]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_cut_call_of_keys_keeps_what_there_was(cut: bool) -> None:
+    whole = keyed("write", ("path", "a"), ("content", "b"))
+    for end in range(whole.index("<arg_key>") + len("<arg_key>"), len(whole)):
+        found = read([whole[:end]], cut=cut)
+        assert len(found.calls) == 1 and found.text == ""
+        assert (
+            '{"path": "a", "content": "b"}'.startswith(found.calls[0][1].rstrip("}"))
+            or found.calls[0][1] == "{}"
+        )
+
+
+@given(
+    st.lists(st.sampled_from([*"ab<>/_ \n", "<arg_key>", "</arg_value>", "</tool_call>"]), max_size=20).map(
+        "".join
+    )
+)
+def test_any_value_of_a_key_survives(value: str) -> None:
+    if not re.search(r"</arg_value>\s*(<arg_key>|</tool_call>)", value):
+        text = keyed("write", ("content", value), ("path", "p"))
+        assert read(list(text)).arguments == [("write", {"content": value, "path": "p"})]
+
+
+@pytest.mark.parametrize("form", ["xml", "json", "keys"])
 def test_what_a_forced_call_may_write_is_read_back(form: Any) -> None:
     """Whatever the grammar of forced calls lets through is a call to the parser, with the value that was written."""
     pytest.importorskip("llguidance", reason="llguidance is not installed (extra: grammar)")
@@ -567,6 +654,8 @@ def test_what_a_forced_call_may_write_is_read_back(form: Any) -> None:
         arguments = {"path": "p", "content": value}
         if form == "xml":
             text = call("write", *arguments.items())
+        elif form == "keys":
+            text = keyed("write", *arguments.items())
         else:
             text = f"<tool_call>\n{json.dumps({'name': 'write', 'arguments': arguments})}\n</tool_call>"
         if is_allowed(f"{text}\n{text}"):

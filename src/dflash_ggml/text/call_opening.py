@@ -13,6 +13,10 @@ FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 FUNCTION_TAG = re.compile(r"<function=([^<>\n]{1,200})>")
 OPEN_TAG = re.compile(r"<function=[^<>\n]{0,200}")
+ARG_KEY, END_ARG_KEY = "<arg_key>", "</arg_key>"
+ARG_VALUE, END_ARG_VALUE = "<arg_value>", "</arg_value>"
+KEYED_NAME = re.compile(r"([\w.:/-]{1,200})\s*(?=<arg_key>|</tool_call>)")
+_OPEN_NAME = re.compile(r"[\w.:/-]{1,200}\s*")
 _BLANK = re.compile(r"\s*")
 _BODIES = (PARAMETER, END_FUNCTION, "{")
 
@@ -92,6 +96,8 @@ class Opening:
 
     def _function(self, body: str, tagged: bool, final: bool) -> Verdict:
         match = FUNCTION_TAG.match(body)
+        if match is None and tagged and not FUNCTION.startswith(body[: len(FUNCTION)]):
+            return self._keyed(body)
         if match is None:
             return "wait" if FUNCTION.startswith(body) or OPEN_TAG.fullmatch(body) else "text"
         rest = body[match.end() :].lstrip()
@@ -99,6 +105,15 @@ class Opening:
             # cut right behind the name: a call all the same
             return "call" if final and not rest else starts_with_any(rest, (*_BODIES, END_CALL))
         return starts_with_any(rest, _BODIES) if match[1].strip() in self._schemas else "text"
+
+    def _keyed(self, body: str) -> Verdict:
+        """A call that begins with the tool's bare name: with an argument, or of a known tool without any."""
+        if match := KEYED_NAME.match(body):
+            is_call = body.startswith(ARG_KEY, match.end()) or match[1] in self._schemas
+            return "call" if is_call else "text"
+        name = _OPEN_NAME.match(body)
+        rest = body[name.end() :] if name else body
+        return "wait" if any(tag.startswith(rest) for tag in (ARG_KEY, END_CALL)) else "text"
 
     def _object(self, text: str, start: int, tagged: bool) -> Verdict:
         verdict, _, _ = self._head.match(text[start : start + 1000])

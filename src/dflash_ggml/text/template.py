@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from .roles import Renders, probe
 from .template_sandbox import compiled, rendered
 
-ToolFormat = Literal["xml", "json"]
+ToolFormat = Literal["xml", "json", "keys"]
 WORDS = 500  # characters of what a template says when it refuses
 _ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}")  # templates write it into the prompt, so no marks can be in it
 
@@ -52,8 +52,9 @@ class ChatTemplate:
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How the model writes calls: "xml" (`<function=..>` with parameters) or "json" (name and arguments)."""
-        return "xml" if "<function=" in self.source else "json"
+        """How the model writes calls: "xml" (`<function=..>` with parameters), "keys" (the name, then `<arg_key>` and
+        `<arg_value>`) or "json" (name and arguments)."""
+        return "xml" if "<function=" in self.source else "keys" if "<arg_key>" in self.source else "json"
 
     @property
     def supports_thinking(self) -> bool:

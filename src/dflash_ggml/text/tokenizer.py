@@ -1,6 +1,6 @@
 """Text to token ids and back, rebuilt from a GGUF file's metadata on the `tokenizers` package.
 
-The model is byte-level BPE with the pre-tokenizer of Qwen2 or of Qwen3.5. Like llama.cpp, no Unicode
+The model is byte-level BPE with the pre-tokenizer of Qwen2, of Qwen3.5 or of Laguna. Like llama.cpp, no Unicode
 normalisation is applied unless asked for (`nfc=True` does what the reference tokenizer of these models does).
 """
 
@@ -23,7 +23,12 @@ _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{word}]+|\p{{N}}"
     r"| ?[^\s{word}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PRE_TOKENIZERS = {"qwen2": _SPLIT.format(word=r"\p{L}"), "qwen35": _SPLIT.format(word=r"\p{L}\p{M}")}
+# Each splits what the one before has left: laguna cuts out lines first.
+PRE_TOKENIZERS = {
+    "qwen2": (_SPLIT.format(word=r"\p{L}"),),
+    "qwen35": (_SPLIT.format(word=r"\p{L}\p{M}"),),
+    "laguna": (r"[^\n]+|[\n]+", _SPLIT.format(word=r"\p{L}")),
+}
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -39,6 +44,7 @@ END_TEXTS = (
     "<|fim_pad|>",
     "<|repo_name|>",
     "<|file_sep|>",
+    "</assistant>",
 )
 # Keys `tokenizer.ggml.<name>_token_id`.
 END_NAMES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -237,7 +243,7 @@ class Tokenizer:
             engine.normalizer = normalizers.NFC()
         engine.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(PRE_TOKENIZERS[pre]), "isolated"),
+                *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .bounded_schema import bounded_schema
+from .call_opening import END_ARG_VALUE
 from .grammar import JSON_OPTIONS
 from .grammar_spec import GrammarSpec, dump_schema, load_schema
 from .template import ToolFormat
@@ -26,8 +27,9 @@ _OBJECT_LIMITS = (
     "dependentRequired",
     "minProperties",
 )
-_BLOCKS = ("lead: /\\n{0,2}/", "gap: /\\n?/", 'block: CALL "\\n" call "\\n" END_CALL')
+_LINES = ("lead: /\\n{0,2}/", "gap: /\\n?/")
 _END_VALUE = "\n</parameter>\n"
+_INNER_KEYED = r"<\/arg_value>|<\/tool_call>"
 _INNER_ENDS = r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>"
 
 
@@ -36,10 +38,10 @@ def forced_call_grammar(
 ) -> GrammarSpec:
     """A grammar of one call (or `several`) of the tools in `schemas` (name -> argument schema) and nothing else.
 
-    form: "xml" or "json", as the model was taught; special_tags: tags that are control tokens of the vocabulary.
+    form: as the model was taught; special_tags: tags that are control tokens of the vocabulary.
     """
     start = f"start: lead block{' (gap block)*' if several else ''}"
-    return _grammar([start, *_BLOCKS], schemas, form, special_tags)
+    return _grammar([start, *_LINES, f"block: CALL {_inside(form)} END_CALL"], schemas, form, special_tags)
 
 
 def call_or_answer_grammar(
@@ -52,14 +54,20 @@ def call_or_answer_grammar(
 ) -> GrammarSpec:
     """As forced_call_grammar, or else a text that fits the JSON schema `answer` (JSON text)."""
     start = f"start: lead (block{' (gap block)*' if several else ''} | answer)"
-    return _grammar([start, *_BLOCKS], schemas, form, special_tags, [f"answer: {_json(load_schema(answer))}"])
+    blocks = [*_LINES, f"block: CALL {_inside(form)} END_CALL"]
+    return _grammar([start, *blocks], schemas, form, special_tags, [f"answer: {_json(load_schema(answer))}"])
 
 
 def inner_call_grammar(
     schemas: Schemas, form: ToolFormat, *, special_tags: frozenset[str] = frozenset()
 ) -> GrammarSpec:
     """What follows a `<tool_call>` tag that the model wrote of its own accord, to the closing tag."""
-    return _grammar(['start: "\\n" call "\\n" END_CALL'], schemas, form, special_tags)
+    return _grammar([f"start: {_inside(form)} END_CALL"], schemas, form, special_tags)
+
+
+def _inside(form: ToolFormat) -> str:
+    """What stands between the tags around a call."""
+    return "call" if form == "keys" else '"\\n" call "\\n"'
 
 
 def _grammar(
@@ -72,16 +80,21 @@ def _grammar(
     for name, tag in (("END_CALL", "</tool_call>"), ("CALL", "<tool_call>")):
         start = [line.replace(name, tag if tag in special_tags else _quote(tag)) for line in start]
     rules, names = list(more), []
+    end, inner = (END_ARG_VALUE, _INNER_KEYED) if form == "keys" else (_END_VALUE, _INNER_ENDS)
     for i, (name, schema) in enumerate(schemas.items()):
-        as_text = form == "xml" and fits_parameter_form(schema)
-        rules += _parameter_rules(i, name, schema) if as_text else _json_rules(i, name, schema)
+        if form == "json" or not fits_parameter_form(schema):
+            rules += _json_rules(i, name, schema)
+        elif form == "keys":
+            rules += _keyed_rules(i, name, schema)
+        else:
+            rules += _parameter_rules(i, name, schema)
         names.append(f"call_{i}")
     head = [
         "%llguidance {}",
         *start,
         f"call: {' | '.join(names)}",
         # what the reader of calls takes for the end of a value must not stand inside one
-        f"text[suffix={_quote(_END_VALUE)}]: /(?s:.*)/ & ~/(?s:.*)({_INNER_ENDS})(?s:.*)/",
+        f"text[suffix={_quote(end)}]: /(?s:.*)/ & ~/(?s:.*)({inner})(?s:.*)/",
     ]
     return GrammarSpec("lark", "\n".join(head + rules) + "\n")
 
@@ -125,15 +138,26 @@ def _parameter_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     return [f"call_{i}: {body}", *rules]
 
 
-def _value(sub: Any, root: Mapping[str, Any]) -> str:
+def _keyed_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    required = set(schema.get("required", ()))
+    parts, rules = [], []
+    for j, (key, sub) in enumerate(schema.get("properties", {}).items()):
+        rule = f"p_{i}_{j}"
+        parts.append(rule if key in required else f"{rule}?")
+        head = f"{_quote(f'<arg_key>{key}</arg_key>')} gap_{i} {_quote('<arg_value>')}"
+        rules.append(f"{rule}: {head} {_value(sub, schema, END_ARG_VALUE)} gap_{i}")
+    return [f"call_{i}: {' '.join([_quote(name), f'gap_{i}', *parts])}", f"gap_{i}: /\\n?/", *rules]
+
+
+def _value(sub: Any, root: Mapping[str, Any], end: str = _END_VALUE) -> str:
     kinds = value_types(sub, root) or frozenset(("string",))
     sub = sub if isinstance(sub, Mapping) else {}
     if "string" not in kinds:
-        return f"{_json(sub, root)} {_quote(_END_VALUE)}"
+        return f"{_json(sub, root)} {_quote(end)}"
     values = [sub["const"]] if "const" in sub else sub.get("enum")
     if values:
         words = [v if isinstance(v, str) else json.dumps(v) for v in values]
-        return f"({' | '.join(_quote(w) for w in words)}) {_quote(_END_VALUE)}"
+        return f"({' | '.join(_quote(w) for w in words)}) {_quote(end)}"
     return "text"
 
 

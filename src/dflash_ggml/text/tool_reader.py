@@ -1,9 +1,10 @@
-"""Reads a tool call as it streams in: Qwen's parameter form, or a JSON object; with the tags around it or without.
+"""Reads a tool call as it streams in: Qwen's parameter form, or a JSON object; with the tags around it or without. Or, within
+the tags, the form of Laguna and GLM.
 
-    <function=name>                          {"name": "name", "arguments": {...}}
-    <parameter=key>
-    value
-    </parameter>
+    <function=name>           {"name": "name", "arguments": {...}}           <tool_call>name
+    <parameter=key>                                                          <arg_key>key</arg_key>
+    value                                                                    <arg_value>value</arg_value>
+    </parameter>                                                             </tool_call>
     </function>
 
 Parameter values are text and become JSON by the tool's schema; string values stream, others wait for their end.
@@ -17,12 +18,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .call_opening import (
+    ARG_KEY,
     CALL,
+    END_ARG_VALUE,
     END_CALL,
     END_FUNCTION,
     END_PARAMETER,
     FUNCTION,
     FUNCTION_TAG,
+    KEYED_NAME,
     OPEN_TAG,
     JsonHead,
     calls_in,
@@ -30,11 +34,14 @@ from .call_opening import (
 )
 from .deltas import Delta, ToolCallArgs, ToolCallBegin, ToolCallEnd
 from .json_stream import JsonStream
+from .keyed_scan import KeyedScan
 from .tools import coerce, parameter_types
 from .value_scan import ValueScan
 
 _PART = re.compile(r"<parameter=([^<>\n]{1,200})>|</function>|</tool_call>")
 _KEY_LINE = re.compile(r"\n<parameter=([^<>\n]{1,200})>\n?")
+_KEY = re.compile(r"<arg_key>([^<>]{1,200})</arg_key>\s*<arg_value>")
+_OPEN_KEY = re.compile(r"<arg_key>[^<>]{0,200}(<[^<>]{0,12}(>\s*(<[^<>]{0,12})?)?)?")
 _CLOSING = ("\n" + END_PARAMETER, END_PARAMETER)
 # where a call ends whose last value was not closed: its own end must follow, or the next call
 _FORGOTTEN_END = re.compile(
@@ -71,6 +78,7 @@ class ToolCallReader:
         self._streaming = self._repeated = False
         self._late: list[tuple[str, str, int]] = []  # key, text, characters sent (-1: not even the quote)
         self._json = JsonStream()
+        self._keyed_scan = KeyedScan()
 
     @property
     def rest(self) -> str:
@@ -93,7 +101,7 @@ class ToolCallReader:
         self._final, self._cut = True, cut
         events = self.feed("")
         if not self.done:
-            if self._open and self._state == self._params and not cut:
+            if self._open and self._state in (self._params, self._keyed) and not cut:
                 self._close_object()
             elif self._open:
                 self._settle(set())  # what waited for the rest of the call is said as it stands
@@ -115,6 +123,10 @@ class ToolCallReader:
             self._begin(match[1].strip())
             self._buf, self._fresh = text[match.end() :], True
             self._state = self._params
+            return True
+        if self._tagged and (match := KEYED_NAME.match(text)):
+            self._begin(match[1])
+            self._buf, self._state = text[match.end() :], self._keyed
             return True
         if not text.startswith(("{", "[")):
             return False
@@ -206,6 +218,41 @@ class ToolCallReader:
         elif self._streaming:
             self._emit_args(_escape(self._buf[self._sent : end]))
         self._buf = ""
+        return False
+
+    def _keyed(self) -> bool:
+        """Between the arguments of a call that names each one with a tag."""
+        self._buf = text = self._buf.lstrip()
+        if match := _KEY.match(text):
+            self._buf = text[match.end() :]
+            self._begin_param(match[1].strip())
+            self._keyed_scan, self._state = KeyedScan(), self._keyed_value
+            return True
+        if text.startswith(END_CALL):
+            self._close_object()
+            self._state = self._after
+            return True
+        if not text or _OPEN_KEY.fullmatch(text) or any(tag.startswith(text) for tag in (ARG_KEY, END_CALL)):
+            return False
+        at = text.find("<", 1)  # no part of a call
+        self._buf = text[at:] if at >= 0 else ""
+        return at >= 0
+
+    def _keyed_value(self) -> bool:
+        if self._buf and not self._streaming and not self._repeated and self._is_text(self._key):
+            self._emit_args('"')
+            self._streaming = True
+        at, width = self._keyed_scan.look(self._buf, self._final, self._cut)
+        if at is not None:
+            self._end_value(self._buf[:at], 0)
+            self._buf, self._state = self._buf[at + width :], self._keyed
+            return True
+        safe = self._keyed_scan.safe(self._buf)
+        if self._final:
+            safe = len(self._buf) - partial_suffix(self._buf, (END_ARG_VALUE,))
+        if self._streaming and safe > self._sent:
+            self._emit_args(_escape(self._buf[self._sent : safe]))
+            self._sent = safe
         return False
 
     def _json_args(self) -> bool:
