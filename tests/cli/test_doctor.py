@@ -128,11 +128,11 @@ def test_memory_of_the_host_is_told_apart() -> None:
     assert advice.startswith("--n-cpu-moe 7 fits; or ")
 
 
-def test_copies_for_the_host_need_room_with_some_left_over() -> None:
+def test_what_the_host_keeps_needs_room_with_some_left_over() -> None:
     size = 900 * MIB
     assert not KeptExperts(3, size, size + HOST_MARGIN).note
     short = KeptExperts(3, size, size + HOST_MARGIN - 1)
-    assert short.is_mapped and "900 MiB" in short.note
+    assert short.is_short and "900 MiB" in short.note
 
 
 def test_speed() -> None:

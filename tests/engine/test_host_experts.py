@@ -106,7 +106,7 @@ def test_only_kept_layers_divide_a_graph(divided, config, monkeypatch) -> None:
 def test_memory_is_counted_apart(divided, undivided, config) -> None:
     with Engine.load(replace(config, n_cpu_moe=3)) as engine:
         found = engine.memory.kept
-        assert found is not None and found.layers == 3 and not found.is_mapped
+        assert found is not None and found.layers == 3 and not found.is_short
         matrices = 3 * 3 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
         assert found.nbytes == matrices == engine.passes.weights.kept_bytes
         parts, whole = dict(engine.memory.parts), undivided.memory.parts
@@ -120,10 +120,10 @@ def test_memory_is_counted_apart(divided, undivided, config) -> None:
         assert "planned, not counted" not in engine.memory.against(engine.nbytes)
 
 
-def test_without_room_for_copies_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
+def test_without_room_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
     monkeypatch.setattr(kept, "free_memory", lambda: 1 << 20)
     with Engine.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
-        assert engine.memory.kept is not None and engine.memory.kept.is_mapped
+        assert engine.memory.kept is not None and engine.memory.kept.is_short
         assert "read from the file as they are needed" in caplog.text
         assert text(fresh(engine, LONG), max_tokens=30, mode="tree") == text(
             fresh(undivided, LONG), max_tokens=30, mode="tree"

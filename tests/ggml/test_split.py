@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import DeviceError
+from dflash_ggml.ggml import weights as module
 from dflash_ggml.ggml.device import F32, I32, Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.split import Split
@@ -52,11 +53,46 @@ def expected(w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     return c @ w["there"].T + a @ w["late"].T + a
 
 
-@pytest.mark.parametrize("is_mapped", [False, True])
-def test_computes_on_both_sides(device: Device, is_mapped: bool) -> None:
+class Locks:
+    """Pages that are locked, or not, without a driver."""
+
+    can = True
+
+    def __init__(self, name: str, ranges: list[tuple[int, int]]) -> None:
+        assert [size for _, size in ranges] == [4 * N * N]
+        self.locked, self.closed = self.can, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    "where, copied",
+    [
+        ("a CPU", False),
+        ("pages locked", False),
+        ("not locked", True),
+        ("too little room", False),
+        ("unaligned", True),
+    ],
+)
+def test_computes_with_weights_wherever_they_lie(
+    device: Device, monkeypatch, where: str, copied: bool
+) -> None:
     w = matrices()
-    weights = Weights(device, sources(w), kept=["there"]).fill(map_kept=is_mapped)
+    room = np.empty(4 * N * N + 64, np.uint8)
+    at = -room.ctypes.data % 32 + (4 if where == "unaligned" else 0)
+    room[at : at + 4 * N * N] = w["there"].view(np.uint8).ravel()
+    found = sources(w) | {"there": Source(F32, (N, N), room[at : at + 4 * N * N])}
+    if where in ("pages locked", "not locked", "too little room"):
+        monkeypatch.setattr(Device, "has_pinned_memory", True)
+        monkeypatch.setattr(module, "LockedPages", Locks)
+        monkeypatch.setattr(Locks, "can", where == "pages locked")
+    weights = Weights(device, found, kept=["there"]).fill(is_short=where == "too little room")
     assert weights.kept_bytes == 4 * N * N
+    room[:] = room if not copied else 0
+    pages = weights._kept._pages
+    assert (pages is not None) == (where in ("pages locked", "not locked"))
     workspace = Workspace(device)
     g = Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 3))
@@ -69,7 +105,7 @@ def test_computes_on_both_sides(device: Device, is_mapped: bool) -> None:
         np.testing.assert_allclose(found, expected(w, x), rtol=1e-4, atol=1e-4)
     g.close()
     weights.close()
-    assert not device.kept
+    assert not device.kept and (pages is None or pages.closed)
     workspace.close()
 
 

@@ -251,7 +251,7 @@ def _on_device(
     weights, width = wanted.weights, wanted.width
     depth, taps = (draft.depth, draft.taps) if draft else (0, ())
     rows = cache_rows(n_ctx, wanted.over)
-    weights.fill(progress, "target", map_kept=wanted.kept is not None and wanted.kept.is_mapped)
+    weights.fill(progress, "target", is_short=wanted.kept is not None and wanted.kept.is_short)
     window = DecodeWindow(config.fa_window) if config.fa_window else None
     if window is not None:
         log.warning(

@@ -207,6 +207,11 @@ class Device:
         return lib.ggml_backend_dev_buffer_type(self.info.handle)
 
     @property
+    def has_pinned_memory(self) -> bool:
+        """Whether there is memory of the host that it reads by itself, and other that it does not."""
+        return lib.ggml_backend_dev_host_buffer_type(self.info.handle) != ffi.NULL
+
+    @property
     def host_buffer_type(self):
         """Where the host keeps what this device copies: memory that a GPU reads by itself, if it has such."""
         pinned = lib.ggml_backend_dev_host_buffer_type(self.info.handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ import numpy as np
 from ..errors import DeviceError, ModelFileError
 from .bindings import ffi, lib
 from .device import BF16, F16, F32, I32, Device, key
+from .pages import LockedPages
 from .store import Store
 
-_COPYING = 4  # threads that copy from the file's mapping to the host's memory: one alone waits for its pages
+_READING = 4  # threads that read from the file's mapping what the host keeps: one alone waits for its pages
 TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
 Progress = Callable[[str, int, int], None]
 
@@ -105,10 +107,10 @@ class Weights(Mapping):
         return len(self._tensors)
 
     def fill(
-        self, progress: Progress | None = None, stage: str = "weights", map_kept: bool = False
+        self, progress: Progress | None = None, stage: str = "weights", is_short: bool = False
     ) -> Weights:
-        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`. map_kept: what the host keeps stays in the
-        file's mapping, which takes no memory for good. Raises DeviceError when they do not fit."""
+        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`. is_short: the host has no room for what it
+        keeps, which is then read from the file again and again. Raises DeviceError when they do not fit."""
         assert self._sources is not None, "weights are filled once"
         done, total = 0, sum(s.nbytes for s in self._sources.values())
 
@@ -118,7 +120,7 @@ class Weights(Mapping):
             if progress:
                 progress(stage, done, total)
 
-        self._kept.fill(map_kept, count)
+        self._kept.fill(is_short, count)
         for store, names in self._groups:
             if not names:
                 continue
@@ -148,7 +150,7 @@ class Weights(Mapping):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the host that the kept ones take, copied or mapped."""
+        """Bytes of the host that the kept ones take."""
         return self._kept.nbytes
 
     def _map(self, names: list[str], sources: Mapping[str, Source]) -> None:
@@ -165,12 +167,14 @@ class Weights(Mapping):
 
 
 class Kept:
-    """Weights that stay with the host of a device: copied to memory that the device reads by itself, or in the file's mapping."""
+    """Weights that stay with the host of a device: in the file's mapping, whose pages are locked so that a GPU reads them by
+    itself; where that is not possible copied to memory that is made for it."""
 
     def __init__(self, device: Device, sources: Mapping[str, Source]) -> None:
         self._device, self._sources = device, sources
         self.tensors: dict[str, Any] = {}
         self._mapped: list = []
+        self._pages: LockedPages | None = None
         self._store: Store | None = None
         if sources:
             assert device.host is not None, "only a host keeps weights"
@@ -180,34 +184,51 @@ class Kept:
             device.kept |= {key(t) for t in self.tensors.values()}
         self.nbytes = self._store.wanted if self._store else 0
 
-    def fill(self, is_mapped: bool, count: Callable[[int], None]) -> None:
-        """Bring the bytes there; `count` is told of each tensor's. Raises DeviceError when they do not fit."""
+    def fill(self, is_short: bool, count: Callable[[int], None]) -> None:
+        """Bring the bytes there; `count` is told of each tensor's. is_short: the host has no room for them, so that pages must be
+        free to come and go. Raises DeviceError when copies do not fit."""
         if self._store is None:
             return
-        mapped = {name for name, s in self._sources.items() if is_mapped and _is_aligned(s.data)}
-        for name in mapped:
-            self._mapped.append(_mapped(name, self.tensors[name], self._sources[name]))
-        if len(mapped) < len(self._sources):
-            self._store.allocate(clear=False, weights=True)
 
-        def bring(name: str) -> int:
-            s = self._sources[name]
-            if name not in mapped:
-                lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
+        def read(s: Source) -> int:
+            if not is_short:
+                np.frombuffer(s.data, np.uint8)[:: mmap.PAGESIZE].max(initial=0)
             return s.nbytes
 
-        with ThreadPoolExecutor(_COPYING) as pool:
-            for size in pool.map(bring, self._sources):
+        with ThreadPoolExecutor(_READING) as pool:
+            for size in pool.map(read, self._sources.values()):
                 count(size)
+            mapped = {name: s for name, s in self._sources.items() if _is_aligned(s.data)}
+            if not is_short and self._device.has_pinned_memory:
+                ranges = [_place(s.data) for s in mapped.values()]
+                self._pages = LockedPages(self._device.info.name, ranges)
+                mapped = mapped if self._pages.locked else {}
+            self._mapped += [_mapped(name, self.tensors[name], s) for name, s in mapped.items()]
+            if len(mapped) < len(self._sources):
+                self._store.allocate(clear=False, weights=True)
+            list(pool.map(self._copy, [name for name in self._sources if name not in mapped]))
         self._sources = {}
+
+    def _copy(self, name: str) -> None:
+        s = self._sources[name]
+        lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
 
     def close(self) -> None:
         self._device.kept -= {key(t) for t in self.tensors.values()}
         self.tensors.clear()
+        if self._pages is not None:
+            self._device.synchronize()
+            self._pages.close()
+            self._pages = None
         if self._store is not None:
             self._store.close()
             self._store = None
         self._mapped.clear()
+
+
+def _place(data) -> tuple[int, int]:
+    """Address and bytes of what lies in memory."""
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(data))), memoryview(data).nbytes
 
 
 def _mapped(name: str, t, s: Source) -> tuple:
@@ -226,7 +247,7 @@ def _mapped(name: str, t, s: Source) -> tuple:
 
 def _is_aligned(data) -> bool:
     """Whether ggml may use the bytes where they lie; safetensors files promise no alignment."""
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(data))) % TENSOR_ALIGNMENT == 0
+    return _place(data)[0] % TENSOR_ALIGNMENT == 0
 
 
 def _suits(device: Device, s: Source, buffer_type) -> bool:

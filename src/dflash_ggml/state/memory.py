@@ -38,14 +38,14 @@ class KeptExperts:
     free: int
 
     @property
-    def is_mapped(self) -> bool:
-        """Whether they stay in the file's mapping: for copies there is too little memory."""
+    def is_short(self) -> bool:
+        """Whether the host has no room for them: then their pages come and go."""
         return self.nbytes + HOST_MARGIN > self.free
 
     @property
     def note(self) -> str:
-        """What to tell of copies that there is no room for; empty where there is."""
-        if not self.is_mapped:
+        """What to tell where there is no room; empty where there is."""
+        if not self.is_short:
             return ""
         return (
             f"the experts of {self.layers} layers take {self.nbytes / MIB:.0f} MiB and the host has {self.free / MIB:.0f} free: "

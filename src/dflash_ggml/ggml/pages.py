@@ -1,0 +1,81 @@
+"""Memory of the host that a CUDA device reads by itself, where it lies: the pages of a file's mapping, locked.
+
+Memory that CUDA allocates for that is made at 2 GB/s; pages that are in the system's cache anyway are locked at 50, and take no
+memory a second time (bench/notes-moe.md). ggml registers memory only where the environment says so; the driver is asked here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterable
+
+_PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_*
+_READ_ONLY_SUPPORTED = 113  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+
+
+def spans(ranges: Iterable[tuple[int, int]], page: int = mmap.PAGESIZE) -> list[tuple[int, int]]:
+    """Whole pages (address, bytes) that hold the ranges (address, bytes), joined where they meet."""
+    found: list[tuple[int, int]] = []
+    for address, size in sorted(ranges):
+        first, end = address // page * page, -(-(address + size) // page) * page
+        if found and first <= sum(found[-1]):
+            begin = found[-1][0]
+            found[-1] = begin, max(end, sum(found[-1])) - begin
+        else:
+            found.append((first, end - first))
+    return found
+
+
+class LockedPages:
+    """Pages that stay in memory, and that the device which ggml calls `name` ("CUDA0") copies without help, until `close`.
+
+    `locked` is False where that is not possible: another kind of device, an old driver, a file system that does not allow it.
+    """
+
+    def __init__(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
+        self._driver: ctypes.CDLL | None = None
+        self._device, self._held = ctypes.c_int(), []
+        self.locked = name.startswith("CUDA") and name[4:].isdigit() and self._open(int(name[4:]))
+        for address, size in spans(ranges) if self.locked else ():
+            if self._call("cuMemHostRegister_v2", address, size, _PORTABLE | _READ_ONLY):
+                self.close()
+                return
+            self._held.append(address)
+
+    def _open(self, ordinal: int) -> bool:
+        """Take the context that CUDA's runtime uses."""
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return False
+        supported = ctypes.c_int()
+        if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(self._device), ordinal):
+            return False
+        if driver.cuDeviceGetAttribute(ctypes.byref(supported), _READ_ONLY_SUPPORTED, self._device):
+            return False
+        self._context = ctypes.c_void_p()
+        if not supported.value or driver.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), self._device):
+            return False
+        self._driver = driver
+        return True
+
+    def _call(self, function: str, address: int, *more: int) -> int:
+        """The driver's answer, with the device's context in force meanwhile; 0 is success."""
+        assert self._driver is not None
+        if failed := self._driver.cuCtxPushCurrent_v2(self._context):
+            return failed
+        numbers = [ctypes.c_size_t(more[0]), ctypes.c_uint(more[1])] if more else []
+        answer = getattr(self._driver, function)(ctypes.c_void_p(address), *numbers)
+        self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        return answer
+
+    def close(self) -> None:
+        """Unlock them; no copy may be on its way."""
+        if self._driver is None:
+            return
+        for address in self._held:
+            self._call("cuMemHostUnregister", address)
+        self._held.clear()
+        self._driver.cuDevicePrimaryCtxRelease_v2(self._device)
+        self._driver, self.locked = None, False

@@ -1,0 +1,109 @@
+"""Locked pages: which they are, and that the driver is left as it was found. No driver is needed."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from dflash_ggml.ggml import pages
+from dflash_ggml.ggml.pages import LockedPages, spans
+
+
+class Driver:
+    """Stands in for libcuda: answers, and notes what is held. refuses: addresses that it does not lock."""
+
+    def __init__(self, supported: int = 1, refuses: tuple[int, ...] = ()) -> None:
+        self.supported, self.refuses = supported, refuses
+        self.held: dict[int, int] = {}
+        self.contexts = self.current = 0
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        return 0 if ordinal == 0 else 101
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:
+        value._obj.value = self.supported
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+        self.contexts += 1
+        return 0
+
+    def cuDevicePrimaryCtxRelease_v2(self, device: Any) -> int:
+        self.contexts -= 1
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:
+        self.current += 1
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:
+        self.current -= 1
+        return 0
+
+    def cuMemHostRegister_v2(self, address: Any, size: Any, flags: Any) -> int:
+        assert self.current == 1 and flags.value == 9
+        if address.value in self.refuses:
+            return 801
+        self.held[address.value] = size.value
+        return 0
+
+    def cuMemHostUnregister(self, address: Any) -> int:
+        assert self.current == 1
+        del self.held[address.value]
+        return 0
+
+
+@pytest.mark.parametrize(
+    "ranges, found",
+    [
+        ([], []),
+        ([(4096, 4096)], [(4096, 4096)]),
+        ([(4100, 1)], [(4096, 4096)]),
+        ([(8191, 2)], [(4096, 8192)]),
+        ([(20000, 10), (4096, 100), (5000, 100)], [(4096, 4096), (16384, 4096)]),
+        ([(4096, 4096), (8192, 1)], [(4096, 8192)]),
+        ([(4096, 40000), (8192, 1)], [(4096, 40960)]),
+    ],
+)
+def test_spans_are_whole_pages_and_never_overlap(ranges, found) -> None:
+    assert spans(ranges, 4096) == found
+
+
+def test_what_is_locked_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    locked = LockedPages("CUDA0", [(1 << 20, 5000), (1 << 24, 10)])
+    assert locked.locked and len(driver.held) == 2 and driver.contexts == 1 and driver.current == 0
+    locked.close()
+    assert not locked.locked and not driver.held and driver.contexts == 0
+    locked.close()
+
+
+@pytest.mark.parametrize(
+    "name, driver",
+    [
+        ("CUDA0", Driver(supported=0)),
+        ("CUDA0", Driver(refuses=(1 << 24,))),
+        ("CUDA1", Driver()),
+        ("CPU", Driver()),
+        ("ROCm0", Driver()),
+        ("CUDA0", None),
+    ],
+    ids=["not supported", "refused", "no such device", "a CPU", "another kind", "no driver"],
+)
+def test_what_cannot_be_locked_leaves_nothing_behind(monkeypatch, name: str, driver: Driver | None) -> None:
+    def load(library: str) -> Driver:
+        if driver is None:
+            raise OSError(library)
+        return driver
+
+    monkeypatch.setattr(pages.ctypes, "CDLL", load)
+    locked = LockedPages(name, [(1 << 20, 5000), (1 << 24, 10)])
+    assert not locked.locked
+    locked.close()
+    assert driver is None or (not driver.held and driver.contexts == driver.current == 0)
