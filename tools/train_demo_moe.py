@@ -89,7 +89,11 @@ class Routes:
     def __init__(self, model: torch.nn.Module) -> None:
         self.found: list[torch.Tensor] = []
         for layer in model.model.layers:
-            layer.mlp.gate.register_forward_hook(lambda module, args, out: self.found.append(out[0]))
+            layer.mlp.gate.register_forward_hook(self._keep)
+
+    def _keep(self, gate: torch.nn.Module, args: tuple, out: object) -> None:
+        hidden = args[0]
+        self.found.append(F.linear(hidden.reshape(-1, hidden.shape[-1]), gate.weight))
 
     def take(self) -> list[torch.Tensor]:
         """They, and forget them."""
@@ -102,7 +106,7 @@ def balance(routes: list[torch.Tensor], used: int) -> torch.Tensor:
     total = torch.zeros((), device=routes[0].device)
     for logits in routes:
         p = logits.float().softmax(-1)
-        share = F.one_hot(p.topk(used, -1).indices, p.shape[-1]).sum(1).float().mean(0) / used
+        share = torch.zeros_like(p).scatter(1, p.topk(used, -1).indices, 1.0).mean(0) / used
         total = total + (share * p.mean(0)).sum() * p.shape[-1]
     return total / len(routes)
 

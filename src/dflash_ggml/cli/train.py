@@ -192,6 +192,11 @@ def build_parser() -> Parser:
         help="memory for features of the target (default: a quarter of what is free)",
     )
     add("--compile", action="store_true", help="compile the draft with torch.compile")
+    add(
+        "--graph",
+        action="store_true",
+        help="replay steps as a CUDA graph: faster for drafts of a small target",
+    )
     return parser
 
 
@@ -239,7 +244,10 @@ def train(args, interrupt: Interrupt) -> bool:
     tell(
         f"{shape.kind}, {parameters / 1e6:.1f} M parameters; {len(learnt)} rows, {learnt.n_tokens} tokens to learn from"
     )
-    trainer = Trainer(net, shape, run, target, learnt, held, args.output, _room(args, device), args.compile)
+    if args.graph and device == "cpu":
+        raise ConfigError("--graph needs a GPU")
+    room = _room(args, device)
+    trainer = Trainer(net, shape, run, target, learnt, held, args.output, room, args.compile, args.graph)
     if args.resume:
         trainer.resume()
         tell(f"going on from step {trainer.step}")

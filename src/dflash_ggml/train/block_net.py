@@ -36,7 +36,7 @@ class Selector(nn.Module):
 
     def before(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [..., D], tokens [...] before them -> [..., R]."""
-        return self.predecessor_codebook[tokens] * self.hidden_projection(hidden)
+        return F.embedding(tokens, self.predecessor_codebook) * self.hidden_projection(hidden)
 
 
 class MarkovHead(nn.Module):

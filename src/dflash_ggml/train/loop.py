@@ -46,17 +46,57 @@ class Features:
         if 0 < size <= room:
             self.kept = torch.empty((*rows.ids.shape, width), dtype=dtype, device=target.device)
         self.known = np.zeros(len(rows), bool)
-        self.ids = torch.from_numpy(rows.ids.astype(np.int64))
+        self.ids = torch.from_numpy(rows.ids).to(target.device)
 
-    def batch(self, picked: Any) -> tuple[Tensor, Tensor]:
-        """ids [B, T] and features [B, T, F] of these rows."""
-        ids = self.ids[picked].to(self.target.device)
+    def batch(self, picked: Any, at: Tensor) -> tuple[Tensor, Tensor]:
+        """ids [B, T] and features [B, T, F] of rows `picked`, whose numbers are on the device as `at`."""
+        ids = self.ids[at].long()
         if self.kept is None:
             return ids, self.target.features(ids, self.taps)
         if not self.known[picked].all():
-            self.kept[torch.as_tensor(picked, device=ids.device)] = self.target.features(ids, self.taps)
+            self.kept[at] = self.target.features(ids, self.taps)
             self.known[picked] = True
-        return ids, self.kept[torch.as_tensor(picked, device=ids.device)]
+        return ids, self.kept[at]
+
+
+class Replayed:
+    """A step as a CUDA graph: recorded at its first call, on copies of what it is given, then replayed on those.
+
+    Kernels of a small draft take less time than Python needs to start them; a graph starts them all at once.
+    """
+
+    def __init__(self, step: Callable[..., Tensor]) -> None:
+        self.step, self.graph = step, torch.cuda.CUDAGraph()
+        self.inputs: list[Tensor] = []
+        self.result: Tensor | None = None
+        self.before: Any = None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The step's result. Raises ConfigError where it cannot be recorded."""
+        if self.result is None:
+            self.inputs = [x.clone() for x in inputs]
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):  # libraries set themselves up
+                    self.step(*self.inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            try:
+                with torch.cuda.graph(self.graph):
+                    self.result = self.step(*self.inputs)
+            except RuntimeError as reason:
+                first = str(reason).splitlines()[0]
+                raise ConfigError(
+                    f"--graph: a step of this draft cannot be recorded ({first}); leave it out"
+                ) from None
+        for mine, given in zip(self.inputs, inputs):
+            mine.copy_(given)
+        if self.before is not None:
+            self.before.synchronize()  # one step ahead is enough
+        self.graph.replay()
+        self.before = torch.cuda.Event()
+        self.before.record()
+        return self.result.clone()
 
 
 class Trainer:
@@ -73,7 +113,9 @@ class Trainer:
         folder: Path,
         room: float = 0.0,
         compiled: bool = False,
+        graph: bool = False,
     ) -> None:
+        """room: bytes for kept features. compiled: through torch.compile. graph: steps are replayed as a CUDA graph."""
         self.net, self.shape, self.run, self.target, self.folder = net, shape, run, target, folder
         self.train, self.held = train, held
         taps = () if shape.kind == "mtp" else shape.taps
@@ -87,33 +129,54 @@ class Trainer:
             {"params": matrices, "weight_decay": run.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        self.optimiser = torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.95), fused=device != "cpu")
+        rate = torch.tensor(run.lr, device=device) if graph else run.lr
+        self.optimiser = torch.optim.AdamW(
+            groups, lr=rate, betas=(0.9, 0.95), fused=device != "cpu", capturable=graph
+        )
         self.step, self.seconds = 0, 0.0
         self.loss = torch.compile(net.loss, dynamic=False) if compiled else net.loss
+        self.update = Replayed(self._update) if graph else self._update
+        self.cached = not graph  # weights as bfloat16 must not outlive a step that is replayed
 
     def _autocast(self) -> Any:
-        return nullcontext() if self.target.device == "cpu" else torch.autocast("cuda", torch.bfloat16)
+        if self.target.device == "cpu":
+            return nullcontext()
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=self.cached)
+
+    def _update(self, ids: Tensor, features: Tensor, anchors: Tensor, stop: Tensor) -> Tensor:
+        with self._autocast():
+            loss = self.loss(self.target.tables, ids, features, anchors, stop, self.by_depth)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return loss.detach()
 
     def one(self) -> Tensor:
         """One step; its loss. The batch depends on the seed and the step's number alone."""
         rng = np.random.default_rng((self.run.seed, self.step))
         picked = rng.choice(len(self.train), min(self.run.batch, len(self.train)), replace=False)
         rows = self.train.take(picked)
-        device = self.target.device
-        anchors = torch.from_numpy(draw_anchors(rng, rows.start, rows.stop, self.run.anchors)).to(device)
-        stop = torch.from_numpy(rows.stop).to(device)
-        ids, features = self.features.batch(picked)
-        with self._autocast():
-            loss = self.loss(self.target.tables, ids, features, anchors, stop, self.by_depth)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        drawn = draw_anchors(rng, rows.start, rows.stop, self.run.anchors)
+        at, stop, anchors = self._to_device(picked, rows.stop, drawn)
+        ids, features = self.features.batch(picked, at)
         rate = self.run.rate(self.step, self.run.progress(self.step, self.seconds))
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        loss = self.update(ids, features, anchors, stop)
         self.step += 1
-        return loss.detach()
+        return loss
+
+    def _to_device(self, picked: Any, stop: Any, anchors: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """All that a batch is made of, in one copy for which nothing waits."""
+        device, n = self.target.device, len(picked)
+        flat = torch.from_numpy(np.concatenate([picked, stop, anchors.reshape(-1)]))
+        if device != "cpu":
+            flat = flat.pin_memory().to(device, non_blocking=True)
+        return flat[:n], flat[n : 2 * n], flat[2 * n :].view(n, -1)
 
     def fit(self, told: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> bool:
         """Train to the end; False where `stop` ended it before. The draft and the checkpoint are written either way."""
@@ -160,11 +223,13 @@ class Trainer:
             room = np.maximum(
                 rows.stop - self.shape.depth, rows.start + 2
             )  # whole blocks where there are some
-            anchors = torch.from_numpy(draw_anchors(rng, rows.start, room, n)).to(self.target.device)
-            ids, features = self.held_features.batch(picked)
+            at_device, stop, anchors = self._to_device(
+                picked, rows.stop, draw_anchors(rng, rows.start, room, n)
+            )
+            ids, features = self.held_features.batch(picked, at_device)
             with self._autocast():
                 drafted = self.net.chain(self.target.tables, ids, features, anchors)
-            labels, _, counts = self.net.behind(ids, anchors, torch.from_numpy(rows.stop).to(ids.device))
+            labels, _, counts = self.net.behind(ids, anchors, stop)
             right.append(((drafted == labels) & counts).flatten(0, 1))
             counted.append(counts.flatten(0, 1))
         ok, there = torch.cat(right).float(), torch.cat(counted).float()
@@ -205,7 +270,8 @@ class Trainer:
                 f"{path}: its draft differs in {', '.join(parted)}; give the options that it began with"
             )
         self.net.load_state_dict(state["net"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        groups = self.optimiser.state_dict()["param_groups"]  # how steps are run is this run's matter
+        self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": groups})
         self.step, self.seconds = state["step"], state["seconds"]
 
 

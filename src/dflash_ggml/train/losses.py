@@ -20,7 +20,8 @@ def in_pieces(part: Callable[..., Tensor], n_vocab: int, *rows: Tensor) -> Tenso
         return part(*rows)
     total = torch.zeros((), device=rows[0].device)
     for at in range(0, n, size):
-        total = total + checkpoint(part, *(r[at : at + size] for r in rows), use_reentrant=False)
+        pieces = (r[at : at + size] for r in rows)
+        total = total + checkpoint(part, *pieces, use_reentrant=False, preserve_rng_state=False)
     return total
 
 
@@ -58,7 +59,7 @@ def candidate_loss(
         plain = F.cross_entropy(logits, label, reduction="none")
         best = logits.detach().topk(k, -1).indices
         ids = torch.cat([label[:, None], best], 1)
-        scores = logits.gather(1, ids) + torch.einsum("nr,nkr->nk", b, after[ids]).float()
+        scores = logits.gather(1, ids) + torch.einsum("nr,nkr->nk", b, F.embedding(ids, after)).float()
         again = torch.cat([torch.zeros_like(best[:, :1], dtype=torch.bool), best == label[:, None]], 1)
         scores = scores.masked_fill(again, float("-inf"))
         return ((plain + F.cross_entropy(scores, torch.zeros_like(label), reduction="none")) * w).sum()

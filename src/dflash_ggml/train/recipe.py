@@ -28,6 +28,7 @@ class TargetSizes:
     rope_theta: float
     rms_eps: float
     eos: int
+    n_ctx: int = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "attention_bias": False,
+        "max_position_embeddings": target.n_ctx,
         "rms_norm_eps": target.rms_eps,
         "rope_theta": target.rope_theta,
         "layer_types": windowed,

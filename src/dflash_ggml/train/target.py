@@ -180,5 +180,6 @@ def _sizes(config: Any, path: Path) -> TargetSizes:
         n_vocab=text.vocab_size,
         rope_theta=float(theta),
         rms_eps=float(text.rms_norm_eps),
+        n_ctx=getattr(text, "max_position_embeddings", None) or 32768,
         eos=int(eos[0] if isinstance(eos, list) else eos if eos is not None else 0),
     )
