@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 
 from dflash_ggml.ggml.bindings import ffi, lib
 from dflash_ggml.ggml.device import F32, Device
@@ -17,6 +17,7 @@ from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights
 from dflash_ggml.models.experts import Experts, expert_block, mixture
 from reference.expert_files import mixture as numpy_mixture
+from reference.model_files import quantize
 
 QWEN = Experts(n_embd=64, n_experts=12, n_used=3, n_ff=32, n_ff_shared=32)
 LAGUNA = replace(QWEN, gated_shared=False, scoring="sigmoid", biased=True, scale=2.5)
@@ -91,7 +92,9 @@ def test_scales_of_experts(device: Device) -> None:
     np.testing.assert_allclose(run(device, QWEN, sources(w), x), expected(QWEN, w, x), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.MXFP4, Type.NVFP4], ids=lambda kind: kind.name
+)
 @pytest.mark.parametrize("reference", [True, False], ids=["plain kernels", "best kernels"])
 def test_quantised_experts(kind: Type, reference: bool) -> None:
     """In whatever layout the device holds them, near what the unpacked weights give. Activations are rounded to 8 bits: experts
