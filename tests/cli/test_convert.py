@@ -19,6 +19,7 @@ from reference.numpy_draft import read
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("z-lab", {"window": 24, "full_layers": 1, "draft_rot": 32}),
     "dflash2": ("z-lab", {"draft": "dflash2", "window": 24, "causal": False, "yarn": 4.0}),
+    "laguna": ("poolside", {"normed_taps": True, "window": 24, "causal": True}),
     "dspark": ("deepspec", {"draft": "dspark", "confidence": True, "block_size": 7}),
     "dspark-reduced": ("speculators", {"draft": "dspark", "n_draft_vocab": 40, "from_anchor": False}),
     "dspark-gated": ("deepspec", {"draft": "dspark", "gated": True}),
@@ -56,7 +57,7 @@ def test_what_is_written_is_what_was_read(
     for key, value in before[0].items():
         if key != "general.name":
             assert after[0][key] == value, key
-    assert ("for dflash-ggml alone" in capsys.readouterr().out) == (case == "dspark-gated")
+    assert ("for dflash-ggml alone" in capsys.readouterr().out) == (case in ("dspark-gated", "laguna"))
 
 
 def test_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"draft_layers": 6, "n_layers": 9, "taps": tuple(range(8)), "own_tables": True},
     ),
     "dflash-yarn": ("z-lab", {"yarn": 32.0, "draft_rot": 16, "block_size": 10}),
+    "laguna": (
+        "poolside",
+        {"normed_taps": True, "window": 24, "draft_layers": 3, "n_heads": 3, "taps": (0, 1, 3)},
+    ),
     "dspark": ("deepspec", {"draft": "dspark", "block_size": 7, "confidence": True}),
     "dspark-gated": ("deepspec", {"draft": "dspark", "gated": True}),
     "dspark-reduced": (
@@ -259,3 +263,28 @@ def test_a_gate_that_cannot_be_split(tmp_path: Path) -> None:
         ModelFileError, match="'markov_gate.weight' is q8_0, whose blocks do not end .* at 48"
     ):
         DraftFile.open(gguf)
+
+
+def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    _, gguf = toys.write_pair(tmp_path, 5, normed_taps=True, window=24)
+    for config, said in (
+        (
+            {"num_key_value_heads": 2},
+            r"self_attn.qkv_proj.weight' has shape \[64, 256\], expected rows of 2 \+ 2 \* 2",
+        ),
+        (
+            {"dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 1, 2]}},
+            "enc.aux_norm.weight|fc.weight",
+        ),
+    ):
+        folder = write_checkpoint(tmp_path / str(len(said)), gguf, "poolside", **config)
+        with pytest.raises(ModelFileError, match=said):
+            DraftFile.open(folder)
+
+
+def test_a_draft_of_laguna_looks_back_unless_its_file_says_otherwise(tmp_path: Path) -> None:
+    _, gguf = toys.write_pair(tmp_path, 5, normed_taps=True)
+    p = DraftFile.open(gguf).params
+    assert p.normed_taps and p.gated and p.causal_full and p.causal_window
+    _, gguf = toys.write_pair(tmp_path, 5, normed_taps=True, causal=False)
+    assert not DraftFile.open(gguf).params.causal_full

@@ -100,3 +100,14 @@ def test_the_plan_is_what_is_allocated(pairs: dict) -> None:
         for part in ("target weights", "target K/V", "tree", "tree mask"):
             assert taken[part] == planned[part], part
         assert taken["recurrent state"] == 0 and "recurrent state" not in planned
+
+
+def test_lagunas_own_draft(tmp_path: Path) -> None:
+    """Norms of taps, gates and windows; the last layer's output is one of the taps."""
+    draft = {"normed_taps": True, "window": 24, "taps": (0, 2, 5), "n_heads": 3, "draft_layers": 3}
+    pair = kv_toys.write_pair(tmp_path, 31, draft, **kv_toys.VARIANTS[31])
+    case = next(case for case in CASES if case.seed == 31)
+    with loaded(pair) as engine:
+        assert engine.drafter is not None and engine.drafter.taps == (0, 2, 5) and engine.drafter.rings
+        for mode in ("tree", "chain", "auto"):
+            assert text(fresh(engine, case.tokens), max_tokens=100, mode=mode) == case.greedy

@@ -12,7 +12,7 @@ import numpy as np
 from reference.numpy_draft import read
 from reference.tiny_models import bf16, safetensors_bytes
 
-Schema = Literal["z-lab", "deepspec", "speculators"]
+Schema = Literal["z-lab", "deepspec", "speculators", "poolside"]
 _NAMES = {
     "fc": "fc.weight",
     "enc.output_norm": "hidden_norm.weight",
@@ -34,6 +34,7 @@ _PARTS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "attn_output": "self_attn.o_proj",
+    "attn_gate": "self_attn.g_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_conv_base": "attention_conv.base_kernel",
@@ -66,12 +67,28 @@ def write_checkpoint(
         if name == "d2t":
             made["d2t"] = ("I64", x - np.arange(len(x)))
             made["t2d"] = ("BOOL", np.isin(np.arange(keys["dflash.vocab_size"]), x))
+        elif name == "enc.aux_norm.weight":
+            for i, row in enumerate(x):
+                data = ("BF16", bf16(row)) if half else ("F32", row.astype(np.float32))
+                made[f"aux_hidden_norms.{i}.weight"] = data
         else:
             data = ("BF16", bf16(x)) if half else ("F32", x.astype(np.float32))
             made[checkpoint_name(name)] = data
+    if schema == "poolside":
+        made = _joined(made)
     (folder / "model.safetensors").write_bytes(safetensors_bytes(made))
     (folder / "config.json").write_text(json.dumps(_config(keys, tensors, schema) | config))
     return folder
+
+
+def _joined(made: dict[str, tuple[str, np.ndarray]]) -> dict[str, tuple[str, np.ndarray]]:
+    """Queries, keys and values of a layer as one matrix."""
+    found = dict(made)
+    for name in made:
+        if name.endswith("self_attn.q_proj.weight"):
+            parts = [found.pop(name.replace("q_proj", f"{x}_proj")) for x in "qkv"]
+            found[name.replace("q_proj", "qkv_proj")] = (parts[0][0], np.concatenate([x for _, x in parts]))
+    return found
 
 
 def _config(keys: dict[str, Any], tensors: dict[str, np.ndarray], schema: Schema) -> dict[str, Any]:
@@ -117,6 +134,14 @@ def _config(keys: dict[str, Any], tensors: dict[str, np.ndarray], schema: Schema
     if schema == "z-lab":
         arch = "DFlash2DraftModel" if "selector_hidden.weight" in tensors else "DFlashDraftModel"
         return config | sizes | {"architectures": [arch], "dflash_config": drafting}
+    if schema == "poolside":
+        del sizes["use_sliding_window"]
+        near = sizes.pop("rope_parameters")
+        sizes["rope_parameters"] = {
+            "full_attention": {**near, "rope_theta": 5e5},
+            "sliding_attention": near,
+        }
+        return config | sizes | {"architectures": ["DFlashLagunaForCausalLM"], "dflash_config": drafting}
     if schema == "deepspec":
         return config | sizes | drafting | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 32}
     inputs = {"aux_hidden_state_layer_ids": [i + 1 for i in taps], "mask_token_id": drafting["mask_token_id"]}

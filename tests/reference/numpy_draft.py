@@ -103,13 +103,17 @@ class BlockDraft:
     def hidden(self, features: Array, pending: int) -> Array:
         """The states [B, D] that the head sees, after a context whose features are [T, n_taps * D]."""
         w, start = self.w, len(features)
-        context = norm(features @ w["fc.weight"].T, w["enc.output_norm.weight"])
+        taps = w.get("enc.aux_norm.weight")  # [n_taps, D]
+        if taps is not None:
+            features = norm(features.reshape(len(features), *taps.shape), taps).reshape(features.shape)
+        fused = norm(features @ w["fc.weight"].T, w["enc.output_norm.weight"])
         ids = [pending] + [self.mask_id] * (self.block_size - 1)
         positions, before = np.arange(start, start + len(ids)), np.arange(start)
         x = self.embedding[ids]
         for i in range(self.layers):
             name = f"blk.{i}."
             n = norm(x, w[name + "attn_norm.weight"])
+            context = fused if taps is None else norm(fused, w[name + "attn_norm.weight"])
             around = self._convolution(name + "attn", n)
             n = around(n, 0)
             q = self._heads(n, name + "attn_q", self.heads, positions)
@@ -121,12 +125,16 @@ class BlockDraft:
             )
             v = np.concatenate([context, n]) @ w[name + "attn_v.weight"].T
             visible = np.ones((len(ids), start + len(ids)), bool)
-            causal = self.causal if self.causal is not None else self.windowed[i]
+            causal = self.causal if self.causal is not None else self.windowed[i] or taps is not None
             if causal:
                 visible[:, start:] = np.tri(len(ids), dtype=bool)
             if self.windowed[i]:
                 visible &= positions[:, None] - np.concatenate([before, positions]) < self.window
             o = attention(q, k, v.reshape(-1, self.kv_heads, self.d), visible)
+            if (gate := w.get(name + "attn_gate.weight")) is not None:
+                o = (o.reshape(-1, self.heads, self.d) * np.log1p(np.exp(n @ gate.T))[..., None]).reshape(
+                    o.shape
+                )
             x = x + around(o @ w[name + "attn_output.weight"].T, 1)
             n = norm(x, w[name + "ffn_norm.weight"])
             around = self._convolution(name + "ffn", n)

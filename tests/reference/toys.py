@@ -32,9 +32,10 @@ class Toy:
     (noise). `special_logit`: logit of every special token, low enough that they are never sampled.
     `draft`: "dflash", "dflash2" (top_k, rank, conv_*) or "dspark" (rank, gated, confidence, from_anchor, n_draft_vocab); the pair
     scores of neighbours have about the deviation `pair_scale`. `draft_tokens`: the draft's file has the vocabulary
-    too, as published ones have. `nextn`: the target has a head for the next but one token.
-    `arch`: "qwen35", or "qwen35moe" or "qwen3next", with `n_experts` experts `n_ff` wide, of which a token uses `n_used`, and one
-    for all `n_ff_shared` wide; `joined`: their gate and up are one matrix. `old`: a qwen3next file with `ssm_in`.
+    too, as published ones have. `normed_taps`: as Laguna's drafts, with output gates. `nextn`: the target has a head for the
+    next but one token. `arch`: "qwen35", or "qwen35moe" or "qwen3next", with `n_experts` experts `n_ff` wide, of which a
+    token uses `n_used`, and one for all `n_ff_shared` wide; `joined`: their gate and up are one matrix. `old`: a qwen3next
+    file with `ssm_in`.
     """
 
     n_vocab: int = 64
@@ -77,6 +78,7 @@ class Toy:
     own_tables: bool = False
     nextn: bool = False
     draft_tokens: bool = False
+    normed_taps: bool = False
     arch: str = "qwen35"
     n_experts: int = 0
     n_used: int = 2
@@ -134,7 +136,7 @@ def write_pair(
         for name, x in tensors.items():
             if x.dtype == np.int64:
                 writer.add_tensor(name, x)
-            elif x.ndim == 3 and "_exps" not in name:
+            elif (x.ndim == 3 and "_exps" not in name) or "aux_norm" in name:
                 writer.add_tensor(name, x.astype(np.float32))
             else:
                 add_tensor(writer, name, x, lambda _name, _width: kind)
@@ -207,6 +209,8 @@ def _draft_metadata(writer: GGUFWriter, toy: Toy) -> None:
         is_window = [layer < toy.draft_layers - toy.full_layers for layer in range(toy.draft_layers)]
         writer.add_sliding_window(toy.window)
         writer.add_sliding_window_pattern(is_window)
+    if toy.normed_taps:
+        writer.add_string("dflash.decoder_arch", toy.arch)
     if toy.causal is not None:
         writer.add_causal_attention(toy.causal)
     if toy.draft_rot is not None:
@@ -399,6 +403,10 @@ def _draft_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
         "enc.output_norm.weight": _norm(rng, toy.n_embd),
         "output_norm.weight": np.ones(toy.n_embd),
     }
+    if toy.normed_taps:
+        tensors["enc.aux_norm.weight"] = np.stack([_norm(rng, toy.n_embd) for _ in toy.taps])
+        for layer in range(toy.draft_layers):
+            tensors[f"blk.{layer}.attn_gate.weight"] = _matrix(rng, toy.n_heads, toy.n_embd, 2)
     for layer in range(toy.draft_layers):
         prefix = f"blk.{layer}."
         tensors[f"{prefix}attn_norm.weight"] = _norm(rng, toy.n_embd)

@@ -75,6 +75,10 @@ def write_gguf(draft: DraftFile, target: GGUFFile, out: Path, type_: DraftType |
         notes.append(
             "a gated Markov head is of no form that llama.cpp knows: this file is for dflash-ggml alone"
         )
+    if p.normed_taps:
+        notes.append(
+            "norms of its taps are known to Poolside's branch of llama.cpp only: beside that this file is for dflash-ggml alone"
+        )
     return notes
 
 
@@ -104,6 +108,8 @@ def _sizes(writer: GGUFWriter, draft: DraftFile, target: GGUFFile, type_: DraftT
         for key, field in (("attn_factor", "attention"), ("beta_fast", "fast"), ("beta_slow", "slow")):
             if (value := getattr(p.yarn, field)) != getattr(usual, field):
                 writer.add_float32(f"{ARCH}.rope.scaling.yarn_{key}", value)
+    if p.normed_taps:
+        writer.add_string(f"{ARCH}.decoder_arch", target.arch)
     if p.declared_causal is not None:
         writer.add_causal_attention(p.declared_causal)
     if any(p.window_layers):

@@ -79,7 +79,6 @@ class Pair:
 
 
 _LATER = "mixture-of-experts models of Qwen3 come in a later version"
-_LAGUNA_NOTE = "comes in a later version: an architecture and a kind of draft of its own"
 PAIRS = (
     Pair(
         "Qwen3.6",
@@ -108,9 +107,9 @@ PAIRS = (
     Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash"),
     Pair("Qwen3.5", "397B-A17B", "z-lab/Qwen3.5-397B-A17B-DFlash"),
     Pair("Qwen3", "Coder-Next", "z-lab/Qwen3-Coder-Next-DFlash"),
-    Pair("Laguna", "XS.2", "poolside/Laguna-XS.2-speculator.dflash", note=_LAGUNA_NOTE, loads=False),
-    Pair("Laguna", "XS-2.1", "poolside/Laguna-XS-2.1-DFlash", note=_LAGUNA_NOTE, loads=False),
-    Pair("Laguna", "S-2.1", "poolside/Laguna-S-2.1-DFlash", note=_LAGUNA_NOTE, loads=False),
+    Pair("Laguna", "XS.2", "poolside/Laguna-XS.2-speculator.dflash"),
+    Pair("Laguna", "XS-2.1", "poolside/Laguna-XS-2.1-DFlash"),
+    Pair("Laguna", "S-2.1", "poolside/Laguna-S-2.1-DFlash"),
 )
 
 

@@ -7,7 +7,7 @@ out bf16 only as a tensor of a framework that has such a type.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -57,6 +57,18 @@ class SafetensorsFile(KeyedFile):
     def close(self) -> None:
         """Let go of the files. They are unmapped once the last array that `data` gave out is gone."""
         self._data = {}
+
+    def replace(
+        self, gone: Iterable[str], made: Mapping[str, tuple[int, tuple[int, ...], np.ndarray]]
+    ) -> None:
+        """Have tensors made of others in their place: name -> type, shape in ggml's order, bytes."""
+        tensors = {name: info for name, info in self.tensors.items() if name not in set(gone)}
+        for name, (kind, shape, data) in made.items():
+            if name in tensors:
+                raise self.error(f"tensor {name!r} is there twice, whole and in parts")
+            tensors[name] = TensorInfo(name, kind, shape, 0, data.nbytes)
+            self._data[name] = data
+        self.tensors = MappingProxyType(tensors)
 
     def data(self, name: str) -> np.ndarray:
         """The bytes of a tensor: read-only uint8 [nbytes], a view into the mapped file."""

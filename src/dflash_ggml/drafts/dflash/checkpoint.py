@@ -2,6 +2,7 @@
 
 z-lab, incoai      DFlash and DFlash2, options below `dflash_config`
 DeepSpec           DSpark, options at the top
+Poolside           drafts of Laguna; queries, keys and values may be one matrix, and a tap's norm is a tensor of its own
 speculators        DSpark, the sizes below `transformer_layer_config`; taps are named by the layer they enter, so one higher
 """
 
@@ -11,6 +12,8 @@ import math
 import re
 from typing import Any
 
+import numpy as np
+
 from ...files.keys import KeyedFile, describe
 from ...files.safetensors import SafetensorsFile
 from ...ggml.graph import Yarn
@@ -18,7 +21,7 @@ from ...models.checks import MAX_HEADS, MAX_LAYERS, in_range, positive
 from ..dflash2.params import SELECTOR, read_selector
 from ..dspark.params import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
 from .fields import DEFAULT_BLOCK, Dialect, count, optional, plain_only, unique
-from .params import HEAD, MASK
+from .params import HEAD, MASK, TAP_NORMS
 
 NESTED = "transformer_layer_config."
 _GLOBAL = {
@@ -38,6 +41,7 @@ _GLOBAL = {
     "confidence_head.proj.bias": "conf_proj.bias",
     "d2t": TO_TARGET,
     MASK: MASK,
+    TAP_NORMS: TAP_NORMS,
 }
 _LAYER = {
     "input_layernorm": "attn_norm.weight",
@@ -46,6 +50,7 @@ _LAYER = {
     "self_attn.k_proj": "attn_k.weight",
     "self_attn.v_proj": "attn_v.weight",
     "self_attn.o_proj": "attn_output.weight",
+    "self_attn.g_proj": "attn_gate.weight",
     "self_attn.q_norm": "attn_q_norm.weight",
     "self_attn.k_norm": "attn_k_norm.weight",
     "mlp.gate_proj": "ffn_gate.weight",
@@ -62,7 +67,9 @@ _ARCHITECTURES = (
     "Qwen3DSparkModel",
     "DSparkDraftModel",
     "DSparkSpeculator",
+    "DFlashLagunaForCausalLM",
 )
+_TAP_NORM = re.compile(r"(?:model\.)?aux_hidden_norms\.(\d{1,3})\.weight")
 _NOT_USED = ("t2d",)  # which of the target's tokens a reduced vocabulary has: the other table says it too
 
 
@@ -73,6 +80,8 @@ def read_checkpoint(file: SafetensorsFile) -> Dialect:
         raise file.error(
             f"key 'architectures': {', '.join(archs)} is not supported, only {', '.join(_ARCHITECTURES)}"
         )
+    _part(file)
+    is_gated = any(name.endswith("self_attn.g_proj.weight") for name in file.tensors)
     pairs = ((_name(name.removeprefix("model.")), name) for name in file.tensors)
     names = unique(file, ((new, old) for new, old in pairs if new not in _NOT_USED))
     n_layers = count(file, _key(file, "num_hidden_layers"), MAX_LAYERS)
@@ -80,7 +89,7 @@ def read_checkpoint(file: SafetensorsFile) -> Dialect:
     n_heads = count(file, _key(file, "num_attention_heads"), MAX_HEADS)
     head_key, eps = _key(file, "head_dim"), _key(file, "rms_norm_eps")
     head_dim = count(file, head_key) if head_key in file.metadata else n_embd // n_heads
-    window, layers = _window(file, n_layers)
+    window, layers = _window(file, n_layers, is_gated)
     block = file.first_of("dflash_config.block_size", "block_size")
     causal = file.first_of("is_causal", "dflash_config.causal")
     plain_only(
@@ -102,7 +111,7 @@ def read_checkpoint(file: SafetensorsFile) -> Dialect:
         names.pop(HEAD, None)  # a copy of the target's
     if not is_reduced:
         names.pop(TO_TARGET, None)
-    n_rot, yarn, theta = _rotary(file, head_dim)
+    n_rot, yarn, theta = _rotary(file, head_dim, is_gated and all(layers))
     fields: dict[str, Any] = {
         "n_layers": n_layers,
         "n_embd": n_embd,
@@ -180,12 +189,47 @@ def _markov(file: SafetensorsFile, names: dict[str, str]) -> Markov | None:
     return Markov(rank, kind == "gated", from_anchor)
 
 
-def _window(file: SafetensorsFile, n_layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    """Window in tokens and the layers that have it; it counts only when one of the two switches is on."""
+def _part(file: SafetensorsFile) -> None:
+    """Bring what Poolside joins or parts to the form of all others: q, k and v in one matrix, and norms of single taps."""
+    made: dict[str, tuple[int, tuple[int, ...], np.ndarray]] = {}
+    gone: list[str] = []
+    for name, info in file.tensors.items():
+        if not name.endswith("self_attn.qkv_proj.weight"):
+            continue
+        heads, kv_heads = (
+            count(file, _key(file, f"num_{x}_heads"), MAX_HEADS) for x in ("attention", "key_value")
+        )
+        width = count(file, _key(file, "head_dim"))
+        if len(info.shape) != 2 or info.shape[1] != (heads + 2 * kv_heads) * width:
+            raise file.error(
+                f"tensor {name!r} has shape {list(info.shape)}, expected rows of {heads} + 2 * {kv_heads} heads of {width}"
+            )
+        rows, at = file.data(name).reshape(info.shape[1], -1), 0
+        for part, n in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            data = rows[at * width : (at + n) * width].reshape(-1)
+            made[name.replace("qkv_proj", f"{part}_proj")] = (info.type, (info.shape[0], n * width), data)
+            at += n
+        gone.append(name)
+    norms = {int(m[1]): m[0] for name in file.tensors if (m := _TAP_NORM.fullmatch(name))}
+    if norms:
+        parts = [file.tensors[norms[i]] for i in sorted(norms)]
+        if sorted(norms) != list(range(len(norms))) or len({(p.type, p.shape) for p in parts}) > 1:
+            raise file.error(
+                f"tensor {norms[min(norms)]!r}: the norms of the taps are not 0 to n, or not alike"
+            )
+        data = np.concatenate([file.data(part.name) for part in parts])
+        made[TAP_NORMS] = (parts[0].type, (*parts[0].shape, len(parts)), data)
+        gone += norms.values()
+    file.replace(gone, made)
+
+
+def _window(file: SafetensorsFile, n_layers: int, is_gated: bool) -> tuple[int | None, tuple[bool, ...]]:
+    """Window in tokens and the layers that have it; it counts only when one of the two switches is on, or the draft is one of
+    Poolside's, whose files have none."""
     everywhere = optional(file, "dflash_config.use_swa", bool, False)
     size = "dflash_config.swa_window_size"
     window = file.get(size if size in file.metadata else _key(file, "sliding_window"), int)
-    if not window or not (everywhere or optional(file, _key(file, "use_sliding_window"), bool, False)):
+    if not window or not (everywhere or optional(file, _key(file, "use_sliding_window"), bool, is_gated)):
         return None, (False,) * n_layers
     if everywhere:
         return window, (True,) * n_layers
@@ -193,10 +237,11 @@ def _window(file: SafetensorsFile, n_layers: int) -> tuple[int | None, tuple[boo
     return window, tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def _rotary(file: SafetensorsFile, head_dim: int) -> tuple[int | None, Yarn | None, float]:
-    """Rotated dimensions (None: the whole head), how positions are stretched, and the base."""
+def _rotary(file: SafetensorsFile, head_dim: int, is_near: bool) -> tuple[int | None, Yarn | None, float]:
+    """Rotated dimensions (None: the whole head), how positions are stretched, and the base. is_near: of layers with windows."""
     whole = ("rope_parameters.", "rope_scaling.")
-    prefixes = [p + name for p in (NESTED, "") for name in (*whole, "rope_parameters.full_attention.")]
+    kind = "sliding_attention" if is_near else "full_attention"
+    prefixes = [p + name for p in (NESTED, "") for name in (*whole, f"rope_parameters.{kind}.")]
 
     def key(name: str, *others: str) -> str:
         """The first key that there is, or how most files would call it."""

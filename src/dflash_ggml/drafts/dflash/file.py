@@ -26,7 +26,17 @@ from ..dspark.params import (
     TO_TARGET,
 )
 from .dialects import instead, read_dialect, title
-from .params import MASK, MAX_WINDOW, OWN_TABLES, Causality, DraftParams, check_params, with_window
+from .params import (
+    MASK,
+    MAX_WINDOW,
+    OUTPUT_GATE,
+    OWN_TABLES,
+    TAP_NORMS,
+    Causality,
+    DraftParams,
+    check_params,
+    with_window,
+)
 
 I64 = 27  # ggml's number of it
 
@@ -94,7 +104,10 @@ class DraftFile:
         check_params(source, params)
         found = {name: source.tensors[old] for name, old in dialect.names.items()}
         own = tuple(name for name in OWN_TABLES if name in found)
-        params = replace(params, own=own)
+        params = replace(params, own=own, normed_taps=TAP_NORMS in found)
+        params = replace(params, gated=f"blk.0.{OUTPUT_GATE}.weight" in found)
+        if params.normed_taps and params.declared_causal is None:
+            params = replace(params, declared_causal=True)  # as all of them are trained
         whole = (OWN_TABLES[0], SELECTOR_BEFORE, BEFORE, OWN_TABLES[1])  # with a row per token of the target
         if params.n_vocab is None and (tables := [t for t in whole if t in found]):
             params = replace(params, n_vocab=found[tables[0]].shape[-1])
@@ -188,8 +201,8 @@ _UNUSED = (CONFIDENCE, CONFIDENCE_BIAS)
 
 
 def _is_small(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is kept as float32: vectors, and the fixed kernels of convolutions."""
-    return (len(shape) == 1 and name != TO_TARGET) or name.endswith("_conv_base")
+    """Whether a tensor is kept as float32: vectors, the taps' norms, and the fixed kernels of convolutions."""
+    return (len(shape) == 1 and name != TO_TARGET) or name == TAP_NORMS or name.endswith("_conv_base")
 
 
 def _mask_vector(folder: Path, fields: dict) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from ...state.context import Context
 from ...state.kv import LayerCache, under
 from ..dflash2.graphs import Convolution, selector_lattice
 from ..dspark.graphs import markov_lattice
-from .params import MASK, DraftParams
+from .params import MASK, OUTPUT_GATE, TAP_NORMS, DraftParams
 
 
 def append_context(
@@ -29,14 +29,20 @@ def append_context(
     Returns the caches per layer; what reads them comes after the write.
     """
     d, kv_heads = p.head_dim, p.n_kv_heads
+    if p.normed_taps:
+        n, width = features.ne[1], features.ne[0]
+        features = g.reshape(features, p.n_embd, len(p.taps), n)
+        features = g.reshape(g.rms_norm(features, p.rms_eps, w[TAP_NORMS]), width, n)
     c = g.rms_norm(g.mul_mat(w["fc.weight"], features), p.rms_eps, w["enc.output_norm.weight"])
     caches = []
     # products of one input stand together, right after its norm: the GPU converts it once for all of them
     taken = [_last(g, group.n_rows, c, positions, of) for group, of in zip(context.groups, rows)]
-    products = [
-        [g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], taken[context.group(i)][0])) for x in "kv"]
-        for i in range(p.n_layers)
-    ]
+    products = []
+    for i in range(p.n_layers):
+        y = taken[context.group(i)][0]
+        if p.normed_taps:
+            y = g.rms_norm(y, p.rms_eps, w[f"blk.{i}.attn_norm.weight"])
+        products.append([g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], y)) for x in "kv"])
     for i, (k, v) in enumerate(products):
         name = f"blk.{i}.attn_"
         _, at, to = taken[context.group(i)]
@@ -127,6 +133,9 @@ def draft_graph(
         q = caches[i].queries(g, q)
         group = context.group(i)
         o = caches[i].write(g, k, v, rows[2 * group + 1]).attend(g, q, seen[group], n_kv[group])
+        if p.gated:
+            gate = g.softplus(g.mul_mat(w[f"{name}{OUTPUT_GATE}.weight"], y))
+            o = g.mul(g.reshape(o, d, heads, n), g.reshape(gate, 1, heads, n))
         x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, n)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
         around = Convolution(g, w, p.selector, name + "ffn", y) if p.selector else _untouched

@@ -22,6 +22,7 @@ Causality = Literal["auto", "causal", "bidirectional"]
 
 OWN_TABLES = EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MASK = "mask_embedding"  # the mask token's own vector
+TAP_NORMS, OUTPUT_GATE = "enc.aux_norm.weight", "attn_gate"
 MAX_BLOCK, MAX_TAPS, MAX_WINDOW = 256, 256, 1 << 30
 
 
@@ -51,6 +52,10 @@ class DraftParams:
     yarn: Yarn | None = None
     has_mask_vector: bool = False
     n_draft_vocab: int | None = None  # tokens that it drafts, where they are fewer than the target's
+    normed_taps: bool = (
+        False  # each tap has a norm of its own, and the layers' input norms act on the context too
+    )
+    gated: bool = False  # attention's output is multiplied per head by softplus of a product with its input
     selector: Selector | None = None
     markov: Markov | None = None
 
@@ -84,6 +89,8 @@ class DraftParams:
             "enc.output_norm.weight": (d,),
             "output_norm.weight": (d,),
         }
+        if self.normed_taps:
+            shapes[TAP_NORMS] = (d, len(self.taps))
         layer = {
             "attn_norm": (d,),
             "attn_q": (d, q),
@@ -97,6 +104,8 @@ class DraftParams:
             "ffn_up": (d, self.n_ff),
             "ffn_down": (self.n_ff, d),
         }
+        if self.gated:
+            layer[OUTPUT_GATE] = (d, self.n_heads)
         for i in range(self.n_layers):
             shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
         n_vocab = self.n_vocab or 0
