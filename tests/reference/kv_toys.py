@@ -47,6 +47,7 @@ class KvToy:
     sharp: float = 8.0
     constant: float = 0.1
     special_logit: float = -30.0
+    template: str = ""
     n_rot: int | None = None
     period: int = 4
     window: int = 12
@@ -138,7 +139,12 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
             writer.add_float32(prefix + "yarn_beta_fast", toy.beta)
     if toy.arch == "laguna":
         _laguna_metadata(writer, toy)
-    toys._tokenizer(writer, toy, "qwen2")
+    if toy.template:
+        writer.add_chat_template(toy.template)
+    if toy.arch == "laguna":
+        _laguna_tokenizer(writer, toy)
+    else:
+        toys._tokenizer(writer, toy, "qwen2")
 
 
 def _laguna_metadata(writer: GGUFWriter, toy: KvToy) -> None:
@@ -156,6 +162,19 @@ def _laguna_metadata(writer: GGUFWriter, toy: KvToy) -> None:
     writer.add_expert_weights_norm(True)
     writer.add_expert_weights_scale(toy.scale)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def _laguna_tokenizer(writer: GGUFWriter, toy: KvToy) -> None:
+    """As older files have it: nothing says that </assistant> ends an answer."""
+    tokens, kinds = toys._vocabulary(toy.n_vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("laguna")
+    writer.add_token_list([*tokens[:-4], "〈|EOS|〉", "<pad>", "</assistant>", "<|mask|>"])
+    writer.add_token_types([*kinds[:-4], 3, 3, 4, 3])
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(toy.n_vocab - 4)
+    writer.add_eos_token_id(toy.n_vocab - 4)
+    writer.add_add_bos_token(False)
 
 
 def _residual(rng: np.random.Generator, toy: KvToy, columns: int) -> np.ndarray:
