@@ -1,0 +1,212 @@
+"""Several texts in one pass on files of any shape: tokens per second in sum, plainly batched, with equal shares, with one heap.
+
+    python bench/side_by_side.py -m TARGET -md DRAFT [--users 1 4 8 16] [--texts easy half hard] [--steps 200] [--json FILE]
+
+RANDOM WEIGHTS (see shapes.py) and MADE-UP ACCEPTANCE: every pass runs and takes its time, but which node is right is drawn from
+the hit rates of several_sim.py, whose predictions this is to be compared with; NOT MODEL TEXT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from common import ROOT, add_cache_types, add_memory_options, cache_types, header, memory_options, save
+from several_sim import texts
+
+from dflash_ggml.bench.facts import gpu_facts
+from dflash_ggml.config import DRAFTS, EngineConfig
+from dflash_ggml.decode.forest import Forest
+from dflash_ggml.decode.plan import Plan
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference.virtual_clock import RANKS, Placed
+
+WARM_UP = 50  # steps, in which graphs are captured and costs learned
+STAGES = ("draft", "tree", "verify", "commit", "host")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: tokens per second in sum, of the slowest and the fastest text; per step milliseconds and columns."""
+
+    texts: str
+    users: int
+    setting: str
+    rate: float
+    slowest: float
+    fastest: float
+    step_ms: float
+    columns: float
+    stages: dict[str, float]
+    graphs: dict[str, int]
+
+
+class MadeUp:
+    """Stands before an engine's draft and target: what they say is replaced, what they cost is not."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.drafter, self.passes, self.of_lane = engine.drafter, engine.passes, dict[int, Placed]()
+        self._propose, self._propose_each = self.drafter.propose, self.drafter.propose_each
+        self._verify, self._verify_each = self.passes.verify, self.passes.verify_each
+        self._choices, self._forest = self.passes.choices, None
+        self.drafter.propose, self.drafter.propose_each = self.propose, self.propose_each
+        self.passes.verify, self.passes.verify_each = self.verify, self.verify_each
+        self.passes.choices = self.choices
+
+    def propose_each(self, sequences: Any, budget: int, depth: int | None = None) -> list:
+        self._propose_each(sequences, budget, depth)
+        return [self._rows(s, depth) for s in sequences]
+
+    def propose(self, sequence: Any, budget: int, depth: int | None = None) -> Any:
+        self._propose(sequence, budget, depth)
+        return self._rows(sequence, depth)
+
+    def _rows(self, sequence: Any, depth: int | None) -> Any:
+        rows, _ = self.of_lane[sequence.lane].at(sequence.n_tokens, self.drafter.depth)
+        n = depth or self.drafter.depth
+        return type(rows)(rows.ids[:n], rows.log_probs[:n])
+
+    def verify(self, sequence: Any, tree: Any, *more: Any) -> Any:
+        self._forest = Forest.of([sequence], [tree])
+        return self._verify(sequence, tree, *more)
+
+    def verify_each(self, forest: Forest, *more: Any) -> Any:
+        self._forest = forest
+        return self._verify_each(forest, *more)
+
+    def choices(self, graph: Any) -> np.ndarray:
+        said, forest, self._forest = self._choices(graph), self._forest, None
+        if forest is None:
+            return said
+        for sequence, tree, block in forest.blocks():
+            at = sequence.n_tokens - (sequence.pending is None)  # a text of one column is committed by now
+            _, truth = self.of_lane[sequence.lane].at(at, self.drafter.depth)
+            right = [RANKS * d + r if r < RANKS else RANKS * 100 for d, r in enumerate(truth)]
+            said[block] = np.array([*right, RANKS * 100])[tree.depths]
+        return said
+
+
+def measured(
+    engine: Engine, made_up: MadeUp, kind: str, users: int, setting: str, prompt: int, steps: int
+) -> Row:
+    """Run so many texts of a kind side by side."""
+    rng, mode = np.random.default_rng(users), "plain" if setting == "plain batching" else "auto"
+    places, runs = [], []
+    for text in texts(kind, users, 1):
+        place = engine.open(prompt + 20 * (steps + WARM_UP))
+        made_up.of_lane[place.sequence.lane] = text
+        place.prefill(rng.integers(0, engine.n_vocab, prompt).tolist())
+        sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+        runs.append(place.begin(sampler, mode=mode, stop=lambda token: False))
+        place.first(runs[-1])
+        places.append(place)
+    with equal_shares(engine, int(setting.split()[1]) if setting.startswith("equal") else 0):
+        for _ in range(WARM_UP):
+            engine.step(runs)
+        engine.device.synchronize()
+        emitted, columns, times = np.zeros(users, int), [], []
+        began = time.perf_counter()
+        for _ in range(steps):
+            found = engine.step(runs)
+            failed = [step for step in found if isinstance(step, Exception)]
+            if failed:
+                raise failed[0]
+            emitted += [len(step.tokens) for step in found]
+            columns.append(sum(1 + step.n_draft for step in found))
+            times.append(found[0].timings)
+        engine.device.synchronize()
+        seconds = time.perf_counter() - began
+    for place in places:
+        place.close()
+    each = emitted / seconds
+    return Row(
+        kind,
+        users,
+        setting,
+        float(each.sum()),
+        float(each.min()),
+        float(each.max()),
+        seconds / steps * 1e3,
+        mean(columns),
+        {stage: mean(getattr(t, stage) for t in times) for stage in STAGES},
+        dict(Counter(str(key[0]) for key, _ in engine.passes.graphs)),
+    )
+
+
+@contextmanager
+def equal_shares(engine: Engine, columns: int) -> Iterator[None]:
+    """Every text is drafted and gets so many columns, its root's among them; 0: as the engine decides."""
+    together = engine.stepper.together
+    if columns:
+        plan = Plan("tree", columns - 1, depth=min(max(columns - 1, 3), engine.drafter.depth))
+        together.next = lambda members, costs: [plan] * len(members)
+        together.share = lambda trees: [tree.first(columns - 1) for tree in trees]
+        together.observe = lambda trees, accepted, ms: None
+    try:
+        yield
+    finally:
+        for name in ("next", "share", "observe") if columns else ():
+            delattr(together, name)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("-m", "--model", required=True)
+    p.add_argument("-md", "--model-draft", required=True)
+    p.add_argument("--users", type=int, nargs="+", default=[1, 4, 8, 16])
+    p.add_argument("--texts", nargs="+", choices=["easy", "half", "hard"], default=["easy", "half"])
+    p.add_argument("--prompt", type=int, default=500, help="tokens of each text's prompt")
+    p.add_argument("--steps", type=int, default=200)
+    p.add_argument("-t", "--threads", type=int)
+    p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
+    p.add_argument("--json", metavar="FILE")
+    add_cache_types(p)
+    add_memory_options(p)
+    a = p.parse_args()
+    most = max(a.users)
+    config = EngineConfig(
+        Path(a.model),
+        Path(a.model_draft),
+        spec=DRAFTS,
+        parallel=most,
+        n_ctx=most * (a.prompt + 20 * (a.steps + WARM_UP)),
+        n_threads=a.threads,
+        n_gpu_layers=a.gpu_layers,
+        **cache_types(a),
+        **memory_options(a),
+    )
+    print("RANDOM WEIGHTS and MADE-UP acceptance: not model text", file=sys.stderr)
+    with Engine.load(config) as engine:
+        facts = header(device=engine.device.info.description, gpu=gpu_facts(), model=Path(a.model).name)
+        print(f"{facts['device']}, {facts['model']}, commit {facts['commit']}; {engine.memory}")
+        made_up, rows = MadeUp(engine), []
+        for kind in a.texts:
+            for users in a.users:
+                equal = [f"equal {64 // users} columns"] if users > 1 else []
+                for setting in ["plain batching", *equal, "as decided"]:
+                    row = measured(engine, made_up, kind, users, setting, a.prompt, a.steps)
+                    rows.append(row)
+                    stages = " ".join(f"{name} {ms:.2f}" for name, ms in row.stages.items())
+                    print(
+                        f"{kind:5} {users:3} users  {setting:17} {row.rate:7.0f} tokens/s  each {row.slowest:5.0f} to "
+                        f"{row.fastest:5.0f}  {row.columns:5.1f} columns in {row.step_ms:6.2f} ms: {stages}",
+                        flush=True,
+                    )
+        print(f"graphs {engine.run_counts()}: {rows[-1].graphs}")
+        save(a.json, {**facts, "rows": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    main()
