@@ -3,6 +3,7 @@
 //   nvcc -O3 -std=c++17 -use_fast_math -arch=native -I <patched ggml>/src/ggml-cuda bench/cuda/attention_bench.cu -o attention_bench
 //                                       (-arch=sm_90a on Hopper: else its own kernels are empty, and fail the check)
 //   ./attention_bench check             error of every variant against float64, for every type
+//   ./attention_bench forest            columns of several sequences with K/V rows of their own: errors, then times
 //   ./attention_bench few               the same of few shapes, for compute-sanitizer
 //   ./attention_bench shapes [HEAD] [COLUMNS] [ROWS] [K TYPE] [V TYPE] [n]   time per layer of every variant, best first (only the n best
 //                                       are printed); HEAD: head size 256 (24 query heads, 4 K/V heads) or 128 (32 and 8), 0: the list
@@ -34,7 +35,7 @@ struct variant {
     int d, nr, ng, kt, q_regs, unpack, occ;
     void (*kernel)(fattn_narrow_args);
     void (*hopper)(fattn_narrow_hopper_args); // with 16*nr rows of queries
-    void (*combine)(const char *, const float2 *, float *, int, int, int, bool);
+    void (*combine)(const char *, const float2 *, float *, int, int, int, bool, fattn_narrow_forest);
     const void * fn() const { return hopper ? (const void *) hopper : (const void *) kernel; }
     std::string label() const {
         char s[96];
@@ -216,7 +217,8 @@ static void attention(cudaStream_t st, const variant & v, const plan & p, float 
         launch(st, v.kernel, dim3(p.blocks), 32*v.nr*v.ng, p.smem, p.args);
     }
     if (combine) {
-        launch(st, v.combine, dim3(p.rows, p.args.n_heads_kv), v.d, 0, (const char *) p.args.part, (const float2 *) p.args.stat, dst, p.rows, p.args.n_chunks, p.args.gqa, false);
+        const fattn_narrow_forest f = { p.args.seqs, p.args.spans, p.args.n_seqs, p.args.n_kv, 16*v.nr, 16*v.kt };
+        launch(st, v.combine, dim3(p.rows, p.args.n_heads_kv), v.d, 0, (const char *) p.args.part, (const float2 *) p.args.stat, dst, p.rows, p.args.n_chunks, p.args.gqa, false, f);
     }
 }
 
@@ -424,6 +426,138 @@ static void shapes(cudaStream_t st, double peak, int d, int cols, int kv, int k_
     CHECK(cudaFree(cache)); CHECK(cudaFree(part)); CHECK(cudaFree(stat)); CHECK(cudaFree(q)); CHECK(cudaFree(dst)); CHECK(cudaFree(mask));
 }
 
+// ---- several sequences --------------------------------------------------------------------------------------------------
+
+struct texts { std::vector<int> widths, lengths; int spare, gap; };
+
+struct laid_out {
+    std::vector<int> seqs, spans;
+    std::vector<__half> mask;
+    int cols = 0, kv = 0;
+    // rows of a sequence: its text, then its nodes; gap: rows between sequences
+    laid_out(const texts & t) {
+        for (size_t i = 0; i < t.widths.size(); ++i) {
+            const int w = t.widths[i];
+            seqs.insert(seqs.end(), { (int) i, w ? cols : -1, w });
+            spans.insert(spans.end(), { kv, kv + t.lengths[i] + w });
+            cols += w;
+            kv   += (t.lengths[i] + w + 63)/64*64 + t.gap;
+        }
+        cols += t.spare;
+        const int pitch = (kv + 7)/8*8;
+        mask.assign((size_t) pitch*cols, __float2half(-INFINITY));
+        for (size_t i = 0; i < t.widths.size(); ++i) for (int j = 0; j < t.widths[i]; ++j) {
+            __half * m = &mask[(size_t) (seqs[3*i + 1] + j)*pitch + spans[2*i]];
+            for (int r = 0; r < t.lengths[i] + t.widths[i]; ++r) m[r] = __float2half(r < t.lengths[i] || r == t.lengths[i] + j || (r < t.lengths[i] + j && rand()%3 == 0) ? 0.0f : -INFINITY);
+        }
+    }
+};
+
+static bool forest_plan(const variant & v, plan & p, int n_seqs) {
+    fattn_narrow_args & a = p.args;
+    int n = 1;
+    if (!v.hopper) CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, (const void *) v.kernel, 32*v.nr*v.ng, p.smem));
+    a.n_chunks = std::max(n*n_sm/a.n_heads_kv, p.rows/(16*v.nr) + n_seqs);
+    a.n_groups = 1;
+    a.prefetch = 0;
+    a.n_seqs   = n_seqs;
+    p.blocks   = a.n_chunks*a.n_heads_kv;
+    return a.n_chunks <= FATTN_NARROW_MAX_CHUNKS;
+}
+
+static void forest(cudaStream_t st) {
+    const int64_t pool = 4ll << 30;
+    char * cache, * part; float2 * stat; float * q, * dst; __half * mask; int * seqs, * spans; double * w, * ref;
+    CHECK(cudaMalloc(&cache, pool)); CHECK(cudaMalloc(&part, 512ll << 20)); CHECK(cudaMalloc(&stat, 64 << 20)); CHECK(cudaMalloc(&q, 8 << 20)); CHECK(cudaMalloc(&dst, 8 << 20));
+    CHECK(cudaMalloc(&mask, 64 << 20)); CHECK(cudaMalloc(&seqs, 4096)); CHECK(cudaMalloc(&spans, 4096)); CHECK(cudaMalloc(&w, 512ll << 20)); CHECK(cudaMalloc(&ref, 16 << 20));
+    fill_f32<<<1024, 256, 0, st>>>(q, 2 << 20, 1, 3.0f);
+    int bad = 0;
+    const int types[][2] = { { 0, 0 }, { 2, 6 }, { 2, 2 } };
+    const std::vector<texts> small = { { { 1 }, { 40 }, 0, 0 }, { { 3, 0, 9, 1 }, { 300, 50, 0, 900 }, 2, 100 }, { { 8, 8, 8, 8, 8, 8, 8, 8 }, { 100, 200, 300, 64, 1, 0, 70, 500 }, 0, 0 },
+        { { 1, 1, 1, 1, 1, 1, 1, 1 }, { 500, 1, 1, 1, 1, 700, 1, 1 }, 0, 64 }, { { 40, 20, 1 }, { 10, 1500, 300 }, 3, 0 } };
+    for (const int d : { 256, 128 }) for (const texts & t : small) for (auto & ty : types) {
+        const laid_out l(t);
+        const shape s = { d == 256 ? 6 : 4, d == 256 ? 4 : 2, l.cols, l.kv, true, ty[0], ty[1] };
+        const int heads = s.gqa*s.heads_kv;
+        char * v_ = cache + (1 << 28);
+        fill_type<<<1024, 256, 0, st>>>(cache, (int64_t) s.kv*s.heads_kv*d/32, s.k_type, 2);
+        fill_type<<<1024, 256, 0, st>>>(v_,    (int64_t) s.kv*s.heads_kv*d/32, s.v_type, 3);
+        CHECK(cudaMemcpy(mask, l.mask.data(), l.mask.size()*2, cudaMemcpyHostToDevice));
+        CHECK(cudaMemcpy(seqs, l.seqs.data(), l.seqs.size()*4, cudaMemcpyHostToDevice)); CHECK(cudaMemcpy(spans, l.spans.data(), l.spans.size()*4, cudaMemcpyHostToDevice));
+        const size_t n_out = (size_t) d*heads*l.cols;
+        std::vector<double> r;
+        double worst = 0.0;
+        for (const variant & v : variants()) {
+            if (v.d != d || (!v.unpack && (s.k_type || s.v_type)) || (v.unpack && !s.k_type && !s.v_type)) continue;
+            plan p = make_plan(v, s, FATTN_NARROW_MAX_STAGES, 0);
+            if (p.smem == 0 || !forest_plan(v, p, t.widths.size())) { printf("%d %s does not fit\n", d, v.label().c_str()); continue; }
+            fattn_narrow_args & a = p.args;
+            a.q = (const char *) q; a.k = cache; a.v = v_; a.mask = (const char *) mask; a.part = part; a.stat = stat; a.seqs = seqs; a.spans = spans;
+            if (r.empty()) {
+                reference<<<dim3(s.cols, heads), 256, 0, st>>>(a, v.d, 1.0/sqrt((double) v.d), w, ref);
+                r.resize(n_out);
+                CHECK(cudaStreamSynchronize(st));
+                CHECK(cudaMemcpy(r.data(), ref, n_out*8, cudaMemcpyDeviceToHost));
+                for (int c = l.cols - t.spare; c < l.cols; ++c) for (int i = 0; i < d*heads; ++i) r[(size_t) c*d*heads + i] = 0.0;
+            }
+            std::vector<float> y(n_out);
+            CHECK(cudaMemsetAsync(dst, 0xFF, n_out*4, st)); CHECK(cudaMemsetAsync(part, 0xFF, 64ll << 20, st)); CHECK(cudaMemsetAsync(stat, 0xFF, 4 << 20, st));
+            attention(st, v, p, dst);
+            CHECK(cudaMemcpyAsync(y.data(), dst, n_out*4, cudaMemcpyDeviceToHost, st));
+            CHECK(cudaStreamSynchronize(st));
+            double e = 0.0, n = 0.0;
+            for (size_t i = 0; i < n_out; ++i) { e += (y[i] - r[i])*(y[i] - r[i]); n += r[i]*r[i]; }
+            if (!(e/n < 2e-6)) { ++bad; printf("%d %-22s %d texts %d columns %s %s: %.3e FAIL\n", d, v.label().c_str(), (int) t.widths.size(), l.cols, type_names[s.k_type], type_names[s.v_type], e/n); }
+            worst = !(e/n <= worst) ? e/n : worst;
+        }
+        printf("%d %d texts %d columns %d rows %s %s worst NMSE %.3e\n", d, (int) t.widths.size(), l.cols, l.kv, type_names[s.k_type], type_names[s.v_type], worst);
+    }
+    printf("%d failures\n", bad);
+
+    struct timed { const char * name; texts t; };
+    const std::vector<int> eight(8, 8), ones(8, 1), two(8, 2048);
+    const std::vector<timed> list = { { "1 x 64, 2K", { { 64 }, { 2048 }, 0, 0 } }, { "8 x 8, 2K each", { eight, two, 0, 0 } }, { "8 x 1, 2K each", { ones, two, 0, 0 } },
+        { "24 18 10 6 3 1 1 1, 2K each", { { 24, 18, 10, 6, 3, 1, 1, 1 }, two, 0, 0 } }, { "8 x 8, 32K and 7 x 1K", { eight, { 32768, 1024, 1024, 1024, 1024, 1024, 1024, 1024 }, 0, 0 } },
+        { "8 x 8, 16K each", { eight, std::vector<int>(8, 16384), 0, 0 } } };
+    for (const timed & t : list) for (auto & ty : types) {
+        if (ty[1] == 2) continue;
+        const laid_out l(t.t);
+        const shape s = { 6, 4, l.cols, l.kv, true, ty[0], ty[1] };
+        const int64_t k_bytes = (int64_t) l.kv*256/32*type_bytes[ty[0]]*4, bytes = k_bytes + (int64_t) l.kv*256/32*type_bytes[ty[1]]*4;
+        const int copies = (int) std::min<int64_t>(pool/bytes, 16);
+        for (int c = 0; c < copies; ++c) {
+            fill_type<<<4096, 256, 0, st>>>(cache + c*bytes,           (int64_t) l.kv*4*8, ty[0], 2);
+            fill_type<<<4096, 256, 0, st>>>(cache + c*bytes + k_bytes, (int64_t) l.kv*4*8, ty[1], 3);
+        }
+        CHECK(cudaMemcpy(mask, l.mask.data(), l.mask.size()*2, cudaMemcpyHostToDevice));
+        CHECK(cudaMemcpy(seqs, l.seqs.data(), l.seqs.size()*4, cudaMemcpyHostToDevice)); CHECK(cudaMemcpy(spans, l.spans.data(), l.spans.size()*4, cudaMemcpyHostToDevice));
+        struct result { float us; std::string text; };
+        std::vector<result> all[2];
+        for (const variant & v : variants()) for (int with = 0; with < 2; ++with) {
+            if (v.d != 256 || (!v.unpack && (ty[0] || ty[1])) || (v.unpack && !ty[0] && !ty[1])) continue;
+            plan p0 = make_plan(v, s, 8, 0);
+            if (p0.smem == 0 || (with && !forest_plan(v, p0, t.t.widths.size()))) continue;
+            const float us = time_graph(st, [&]() {
+                for (int c = 0; c < copies; ++c) {
+                    plan p = p0;
+                    p.args.q = (const char *) q; p.args.mask = (const char *) mask; p.args.part = part; p.args.stat = stat;
+                    p.args.k = cache + c*bytes; p.args.v = cache + c*bytes + k_bytes;
+                    p.args.seqs = with ? seqs : nullptr; p.args.spans = with ? spans : nullptr;
+                    attention(st, v, p, dst);
+                }
+            }, 3)*1e3f/copies;
+            all[with].push_back({ us, v.label() });
+        }
+        for (int with = 0; with < 2; ++with) {
+            std::sort(all[with].begin(), all[with].end(), [](const result & a, const result & b) { return a.us < b.us; });
+            printf("%-28s %5.1f MB %s %s %s", t.name, bytes*1e-6, type_names[ty[0]], type_names[ty[1]], with ? "sequences:" : "all rows: ");
+            for (int i = 0; i < 4 && i < (int) all[with].size(); ++i) printf("  %7.2f us %s", all[with][i].us, all[with][i].text.c_str());
+            printf("\n");
+        }
+        fflush(stdout);
+    }
+}
+
 int main(int argc, char ** argv) {
     cudaDeviceProp p;
     CHECK(cudaGetDeviceProperties(&p, 0));
@@ -433,6 +567,10 @@ int main(int argc, char ** argv) {
     const std::string mode = argc > 1 ? argv[1] : "check";
     if (mode == "check" || mode == "few") {
         return check(s, mode == "few");
+    }
+    if (mode == "forest") {
+        forest(s);
+        return 0;
     }
     const double peak = copy_bandwidth(s);
     printf("%s, %d multiprocessors, copy %.2f TB/s\n", p.name, n_sm, peak);

@@ -108,6 +108,22 @@ def run_net_input(
         conv_commit(rng, state, x, np.array([[-1 if kind == "TREE_FAN" else 0]], np.int32))
 
 
+def run_net_forest_input(
+    rng: Generator,
+    head_size: int,
+    n_norm: int,
+    n_head: int,
+    n_tokens: int,
+    n_seqs: int,
+    most: int,
+    commit: bool,
+) -> None:
+    channels = (n_norm + n_head) * head_size
+    run_conv_forest(rng, 4, channels, n_tokens, n_seqs, n_seqs, most, "TREE_RANDOM", True)
+    if commit:
+        run_conv_forest_commit(rng, 4, channels, n_tokens, n_seqs, n_seqs, 1, most, -1)
+
+
 def run_net(
     rng: Generator,
     head_size: int,
@@ -360,6 +376,61 @@ def run_net_forest(
     assert not rows[free].any()
 
 
+def run_net_forest_advance(
+    rng: Generator,
+    head_size: int,
+    n_head_k: int,
+    n_head_v: int,
+    n_tokens: int,
+    n_seqs: int,
+    n_slots: int,
+    most: int,
+    kind: str,
+) -> None:
+    """What the pass adds to the two operations that have cases of their own: one in the other's graph."""
+    seqs, parents = forest_of(rng, n_tokens, n_seqs, n_slots, most, kind)
+    q, k = (
+        uniform(rng, n_tokens, n_head_k, head_size, low=-(head_size**-0.5), high=head_size**-0.5)
+        for _ in "qk"
+    )
+    v = uniform(rng, n_tokens, n_head_v, head_size)
+    g_log = uniform(rng, n_tokens, n_head_v, 1, low=-0.5, high=-1e-4)
+    beta = uniform(rng, n_tokens, n_head_v, 1, low=0.0)
+    state = uniform(rng, n_slots, n_head_v * head_size, head_size)
+    n_o = head_size * n_head_v
+    with OpGraph(threads=2) as g:
+        whole, seqs_ = g.tensor(state), g.tensor(seqs)
+        view = lib.ggml_view_4d(
+            g.ctx,
+            whole,
+            head_size,
+            head_size,
+            n_head_v,
+            n_slots,
+            whole.nb[1],
+            head_size * whole.nb[1],
+            whole.nb[2],
+            0,
+        )
+        rows = lib.ggml_gated_delta_net_forest_persist(
+            g.ctx, *map(g.tensor, (q, k, v, g_log, beta)), view, g.tensor(parents), seqs_
+        )
+        tail = g.columns(rows, n_o, int(rows.ne[0]) - n_o)
+        live = lib.ggml_view_4d(
+            g.ctx, whole, head_size, n_o, n_slots, 1, whole.nb[1], whole.nb[2], whole.nb[3], 0
+        )
+        out = lib.ggml_gated_delta_net_forest_commit(g.ctx, live, tail, ffi.NULL, seqs_)
+        g.run(lib.ggml_cont(g.ctx, out))
+        found = g.read(whole).reshape(state.shape)
+    expected = state.astype(np.float64)
+    for _, slot, columns in trees_of(seqs):
+        if columns.stop - columns.start == 1:
+            own = [a[columns][None] for a in (q, k, v, g_log[..., 0], beta[..., 0])]
+            after = ref.delta_net_chain(*own, state[slot].reshape(1, n_head_v, head_size, head_size))[1]
+            expected[slot] = after.reshape(state[slot].shape)
+    assert_close(found, expected)
+
+
 def run_net_forest_commit(
     rng: Generator,
     head_size: int,
@@ -489,6 +560,8 @@ RUNNERS: dict[str, Callable[..., None]] = {
     "test_ssm_conv_forest_commit": run_conv_forest_commit,
     "test_gated_delta_net_forest_persist": run_net_forest,
     "test_gated_delta_net_forest_commit": run_net_forest_commit,
+    "test_gated_delta_net_forest_advance": run_net_forest_advance,
+    "test_delta_net_forest_input": run_net_forest_input,
     "test_gated_delta_net_chunked": run_net_chunked,
     "test_gated_delta_net_chunked_in_place": run_net_chunked_in_place,
     "test_delta_net_input": run_net_input,

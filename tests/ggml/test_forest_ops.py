@@ -354,3 +354,44 @@ def test_a_range_mask_of_two_ranges(graph: MakeGraph) -> None:
     seen = [np.r_[0:4, 10:12], [], np.r_[5:20]]
     for row, rows in zip(found, seen, strict=True):
         np.testing.assert_array_equal(np.flatnonzero(row == 0), rows)
+
+
+@pytest.mark.parametrize("type_", ["GGML_TYPE_F32", "GGML_TYPE_F16", "GGML_TYPE_Q8_0"])
+@pytest.mark.parametrize(
+    "widths, spare", [([1], 0), ([1] * 8, 0), ([3, 0, 12, 1], 2), ([40, 23], 1), ([8] * 8, 0)]
+)
+def test_attention_does_not_need_the_rows_of_others(
+    graph: MakeGraph, type_: str, widths: list[int], spare: int
+) -> None:
+    """Spans change nothing, on the CPU no bit."""
+    rng = np.random.default_rng(len(widths))
+    forest, d, kv_heads, gqa = random_forest(rng, widths, len(widths), spare), 128, 2, 3
+    n, n_kv = len(forest.parents), 1536
+    q, k, v = normal(rng, n, kv_heads * gqa, d), *(normal(rng, n_kv, kv_heads * d) for _ in "kv")
+    seen, spans = np.zeros((n, n_kv), bool), np.zeros((len(widths), 2), np.int32)
+    seen[:, 0] = True  # of columns of no tree
+    for entry, _, columns, _ in forest.trees:
+        first = 60 + entry * 180
+        spans[entry] = first, first + int(rng.integers(1, 170))
+        rows = np.arange(n_kv)
+        own = (rows >= first) & (rows < spans[entry, 1])
+        seen[columns] = own & (rng.random((columns.stop - columns.start, n_kv)) < 0.7)
+        seen[columns, first] = True
+    mask = np.where(seen, 0.0, -np.inf).astype(np.float32)
+    found = []
+    for with_spans in (False, True):
+        with graph(threads=2) as g:
+            caches = [lib.ggml_cast(g.ctx, g.tensor(a), getattr(lib, type_)) for a in (k, v)]
+            size = lib.ggml_row_size(caches[0].type, d)
+            views = [lib.ggml_view_3d(g.ctx, t, d, n_kv, kv_heads, t.nb[1], size, 0) for t in caches]
+            queries = lib.ggml_permute(g.ctx, g.tensor(q), 0, 2, 1, 3)
+            mask_ = lib.ggml_cast(g.ctx, g.tensor(mask), lib.GGML_TYPE_F16)
+            out = lib.ggml_flash_attn_ext(g.ctx, queries, *views, mask_, d**-0.5, 0.0, 0.0)
+            lib.ggml_prec_set_acc(out, lib.GGML_PREC_F32)
+            if with_spans:
+                lib.ggml_flash_attn_ext_add_seqs(out, g.tensor(forest.seqs), g.tensor(spans))
+            found.append(g.run(out)[0][0])
+    plain, spanned = (np.delete(a, forest.nobodys, axis=0) for a in found)
+    if graph is OpGraph:
+        np.testing.assert_array_equal(spanned, plain)
+    assert_close(spanned, plain, 2e-3)

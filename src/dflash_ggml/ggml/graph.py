@@ -386,12 +386,17 @@ class Graph:
         more = (n_ctx, theta, scale, stretch, attention, fast, slow)
         return lib.ggml_rope_ext(self.ctx, a, positions, ffi.NULL, n_dims, neox, *more)
 
-    def attention(self, q, k, v, mask, scale: float):
-        """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n]."""
+    def attention(self, q, k, v, mask, scale: float, seqs=None, spans=None):
+        """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n].
+
+        seqs as in `ssm_conv_forest`, spans int32 [2, sequences]: first row that a column of the sequence sees, and the one after
+        the last; rows outside are hidden by the mask, and need not be read."""
         if mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1] or q.ne[2] % k.ne[2]:
             raise ValueError(f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, mask {tuple(mask.ne)} do not fit")
         y = lib.ggml_flash_attn_ext(self.ctx, q, k, v, mask, scale, 0.0, 0.0)
         lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
+        if seqs is not None:
+            lib.ggml_flash_attn_ext_add_seqs(y, seqs, spans)
         return y
 
     def range_attention(self, q, k, v, ranges, scale: float):

@@ -27,6 +27,9 @@ struct ggml_tensor *ggml_gated_delta_net_chunked(struct ggml_context *ctx, struc
     struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *g, struct ggml_tensor *beta,
     struct ggml_tensor *state);
 
+// What the mask of ggml_flash_attn_ext hides from each sequence's columns need not be read.
+void ggml_flash_attn_ext_add_seqs(struct ggml_tensor *a, struct ggml_tensor *seqs, struct ggml_tensor *spans);
+
 // The k best of each row with their log-probabilities, best first: what a draft's logits are needed for.
 struct ggml_tensor *ggml_top_k_log_probs(struct ggml_context *ctx, struct ggml_tensor *a, int k);
 
