@@ -145,6 +145,44 @@ def test_scales_of_experts(tmp_path: Path) -> None:
         assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("window", [None, 16])
+def test_drafts_of_eight_layers(tmp_path: Path, window: int | None) -> None:
+    """As the published ones have them, with as many taps; those with windows have them on all layers but the last."""
+    taps = (1, 3, 5, 6, 8, 9, 10, 11)
+    sizes = SEEDS[21] | {"n_layers": 12, "taps": taps, "draft_layers": 8, "window": window, "full_layers": 1}
+    pair = toys.write_pair(tmp_path, 6, **sizes)
+    with Engine.load(config(*pair)) as engine:
+        plain = text(fresh(engine, LONG), max_tokens=60, mode="plain")
+        assert text(fresh(engine, LONG), max_tokens=60, mode="tree") == plain
+        assert engine.sequence.statistics.acceptance_length > 1.1
+
+
+def test_as_many_nodes_as_the_largest(tmp_path: Path) -> None:
+    """60 layers, 10 experts used, taps, a tree, and a prompt that a draft takes in part by part: all in one graph."""
+    sizes = {
+        "arch": "qwen35moe",
+        "n_layers": 60,
+        "n_embd": 8,
+        "n_ff": 8,
+        "n_ff_shared": 8,
+        "n_experts": 12,
+        "n_used": 10,
+    }
+    sizes |= {
+        "head_dim": 8,
+        "n_rot": 4,
+        "state": 4,
+        "n_vocab": 16,
+        "draft_layers": 8,
+        "taps": tuple(range(1, 57, 8)),
+    }
+    pair = toys.write_pair(tmp_path, 7, **sizes)
+    with Engine.load(config(*pair, n_batch=1100, n_ctx=1200)) as engine:
+        engine.prefill([i % 10 for i in range(1100)])
+        assert len(text(engine, max_tokens=8, mode="tree")) == 8
+        assert max(graph.n_nodes for _, graph in engine.passes.graphs) > 4000
+
+
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
