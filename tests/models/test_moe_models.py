@@ -49,7 +49,7 @@ def logits(path: Path, tokens: list[int], *parts: int, **options: Any) -> np.nda
 
 @pytest.mark.parametrize("reference", [True, False], ids=["plain kernels", "best kernels"])
 def test_logits_of_others(seed: int, pair: tuple[Path, Path], reference: bool) -> None:
-    """Behind 1, 20 and 70 tokens. llama.cpp's own distance from transformers is up to 8e-4."""
+    """Behind 1, 20 and 70 tokens."""
     case = fixtures.moe_case(seed)
     embedding = hf_layout.read(pair[0]).tensors["token_embd.weight"].astype(np.float64)
     assert np.abs(embedding).sum() == pytest.approx(case.checksum), (
@@ -57,8 +57,8 @@ def test_logits_of_others(seed: int, pair: tuple[Path, Path], reference: bool) -
     )
     for at, *expected in zip(case.at, case.transformers.logits, case.llama_cpp.logits, strict=True):
         found = logits(pair[0], case.tokens, at + 1, reference=reference)
-        for row, tolerance in zip(expected, (1e-4, 2e-3), strict=True):
-            np.testing.assert_allclose(found, row, atol=tolerance)
+        for row in expected:
+            np.testing.assert_allclose(found, row, atol=1e-4)
 
 
 def test_greedy_tokens_of_others(seed: int, pair: tuple[Path, Path]) -> None:
