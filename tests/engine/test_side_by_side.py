@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "copies": ({}, {"draft": None, "spec": ("suffix",)}),
     "plain": ({}, {"draft": None, "spec": (), "mode": "plain"}),
     "a window": ({}, {"fa_window": 96}),
-    "experts": ({"arch": "qwen35moe", "n_experts": 6, "n_used": 2, "n_ff": 32}, {}),
+    "experts": ({"arch": "qwen3next", "n_experts": 6, "n_used": 2, "n_ff": 32, "ssm_v_heads": 6}, {}),
     "rows only": ({"kv_toy": True}, {}),
     "rings": ({"kv_toy": True, **kv_toys.VARIANTS[32]}, {}),
 }
