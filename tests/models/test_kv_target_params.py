@@ -16,6 +16,7 @@ from dflash_ggml.ggml.graph import Yarn
 from dflash_ggml.models.experts import Experts
 from dflash_ggml.models.laguna import Laguna
 from dflash_ggml.models.qwen3 import Qwen3
+from dflash_ggml.models.qwen3moe import Qwen3Moe
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.models.rope import Rope
 from dflash_ggml.models.target import Target
@@ -108,6 +109,24 @@ def test_what_a_file_may_leave_out(file: Path) -> None:
     names = ("attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base")
     found = target(file, {f"qwen3.{name}": None for name in names}, changes)
     assert (found.n_kv_heads, found.head_dim, found.rope_theta) == (HEADS, 2, 10000.0)
+
+
+def test_experts(file: Path) -> None:
+    keys = {key.replace("qwen3.", "qwen3moe."): value for key, value in qwen3_keys().items()}
+    keys |= {"general.architecture": "qwen3moe", "qwen3moe.expert_count": 5, "qwen3moe.expert_used_count": 3}
+    gone = {key: None for key in qwen3_keys() if key.startswith("qwen3.")}
+    changes: dict[str, tuple[int, ...] | None] = {}
+    for i in range(2):
+        block = f"blk.{i}.ffn_"
+        changes |= {f"{block}{x}.weight": None for x in ("gate", "up", "down")}
+        changes |= {f"{block}gate_inp.weight": (D, 5), f"{block}down_exps.weight": (FF // 3, D, 5)}
+        changes |= {f"{block}{x}_exps.weight": (D, FF // 3, 5) for x in ("gate", "up")}
+    changes["blk.1.ffn_down_exps.scale"] = (5,)
+    found = target(file, gone | keys, changes)
+    assert isinstance(found, Qwen3Moe) and found.experts == Experts(D, 5, 3, FF // 3)
+    assert found.scales == ("blk.1.ffn_down_exps.scale",)
+    with pytest.raises(ModelFileError, match="'qwen3moe.expert_used_count': 6 is out of range"):
+        target(file, gone | keys | {"qwen3moe.expert_used_count": 6}, changes)
 
 
 def test_yarn(file: Path) -> None:

@@ -23,9 +23,9 @@ class KvToy:
 
     mix: how much more a layer says than an embedding. sharp: how much queries single tokens out; a text of nearly even attention
     ends in one token for ever. constant: coordinate 0 of every embedding.
-    Of `laguna`: period of the layers that see everything (0: all do), from the first on; `window`, `window_heads` and
-    `window_theta` of the others. gate: "head" or "element". The first n_dense layers are dense, others have experts. beta:
-    of YaRN.
+    Of `qwen3moe` and `laguna`: experts. Of `laguna`: period of the layers that see everything (0: all do), from the first
+    on; `window`, `window_heads` and `window_theta` of the others. gate: "head" or "element". The first n_dense layers are
+    dense, others have experts. beta: of YaRN.
     """
 
     arch: str = "qwen3"
@@ -75,6 +75,7 @@ VARIANTS: dict[int, dict[str, Any]] = {
     21: {},
     22: {"tied": True, "mix": 3.0, "n_heads": 6, "n_kv_heads": 1, "head_dim": 16, "n_layers": 3},
     23: {"yarn": 4.0, "n_kv_heads": 4},
+    24: {"arch": "qwen3moe", "n_kv_heads": 1, "n_experts": 12, "n_used": 4},
     31: {"arch": "laguna", "n_rot": 16, "yarn": 8.0, "n_layers": 6},
     32: {"arch": "laguna", "period": 3, "window": 30, "gate": "element", "n_dense": 2, "window_heads": 8},
     33: {
@@ -139,6 +140,10 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
             writer.add_float32(prefix + "yarn_beta_fast", toy.beta)
     if toy.arch == "laguna":
         _laguna_metadata(writer, toy)
+    if toy.arch == "qwen3moe":
+        writer.add_expert_count(toy.n_experts)
+        writer.add_expert_used_count(toy.n_used)
+        writer.add_expert_feed_forward_length(toy.n_ff_expert)
     if toy.template:
         writer.add_chat_template(toy.template)
     if toy.arch == "laguna":
@@ -220,6 +225,11 @@ def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.nda
         tensors["attn_gate.weight"] = _matrix(rng, toy.heads(layer) if toy.gate == "head" else q, d, 2.0)
         if layer >= toy.n_dense:
             return tensors | _experts(toy, rng)
+    if toy.arch == "qwen3moe":
+        found = _experts(toy, rng)
+        return tensors | {
+            name: x for name, x in found.items() if "_shexp" not in name and "probs_b" not in name
+        }
     return tensors | _swiglu(toy, rng, toy.n_ff, "")
 
 

@@ -78,7 +78,6 @@ class Pair:
         return f"{self.family}-{self.size}"
 
 
-_LATER = "mixture-of-experts models of Qwen3 come in a later version"
 PAIRS = (
     Pair(
         "Qwen3.6",
@@ -101,7 +100,7 @@ PAIRS = (
     Pair("Qwen3", "8B", "z-lab/Qwen3-8B-DFlash-b16", ("deepseek-ai/dspark_qwen3_8b_block7",)),
     Pair("Qwen3", "4B", "z-lab/Qwen3-4B-DFlash-b16", ("deepseek-ai/dspark_qwen3_4b_block7",)),
     Pair("Qwen3", "14B", "deepseek-ai/dspark_qwen3_14b_block7"),
-    Pair("Qwen3-Coder", "30B-A3B", "z-lab/Qwen3-Coder-30B-A3B-DFlash", note=_LATER, loads=False),
+    Pair("Qwen3-Coder", "30B-A3B", "z-lab/Qwen3-Coder-30B-A3B-DFlash"),
     Pair("Qwen3.6", "35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash"),
     Pair("Qwen3.5", "35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash"),
     Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash"),

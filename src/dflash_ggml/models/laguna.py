@@ -20,6 +20,7 @@ from ..state.state import TargetState
 from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
+from .feed_forward import scale_shape
 from .layers import APPENDED, Columns, Taps, logits_and_choice, swiglu
 from .reading import Keys, check_file, scales_beside, vocabulary_size
 from .rope import Rope, read_yarn
@@ -162,8 +163,7 @@ class Laguna(Target):
             }
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
         for name in self.scales:
-            matrix = shapes[name.removesuffix("scale") + "weight"]
-            shapes[name] = (matrix[2],) if len(matrix) == 3 else (1,)
+            shapes[name] = scale_shape(shapes[name.removesuffix("scale") + "weight"])
         return shapes
 
     def state_spec(self) -> StateSpec:
@@ -173,8 +173,7 @@ class Laguna(Target):
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """The widest layer, the rows of a window, the features, and the mask of a pass of few columns."""
         e, kv = self.experts, self.n_kv_heads * self.head_dim
-        routed = e.n_used * (3 * e.n_ff + 2 * self.n_embd) + 3 * e.n_experts + 3 * e.n_ff_shared
-        per_column = max(3 * self.n_ff, routed) + (4 + n_taps) * self.n_embd
+        per_column = max(3 * self.n_ff, e.per_column) + (4 + n_taps) * self.n_embd
         per_column += 3 * max(self.heads) * self.head_dim + 4 * kv
         window = max((w for w in self.windows if w is not None), default=0)
         gathered = 2 * kv * padded(window + TILE + columns, 256) if window else 0
@@ -184,7 +183,7 @@ class Laguna(Target):
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
         """See Target.build. Of layers with a window also the inputs of their rings."""
         g, w, eps = (
-            Graph(state.device, 256 + (96 + 2 * self.experts.n_used) * self.n_layers),
+            Graph(state.device, 256 + (48 + self.experts.nodes) * self.n_layers),
             weights,
             self.rms_eps,
         )

@@ -16,7 +16,8 @@ from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
-from .layers import APPENDED, Columns, Taps, logits_and_choice, swiglu
+from .feed_forward import FeedForward, scale_shape
+from .layers import APPENDED, Columns, Dense, Taps, logits_and_choice
 from .reading import Keys, check_file, scales_beside, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
@@ -24,11 +25,11 @@ from .target import Batch, Target
 
 @dataclass(frozen=True, slots=True)
 class Qwen3(Target):
-    """Sizes of the model. All layers are alike."""
+    """Sizes of the model. All layers are alike; relatives differ in their feed-forward layers (`ffn`)."""
 
     n_layers: int
     n_embd: int
-    n_ff: int
+    n_ff: int  # width of a feed-forward layer, or of one expert
     n_vocab: int
     n_heads: int
     n_kv_heads: int
@@ -48,7 +49,6 @@ class Qwen3(Target):
         params = cls(
             n_layers=keys.count("block_count", MAX_LAYERS),
             n_embd=n_embd,
-            n_ff=keys.count("feed_forward_length"),
             n_vocab=vocabulary_size(file),
             n_heads=n_heads,
             n_kv_heads=keys.count("attention.head_count_kv", MAX_HEADS, default=n_heads),
@@ -58,6 +58,7 @@ class Qwen3(Target):
             rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
             n_ctx_train=keys.count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
+            **cls._read_ffn(keys),
         )
         d = params.head_dim
         keys.hold(
@@ -75,9 +76,19 @@ class Qwen3(Target):
             ),
         )
         shapes = params.tensors()
-        params = replace(params, scales=scales_beside(file, (n for n, s in shapes.items() if len(s) == 2)))
+        params = replace(params, scales=scales_beside(file, (n for n, s in shapes.items() if len(s) > 1)))
         check_file(file, params.tensors())
         return params
+
+    @classmethod
+    def _read_ffn(cls, keys: Keys) -> dict[str, Any]:
+        """The fields that say what `ffn` is."""
+        return {"n_ff": keys.count("feed_forward_length")}
+
+    @property
+    def ffn(self) -> FeedForward:
+        """The feed-forward layer of every block."""
+        return Dense(self.n_embd, self.n_ff)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
@@ -97,13 +108,13 @@ class Qwen3(Target):
             "attn_q_norm.weight": (self.head_dim,),
             "attn_k_norm.weight": (self.head_dim,),
             "ffn_norm.weight": (d,),
-            "ffn_gate.weight": (d, self.n_ff),
-            "ffn_up.weight": (d, self.n_ff),
-            "ffn_down.weight": (self.n_ff, d),
+            **self.ffn.tensors(),
         }
         for i in range(self.n_layers):
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-        return shapes | dict.fromkeys(self.scales, (1,))
+        return shapes | {
+            name: scale_shape(shapes[name.removesuffix("scale") + "weight"]) for name in self.scales
+        }
 
     def state_spec(self) -> StateSpec:
         """K/V of every layer."""
@@ -111,14 +122,18 @@ class Qwen3(Target):
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """The widest layer, the features, and the mask of a pass of few columns."""
-        per_column = 3 * self.n_ff + (4 + n_taps) * self.n_embd
+        per_column = self.ffn.per_column + (4 + n_taps) * self.n_embd
         per_column += 2 * (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
         appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
         return 4 * (columns * per_column + appended) + 2 * rows * min(columns, NARROW_COLUMNS)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
         """See Target.build."""
-        g, w, eps = Graph(state.device), weights, self.rms_eps
+        g, w, eps = (
+            Graph(state.device, 512 + (40 + self.ffn.nodes) * self.n_layers),
+            weights,
+            self.rms_eps,
+        )
         columns = Columns(g, batch)
         taps = Taps(g, batch, columns, state)
         rope = Rope(self.head_dim, self.rope_theta, self.yarn)
@@ -131,7 +146,7 @@ class Qwen3(Target):
             taps.settle()
             x = g.add(y, x)
             y = g.rms_norm(x, eps, w[name + "ffn_norm.weight"])
-            x = g.add(swiglu(g, w, name, y), x)
+            x = g.add(self.ffn.build(g, w, name, y), x)
             taps.take(i, x)
         taps.finish()
         if batch.outputs == "hidden":

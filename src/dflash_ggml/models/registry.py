@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..files.gguf import GGUFFile
 from .laguna import Laguna
 from .qwen3 import Qwen3
+from .qwen3moe import Qwen3Moe
 from .qwen3next import Qwen3Next
 from .qwen35 import Qwen35
 from .qwen35moe import Qwen35Moe
@@ -15,6 +16,7 @@ TARGETS: dict[str, type[Target]] = {
     "qwen35moe": Qwen35Moe,
     "qwen3next": Qwen3Next,
     "qwen3": Qwen3,
+    "qwen3moe": Qwen3Moe,
     "laguna": Laguna,
 }
 
@@ -23,7 +25,7 @@ _OTHERS = (
     ("clip", "this is the vision part of a model (mmproj), name the model's own file"),
     ("dflash", "this is a draft, name it with -md and its target with -m"),
     ("eagle", "this is a draft, of a kind that is not supported"),
-    ("qwen", "of the Qwen models Qwen3 (dense), Qwen3-Next and those from 3.5 on are supported"),
+    ("qwen", "of the Qwen models Qwen3, Qwen3-Next and those from 3.5 on are supported"),
 )
 
 
