@@ -18,7 +18,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import DflashError
-from reference import tiny_models, toys
+from reference import kv_toys, tiny_kv_models, tiny_models, toys
 from reference.gguf_bytes import Builder
 
 KINDS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
@@ -133,6 +133,68 @@ def _coherent(rng: np.random.Generator, folder: Path, more: dict[str, Any]) -> s
     return used(target, draft if rng.random() < 0.7 else None, rng)
 
 
+def windows(seed: int, folder: Path) -> str:
+    """A target with K/V rows only, some of its layers with a window and a ring, of sizes like nobody's, and a draft for it."""
+    rng = np.random.default_rng(seed)
+
+    def one(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    layers, kv_heads, n_experts = (int(n) for n in rng.integers(1, 6, 3))
+    head_dim, arch = one(2, 4, 8, 16, 32, 64, 128), one("qwen3", "qwen3moe", "laguna", "laguna", "laguna")
+    width = one(8, 24, 32, 64, 96)
+    draft = {
+        "normed_taps": bool(one(False, True)),
+        "taps": tuple(sorted(rng.choice(layers, int(rng.integers(1, layers + 1)), replace=False).tolist())),
+        "window": one(None, 1, 7, 64),
+        "block_size": one(2, 3, 8, 16, 64),
+        "draft_layers": int(rng.integers(1, 4)),
+        "causal": one(None, None, False),
+    }
+    pair = kv_toys.write_pair(
+        folder,
+        0,
+        draft,
+        KINDS[int(rng.integers(len(KINDS)))],
+        arch=arch,
+        n_vocab=one(16, 33, 64, 300),
+        n_layers=layers,
+        n_embd=width,
+        n_ff=one(1, 8, 33, 64),
+        n_heads=kv_heads * int(rng.integers(1, 4)),
+        window_heads=kv_heads * int(rng.integers(1, 4)),
+        n_kv_heads=kv_heads,
+        head_dim=head_dim,
+        n_rot=2 * int(rng.integers(1, head_dim // 2 + 1)),
+        n_ctx=one(1, 40, 300, 4096),
+        yarn=one(None, 1.0, 4.0, 32.0),
+        beta=one(None, 64.0),
+        tied=bool(one(False, True)),
+        period=one(0, 1, 2, 3, 4, 9),
+        window=one(1, 2, 3, 12, 64, 200, 5000),
+        gate=one("head", "element"),
+        n_dense=int(rng.integers(0, layers + 1)),
+        n_experts=n_experts,
+        n_used=int(rng.integers(1, n_experts + 1)),
+        n_ff_expert=one(1, 8, 32, 40),
+        n_ff_shared=one(1, 8, 32),
+        scale=one(1.0, 2.5),
+    )
+    return used(pair[0], pair[1] if rng.random() < 0.7 else None, rng)
+
+
+def window_headers(seed: int, folder: Path) -> str:
+    """A small target with K/V rows only, with one to four things wrong in its header, alone."""
+    rng = np.random.default_rng(seed)
+    keys, shapes = (
+        (tiny_kv_models.qwen3_keys(), tiny_kv_models.qwen3_shapes()),
+        (tiny_kv_models.laguna_keys(), tiny_kv_models.laguna_shapes()),
+    )[int(rng.integers(2))]
+    target = folder / "target.gguf"
+    target.write_bytes(damaged(tiny_models.gguf_file(keys, shapes), rng))
+    return used(target, None, rng)
+
+
 def headers(seed: int, folder: Path) -> str:
     """A small target and draft, one of them with one to four things wrong in its header."""
     rng = np.random.default_rng(seed)
@@ -225,6 +287,8 @@ CASES: dict[str, Callable[[int, Path], str]] = {
     "coherent": coherent,
     "experts": experts,
     "expert_headers": expert_headers,
+    "windows": windows,
+    "window_headers": window_headers,
     "safetensors": safetensors,
 }
 

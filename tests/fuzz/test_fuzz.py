@@ -17,6 +17,8 @@ from fuzz.campaign import run
         ("safetensors", 500, 50),
         ("experts", 60, 10),
         ("expert_headers", 600, 200),
+        ("windows", 80, 10),
+        ("window_headers", 300, 100),
     ],
 )
 def test_no_file_ends_the_process(kind: str, n: int, part: int) -> None:

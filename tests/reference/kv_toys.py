@@ -99,22 +99,24 @@ def write_target(directory: Path, seed: int, kind: GGMLQuantizationType = F32, *
     writer = GGUFWriter(path, toy.arch)
     _metadata(writer, toy)
     for name, x in _tensors(toy, rng).items():
-        if x.ndim == 3:
-            writer.add_tensor(name, x.astype(np.float32))
-        else:
-            add_tensor(writer, name, x, lambda _name, _width: kind)
+        of = F32 if name.endswith("ffn_gate_inp.weight") else kind
+        add_tensor(writer, name, x, lambda _name, _width, of=of: of)
     finish(writer)
     return path
 
 
 def write_pair(
-    directory: Path, seed: int, draft: dict[str, Any] | None = None, **sizes: Any
+    directory: Path,
+    seed: int,
+    draft: dict[str, Any] | None = None,
+    kind: GGMLQuantizationType = F32,
+    **sizes: Any,
 ) -> tuple[Path, Path]:
     """A target, and a draft for it whose own fields of `toys.Toy` are `draft`."""
     toy = KvToy(**sizes)
     shared = {"n_vocab": toy.n_vocab, "n_embd": toy.n_embd, "n_layers": toy.n_layers, "n_ctx": toy.n_ctx}
-    _, path = toys.write_pair(directory, seed, **{**shared, **(draft or {})})
-    return write_target(directory, seed, **sizes), path
+    _, path = toys.write_pair(directory, seed, kind, **{**shared, **(draft or {})})
+    return write_target(directory, seed, kind, **sizes), path
 
 
 def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
