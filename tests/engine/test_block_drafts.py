@@ -20,6 +20,7 @@ from reference.numpy_draft import BlockDraft
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
     "dflash-yarn-rot-own": {"yarn": 4.0, "draft_rot": 32, "own_tables": True, "draft_layers": 3},
+    "dflash-eight-windows": {"draft_layers": 8, "window": 24, "n_layers": 9, "taps": tuple(range(8))},
     "laguna": {"normed_taps": True, "window": 24, "n_heads": 3, "draft_layers": 3},
     "laguna-without-windows": {"normed_taps": True, "taps": (0, 1, 3)},
     "dflash2": {"draft": "dflash2", "window": 24, "causal": False},
