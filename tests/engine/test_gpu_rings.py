@@ -1,0 +1,97 @@
+"""A target with windows on a GPU: batches, single tokens and trees give the numbers that the CPU gives, over many rounds of
+a ring. Skipped where this build or machine has no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.ggml.device import list_devices
+from reference import kv_toys
+from reference.engine_kit import foretold, fresh, steps
+
+GPUS = [d for d in list_devices() if d.is_gpu]
+pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
+# dense layers only: a near-tie of two experts would be another text
+SIZES: dict[str, Any] = {"arch": "laguna", "n_vocab": 4000, "n_embd": 256, "n_ff": 512, "head_dim": 128}
+SIZES |= {
+    "n_layers": 5,
+    "n_dense": 5,
+    "window": 100,
+    "n_heads": 4,
+    "window_heads": 6,
+    "n_rot": 64,
+    "yarn": 8.0,
+}
+DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 512, "draft_layers": 3}
+TOLERANCE = 0.15  # float16 caches and other products; logits spread over about 30
+IDS = np.random.default_rng(3).integers(0, 3990, 1500).tolist()
+
+
+@pytest.fixture(scope="module", params=["F16", "Q8_0"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    kind = kv_toys.GGMLQuantizationType[request.param]
+    return kv_toys.write_pair(tmp_path_factory.mktemp(request.param), 61, DRAFT, kind, **SIZES)
+
+
+def load(pair: tuple[Path, Path], **options: Any) -> Engine:
+    return Engine.load(EngineConfig(*pair, **{"n_ctx": 2048, "calibrate": "never", "budget": 31, **options}))
+
+
+@pytest.fixture
+def gpu(pair: tuple[Path, Path]) -> Iterator[Engine]:
+    with load(pair, n_batch=256) as engine:
+        assert engine.device.is_gpu
+        yield engine
+
+
+def rows_of(engine: Engine, ids: list[int]) -> np.ndarray:
+    """Logits after every token of a text that is read in batches."""
+    rows: list[np.ndarray] = []
+    engine.reset()
+    engine.prefill(ids, take_row=rows.append)
+    return np.stack(rows)
+
+
+def close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - theirs).max() < TOLERANCE * max(1.0, np.abs(theirs).max() / 10)
+
+
+def test_batches(pair: tuple[Path, Path], gpu: Engine) -> None:
+    ours = rows_of(gpu, IDS)
+    with load(pair, n_gpu_layers=0, n_batch=256) as cpu:
+        close(ours, rows_of(cpu, IDS))
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree", "chain"])
+def test_what_is_written(gpu: Engine, mode: str) -> None:
+    """The rows behind each written token are those of the same text read as a prompt; accepted rows of trees move."""
+    said = [
+        token for step in steps(fresh(gpu, IDS[:700]), max_tokens=300, mode="plain") for token in step.tokens
+    ]
+    foretold(gpu, said, 700)
+    found = list(steps(fresh(gpu, IDS[:700]), max_tokens=300, mode=mode, keep_rows=True))
+    tokens = [token for step in found for token in step.tokens]
+    rows = np.stack([row for step in found for row in step.rows or ()])
+    assert len(tokens) == len(rows) == 300
+    close(rows, rows_of(gpu, [*IDS[:700], *tokens])[699:999])
+
+
+def test_a_snapshot(gpu: Engine) -> None:
+    fresh(gpu, IDS[:900])
+    row, kept = gpu.logits.copy(), gpu.snapshot()
+    gpu.prefill(IDS[:500])
+    gpu.restore(kept)
+    after = rows_of(gpu, IDS[:960])[-1]
+    gpu.reset()
+    gpu.restore(kept)
+    assert np.array_equal(gpu.logits, row)
+    gpu.prefill(IDS[900:960])
+    close(gpu.logits, after)
