@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from gguf.quants import dequantize
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.registry import open_draft
-from dflash_ggml.engine import loading
+from dflash_ggml.engine import declared, loading
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import BF16, F16, F32, GGUFFile
@@ -108,9 +109,9 @@ def test_where_it_does_not_fit(
     device = Device.cpu(1, reference=True)
     weights = []
     monkeypatch.setattr(Device, "is_gpu", property(lambda self: True))
-    monkeypatch.setattr(loading, "_fits", lambda *_: False)
+    monkeypatch.setattr(declared, "_usual", lambda *_: SimpleNamespace(fits=False))
     planned = lambda self, *_: weights.append(self.parts(self.kv[0])) or 1 / 0  # noqa: E731
-    monkeypatch.setattr(loading.Declared, "plan", planned)
+    monkeypatch.setattr(declared.Declared, "plan", planned)
     for type_ in (None, "q8_0", "f16"):
         source = open_draft(config.draft, None, type_)
         with pytest.raises(ZeroDivisionError):

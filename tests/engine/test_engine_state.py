@@ -11,7 +11,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.drafts.dflash.file import DraftFile
-from dflash_ggml.engine import loading
+from dflash_ggml.engine import declared
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
 from dflash_ggml.ggml import device, store
@@ -448,8 +448,8 @@ def test_memory_dropped_unclosed_is_freed(engine, monkeypatch):
 
 def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
     gpu = replace(device.list_devices()[-1], name="CUDA0", is_gpu=True)
-    monkeypatch.setattr(loading, "list_devices", lambda: [gpu])
-    chosen = loading.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
+    monkeypatch.setattr(declared, "list_devices", lambda: [gpu])
+    chosen = declared.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
     assert not chosen.is_gpu
     chosen.close()
 

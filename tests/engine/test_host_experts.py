@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
-from dflash_ggml.engine import cost_cache, kept, loading
+from dflash_ggml.engine import cost_cache, declared, kept, loading
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
+from dflash_ggml.engine.declared import declare, declare_fitting, layers_to_keep
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.loading import declare, declare_fitting, layers_to_keep
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
@@ -51,7 +51,7 @@ def config(pair) -> EngineConfig:
 @pytest.fixture(params=[False, True], ids=["sent", "lent"])
 def divided(request, monkeypatch) -> None:
     """A CPU counts as a device with memory of its own; batches of 16 are computed by the host, or have the matrices lent."""
-    monkeypatch.setattr(loading, "has_own_memory", lambda device: True)
+    monkeypatch.setattr(declared, "has_own_memory", lambda device: True)
     for module, name in ((experts, "LENT"), (kept, "LENT"), (loading, "LENT")):
         monkeypatch.setattr(module, name, 16 if request.param else 1000)
 
@@ -135,7 +135,7 @@ def needed(config: EngineConfig, layers: int) -> int:
     with closing(Device.cpu(1, reference=True)) as device, GGUFFile(config.model) as file:
         found = declare(device, config, file, read_target(file), None, layers)
         with closing(found.weights):
-            return loading._usual(found, read_target(file), config, device).total + MARGIN
+            return declared._usual(found, read_target(file), config, device).total + MARGIN
 
 
 @pytest.mark.parametrize("layers", [1, 3, 4])
@@ -143,7 +143,7 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
     config = replace(config, draft=None)
     room = needed(config, layers)
     assert needed(config, layers - 1) > room
-    monkeypatch.setattr(loading, "memory_free", lambda device, limit: room)
+    monkeypatch.setattr(declared, "memory_free", lambda device, limit: room)
     with Engine.load(config) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.layers == layers
         assert caplog.text.count("does not fit the GPU") == 1
@@ -156,7 +156,7 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
 
 
 def test_what_cannot_fit_is_refused_as_before(divided, config, monkeypatch) -> None:
-    monkeypatch.setattr(loading, "memory_free", lambda device, limit: 1 << 20)
+    monkeypatch.setattr(declared, "memory_free", lambda device, limit: 1 << 20)
     with pytest.raises(DeviceError, match="not enough device memory") as error:
         Engine.load(replace(config, draft=None))
     assert "n-cpu-moe" not in str(error.value)

@@ -8,8 +8,8 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.declared import DRIVER, memory_free
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.loading import DRIVER, memory_free
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F16, DeviceInfo
