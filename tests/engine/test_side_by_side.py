@@ -13,6 +13,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine import declared
 from dflash_ggml.engine import place as places
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
@@ -33,6 +34,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {"draft": None, "spec": (), "mode": "plain"}),
     "a window": ({}, {"fa_window": 96}),
     "experts": ({"arch": "qwen3next", "n_experts": 6, "n_used": 2, "n_ff": 32, "ssm_v_heads": 6}, {}),
+    "experts with the host": (
+        {"arch": "qwen35moe", "n_experts": 6, "n_used": 2, "n_ff": 32},
+        {"n_cpu_moe": 3},
+    ),
     "rows only": ({"kv_toy": True}, {}),
     "rings": ({"kv_toy": True, **kv_toys.VARIANTS[32]}, {}),
 }
@@ -61,8 +66,10 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         budget=20,
         calibrate="never",
     )
-    with Engine.load(replace(config, **options)) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(declared, "has_own_memory", lambda device: "n_cpu_moe" in options)
+        with Engine.load(replace(config, **options)) as found:
+            yield found
 
 
 class Mixing:
