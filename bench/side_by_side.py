@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -141,7 +140,7 @@ def measured(
         seconds / steps * 1e3,
         mean(columns),
         {stage: mean(getattr(t, stage) for t in times) for stage in STAGES},
-        dict(Counter(str(key[0]) for key, _ in engine.passes.graphs)),
+        engine.passes.graphs.kinds,
     )
 
 

@@ -171,10 +171,11 @@ def sizes(engine: Engine) -> list[str]:
     """The device, the bytes of everything on it, and how often its graphs ran, a line each."""
     device = engine.device
     counts = engine.run_counts()
+    kept = ", ".join(f"{kind} {n}" for kind, n in sorted(engine.passes.graphs.kinds.items()))
     return [
         f"{device.info.description}, {count(device.n_threads, 'thread')}",
         f"  K/V caches: {engine.passes.state.kv.type}",
         *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.nbytes.items()),
         f"  {engine.memory.against(engine.nbytes)}",
-        f"  graphs: {counts['graphs']} built, {count(counts['runs'], 'run')}",
+        f"  graphs: {counts['graphs']} built, {count(counts['runs'], 'run')}; kept: {kept}",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 
 from .graph import Graph
@@ -40,6 +40,11 @@ class GraphCache:
     def runs(self) -> int:
         """Graph runs so far."""
         return self._past_runs + sum(graph.runs for graph in self._graphs.values())
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many graphs of each kind, the first word of a key, are kept; on a GPU as many are captured."""
+        return dict(Counter(str(key[0] if isinstance(key, tuple) else key) for key in self._graphs))
 
     def clear(self) -> None:
         """Drop all: what they point to is about to move."""
