@@ -45,6 +45,7 @@ OPS = (
 TESTS = (
     "tests/engine/test_gpu.py",
     "tests/engine/test_gpu_drafts.py",
+    "tests/engine/test_gpu_several.py",
     "tests/engine/test_gpu_host_experts.py",
     "tests/state/test_kv_types.py",
     "tests/ggml/test_tree_ops.py",

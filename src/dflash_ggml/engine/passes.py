@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..decode.forest import Forest
 from ..decode.reduced import KEPT, WATCHED, ReducedRows, Watch
@@ -25,10 +26,12 @@ from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import SlotMask
 from ..state.pool import RowPool
+from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
 
 FOREST = 64  # columns over which products cost little more than over one (bench/notes-matmul.md)
+GRAPHS = 48  # that are kept for one sequence; several have their own
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 _REDUCTIONS = Reduction(KEPT, WATCHED, BLOCK, each=True)
@@ -80,7 +83,7 @@ class TargetPasses:
         self.rows = RowPool(n_rows)
         self._spare = np.arange(n_rows, n_rows + SPARE)
         self.workspace = Workspace(device)
-        self.graphs = GraphCache(self.workspace)
+        self.graphs = GraphCache(self.workspace, limit=GRAPHS * min(lanes, 2))
 
     # ---- memory
 
@@ -113,8 +116,8 @@ class TargetPasses:
 
     @property
     def takes_several(self) -> bool:
-        """Whether a pass may have trees of several sequences: rows of windows are gathered for one."""
-        return self.window is None and not self.state.rings
+        """Whether a pass may have trees of several sequences: the rows of a decode window are gathered for one."""
+        return self.window is None
 
     # ---- passes
 
@@ -198,7 +201,7 @@ class TargetPasses:
         if window is None:
             self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
         if window is not None or self.state.rings:
-            own = np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
+            own = _unpacked(seen_by, width)
             depths = positions - sequence.n_tokens
             if window is not None:
                 window.fill(graph, sequence.first_slot, sequence.n_tokens, depths, own)
@@ -259,28 +262,30 @@ class TargetPasses:
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
         seqs = graph.inputs["seqs"].array.reshape(lanes, 3)
         seqs[:] = 0
+        spans = np.zeros((lanes, 2), np.int32)
         ranges = np.zeros((2, width), np.int32)
         for i, (sequence, tree, block) in enumerate(forest.blocks()):
             ids[block], parents[block] = tree.tokens, tree.parents
             np.add(tree.depths, sequence.n_tokens, positions[block])
             rows[block] = slots = sequence.slots(tree.width)
             ranges[0, block], ranges[1, block] = sequence.first_slot, slots.start
-            seqs[i] = sequence.lane, block.start, tree.width
+            seqs[i], spans[i] = (sequence.lane, block.start, tree.width), (sequence.first_slot, slots.stop)
         padding = slice(block.stop, width)
         ids[padding], positions[padding], parents[padding] = 0, 0, -1
         rows[padding] = self._spare[: width - block.stop]
         ranges[1, padding] = 1  # a column that sees nothing would have no numbers
         if window is None:
             graph.inputs["ranges"].array[:] = ranges
-        if window is not None or self.state.rings:
+            if "spans" in graph.inputs:
+                graph.inputs["spans"].array.reshape(lanes, 2)[:] = spans
+        if window is not None:
             positions[padding] = sequence.n_tokens
-            seen_by = observers(tree, width)  # padding sees itself
-            own = np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
-            depths = positions - sequence.n_tokens
-            if window is not None:
-                window.fill(graph, sequence.first_slot, sequence.n_tokens, depths, own)
+            own = _own(tree, width)  # padding sees itself
+            window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
+        if self.state.rings:
+            below = [Below(s.lane, s.n_tokens, t.depths, _own(t, t.width)) for s, t, _ in forest.blocks()]
             for ring in self.state.rings:
-                ring.fill(graph, sequence.lane, sequence.n_tokens, width, depths, own)
+                ring.fill_each(graph, width, below)
         if "column" in graph.inputs:
             graph.inputs["column"].array[:] = columns
         if reduction:
@@ -369,6 +374,15 @@ class TargetPasses:
         if self.tree_mask is not None:
             self.tree_mask.close()
         self.weights.close()
+
+
+def _own(tree: Tree, width: int) -> NDArray[np.bool_]:
+    """Whether each column of a tree sees each of them, [width, width]; one that it does not have sees itself."""
+    return _unpacked(observers(tree, width), width)
+
+
+def _unpacked(seen_by: NDArray[np.uint8], width: int) -> NDArray[np.bool_]:
+    return np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
 
 
 def _fill_watches(graph: Graph, forest: Forest, watches: Items[Watch | None]) -> None:

@@ -17,6 +17,7 @@ from .device import DEVICE, HOST, I32, NUMPY_TYPES, Device, key
 from .split import Split
 from .store import Store, Workspace, is_host
 
+MOST_SPANS = 32  # sequences whose rows attention can be told
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
 # ggml initialises what it takes of a graph's megabytes
 _uncleared = ffi.new_allocator(should_clear_after_alloc=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ggml.device import F32, I32, NARROW_COLUMNS
-from ..ggml.graph import Graph, packed
+from ..ggml.graph import MOST_SPANS, Graph, packed
 from ..state.kv import LayerCache
 from ..state.spec import Recurrent
 from ..state.state import TargetState
@@ -28,12 +28,15 @@ class Columns:
         self.path = rest[0] if rest else None
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
         self._seqs = g.input("seqs", I32, 3, batch.seqs) if batch.seqs else None
-        self._is_forest = batch.is_forest
+        self.seqs = self._seqs if batch.is_forest else None  # of trees of several sequences
+        self._spans: Any = None
         self.gathered: Any = None  # rows that are seen, where it is not the first n_kv
         if batch.window is not None:
             self.gathered, self._mask = batch.window.build(g, self.n)
         elif batch.is_forest:
             ranges = g.input("ranges", I32, self.n, 2)
+            # all rows that a sequence's columns see, so that those of others need not be read
+            self._spans = g.input("spans", I32, 2, batch.seqs) if batch.seqs <= MOST_SPANS else None
             self._mask = g.forest_mask(ranges, self.rows, self.parents, self._seqs, self.n_kv)
         elif batch.mask is not None:
             self._mask = batch.mask.build(g, "mask", self.n_kv, self.n)
@@ -44,8 +47,8 @@ class Columns:
 
     def recurrence(self, g: Graph, state: TargetState, layer: int) -> Recurrence | ForestRecurrence:
         """The state of a recurrent layer, for these columns."""
-        if self._is_forest:
-            return ForestRecurrence(g, state, layer, self.parents, self._seqs)
+        if self.seqs is not None:
+            return ForestRecurrence(g, state, layer, self.parents, self.seqs)
         return Recurrence(g, state, layer, self.parents, self.path, self._seqs)
 
     def attend(self, g: Graph, q, keys, values, scale: float):
@@ -53,7 +56,8 @@ class Columns:
         [d, heads, n]."""
         if self._mask is None:
             return g.range_attention(q, keys, values, self._ranges, scale)
-        return g.attention(q, keys, values, self._mask, scale)
+        seqs = None if self._spans is None else self._seqs
+        return g.attention(q, keys, values, self._mask, scale, seqs, self._spans)
 
 
 class Taps:

@@ -53,8 +53,9 @@ class Batch:
     seqs: entries of the input `seqs`, int32 [3, seqs]: lane, first column and number of columns of each sequence of the pass, 0
     columns where there is none; 0: one sequence, in the first lane of the state.
     is_forest: the columns are trees of those sequences, side by side. What they see of their prefixes is the input `ranges`, rows
-    from and to, int32 [columns, 2]; features go to the columns that the input `column` names; a sequence of one column has
-    taken it in when the pass has run, the others are left alone.
+    from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence sees, its own rows included; features
+    go to the columns that the input `column` names; a sequence of one column has taken it in when the pass has run, the others
+    are left alone.
     """
 
     columns: int

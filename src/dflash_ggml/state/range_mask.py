@@ -1,4 +1,4 @@
-"""Attention masks of passes whose columns belong to several sequences: for each column, the ranges of rows that it sees.
+"""Attention of drafted blocks of several sequences: for each column, the ranges of rows that it sees.
 
 A mask that stays on the device, as SlotMask is, gains nothing here: columns belong to other sequences every time, and so all of
 it changes. It is written there from the ranges.
@@ -6,18 +6,45 @@ it changes. It is written there from the ranges.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..ggml.device import I32
-from ..ggml.graph import Graph
+from ..ggml.graph import MOST_SPANS, Graph
+from .kv import under
 
 
-def build(g: Graph, name: str, n_kv: int, columns: int, pieces: int):
-    """The mask float16 [n_kv, columns] as part of graph `g`; `fill` provides its input. pieces: ranges of a column."""
-    return g.range_mask(g.input(name, I32, columns, 2 * pieces), n_kv)
+def of_blocks(
+    g: Graph, n_kv: Sequence[int], block: int, blocks: int, pieces: Sequence[int]
+) -> list[Callable[..., Any]]:
+    """Attention over each group of a context (see `under`), for so many blocks of columns; `fill` provides the inputs.
+
+    n_kv: rows of each group. pieces: ranges of a column in it."""
+    n = block * blocks
+    masks = [g.range_mask(g.input(f"mask{i}", I32, n, 2 * p), n_kv[i]) for i, p in enumerate(pieces)]
+    if blocks > MOST_SPANS:
+        return [under(mask) for mask in masks]
+    seqs = g.input("seqs", I32, 3, blocks)
+    spans = [g.input(f"spans{i}", I32, 2, blocks) for i in range(len(pieces))]
+
+    def over(mask, span) -> Callable[..., Any]:
+        return lambda g, q, keys, values, scale: g.attention(q, keys, values, mask, scale, seqs, span)
+
+    return [over(mask, span) for mask, span in zip(masks, spans)]
 
 
-def fill(graph: Graph, name: str, ranges: NDArray[np.int32]) -> None:
-    """ranges: int32 [pieces, 2, columns], the rows from and to before which each column sees, of each of its ranges."""
-    graph.inputs[name].array[:] = ranges.reshape(-1, ranges.shape[2])
+def fill(graph: Graph, group: int, ranges: NDArray[np.int32]) -> None:
+    """ranges: int32 [pieces, 2, blocks, block], the rows from and to before which each column sees, of each of its ranges."""
+    _, _, blocks, block = ranges.shape
+    graph.inputs[f"mask{group}"].array[:] = ranges.reshape(-1, blocks * block)
+    if "seqs" not in graph.inputs:
+        return
+    seqs = graph.inputs["seqs"].array.reshape(blocks, 3)
+    seqs[:, 0], seqs[:, 1], seqs[:, 2] = 0, np.arange(blocks) * block, block
+    spans = graph.inputs[f"spans{group}"].array.reshape(blocks, 2)
+    some = ranges[:, 0] < ranges[:, 1]
+    spans[:, 0] = np.where(some, ranges[:, 0], np.iinfo(np.int32).max).min((0, 2))
+    spans[:, 1] = np.where(some, ranges[:, 1], 0).max((0, 2))

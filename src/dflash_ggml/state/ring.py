@@ -12,13 +12,14 @@ rejected tree stay until others come: `ring_rows` leaves room for both beside a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ggml.device import F16, NARROW_COLUMNS, Device
-from ..ggml.graph import Graph, packed
+from ..ggml.device import F16, I32, NARROW_COLUMNS, Device
+from ..ggml.graph import MOST_SPANS, Graph, packed
 from .kv import KvCache
 from .kv_type import KvType
 from .mask import HIDDEN
@@ -33,12 +34,28 @@ def ring_rows(window: int, columns: int, n_rows: int) -> int:
     return min(padded(window - 1 + columns, 256), n_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """A tree behind the first `start` tokens of a lane's sequence. depths [w]: of each column below its root; own [w, w]: whether
+    it sees each of them."""
+
+    lane: int
+    start: int
+    depths: NDArray[np.int32]
+    own: NDArray[np.bool_]
+
+
 class Near:
     """What the columns of a pass see of a ring, for attention; as `Columns` has it for whole caches."""
 
-    def __init__(self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool) -> None:
-        self.n, self.positions = n, positions
+    def __init__(self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool, seqs=None) -> None:
+        """seqs: see Batch; None where the columns are of one sequence."""
+        self.n, self.positions, self._seqs, self._spans = n, positions, None, None
         self.n_kv = padded(window - 1 + TILE - 1 + n, 256)
+        if seqs is not None:
+            self.n_kv = padded(seqs.ne[1] * (window - 1 + 2 * (TILE - 1)) + n, 256)
+            if seqs.ne[1] <= MOST_SPANS:
+                self._seqs, self._spans = seqs, g.input(f"{name} spans", I32, 2, seqs.ne[1])
         parts = packed(g, f"{name} rows", n, self.n_kv, *(() if is_tree else (2 * n,)))
         self.rows, self.gathered = parts[:2]
         self._mask: Any = None
@@ -53,7 +70,7 @@ class Near:
         """See Columns.attend."""
         if self._mask is None:
             return g.range_attention(q, keys, values, self._ranges, scale)
-        return g.attention(q, keys, values, self._mask, scale)
+        return g.attention(q, keys, values, self._mask, scale, self._seqs, self._spans)
 
 
 class Ring:
@@ -67,9 +84,9 @@ class Ring:
         self.name, self.window, self.n_rows = name, layers[0].window, n_rows
         self.cache = KvCache(device, layers, kv_type, n_rows * lanes)
 
-    def build(self, g: Graph, n: int, positions, is_tree: bool) -> Near:
-        """Inputs of a pass of n columns at `positions`, which `fill` provides."""
-        return Near(g, self.name, self.window, n, positions, is_tree)
+    def build(self, g: Graph, n: int, positions, is_tree: bool, seqs=None) -> Near:
+        """Inputs of a pass of n columns at `positions`, which `fill` provides, or, of several sequences, `fill_each`."""
+        return Near(g, self.name, self.window, n, positions, is_tree, seqs)
 
     def rows(self, lane: int, start: int, n: int) -> NDArray[np.int32]:
         """The rows of n tokens from position `start` on."""
@@ -107,6 +124,36 @@ class Ring:
         seen = own & (depths[:, None] - depths < self.window)
         mask[:, before : before + n] = np.where(seen, np.float16(0), HIDDEN)
         mask[:, before + n :] = HIDDEN
+
+    def fill_each(self, graph: Graph, n: int, trees: Sequence[Below]) -> None:
+        """Set the inputs of a pass of n columns over trees of several sequences, side by side from the first column on."""
+        rows = graph.inputs[f"{self.name} rows"].array
+        near, mask = rows[n:], graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
+        mask[:] = HIDDEN
+        spans = np.zeros((len(trees), 2), np.int32)
+        column = at = 0
+        for i, tree in enumerate(trees):
+            w, start = len(tree.depths), tree.start
+            base = max(start - self.window + 1, 0) // TILE * TILE
+            before, own = start - base, slice(column, column + w)
+            rows[own] = self.rows(tree.lane, start, w)
+            near[at : at + before + w] = self.rows(tree.lane, base, before + w)
+            lag = start + tree.depths[:, None] - (base + np.arange(before))
+            mask[own, at : at + before] = np.where(lag < self.window, np.float16(0), HIDDEN)
+            seen = tree.own & (tree.depths[:, None] - tree.depths < self.window)
+            mask[own, at + before : at + before + w] = np.where(seen, np.float16(0), HIDDEN)
+            spans[i] = at, at + before + w
+            end = at + before + w
+            at += padded(before + w, TILE)
+            near[end:at] = rows[0]  # any that holds numbers: nobody sees it
+            column += w
+        near[at:] = rows[0]
+        # padding: behind the last tree, where nobody looks
+        rows[column:n] = self.rows(tree.lane, start + w, n - column)
+        mask[column:, 0] = 0
+        if f"{self.name} spans" in graph.inputs:
+            array = graph.inputs[f"{self.name} spans"].array.reshape(-1, 2)
+            array[: len(trees)], array[len(trees) :] = spans, 0
 
     @property
     def kept(self) -> list[tuple[Any, int, int]]:

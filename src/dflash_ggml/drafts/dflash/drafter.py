@@ -243,7 +243,7 @@ class DFlashDrafter(Drafter):
             roots[0, : len(sequences)] = [s.pending for s in sequences]
         ids[len(sequences) :], positions[len(sequences) :] = 0, 0
         for i, seen in enumerate(ranges):
-            range_mask.fill(graph, f"mask{i}", seen.reshape(-1, 2, n * block))
+            range_mask.fill(graph, i, seen)
         graph.run()
         for s in sequences:
             s.unseen = ()

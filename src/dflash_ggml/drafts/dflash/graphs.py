@@ -103,14 +103,11 @@ def draft_graph(
     g, n = Graph(device), block * max(seqs, 1)
     parts = packed(g, "ints", *[n] * (4 + 2 * len(context.groups)))
     columns, seen_at, ids, positions, *rows = parts
-    seen = [
-        under(
-            range_mask.build(g, f"mask{i}", n_kv[i], n, group.pieces)
-            if seqs
-            else group.mask.build(g, f"mask{i}", n_kv[i], block)
-        )
-        for i, group in enumerate(context.groups)
-    ]
+    if seqs:
+        seen = range_mask.of_blocks(g, n_kv, block, seqs, [group.pieces for group in context.groups])
+    else:
+        masks = (group.mask.build(g, f"mask{i}", n_kv[i], block) for i, group in enumerate(context.groups))
+        seen = [under(mask) for mask in masks]
     caches = append_context(g, w, p, context, g.get_rows(features, columns), seen_at, rows[::2])
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
     pending = g.view(ids, (1,))

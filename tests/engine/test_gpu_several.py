@@ -1,0 +1,72 @@
+"""Texts side by side on a GPU: each is what it is alone, up to near-ties. Skipped where this build or machine has no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_gpu import GPUS, GREEDY, NEAR_TIE, PROMPTS, fork
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+
+pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
+N, TEXTS = 96, 6
+
+
+@pytest.fixture(scope="module")
+def engine(demo_target: Path, demo_draft: Path) -> Iterator[Engine]:
+    with Engine.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096)) as found:
+        assert found.device.is_gpu
+        yield found
+
+
+def side_by_side(engine: Engine, params: list[SamplingParams], mode: Any) -> list[list[int]]:
+    """Texts behind the first prompts, four at a time; a place is taken again when its text has ended."""
+    texts: list[list[int]] = [[] for _ in params]
+    waiting, running = list(range(len(params))), {}
+    while waiting or running:
+        while waiting and len(running) < engine.parallel:
+            i = waiting.pop(0)
+            place = engine.open(64)
+            place.prefill(engine.tokenizer.encode(PROMPTS[i]))
+            run = place.begin(
+                Sampler(params[i], engine.n_vocab), max_tokens=N - 10 * i, mode=mode, stop=lambda t: False
+            )
+            texts[i] += place.first(run).tokens
+            running[i] = place, run
+        for i, step in zip(list(running), engine.step([run for _, run in running.values()]), strict=True):
+            assert not isinstance(step, Exception), repr(step)
+            texts[i] += step.tokens
+            if step.finish:
+                running.pop(i)[0].close()
+    return texts
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree", "auto"])
+def test_each_text_is_what_it_is_alone(engine: Engine, mode: Any) -> None:
+    texts = side_by_side(engine, [GREEDY] * TEXTS, mode)
+    assert [len(text) for text in texts] == [N - 10 * i for i in range(TEXTS)]
+    for prompt, text in zip(PROMPTS, texts):
+        ids = engine.tokenizer.encode(prompt)
+        engine.reset()
+        engine.prefill(ids)
+        sampler = Sampler(GREEDY, engine.n_vocab)
+        steps = engine.generate(sampler, max_tokens=len(text), mode="plain", stop=lambda t: False)
+        alone = [t for step in steps for t in step.tokens]
+        if (at := fork(text, alone)) < len(text):
+            engine.reset()
+            engine.prefill([*ids, *alone[:at]])
+            assert abs(engine.logits[text[at]] - engine.logits[alone[at]]) < NEAR_TIE
+
+
+def test_drawn_texts_and_few_graphs(engine: Engine) -> None:
+    """Rows are reduced on the device, each with its own text's temperature; the same texts again build no graph."""
+    params = [SamplingParams(temperature=0.5 + 0.2 * i, seed=i) for i in range(TEXTS)]
+    first = side_by_side(engine, params, "tree")
+    built = engine.run_counts()["graphs"]
+    assert side_by_side(engine, params, "tree") == first
+    assert engine.run_counts()["graphs"] == built
