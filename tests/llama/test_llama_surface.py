@@ -103,6 +103,7 @@ def test_constructor() -> None:
         "draft_type",
         "spec",
         "draft_max",
+        "n_seq_max",
         "cpu_moe",
         "n_cpu_moe",
         "prefix_cache_bytes",

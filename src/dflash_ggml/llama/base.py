@@ -50,7 +50,7 @@ class LlamaBase:
             self._session = Session(engine, cache_bytes=options.prefix_cache_bytes)
             self._model = LlamaModel.of(options.model_path, engine.tokenizer, engine.params, engine.metadata)
             n_ctx = engine.n_ctx
-        self._n_ctx = n_ctx
+        self._n_ctx, self.n_seq_max = n_ctx, options.n_seq_max
         self._n_vocab = self._model.n_vocab()
         self._ctx = LlamaContext.of(self)
         self.metadata = self._model.metadata()

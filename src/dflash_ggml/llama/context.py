@@ -52,6 +52,7 @@ class HasContext(Protocol):
     n_tokens: int
     n_batch: int
     n_threads: int
+    n_seq_max: int
     context_params: Any
     _model: LlamaModel
     _n_vocab: int

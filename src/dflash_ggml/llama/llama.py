@@ -6,9 +6,11 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import Calibrate, DraftType, Mode
+from ..errors import ConfigError
 from ..session.events import Event, Usage
 from ..session.hooks import Hooks
 from ..session.openai_parts import usage_line
@@ -19,7 +21,6 @@ from ..text.tools import check_tools
 from .chat_completion import chat_body, chat_chunks
 from .chat_handlers import ChatHandler, get_chat_completion_handler
 from .completion import Heading, completion_body, completion_chunks
-from .embedding import LlamaEmbeddings
 from .left_out import CHAT_TEMPERATURE, MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
@@ -32,6 +33,7 @@ from .requests import (
     legacy_tools,
     sampling_params,
 )
+from .several import LlamaSeveral, is_one, merged
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
 from .template_handler import TemplateHandler
 
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]
 
 
-class Llama(LlamaEmbeddings):
+class Llama(LlamaSeveral):
     """A Qwen3.5 model with its DFlash draft behind the interface of llama_cpp.Llama 0.3.36.
 
     Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, vocab_only,
@@ -54,6 +56,7 @@ class Llama(LlamaEmbeddings):
         LlamaPromptLookupDecoding: text that stood before, and no draft model.
     mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: how to speculate
         (see EngineConfig).
+    n_seq_max: texts that are written side by side, of several prompts or choices; they share the n_ctx tokens.
     n_cpu_moe: layers whose experts the host keeps beside a GPU (None: as few as it takes); cpu_moe: those of all.
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.
@@ -119,6 +122,7 @@ class Llama(LlamaEmbeddings):
         draft_type: DraftType | None = None,
         spec: Sequence[str] | None = None,
         draft_max: int = 3,
+        n_seq_max: int = 1,
         cpu_moe: bool = False,
         n_cpu_moe: int | None = None,
         prefix_cache_bytes: int = CACHE_BYTES,
@@ -154,7 +158,7 @@ class Llama(LlamaEmbeddings):
 
     def create_completion(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Sequence[str],
         suffix: str | None = None,
         max_tokens: int | None = 16,
         temperature: float = TEMPERATURE,
@@ -183,30 +187,51 @@ class Llama(LlamaEmbeddings):
         mode: str | None = None,
         budget: int | None = None,
         on_step: Callable[[Step], None] | None = None,
+        n: int | None = None,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """Continue a text (or token list): one dict, or with stream=True an iterator of chunks.
 
         max_tokens None or <= 0 fills the context. logprobs: how many alternatives per token; with echo the prompt's
         own are reported too, and the prompt is read anew. suffix needs a model with
         fill-in-the-middle tokens. tfs_z has no effect, as in llama-cpp-python. mode, budget: speculation for this
-        call. on_step sees every engine step. The last chunk and the dict carry `usage` and `timings`.
+        call. on_step sees every engine step. The last chunk and the dict carry `usage` and `timings`. n: choices of each prompt,
+        with the seed, seed + 1 and so on; prompt may be a list of texts: all in one dict, written side by side (see n_seq_max).
         Raises ContextOverflowError, ConfigError (both ValueErrors), with stream=True at the first next().
         """
-        params = self._sampling(
-            seed,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            logit_bias=logit_bias,
-        )
+        arguments = {k: v for k, v in locals().items() if k not in ("self", "prompt", "seed", "n", "stream")}
+        prompts: list[Any] = [prompt] if is_one(prompt) else list(prompt)
+        n = 1 if n is None else n
+        if len(prompts) == 1 and n == 1:
+            return self._completion(prompts[0], seed, stream, **arguments)()
+        if stream:
+            raise ConfigError("stream: one answer at a time; leave out n and lists of prompts, or the stream")
+        return merged(self._completions(prompts, seed, n, arguments))
+
+    __call__ = create_completion
+
+    def _completion(
+        self,
+        prompt: str | Sequence[int],
+        seed: int | None,
+        stream: bool,
+        *,
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | list[str] | None = None,
+        tfs_z: float = 1.0,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        mode: str | None = None,
+        budget: int | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        **sampling: Any,
+    ) -> Callable[[], dict[str, Any] | Iterator[dict[str, Any]]]:
+        """A completion made ready: its seed is drawn, and what cannot be is refused."""
+        params = self._sampling(seed, **sampling)
         request = completion_request(
             self._prompt(prompt, suffix),
             params,
@@ -227,9 +252,7 @@ class Llama(LlamaEmbeddings):
         text = None
         if echo:
             text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
-        return (completion_chunks if stream else completion_body)(events, head, echo=text)
-
-    __call__ = create_completion
+        return partial(completion_chunks if stream else completion_body, events, head, echo=text)
 
     def _prompt(self, prompt: str | Sequence[int], suffix: str | None) -> str | list[int]:
         """The prompt as given, or its ids where a tokenizer of the caller's replaces the model's own. Raises TypeError."""
@@ -240,10 +263,13 @@ class Llama(LlamaEmbeddings):
         return prompt if isinstance(prompt, str) else [int(t) for t in prompt]
 
     def _events(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
-        """Run a generation, with the state cache before and after it."""
+        """Run a generation, with the state cache before and after it where it is alone."""
         prepared = self.session.prepare(request)
-        self._consult_cache(prepared.ids)
         run = run_chat if isinstance(request, ChatRequest) else run_completion
+        if self.session.side_by_side:
+            yield from run(self.session, prepared, hooks=hooks)
+            return
+        self._consult_cache(prepared.ids)
         for event in run(self.session, prepared, hooks=hooks):
             if isinstance(event, Usage):  # the generation is over, and the turn still ours
                 if self.verbose:
@@ -266,10 +292,11 @@ class Llama(LlamaEmbeddings):
 
     def _sampling(self, seed: int | None, **options: Any) -> Any:
         """Sampler options with the call's seed, or the next of the constructor seed's chain."""
-        self.set_seed(seed if seed is not None else random.Random(self._seed).randint(0, 2**32))
+        seed = seed if seed is not None else random.Random(self._seed).randint(0, 2**32)
+        self.set_seed(seed)
         options = settled(options, self._recommended)
         return sampling_params(
-            seed=self._seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **options
+            seed=seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **options
         )
 
     # --- chat

@@ -96,6 +96,7 @@ class LlamaOptions:
     draft_type: DraftType | None = None
     spec: Sequence[str] | None = None
     draft_max: int = 3
+    n_seq_max: int = 1
     cpu_moe: bool = False
     n_cpu_moe: int | None = None
     prefix_cache_bytes: int = CACHE_BYTES
@@ -182,6 +183,7 @@ class LlamaOptions:
             draft_type=self.draft_type,
             spec=("suffix",) if self.lookup else None if self.spec is None else tuple(self.spec),
             draft_max=self.draft_max,
+            parallel=self.n_seq_max,
         )
 
     @property

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError
 from .events import Event, Progress
 from .generation import Wish
-from .pace import Pace
+from .pace import LONGEST, Pace
 from .prefix_cache import common_prefix
 from .prompts import Prepared
 from .seat import Seat, Seats
@@ -130,7 +130,7 @@ class Scheduler:
                     batch = list(task.events)
                     task.events.clear()
                     return batch, task.ended
-            if self._driver is threading.current_thread():
+            if self.is_driven_here():
                 raise ConfigError(
                     "this call came from inside a step on the same model; make it after the step"
                 )
@@ -160,6 +160,10 @@ class Scheduler:
             with self._changed:
                 if self._thread is not None:
                     self._changed.wait(0.05)
+
+    def is_driven_here(self) -> bool:
+        """Whether the caller is inside a round."""
+        return self._driver is threading.current_thread()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -281,13 +285,23 @@ class Scheduler:
         return False
 
     def _read(self) -> None:
-        """A piece of a prompt: of the oldest, or of one that a piece is enough for."""
-        reading = [task for task in self._running if task.is_reading]
+        """A piece of each prompt, as many as the others may wait for."""
+        seen, spent = set[Task](), 0.0
+        took = self._read_piece(seen)
+        while took and spent + took < LONGEST:
+            spent += took
+            self._admit()
+            took = self._read_piece(seen)
+
+    def _read_piece(self, seen: set[Task]) -> float:
+        """A piece of a prompt that was not `seen` yet: of the oldest, or of one that a piece is enough for; the seconds that it
+        took."""
+        reading = [task for task in self._running if task.is_reading and task not in seen]
         if not reading:
-            return
+            return 0.0
         beside = any(task.run is not None and task.parked is None for task in self._running)
         if beside and not self.pace.may_read:
-            return
+            return 0.0
         self.seats.piece = self.pace.most() if beside else None
         piece = self.seats.piece or self.engine.batches.limit
 
@@ -296,10 +310,13 @@ class Scheduler:
             return len(task.ids) - task.seat.engine.n_tokens
 
         task = next((task for task in reading if left(task) <= piece), reading[0])
+        seen.add(task)
         began, before = time.perf_counter(), left(task)
         self._advance(task)
+        took = time.perf_counter() - began
         if task.seat is not None and (n := before - left(task)) > 0:
-            self.pace.read(n, time.perf_counter() - began, beside)
+            self.pace.read(n, took, beside)
+        return took
 
     def _step(self) -> None:
         """One step of all that are being written."""

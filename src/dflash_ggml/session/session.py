@@ -3,7 +3,8 @@ shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,8 @@ class Session:
         self.templates = Templates(engine.tokenizer, template)
         self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
         self.state = PromptState(engine, PrefixCache(cache_bytes), disk)
-        self.turns = Turns()
         self.scheduler = Scheduler(Seats(engine, self.state.cache, disk))
+        self.turns = Turns(self.scheduler.is_driven_here)
         self._vet = vet
         self._grammars: GrammarCompiler | None = None
 
@@ -135,6 +136,18 @@ class Session:
         if bound is None:
             return None
         return self.grammars.processor(bound.spec, len(prepared.ids), bound.after, bound.repeat)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within it generations run side by side, whatever threads they are read in; the engine's own text is gone afterwards."""
+        with self.turns.taken():
+            self.side_by_side = True
+            try:
+                yield
+            finally:
+                self.side_by_side = False
+                self.scheduler.seats.close()
+                self.state.reset()
 
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -22,7 +22,9 @@ class Turns:
     DflashError. A call from inside a step (a processor, a callback) can do neither: it is refused with ConfigError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inside: Callable[[], bool] = lambda: False) -> None:
+        """inside: whether the caller is in the middle of something that this turn would wait for."""
+        self._inside = inside
         self._free = threading.Condition()
         self._owner: threading.Thread | None = None
         self._current: Generator[object, None, None] | _Call | None = None
@@ -58,6 +60,8 @@ class Turns:
 
     def _take(self, mine: Generator[object, None, None] | _Call) -> None:
         me = threading.current_thread()
+        if self._inside():
+            raise ConfigError("this call came from inside a step on the same model; make it after the step")
         with self._free:
             while (current := self._current) is not None and self._owner is not None:
                 if self._owner is me and getattr(current, "gi_running", False):

@@ -1,0 +1,126 @@
+"""Several answers of one call, written side by side: calls that are made ready, run together, and put into bodies."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from ..errors import ConfigError
+from ..session.session import Session
+from .embedding import LlamaEmbeddings
+
+Call = Callable[[], dict[str, Any]]
+
+
+def run_together(session: Session, calls: Sequence[Call], places: int) -> list[dict[str, Any]]:
+    """What all calls give, in their order; `places` at a time. The first error, in that order, is raised once all have ended."""
+    if places == 1 or len(calls) == 1:
+        return [call() for call in calls]
+    with session.together(), ThreadPoolExecutor(places, "dflash-together") as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def merged(bodies: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """One body of several: their choices, numbered, and their counts in sum. Of one it is that one."""
+    first, *others = bodies
+    if not others:
+        return first
+    choices = [
+        {**choice, "index": i} for i, body in enumerate((first, *others)) for choice in body["choices"]
+    ]
+    return {**first, "choices": choices, "usage": _sum([body["usage"] for body in (first, *others)])}
+
+
+def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for name, value in usages[0].items():
+        parts = [usage[name] for usage in usages]
+        total[name] = _sum(parts) if isinstance(value, dict) else sum(parts)
+    return total
+
+
+def is_one(prompt: Any) -> bool:
+    """Whether a prompt is one text, or the ids of one, and not a list of several."""
+    return isinstance(prompt, (str, bytes)) or not any(
+        isinstance(part, (str, list, tuple)) for part in prompt
+    )
+
+
+class LlamaSeveral(LlamaEmbeddings):
+    """The part of `Llama` that answers lists."""
+
+    create_completion: Any
+    create_chat_completion: Any
+    _completion: Any
+
+    def create_completions(
+        self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, seed: int | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Continue several texts side by side: a dict each, of n choices, in their order. options: of create_completion.
+
+        Raises as create_completion, for the first of them that cannot be, once all others have ended.
+        """
+        options = self._all_options(self.create_completion, ("prompt", "seed", "n", "stream"), options)
+        bodies = self._completions(prompts, seed, n, options)
+        return [merged(bodies[i : i + n]) for i in range(0, len(bodies), n)]
+
+    def create_chat_completions(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        n: int = 1,
+        seed: int | None = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """Answer several conversations side by side, as create_completions continues texts."""
+        if "stream" in options:
+            raise TypeError("create_chat_completions() got an unexpected keyword argument 'stream'")
+        calls: list[Any] = [
+            partial(self.create_chat_completion, messages=messages, seed=own, **options)
+            for messages in conversations
+            for own in self._drawn(seed, n)
+        ]
+        bodies = self._together(calls)
+        return [merged(bodies[i : i + n]) for i in range(0, len(bodies), n)]
+
+    def _completions(
+        self, prompts: Sequence[Any], seed: int | None, n: int, options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        calls: list[Any] = [
+            self._completion(prompt, own, False, **options)
+            for prompt in prompts
+            for own in self._drawn(seed, n)
+        ]
+        return self._together(calls)
+
+    def _drawn(self, seed: int | None, n: int) -> list[int]:
+        """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again, or the next
+        of the constructor seed's chain."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ConfigError(f"n: expected 1 or more, got {n!r}")
+        if seed is not None:
+            return [(seed + i) & 0xFFFFFFFF for i in range(n)]
+        drawn = []
+        for _ in range(n):
+            drawn.append(random.Random(self._seed).randint(0, 2**32))
+            self.set_seed(drawn[-1])
+        return drawn
+
+    def _together(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
+        bodies = run_together(self.session, calls, self.n_seq_max)
+        self._follow_engine()
+        return bodies
+
+    @staticmethod
+    def _all_options(method: Any, apart: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords of a method with their defaults, but for those apart. Raises TypeError for others."""
+        parameters = inspect.signature(method).parameters
+        defaults = {name: value.default for name, value in parameters.items() if name not in apart}
+        unknown = sorted(set(options) - set(defaults))
+        if unknown:
+            raise TypeError(f"create_completions() got an unexpected keyword argument {unknown[0]!r}")
+        return {**defaults, **options}

@@ -1,0 +1,111 @@
+"""Llama with several prompts or choices: what each would be alone, in order, with n_seq_max of them at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ggml.errors import ConfigError
+from reference.toy_llama import ToyLlama
+
+PROMPTS = ["hello", "once upon a time", "def f(x):", "a" * 90, "the end"]
+CHATS = [[{"role": "user", "content": f"question {i}"}] for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("toy") / "toy.gguf"
+    path.touch()
+    return str(path)
+
+
+def text(body: dict[str, Any], i: int = 0) -> str:
+    return str(body["choices"][i]["text"])
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 2, 4])
+def test_each_of_a_list_is_what_it_would_be_alone(model_path: str, n_seq_max: int) -> None:
+    llm = ToyLlama(model_path, n_seq_max=n_seq_max)
+    bodies = llm.create_completions(PROMPTS, max_tokens=20, seed=5, temperature=0.7)
+    for prompt, body in zip(PROMPTS, bodies):
+        alone = ToyLlama(model_path).create_completion(prompt, max_tokens=20, seed=5, temperature=0.7)
+        assert text(body) == text(alone) and body["usage"] == alone["usage"]
+    assert llm.n_seq_max == n_seq_max
+    if n_seq_max > 1:
+        steps = [places for kind, places, *_ in llm.toy.log if kind == "step"]  # type: ignore[attr-defined]
+        assert 1 < max(map(len, steps)) <= n_seq_max and llm.toy.places == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 3])
+def test_choices_differ_and_can_be_had_again(model_path: str, n_seq_max: int) -> None:
+    llm = ToyLlama(model_path, n_seq_max=n_seq_max)
+    body = llm.create_completion("hello", n=3, seed=7, temperature=1.0, max_tokens=15)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    again = [llm.create_completion("hello", seed=7 + i, temperature=1.0, max_tokens=15) for i in range(3)]
+    assert [text(body, i) for i in range(3)] == [text(one) for one in again]
+    assert len({text(one) for one in again}) == 3
+    assert body["usage"]["completion_tokens"] == sum(one["usage"]["completion_tokens"] for one in again)
+
+
+def test_a_list_of_texts_is_one_body(model_path: str) -> None:
+    llm = ToyLlama(model_path, n_seq_max=2)
+    body = llm(["hello", "the end"], n=2, seed=1, max_tokens=8)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    both = llm.create_completions(["hello", "the end"], n=2, seed=1, max_tokens=8)
+    assert [text(b, i) for b in both for i in range(2)] == [text(body, i) for i in range(4)]
+    ids = llm.tokenize(b"hello")
+    assert text(llm(ids, seed=1, max_tokens=8)) == text(llm([ids], seed=1, max_tokens=8))
+
+
+def test_conversations(model_path: str) -> None:
+    llm = ToyLlama(model_path, n_seq_max=3)
+    bodies = llm.create_chat_completions(CHATS, n=2, seed=3, max_tokens=10)
+    for chat, body in zip(CHATS, bodies):
+        for i in range(2):
+            alone = llm.create_chat_completion(chat, seed=3 + i, max_tokens=10)
+            assert body["choices"][i]["message"] == alone["choices"][0]["message"]
+
+
+def test_seeds_of_the_constructor_go_on(model_path: str) -> None:
+    one, other = (ToyLlama(model_path, seed=11, n_seq_max=n) for n in (1, 3))
+    for llm in (one, other):
+        llm.create_completions(PROMPTS[:2], max_tokens=5)
+    assert one._seed == other._seed
+    assert text(one("hello", max_tokens=9)) == text(other("hello", max_tokens=9))
+
+
+def test_what_cannot_be_is_refused(model_path: str) -> None:
+    llm = ToyLlama(model_path, n_seq_max=2)
+    with pytest.raises(ConfigError, match="n: expected 1 or more"):
+        llm("hello", n=0)
+    with pytest.raises(ConfigError, match="one answer at a time"):
+        llm("hello", n=2, stream=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'best_of'"):
+        llm.create_completions(["hello"], best_of=2)
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        llm.create_completions(["hello", [99999], "the end"], max_tokens=5)
+    assert text(llm("hello", max_tokens=5, seed=1)) == text(
+        ToyLlama(model_path)("hello", max_tokens=5, seed=1)
+    )
+
+
+def test_a_call_from_inside_a_step_is_refused(model_path: str) -> None:
+    llm = ToyLlama(model_path, n_seq_max=2)
+
+    def meddle(step: Any) -> None:
+        llm("hello")
+
+    with pytest.raises(ConfigError, match="inside a step"):
+        llm.create_completions(["hello", "the end"], on_step=meddle)
+
+
+def test_a_stream_that_was_left_open_ends(model_path: str) -> None:
+    llm = ToyLlama(model_path, n_seq_max=2)
+    stream = llm("hello", stream=True, max_tokens=50)
+    next(stream)
+    assert len(llm.create_completions(PROMPTS[:3], max_tokens=5)) == 3
+    assert text(llm("hello", max_tokens=5, seed=1)) == text(
+        ToyLlama(model_path)("hello", max_tokens=5, seed=1)
+    )
