@@ -1,0 +1,309 @@
+"""Real HTTP clients at a server: requests arrive at random, so many at a time at most; speed in sum, first tokens, percentiles.
+
+    python bench/server_load.py [--requests 64] [--clients 1 8] [--rate R] [--json FILE] [dflash-serve options]
+    python bench/server_load.py --llama-server PATH --llama-options "-m MODEL.gguf -np 8 ..." [...]
+    python bench/server_load.py --soak 5000 --disconnects 1000 [dflash-serve options]
+
+Arrivals are Poisson: `--rate` requests a second in the mean (0: as fast as the clients come free), at most `--clients` at a time;
+who comes when all are taken waits, and that counts. Every number of clients is a row. A llama-server is started in the same run,
+with the options that it is given, and asked the same. A soak has clients that hang up, and compares the server's memory after a
+fifth of the requests with that at the end: the exit code says whether it is flat within 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from common import header, save
+
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "class Stack:\n    def push(self, item):\n",
+    "import os\n\n\ndef walk(path):\n",
+    "# Sort a list of numbers\n",
+    "for line in open(name):\n",
+    "The difference between a list and a tuple is",
+    "def read_config(path: str) -> dict:\n",
+    "    return [x for x in items if",
+)
+STARTED_SECONDS = 600.0
+FLAT = 1.01  # memory at the end of a soak, to that after a fifth of it
+HANG = 300.0  # seconds after which a request counts as lost
+
+
+@dataclass
+class Seen:
+    """What one request came to. Seconds since it arrived; `first` of its first token; tokens by the server's own count."""
+
+    arrived: float
+    first: float = 0.0
+    seconds: float = 0.0
+    tokens: int = 0
+    end: str = ""
+
+
+@dataclass
+class Load:
+    """What is asked. left: requests whose client hangs up in the middle."""
+
+    requests: int
+    clients: int
+    rate: float = 0.0
+    tokens: int = 128
+    temperature: float = 0.0
+    left: int = 0
+    seed: int = 0
+    words: int = 0  # further words before each prompt
+    prompts: tuple[str, ...] = field(default=PROMPTS, repr=False)
+
+    def body(self, i: int) -> dict[str, object]:
+        """Request i."""
+        before = " ".join(f"word{(7 * i + k) % 97}" for k in range(self.words))
+        return {
+            "prompt": f"# {i}\n{before}{self.prompts[i % len(self.prompts)]}",
+            "max_tokens": self.tokens,
+            "temperature": self.temperature,
+            "seed": i,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def arrivals(self) -> list[float]:
+        """Seconds at which the requests come."""
+        rng, at, found = random.Random(self.seed), 0.0, []
+        for _ in range(self.requests):
+            found.append(at)
+            at += rng.expovariate(self.rate) if self.rate else 0.0
+        return found
+
+    def leaves(self) -> set[int]:
+        """The requests whose client hangs up."""
+        return set(random.Random(self.seed + 1).sample(range(self.requests), self.left))
+
+
+async def ask(port: int, body: dict[str, object], seen: Seen, leave_after: int | None, start: float) -> None:
+    """One request, to its end or until so many pieces of it have come."""
+    data = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        await writer.drain()
+        status = (await reader.readline()).split(b" ")[1].decode()
+        pieces = 0
+        while line := await reader.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if any(choice.get("text") for choice in event.get("choices", ())):
+                pieces += 1
+                seen.first = seen.first or time.perf_counter() - start - seen.arrived
+            if event.get("usage"):
+                seen.tokens = event["usage"]["completion_tokens"]
+            if leave_after is not None and pieces >= leave_after:
+                seen.end = "left"
+                return
+        seen.end = status
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def run(port: int, load: Load) -> list[Seen]:
+    """All requests of a load."""
+    free, start = asyncio.Semaphore(load.clients), time.perf_counter()
+    leaves, rng = load.leaves(), random.Random(load.seed + 2)
+
+    async def one(i: int, at: float) -> Seen:
+        await asyncio.sleep(max(0.0, at - (time.perf_counter() - start)))
+        # with no rate, a request comes when its client is free
+        seen = Seen(time.perf_counter() - start)
+        leave_after = rng.randrange(4) if i in leaves else None
+        async with free:
+            if not load.rate:
+                seen.arrived = time.perf_counter() - start
+            try:
+                await asyncio.wait_for(ask(port, load.body(i), seen, leave_after, start), HANG)
+            except (OSError, IndexError, ValueError, asyncio.TimeoutError) as error:
+                seen.end = type(error).__name__
+        seen.seconds = time.perf_counter() - start - seen.arrived
+        return seen
+
+    return list(await asyncio.gather(*(one(i, at) for i, at in enumerate(load.arrivals()))))
+
+
+def percentile(values: list[float], part: float) -> float:
+    """The value below which `part` of all lie; 0 without any."""
+    ordered = sorted(values)
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def summary(seen: list[Seen]) -> dict[str, object]:
+    """A row: counts, tokens per second in sum, percentiles of first tokens (ms) and of a request's own tokens per second."""
+    done = [one for one in seen if one.end == "200"]
+    wall = max((one.arrived + one.seconds for one in seen), default=0.0)
+    first = [1e3 * one.first for one in done if one.tokens]
+    own = [one.tokens / one.seconds for one in done if one.tokens and one.seconds > 0]
+    ends: dict[str, int] = {}
+    for one in seen:
+        ends[one.end] = ends.get(one.end, 0) + 1
+    return {
+        "requests": len(seen),
+        "ends": dict(sorted(ends.items())),
+        "seconds": round(wall, 2),
+        "tokens_per_second": round(sum(one.tokens for one in seen) / wall, 1) if wall else 0.0,
+        "first_ms": [round(percentile(first, part), 1) for part in (0.5, 0.9, 0.99)],
+        "own_tokens_per_second": [round(percentile(own, part), 1) for part in (0.01, 0.1, 0.5)],
+    }
+
+
+def resident_mib(pid: int) -> float:
+    """Resident set of a process and of those that it started, in MiB (Linux)."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    others = children.read_text().split() if children.exists() else []
+    return (int(found.group(1)) / 1024 if found else 0.0) + sum(resident_mib(int(child)) for child in others)
+
+
+def started(command: list[str], port: int) -> subprocess.Popen[bytes]:
+    """A server that answers on this port. Raises SystemExit when it ends first."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + STARTED_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer,
+        ):
+            if answer.status == 200:
+                return process
+        time.sleep(0.1)
+    process.kill()
+    raise SystemExit(f"{command[0]} does not answer; run it by hand: {shlex.join(command)}")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def measured(
+    name: str, command: list[str], port: int, loads: list[Load], warm: int = 8
+) -> list[dict[str, object]]:
+    """The rows of one server, a warm-up before them."""
+    process, rows = started(command, port), []
+    try:
+        asyncio.run(run(port, Load(warm, 4, tokens=16, seed=99)))
+        for load in loads:
+            row = {"server": name, "clients": load.clients, **summary(asyncio.run(run(port, load)))}
+            row["resident_mib"] = round(resident_mib(process.pid), 1)
+            rows.append(row)
+            print(
+                f"{name:14} {load.clients:3} clients {row['tokens_per_second']:8} tokens/s, first token ms "
+                f"{row['first_ms']} (50, 90, 99 %), own tokens/s {row['own_tokens_per_second']} (1, 10, 50 %), {row['ends']}",
+                flush=True,
+            )
+    finally:
+        process.terminate()
+        process.wait(30)
+    return rows
+
+
+def soaked(
+    command: list[str], port: int, requests: int, left: int, clients: int, tokens: int
+) -> dict[str, object]:
+    """A soak in five parts, with the memory after each."""
+    process, memory, ends = started(command, port), [], dict[str, int]()
+    try:
+        for part in range(5):
+            load = Load(requests // 5, clients, tokens=tokens, left=left // 5, seed=part)
+            found = summary(asyncio.run(run(port, load)))
+            for end, n in found["ends"].items():  # type: ignore[attr-defined]
+                ends[end] = ends.get(end, 0) + n
+            memory.append(round(resident_mib(process.pid), 1))
+            print(
+                f"part {part + 1} of 5: {memory[-1]} MiB, {found['tokens_per_second']} tokens/s, {found['ends']}",
+                flush=True,
+            )
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
+            health = json.loads(answer.read())
+    finally:
+        process.terminate()
+        process.wait(30)
+    return {"requests": requests, "left": left, "ends": ends, "memory_mib": memory, "health": health}
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], help="at a time, a row each")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="requests a second, 0: as fast as clients come free"
+    )
+    parser.add_argument("--tokens", type=int, default=128, help="per answer")
+    parser.add_argument("--temp", type=float, default=0.0)
+    parser.add_argument("--words", type=int, default=0, help="further words in every prompt")
+    parser.add_argument("--soak", type=int, metavar="N", help="so many requests, and look at the memory")
+    parser.add_argument(
+        "--disconnects", type=int, default=0, metavar="N", help="of a soak's requests: clients that hang up"
+    )
+    parser.add_argument("--llama-server", metavar="PATH", help="another server to start and ask the same")
+    parser.add_argument("--llama-options", default="", metavar="WORDS", help="its options, in one string")
+    parser.add_argument("--json", help="file for the result")
+    args, rest = parser.parse_known_args()
+    facts, port = header(), free_port()
+    print(f"commit {facts['commit']}, {facts['cpu']}, {facts['cpus']} CPUs, load average {facts['load']}")
+    ours = [
+        sys.executable,
+        "-m",
+        "dflash_ggml.server.cli",
+        "--port",
+        str(port),
+        "--queue",
+        "512",
+        "--queue-per-client",
+        "512",
+    ]
+    ours += rest
+    if args.soak:
+        found = soaked(ours, port, args.soak, args.disconnects, max(args.clients), args.tokens)
+        save(args.json, {**facts, "soak": found})
+        first, last = found["memory_mib"][0], found["memory_mib"][-1]  # type: ignore[index]
+        idle = found["health"] == {"status": "ok", "running": 0, "waiting": 0}
+        print(f"memory {first} to {last} MiB; {'nothing runs or waits' if idle else found['health']}")
+        return 0 if last <= FLAT * first and idle else 1
+    loads = [
+        Load(args.requests, clients, args.rate, args.tokens, args.temp, words=args.words)
+        for clients in args.clients
+    ]
+    rows = measured("dflash-serve", ours, port, loads)
+    if args.llama_server:
+        port = free_port()
+        other = [args.llama_server, "--port", str(port), *shlex.split(args.llama_options)]
+        rows += measured("llama-server", other, port, loads)
+    save(args.json, {**facts, "load": asdict(loads[0]), "options": rest, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
