@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ def text(body: dict[str, Any], i: int = 0) -> str:
 @pytest.mark.parametrize("n_seq_max", [1, 2, 4])
 def test_each_of_a_list_is_what_it_would_be_alone(model_path: str, n_seq_max: int) -> None:
     llm = ToyLlama(model_path, n_seq_max=n_seq_max)
-    bodies = llm.create_completions(PROMPTS, max_tokens=20, seed=5, temperature=0.7)
+    # steps that take a while, as a real engine's do: all have asked before the first has ended
+    bodies = llm.create_completions(
+        PROMPTS, max_tokens=20, seed=5, temperature=0.7, on_step=lambda step: time.sleep(0.005)
+    )
     for prompt, body in zip(PROMPTS, bodies):
         alone = ToyLlama(model_path).create_completion(prompt, max_tokens=20, seed=5, temperature=0.7)
         assert text(body) == text(alone) and body["usage"] == alone["usage"]

@@ -26,6 +26,7 @@ class FakePlace(FakeEngine):
     def __init__(self, engine: FakePlaces, rows: int) -> None:
         super().__init__(engine.config, engine.tokenizer, engine.has_draft, engine.replies)
         self.engine, self.rows, self.n_ctx = engine, rows, engine.n_ctx
+        self.lane = min(set(range(engine.parallel)) - {place.lane for place in engine.places})
 
     @contextmanager
     def _owning(self, what: str) -> Iterator[None]:

@@ -239,6 +239,24 @@ def test_the_next_turn_goes_on_where_its_text_stands() -> None:
     on.close()
 
 
+def test_a_text_that_is_alone_has_the_first_lane() -> None:
+    """Its passes are those of an engine with one text; what it takes the place of is kept."""
+    on = session(3)
+    engine: Any = on.engine
+    talk = ChatRequest(
+        messages=[{"role": "user", "content": "tell me more " * 9}],
+        sampling=SamplingParams(temperature=0),
+        max_tokens=8,
+    )
+    for asked in (talk, request(1), request(2)):
+        run = run_chat if isinstance(asked, ChatRequest) else run_completion
+        list(run(on, asked))
+    assert {place.lane for kind, places, *_ in engine.log if kind == "step" for place in places} == {0}
+    again = Answer.of(run_chat(on, talk))
+    assert again.begin is not None and again.begin.cached_n > 0.5 * again.begin.prompt_n
+    on.close()
+
+
 # ---- what fails
 
 

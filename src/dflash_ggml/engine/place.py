@@ -146,6 +146,11 @@ class Place:
             self.copies.forget()
 
     @property
+    def lane(self) -> int:
+        """Which of the engine's lanes; the passes of a text that is alone in the first are those of an engine with one."""
+        return self.sequence.lane
+
+    @property
     def room(self) -> int:
         """Tokens that can still be committed to the rows it has."""
         return 0 if self._lent is None else len(self._lent) - self.engine.over - self.n_tokens

@@ -67,8 +67,12 @@ class Seats:
         """
         free = [seat for seat in self.all if not seat.busy]
         best = max(free, key=lambda seat: (seat.known(ids), -seat.used), default=None)
-        if best is None or (best.known(ids) < MIN_GAP and len(self.all) < self.engine.parallel):
-            best = self._opened(room) or best
+        if best is None or best.known(ids) < MIN_GAP:
+            first = next((seat for seat in free if seat.engine.lane == 0), None)
+            if first is not None and len(free) == len(self.all):
+                best = first  # a text that is alone is fastest there
+            elif len(self.all) < self.engine.parallel:
+                best = self._opened(room) or best
         while best is not None and not best.engine.grow(room):
             others = [seat for seat in free if seat is not best and seat in self.all]
             if others:
