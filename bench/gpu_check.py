@@ -46,6 +46,7 @@ TESTS = (
     "tests/engine/test_gpu.py",
     "tests/engine/test_gpu_drafts.py",
     "tests/engine/test_gpu_several.py",
+    "tests/engine/test_gpu_experts.py",
     "tests/engine/test_gpu_host_experts.py",
     "tests/state/test_kv_types.py",
     "tests/ggml/test_tree_ops.py",
