@@ -185,3 +185,42 @@ def test_a_closed_place_steps_no_more(several: Engine) -> None:
     job.place.close()
     (error,) = several.step([job.run])
     assert isinstance(error, ConfigError) and "resume it" in str(error)
+
+
+@pytest.mark.parametrize("part", ["verify_each", "commit_each"])
+def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
+    several: Engine, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of one column is torn by the pass, one with a tree by its commit; it starts over, the other goes on."""
+    jobs = [Job([3, 1, 4], {"temperature": 0}, 40, mode) for mode in ("plain", "tree")]
+    expected = [job.alone(several) for job in jobs]
+    for job in jobs:
+        job.join(several)
+    for _ in range(3):
+        for job, step in zip(jobs, several.step([job.run for job in jobs])):
+            job.written += step.tokens
+    whole = getattr(several.passes, part)
+
+    def broken(*given: Any) -> None:
+        whole(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(several.passes, part, broken)
+    with pytest.raises(KeyboardInterrupt):
+        several.step([job.run for job in jobs])
+    monkeypatch.undo()
+    torn = 0 if part == "verify_each" else 1
+    assert [job.place.sequence.torn for job in jobs] == [torn == 0, torn == 1]
+    steps = several.step([job.run for job in jobs])
+    assert "torn by an interrupt" in str(steps[torn])
+    other = jobs[1 - torn]
+    other.written += steps[1 - torn].tokens
+    while not other.run.finish:
+        other.written += several.step([other.run])[0].tokens
+    # a token of the interrupted step may be in the text, though nobody was told
+    assert other.run.sequence.text[3:] == expected[1 - torn]
+    jobs[torn].place.reset()
+    jobs[torn].place.prefill(jobs[torn].prompt)
+    jobs[torn].place.close()
+    jobs[1 - torn].place.close()
+    assert jobs[torn].alone(several) == expected[torn]

@@ -114,6 +114,8 @@ class Engine(Place):
         place = self._places.get(run.sequence.lane)
         if place is None or place.sequence is not run.sequence:
             return ConfigError("the place of this run is closed; resume it in another one")
+        if run.sequence.pending is None:
+            return ConfigError("this run has failed or was never begun by `first`; begin another one")
         try:
             place.ready()
         except DeviceError as error:

@@ -63,7 +63,7 @@ class SideBySide(Stepper):
         for sequence in alone:
             assert sequence.pending is not None
             sequence.tokens.append(sequence.pending)
-            sequence.pending, sequence.torn = None, False
+            sequence.pending = None
         clock.lap("verify")
         came = [
             self._walk(run, graph, tree, block, choices, reduced, watch)
@@ -154,7 +154,7 @@ class SideBySide(Stepper):
 
     def _verify(self, forest: Forest, watches: list[Watch | None], columns: list[int]) -> Graph:
         for sequence, tree in zip(forest.sequences, forest.trees):
-            sequence.torn = tree.width == 1  # until the pass that commits it has run
+            sequence.torn = tree.width == 1  # until what came of the pass that commits it is known
         return self.passes.verify_each(forest, watches, columns)
 
     def _read(
@@ -194,23 +194,33 @@ class SideBySide(Stepper):
 
     def _commit(self, forest: Forest, came: Items[Accepted | Exception], columns: list[int]) -> None:
         """Take in the accepted paths, those of one column in words only."""
-        paths = []
-        for (sequence, tree, _), what in zip(forest.blocks(), came):
-            moves = not isinstance(what, Exception) and tree.width > 1
-            sequence.torn = moves
-            paths.append(what.path if moves else ())  # type: ignore[union-attr]
-        self.passes.commit_each(forest, paths)
+        paths: list[tuple[int, ...]] = []
         for (sequence, tree, block), what in zip(forest.blocks(), came):
-            if tree.width > 1 and isinstance(what, Exception):
-                continue
-            path, waiting = (0,) if isinstance(what, Exception) else what.path, sequence.unseen
-            if tree.width > 1:
-                sequence.commit(path, what.tokens)  # type: ignore[union-attr]
-            elif not isinstance(what, Exception):
-                sequence.pending = what.tokens[-1]
-            sequence.torn = False
-            keeps = columns and not sequence.undraftable
-            sequence.unseen = (*waiting, *(columns[block.start + node] for node in path)) if keeps else ()
+            accepted = None if isinstance(what, Exception) else what
+            paths.append(() if accepted is None or tree.width == 1 else accepted.path)
+            sequence.torn = bool(paths[-1])
+            if tree.width == 1:
+                sequence.pending = None if accepted is None else accepted.tokens[-1]
+                self._leave_features(sequence, sequence.unseen, (0,), block, columns)
+        self.passes.commit_each(forest, paths)
+        for (sequence, _, block), path, what in zip(forest.blocks(), paths, came):
+            if path and not isinstance(what, Exception):
+                waiting = sequence.unseen
+                sequence.commit(path, what.tokens)
+                self._leave_features(sequence, waiting, path, block, columns)
+                sequence.torn = False
+
+    def _leave_features(
+        self,
+        sequence: Sequence,
+        waiting: tuple[int, ...],
+        path: tuple[int, ...],
+        block: slice,
+        columns: list[int],
+    ) -> None:
+        """Note where the features of a path lie, behind those that wait already."""
+        keeps = columns and not sequence.undraftable
+        sequence.unseen = (*waiting, *(columns[block.start + node] for node in path)) if keeps else ()
 
     # ---- what is learned and told
 

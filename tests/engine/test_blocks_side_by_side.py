@@ -1,0 +1,91 @@
+"""Blocks that several texts draft in one pass are those that each drafts alone, tokens that wait included. 3 seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from reference import toys
+from reference.checkpoints import write_checkpoint
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "a ring": {"window": 40, "full_layers": 1, "draft_layers": 2, "n_ctx": 2048},
+    "causal": {"window": 24, "causal": True},
+    "dflash2": {"draft": "dflash2", "window": 24},
+    "dspark": {"draft": "dspark", "from_anchor": False},
+    "mask vector": {},
+}
+PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enumerate((5, 290, 33, 700, 64))]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("pair")
+    target, draft = toys.write_pair(folder, 120, **KINDS[request.param])
+    if request.param == "mask vector":
+        from drafts.test_checkpoints import torch_archive
+
+        draft = write_checkpoint(folder / "checkpoint", draft)
+        vector = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+        torch_archive(draft / "mask_embedding.pt", {"mask_token_id": 63}, vector, "FloatStorage")
+    config = EngineConfig(
+        target,
+        draft,
+        n_ctx=1900,
+        parallel=5,
+        n_batch=64,
+        type_k="f32",
+        type_v="f32",
+        reference=True,
+        n_threads=1,
+        spec=("dflash", "dflash2", "dspark"),
+        calibrate="never",
+    )
+    with Engine.load(config) as found:
+        assert found.drafter is not None
+        assert (request.param == "mask vector") == getattr(found.drafter.params, "has_mask_vector", False)
+        yield found
+
+
+def run_on(place: Any, prompt: list[int], steps: int) -> None:
+    """Read a prompt and decode plainly, so that so many tokens wait for the draft."""
+    place.prefill(prompt)
+    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
+    generation = place.generate(sampler, mode="plain", stop=lambda token: False)
+    for _ in range(steps + 1):
+        next(generation)
+    generation.close()
+
+
+@pytest.mark.parametrize("depth", [None, 3])
+def test_blocks_are_those_of_each_text_alone(engine: Engine, depth: int | None) -> None:
+    drafter = engine.drafter
+    alone = []
+    for i, prompt in enumerate(PROMPTS):
+        engine.reset()
+        run_on(engine, prompt, 3 * i)
+        alone.append(drafter.propose(engine.sequence, 20, depth))
+        engine.sequence.unseen = ()
+    places = [engine.open(len(prompt) + 20) for prompt in PROMPTS]
+    for i, (place, prompt) in enumerate(zip(places, PROMPTS)):
+        run_on(place, prompt, 3 * i)
+    # the first lane takes part, and the order is any
+    order = [3, 0, 4, 1, 2]
+    found = drafter.propose_each([places[i].sequence for i in order], 20, depth)
+    for i, rows in zip(order, found, strict=True):
+        assert isinstance(rows, Rows) and not places[i].sequence.unseen
+        assert places[i].snapshot().in_draft.all()
+        np.testing.assert_allclose(rows.log_probs, alone[i].log_probs, atol=1e-4)
+        assert (rows.ids[:, 0] == alone[i].ids[:, 0]).mean() > 0.9
+        if rows.pairs is not None:
+            np.testing.assert_allclose(rows.pairs[0, 0], alone[i].pairs[0, 0], atol=1e-3)
+    for place in places:
+        place.close()
