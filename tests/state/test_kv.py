@@ -74,16 +74,18 @@ def test_a_commit_moves_the_rows_of_every_layer(device):
     """A model without recurrent layers, with rows of three lengths."""
     state = TargetState(device, StateSpec(LAYERS), KvType(F32, F32), 256, 8, 0)
     rng = np.random.default_rng(1)
-    before = [rng.normal(size=(256, t.ne[0])).astype(np.float32) for t in state.kv.slices]
-    for t, rows in zip(state.kv.slices, before):
+    slices = [t for _, cache in state.caches for t in cache.slices]
+    assert len(slices) == 2 * len(LAYERS)
+    before = [rng.normal(size=(256, t.ne[0])).astype(np.float32) for t in slices]
+    for t, rows in zip(slices, before):
         device.write(t, rows)
     g = commit_graph(device, state, 4, True).place(Workspace(device))
-    g.inputs["path"].array[:] = 0, 2, 5, -1
-    g.inputs["to"].array[:] = range(100, 104)
-    for i in range(len(state.kv.wholes)):
-        g.inputs[f"from{i}"].array[:] = 100, 102, 105, 103
+    for prefix, cache in state.caches:
+        g.inputs[f"{prefix}to"].array[:] = range(100, 104)
+        for i in range(len(cache.wholes)):
+            g.inputs[f"{prefix}from{i}"].array[:] = 100, 102, 105, 103
     g.run()
-    for t, rows in zip(state.kv.slices, before):
+    for t, rows in zip(slices, before):
         after = device.read(t).reshape(rows.shape)
         assert np.array_equal(after[100:104], rows[[100, 102, 105, 103]])
         assert np.array_equal(np.delete(after, range(100, 104), 0), np.delete(rows, range(100, 104), 0))
@@ -92,9 +94,10 @@ def test_a_commit_moves_the_rows_of_every_layer(device):
 
 
 def test_places_count_each_kind_of_layer():
+    """Layers of one window are a kind: they share a ring."""
     recurrent = Recurrent(Conv(4, 64), Delta(16, 1, 2))
     spec = StateSpec((recurrent, LAYERS[0], recurrent, recurrent, LAYERS[1]))
-    assert spec.place == (0, 0, 1, 2, 1) and len(spec.kv) == 2 and len(spec.recurrent) == 3
+    assert spec.place == (0, 0, 1, 2, 0) and len(spec.kv) == 2 and len(spec.recurrent) == 3
 
 
 def test_recurrent_layers_of_several_shapes_are_refused():

@@ -306,20 +306,23 @@ def test_a_commit_moves_every_bit(device, pair):
     """Rows of random bytes, numbers or not, by paths that overlap what they are moved to."""
     kv_type = KvType.named(*pair)
     state = TargetState(device, StateSpec(LAYERS), kv_type, 256, 8, 0)
-    assert state.kv.nbytes == StateSpec(LAYERS).kv_bytes(256, kv_type)
+    caches = [cache for _, cache in state.caches]
+    assert [len(cache.layers) for cache in caches] == [3, 1]
+    for cache in caches:
+        assert cache.nbytes == StateSpec(cache.layers).kv_bytes(256, kv_type)
     rng, workspace = np.random.default_rng(6), Workspace(device)
-    before = []
-    for t in state.kv.slices:
+    before, slices = [], [t for cache in caches for t in cache.slices]
+    for t in slices:
         before.append(rng.integers(0, 256, (256, t.nb[1]), np.uint8))
         device.write(t, before[-1].reshape(-1))
     g = commit_graph(device, state, 6, True).place(workspace)
     sources = [100, 102, 103, 104, 107, 105]
-    g.inputs["path"].array[:] = 0, 2, 3, 4, 7, -1
-    g.inputs["to"].array[:] = range(100, 106)
-    for i in range(len(state.kv.wholes)):
-        g.inputs[f"from{i}"].array[:] = sources
+    for prefix, cache in state.caches:
+        g.inputs[f"{prefix}to"].array[:] = range(100, 106)
+        for i in range(len(cache.wholes)):
+            g.inputs[f"{prefix}from{i}"].array[:] = sources
     g.run()
-    for t, rows in zip(state.kv.slices, before, strict=True):
+    for t, rows in zip(slices, before, strict=True):
         after = device.read_bytes(t, np.empty(rows.size, np.uint8)).reshape(rows.shape)
         rows[100:106] = rows[sources]
         assert np.array_equal(after, rows)
