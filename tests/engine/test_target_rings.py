@@ -17,7 +17,7 @@ from dflash_ggml.state import ring as rings
 from dflash_ggml.state import state as states
 from dflash_ggml.state.ring import Ring
 from reference import kv_toys
-from reference.engine_kit import foretold, fresh, steps, text
+from reference.engine_kit import foretold, fresh, sampler, steps, text
 
 SIZES: dict[str, Any] = {"arch": "laguna", "n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0}
 IDS = np.random.default_rng(8).integers(0, 60, 1400).tolist()
@@ -141,12 +141,14 @@ def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("n_batch", [40, 300])
-def test_the_plan_is_what_is_allocated(pair: tuple[Path, Path], n_batch: int) -> None:
-    with load(pair, n_batch=n_batch) as engine:
-        ring = rings.ring_rows(12, max(n_batch, engine.passes.max_width), engine.passes.n_rows)
-        assert [r.n_rows for r in engine.passes.state.rings] == [ring]
-        rows = engine.passes.n_rows + 2 * ring  # a layer that sees everything, and two
+def test_the_plan_is_what_is_allocated(pair: tuple[Path, Path], n_batch: int, lanes: int) -> None:
+    with load(pair, n_batch=n_batch, parallel=lanes) as engine:
+        state = engine.passes.state
+        ring = rings.ring_rows(12, max(n_batch, state.max_width), engine.passes.n_rows)
+        assert [r.n_rows for r in state.rings] == [ring]
+        rows = state.kv.n_rows + 2 * lanes * ring  # a layer that sees everything, and two
         assert engine.nbytes["target K/V"] == engine.memory.parts["target K/V"] == rows * 2 * 64 * 4
 
 
@@ -210,3 +212,22 @@ def test_texts_side_by_side_have_a_ring_each(pair: tuple[Path, Path], tight: Non
         again.prefill([3])
         places[1].prefill([3])
         assert text(again, max_tokens=40, mode="tree") == text(places[1], max_tokens=40)
+
+
+def test_one_pass_for_several_texts(pair: tuple[Path, Path], tight: None) -> None:
+    """Trees of three texts in one pass, over many rounds of their rings."""
+    with load(pair, parallel=3, n_ctx=3000, n_batch=8) as engine:
+        alone = [text(fresh(engine, IDS[at : at + 90]), max_tokens=150) for at in (0, 300, 600)]
+        runs, passes = [], engine.passes
+        for at, mode in zip((0, 300, 600), ("tree", "plain", "chain")):
+            place = engine.open()
+            place.prefill(IDS[at : at + 90])
+            runs.append(place.begin(sampler(engine), max_tokens=150, mode=mode, stop=lambda token: False))
+            place.first(runs[-1])
+        while going := [run for run in runs if run.finish is None]:
+            for step in engine.step(going):
+                assert not isinstance(step, Exception)
+        assert [run.sequence.text[90:] for run in runs] == alone
+        assert any(key[0] == "forest" for key, _ in passes.graphs)
+        rows = [ring.cache.wholes[0].ne[1] for ring in passes.state.rings]
+        assert rows == [3 * (11 + passes.state.max_width)]
