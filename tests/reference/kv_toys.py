@@ -25,7 +25,7 @@ class KvToy:
     ends in one token for ever. constant: coordinate 0 of every embedding.
     Of `qwen3moe` and `laguna`: experts. Of `laguna`: period of the layers that see everything (0: all do), from the first
     on; `window`, `window_heads` and `window_theta` of the others. gate: "head" or "element". The first n_dense layers are
-    dense, others have experts. beta: of YaRN.
+    dense, others have experts. beta, attention: of YaRN.
     """
 
     arch: str = "qwen3"
@@ -54,6 +54,7 @@ class KvToy:
     window_heads: int = 6
     window_theta: float = 1e4
     beta: float | None = None
+    attention: float | None = None
     gate: str = "head"
     n_dense: int = 1
     n_experts: int = 8
@@ -87,7 +88,16 @@ VARIANTS: dict[int, dict[str, Any]] = {
         "n_used": 2,
         "yarn": 4.0,
     },
-    34: {"arch": "laguna", "n_rot": 16, "yarn": 32.0, "beta": 64.0, "window": 7, "n_layers": 5, "scale": 1.0},
+    34: {
+        "arch": "laguna",
+        "n_rot": 16,
+        "yarn": 32.0,
+        "beta": 64.0,
+        "attention": 1.0,
+        "window": 7,
+        "n_layers": 5,
+        "scale": 1.0,
+    },
 }
 
 
@@ -140,6 +150,8 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
         writer.add_uint32(prefix + "original_context_length", toy.n_ctx_first)
         if toy.beta is not None:
             writer.add_float32(prefix + "yarn_beta_fast", toy.beta)
+        if toy.attention is not None:
+            writer.add_float32(prefix + "yarn_attn_factor", toy.attention)
     if toy.arch == "laguna":
         _laguna_metadata(writer, toy)
     if toy.arch == "qwen3moe":
@@ -256,5 +268,5 @@ def _experts(toy: KvToy, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 def llama_cpp_agrees(toy: KvToy) -> bool:
     """Whether the vendored revision of llama.cpp reads all keys of such a file: not how fast YaRN's pairs must turn to be
-    kept."""
-    return toy.beta is None
+    kept, nor what it multiplies by."""
+    return toy.beta is None and toy.attention is None
