@@ -405,7 +405,7 @@ def draft(path: Path, s: Shape, kind: GGMLQuantizationType) -> None:
         a + "attention.key_length": s.draft_head_dim,
         a + "attention.value_length": s.draft_head_dim,
         a + "attention.layer_norm_rms_epsilon": 1e-6,
-        a + "rope.freq_base": 1e7,
+        a + "rope.freq_base": 5e5 if s.arch == "laguna" else 1e7,
         a + "rope.dimension_count": s.draft_head_dim,
         a + "block_size": 16,
         a + "target_layers": [t + 1 for t in taps],
