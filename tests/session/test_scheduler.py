@@ -302,6 +302,44 @@ def test_a_broken_pass_ends_all_that_were_in_it_and_nothing_else() -> None:
     on.close()
 
 
+def test_a_fault_in_a_round_ends_those_in_it_and_not_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = session(2)
+    on.scheduler.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(on.scheduler, "_read", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(run_completion(on, request(1)))
+    assert Answer.of(run_completion(on, request(1))).text == alone(request(1)).text
+    on.close()
+
+
+def test_requests_that_come_while_others_are_looked_at() -> None:
+    """Many threads that queue and give up all the time."""
+    on = session(2)
+    on.scheduler.start()
+    failed: list[Exception] = []
+
+    def client(number: int) -> None:
+        try:
+            for i in range(20):
+                run = run_completion(on, request(number, max_tokens=3))
+                if i % 3:
+                    list(run)
+                else:
+                    next(run)
+                    run.close()
+        except Exception as error:  # noqa: BLE001 - what a test looks at
+            failed.append(error)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GUARD_S)
+    assert not failed and not any(thread.is_alive() for thread in threads)
+    on.close()
+
+
 def test_a_prompt_that_cannot_be_is_refused_alone() -> None:
     on = session(2, n_ctx=256)
     with pytest.raises(ContextOverflowError):

@@ -38,6 +38,7 @@ MOST_COLUMNS = 64  # of a pass: products over more are no longer read-bound on a
 REFRESH = 8  # steps between looks at who drafts
 FIRST = 2  # texts that are drafted where nothing is known of any
 FAIR = 0.04  # of the rate of all that is given up so that the slowest text is faster
+STARVED = 0.5  # of its speed in plain batching: less is expected of no text because others are drafted
 NARROWER = 0.015  # the same within a step
 MARGIN = 0.03  # by which another set of drafting sequences must be ahead to be chosen
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what a part of it misses
@@ -217,8 +218,10 @@ class Together:
         chosen = self._chosen
         if chosen is None or not same or self._step - self._chosen_at >= REFRESH:
             choices = list(self._choices(free, fixed, n, costs, context))
-            most = max([choice.rate for choice in choices])
-            best = max([c for c in choices if c.rate >= (1 - FAIR) * most], key=lambda c: c.slowest)
+            plain = self._cost("plain", n, n, costs, context)
+            fair = [c for c in choices if c.slowest * plain >= STARVED] or choices
+            most = max([choice.rate for choice in fair])
+            best = max([c for c in fair if c.rate >= (1 - FAIR) * most], key=lambda c: c.slowest)
             if chosen is not None and same and (chosen.drafting or best.drafting):
                 kept = self._rate(chosen.drafting, chosen.block, fixed, n, costs, context)
                 if best.rate < (1 + MARGIN) * kept.rate and best.slowest < (1 + MARGIN) * kept.slowest:

@@ -10,6 +10,7 @@ Rounds are made by a thread of their own (`start`), or by whoever reads events, 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..engine.step import Run, Step
     from ..state.snapshot import Snapshot
 
+log = logging.getLogger("dflash_ggml")
 T = TypeVar("T")
 
 ROOM = 256  # tokens of an answer that rows are taken for at once
@@ -185,7 +187,15 @@ class Scheduler:
                 if self._closed:
                     return
             with self._driving:
-                self.round()
+                try:
+                    self.round()
+                except Exception as error:  # a fault of ours; whoever comes next is answered all the same
+                    log.exception("a round failed")
+                    self._end_all(error)
+
+    def _end_all(self, error: Exception) -> None:
+        for task in [*self._queued(), *self._running]:
+            self._end(task, error)
 
     def close(self) -> None:
         """End all generations, and give up the places."""
@@ -195,9 +205,7 @@ class Scheduler:
         if self._thread is not None:
             self._thread.join()
         with self._driving:
-            for task in [*self._waiting, *self._running]:
-                self._end(task, DflashError("the session was closed before this answer had ended"))
-            self._waiting.clear()
+            self._end_all(DflashError("the session was closed before this answer had ended"))
             self.seats.close()
 
     # ---- by whoever drives
@@ -217,8 +225,7 @@ class Scheduler:
 
     def _drop(self) -> None:
         """End those that nobody reads, and those that were asked to stop while they could not ask."""
-        for task in [task for task in self._waiting if task.abandoned]:
-            self._waiting.remove(task)
+        for task in [task for task in self._queued() if task.abandoned]:
             self._end(task)
         for task in list(self._running):
             if task.abandoned:
@@ -230,13 +237,18 @@ class Scheduler:
                 task.run.finish, task.parked = "cancelled", None
                 self._advance(task, Step((), "prefill"))
 
+    def _queued(self) -> list[Task]:
+        """Those that wait for a place; more may come meanwhile."""
+        with self._changed:
+            return list(self._waiting)
+
     def _admit(self) -> None:
         """Parked texts go on first, oldest first; then whoever waits, as long as there are places."""
         for task in [task for task in self._running if task.parked is not None]:
             if not self._resume(task):
                 return
-        while self._waiting:
-            waiting = [task for task in self._waiting if not self._is_read_elsewhere(task)]
+        while True:
+            waiting = [task for task in self._queued() if not self._is_read_elsewhere(task)]
             if not waiting:
                 return
             task = waiting[0]
@@ -414,6 +426,8 @@ class Scheduler:
             self._changed.notify_all()
             if task in self._running:
                 self._running.remove(task)
+            if task in self._waiting:
+                self._waiting.remove(task)
         if task.seat is not None:
             self.seats.give_back(task.seat)
             task.seat = None
