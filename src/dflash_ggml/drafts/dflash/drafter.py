@@ -34,6 +34,9 @@ from .file import DraftFile
 from .graphs import append_context, context_graph, draft_graph
 from .params import EMBEDDING, HEAD, MASK, DraftParams, check_pair, window_note
 
+MOST_LATTICES = (
+    8  # blocks of a pass whose candidates have pair scores: each has some hundred operations of its own
+)
 # tokens to take in: of a sequence, those whose features lie in these columns and which end before a position
 Unseen = tuple[Sequence, tuple[int, ...], int]
 # tables of which single rows are looked up
@@ -207,10 +210,13 @@ class DFlashDrafter(Drafter):
     def propose_each(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NoNumbers]:
-        """See Drafter.propose_each. Blocks whose candidates depend on each other are drafted one after the other."""
-        if len(sequences) == 1 or self.params.selector is not None or self.params.markov is not None:
+        """See Drafter.propose_each."""
+        if len(sequences) == 1:
             return super().propose_each(sequences, budget, depth)
-        return list(self._in_lanes(sequences, depth))
+        has_pairs = self.params.selector is not None or self.params.markov is not None
+        most = MOST_LATTICES if has_pairs else len(sequences)
+        passes = (sequences[at : at + most] for at in range(0, len(sequences), most))
+        return [found for part in passes for found in self._in_lanes(part, depth)]
 
     def _in_lanes(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
         """A block for each sequence, side by side in one pass; of places that are left over nothing is read."""
@@ -237,29 +243,28 @@ class DFlashDrafter(Drafter):
             for group, of_group, seen, causal in zip(groups, rows, ranges, self._causal):
                 of_group[i] = group.rows(s.first_slot, s.lane, start, start + block)
                 seen[:, :, i] = group.ranges(s.first_slot, s.lane, known, start, block, causal)
-        if p.has_mask_vector:
-            roots = graph.inputs["roots"].array
-            roots[0], roots[1] = 0, np.arange(n) * block
-            roots[0, : len(sequences)] = [s.pending for s in sequences]
+        roots = graph.inputs["roots"].array.reshape(3, n)
+        roots[:], roots[1] = 0, np.arange(n) * block
+        roots[0, : len(sequences)] = [s.pending for s in sequences]
         ids[len(sequences) :], positions[len(sequences) :] = 0, 0
         for i, seen in enumerate(ranges):
             range_mask.fill(graph, i, seen)
         graph.run()
         for s in sequences:
             s.unseen = ()
-        return self._read(graph, block, len(sequences))
+        return self._read(graph, block, len(sequences), n)
 
     def _columns(self, depth: int | None) -> int:
         """Columns of a block that drafts so far."""
         return self.block if depth is None else min(depth + self.params.first_row, self.block)
 
-    def _read(self, graph: Graph, block: int, n: int = 1) -> list[Rows | NoNumbers]:
-        """What the first n blocks of a pass came to."""
+    def _read(self, graph: Graph, block: int, n: int = 1, places: int = 1) -> list[Rows | NoNumbers]:
+        """What the first n blocks of a pass of so many came to."""
         depths = block - self.params.first_row
         if "lattice" in graph.outputs:
-            lattice = self.device.read(graph.outputs["lattice"])
-            is_chain = self.params.markov is not None
-            return [_checked(lambda: unpack(lattice, depths, self.to_target, is_chain))]
+            whole, is_chain = self.device.read(graph.outputs["lattice"]), self.params.markov is not None
+            lattices = whole.reshape(-1, len(whole) // places)[:n]
+            return [_checked(partial(unpack, one, depths, self.to_target, is_chain)) for one in lattices]
         output = graph.outputs["best"]
         best = self.device.read(output).reshape(-1, depths, 2, output.ne[0])
         ids = best[:, :, 0].astype(np.int32)

@@ -15,7 +15,7 @@ from ...ggml.graph import Graph, packed
 from ...state import range_mask
 from ...state.context import Context
 from ...state.kv import LayerCache, under
-from ..dflash2.graphs import Convolution, selector_lattice
+from ..dflash2.graphs import ZERO, Convolution, selector_lattice
 from ..dspark.graphs import markov_lattice
 from .params import MASK, OUTPUT_GATE, TAP_NORMS, DraftParams
 
@@ -89,8 +89,8 @@ def draft_graph(
     """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
 
     With `seqs` any sequences draft so many blocks side by side, and all inputs and outputs have as many times the columns; the
-    masks are ranges of rows (see range_mask), and a mask vector also needs the input `roots` = pending tokens | their columns.
-    Several blocks have no pair scores.
+    masks are ranges of rows (see range_mask), and the input `roots` = pending tokens | their columns | zeros. `lattice` is then
+    those of the blocks, one after the other.
 
     `embedding` and `head` are the target's matrices [D, n_vocab] or the draft's own, `head_scale` the target's head's [1] or
     None, `features` the target's tensor [n_tap*D, columns].
@@ -111,17 +111,21 @@ def draft_graph(
     caches = append_context(g, w, p, context, g.get_rows(features, columns), seen_at, rows[::2])
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
     pending = g.view(ids, (1,))
+    if seqs:
+        roots = g.input("roots", I32, seqs, 3)
+        pending, at, none = (g.view(roots, (seqs,), offset=i * roots.nb[1]) for i in range(3))
     x = g.get_rows(embedding, pending if p.has_mask_vector else ids)
     if p.has_mask_vector and seqs:
-        roots = g.input("roots", I32, seqs, 2)
-        pending, at = (g.view(roots, (seqs,), offset=i * roots.nb[1]) for i in (0, 1))
-        x = g.set_rows(g.get_rows(w[MASK], ids), g.get_rows(embedding, pending), at)
+        x = g.set_rows(g.get_rows(w[MASK], ids), x, at)
     elif p.has_mask_vector and block > 1:
         x = g.concat(x, g.get_rows(w[MASK], g.view(ids, (block - 1,), offset=4)), 1)
+    zeros: Any = w.get(ZERO)
+    if p.selector is not None and seqs > 1:
+        zeros = g.reshape(g.get_rows(zeros, none), zeros.ne[0], 1, seqs)
     for i in range(p.n_layers):
         name = f"blk.{i}."
         y = g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"])
-        around = Convolution(g, w, p.selector, name + "attn", y) if p.selector else _untouched
+        around = Convolution(g, w, p.selector, name + "attn", y, zeros) if p.selector else _untouched
         y = around(y, 0)
         q, k, v = (g.expand(g.mul_mat(w[f"{name}attn_{x}.weight"], y)) for x in "qkv")
         q = g.rms_norm(g.reshape(q, d, heads, n), p.rms_eps, w[name + "attn_q_norm.weight"])
@@ -135,7 +139,7 @@ def draft_graph(
             o = g.mul(g.reshape(o, d, heads, n), g.reshape(gate, 1, heads, n))
         x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, n)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
-        around = Convolution(g, w, p.selector, name + "ffn", y) if p.selector else _untouched
+        around = Convolution(g, w, p.selector, name + "ffn", y, zeros) if p.selector else _untouched
         y = around(y, 0)
         y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
         x = g.add(around(g.mul_mat(w[name + "ffn_down.weight"], y), 1), x)
@@ -151,12 +155,25 @@ def draft_graph(
     logits = g.mul_mat(head, hidden)
     if head_scale is not None:
         logits = g.mul(logits, head_scale)
-    if p.selector is not None:
-        g.output(selector_lattice(g, w, p.selector, logits, hidden, pending), "lattice")
-    elif p.markov is not None:
-        g.output(markov_lattice(g, w, p.markov, logits, hidden, pending, candidates), "lattice")
-    else:
+    if p.selector is None and p.markov is None:
         g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
+        return g
+    whole, depths = None, logits.ne[1] // max(seqs, 1)
+    for i in range(max(seqs, 1)):  # of each block, one after the other
+        own, seen_by_head, before = logits, hidden, pending
+        if seqs > 1:
+            at = i * depths
+            own, seen_by_head = (
+                g.view(t, (t.ne[0], depths), (t.nb[1],), offset=at * t.nb[1]) for t in (logits, hidden)
+            )
+            before = g.view(roots, (1,), offset=4 * i)
+        if p.selector is not None:
+            one = selector_lattice(g, w, p.selector, own, seen_by_head, before)
+        else:
+            assert p.markov is not None
+            one = markov_lattice(g, w, p.markov, own, seen_by_head, before, candidates)
+        whole = one if whole is None else g.concat(whole, one, 0)
+    g.output(whole, "lattice")
     return g
 
 

@@ -20,9 +20,11 @@ class Convolution:
     stands left of the block.
     """
 
-    def __init__(self, g: Graph, w: Mapping[str, Any], s: Selector, name: str, y) -> None:
-        """`name`: of the layer, "blk.0.attn"; y [D, B]: its normalised input, from which the dynamic weights come."""
-        self.g, self.s, self.zero, self.base = g, s, w[ZERO], w[f"{name}_conv_base"]
+    def __init__(self, g: Graph, w: Mapping[str, Any], s: Selector, name: str, y, zeros) -> None:
+        """`name`: of the layer, "blk.0.attn"; y [D, B]: its normalised input, from which the dynamic weights come. zeros
+        [D, 1, k]: what stands left of the blocks, of which k are side by side in B."""
+        self.g, self.s, self.zeros, self.base = g, s, zeros, w[f"{name}_conv_base"]
+        self.blocks = zeros.ne[2]
         self.dynamic = g.expand(g.mul_mat(w[f"{name}_conv_proj.weight"], y))
 
     def __call__(self, x, side: int):
@@ -30,9 +32,9 @@ class Convolution:
         g, s, (d, n) = self.g, self.s, (x.ne[0], x.ne[1])
         groups, stride = d // s.group, self.dynamic.nb[1]
         total, shifted = None, x
-        for tap in range(min(s.kernel, n)):
+        for tap in range(min(s.kernel, n // self.blocks)):
             if tap:
-                shifted = g.concat(self.zero, g.view(shifted, (d, n - 1), (d * 4,)), 1)
+                shifted = self._shift(shifted)
             at = (side * s.kernel + tap) * groups * 4
             dynamic = g.view(self.dynamic, (1, groups, n), (4, stride), offset=at)
             base = g.view(self.base, (d,), offset=(side * s.kernel + tap) * self.base.nb[1])
@@ -40,6 +42,14 @@ class Convolution:
             term = g.add(g.mul(shifted, base), varying)
             total = term if total is None else g.add(total, term)
         return total
+
+    def _shift(self, x):
+        """The columns x [D, B] one to the right, zeros at the left of each block."""
+        g, d, n, k = self.g, x.ne[0], x.ne[1], self.blocks
+        if k == 1:
+            return g.concat(self.zeros, g.view(x, (d, n - 1), (d * 4,)), 1)
+        size = n // k
+        return g.reshape(g.concat(self.zeros, g.view(x, (d, size - 1, k), (d * 4, size * d * 4)), 1), d, n)
 
 
 def selector_lattice(g: Graph, w: Mapping[str, Any], s: Selector, logits, hidden, pending):
