@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
@@ -22,6 +22,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dflash2": {"draft": "dflash2", "window": 24},
     "dspark": {"draft": "dspark", "from_anchor": False},
     "mask vector": {},
+    "head": {"nextn": True},
+    "head with experts": {"nextn": True, "arch": "qwen35moe", "n_experts": 6, "n_used": 2, "n_ff": 32},
 }
 PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enumerate((5, 290, 33, 700, 64))]
 
@@ -38,7 +40,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         torch_archive(draft / "mask_embedding.pt", {"mask_token_id": 63}, vector, "FloatStorage")
     config = EngineConfig(
         target,
-        draft,
+        None if request.param.startswith("head") else draft,
         n_ctx=1900,
         parallel=5,
         n_batch=64,
@@ -46,12 +48,13 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         type_v="f32",
         reference=True,
         n_threads=1,
-        spec=("dflash", "dflash2", "dspark"),
+        spec=DRAFTS,
         calibrate="never",
     )
     with Engine.load(config) as found:
         assert found.drafter is not None
-        assert (request.param == "mask vector") == getattr(found.drafter.params, "has_mask_vector", False)
+        params = getattr(found.drafter, "params", None)
+        assert (request.param == "mask vector") == getattr(params, "has_mask_vector", False)
         yield found
 
 

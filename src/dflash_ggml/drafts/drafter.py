@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.accept import Accepted
-from ..decode.candidates import Candidates, NoNumbers
+from ..decode.candidates import Candidates, NoNumbers, Rows
 from ..decode.sequence import Sequence
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
@@ -169,3 +169,16 @@ class Drafter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free its memory."""
+
+
+def places(n: int) -> int:
+    """Texts of a pass for n of them: few numbers, so that graphs stay few."""
+    return next(places for places in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if places >= n)
+
+
+def checked(make: Callable[[], Rows]) -> Rows | NoNumbers:
+    """What `make` gives, or its error."""
+    try:
+        return make()
+    except NoNumbers as error:
+        return error

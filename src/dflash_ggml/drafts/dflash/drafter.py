@@ -27,7 +27,7 @@ from ...state.spec import KvLayer
 from ..dflash2.graphs import ZERO
 from ..dflash2.params import AFTER as SELECTOR_AFTER
 from ..dflash2.params import BEFORE as SELECTOR_BEFORE
-from ..drafter import Drafter, DraftSource, Host
+from ..drafter import Drafter, DraftSource, Host, checked, places
 from ..dspark.params import AFTER, BEFORE, TO_TARGET
 from ..lattice import unpack
 from .file import DraftFile
@@ -220,7 +220,7 @@ class DFlashDrafter(Drafter):
 
     def _in_lanes(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
         """A block for each sequence, side by side in one pass; of places that are left over nothing is read."""
-        p, block, n = self.params, self._columns(depth), _places(len(sequences))
+        p, block, n = self.params, self._columns(depth), places(len(sequences))
         for sequence in sequences:
             if len(sequence.unseen) > block:
                 self._take_in(sequence, len(sequence.unseen) - block)
@@ -264,13 +264,13 @@ class DFlashDrafter(Drafter):
         if "lattice" in graph.outputs:
             whole, is_chain = self.device.read(graph.outputs["lattice"]), self.params.markov is not None
             lattices = whole.reshape(-1, len(whole) // places)[:n]
-            return [_checked(partial(unpack, one, depths, self.to_target, is_chain)) for one in lattices]
+            return [checked(partial(unpack, one, depths, self.to_target, is_chain)) for one in lattices]
         output = graph.outputs["best"]
         best = self.device.read(output).reshape(-1, depths, 2, output.ne[0])
         ids = best[:, :, 0].astype(np.int32)
         if self.to_target is not None:
             ids = self.to_target[ids]
-        return [_checked(partial(Rows, ids[i], best[i, :, 1])) for i in range(n)]
+        return [checked(partial(Rows, ids[i], best[i, :, 1])) for i in range(n)]
 
     def _build(self, n_kv: tuple[int, ...], block: int, seqs: int = 0) -> Graph:
         """The graph of a draft of `block` columns, or of `seqs` such blocks of any sequences."""
@@ -383,18 +383,6 @@ class DFlashDrafter(Drafter):
         """The position from which on it has seen all tokens."""
         missing = np.flatnonzero(~self.held[sequence.lent][: sequence.n_tokens])
         return int(missing[-1]) + 1 if len(missing) else 0
-
-
-def _places(n: int) -> int:
-    """Blocks of a pass for n sequences: few numbers, so that graphs stay few."""
-    return next(places for places in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if places >= n)
-
-
-def _checked(make: Callable[[], Rows]) -> Rows | NoNumbers:
-    try:
-        return make()
-    except NoNumbers as error:
-        return error
 
 
 def _numbers(found: Rows | NoNumbers) -> Rows:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...decode.accept import Accepted
-from ...decode.candidates import Rows
+from ...decode.candidates import Candidates, NoNumbers, Rows
 from ...decode.sequence import Sequence
 from ...files.gguf import GGUFFile
 from ...ggml.device import F32, Device
@@ -23,8 +24,8 @@ from ...state.kv_type import KvType
 from ...state.mask import SlotMask
 from ...state.memory import Part, padded
 from ...state.spec import KvLayer, StateSpec
-from ..drafter import Drafter, DraftSource, Host
-from .graphs import Parts, context_graph, draft_graph, names, normed, take_in
+from ..drafter import Drafter, DraftSource, Host, checked, places
+from .graphs import Parts, context_graph, draft_graph, drafts_graph, names, normed, take_in
 
 DEPTH = 3  # tokens ahead: a further one costs a read of the output matrix and is right less often
 
@@ -71,7 +72,7 @@ class MtpSource(DraftSource):
             Part("draft weights", lambda rows: wanted),
             Part("draft K/V", lambda rows: spec.kv_bytes(rows + over, kv_type)),
             Part("draft masks", lambda rows: 2 * self.depth * rows),
-            Part("draft state", lambda rows: padded(4 * self.head.n_embd * lanes, device.alignment)),
+            Part("draft state", lambda rows: padded(4 * self.head.n_embd * _lasts(lanes), device.alignment)),
         ]
 
     def start(
@@ -82,9 +83,22 @@ class MtpSource(DraftSource):
         return MtpDrafter(host, self.head, weights, candidates, n_rows, self.depth)
 
 
+def _chain(best: NDArray[np.float32]) -> Rows:
+    """The candidates best [depth, 2, k], ids and log-probabilities, of which each depth follows the best one before it."""
+    depth, _, k = best.shape
+    pairs = np.zeros((depth, k, k), np.float32)
+    pairs[1:, 1:] = -np.inf
+    return Rows(best[:, 0].astype(np.int32), best[:, 1], pairs)
+
+
 def cache_spec(head: Head) -> StateSpec:
     """The head's context: a row of keys and values per token."""
     return StateSpec((KvLayer(head.n_kv_heads, head.head_dim),))
+
+
+def _lasts(lanes: int) -> int:
+    """Hidden states that are kept: one a lane, and of several one for what only fills a pass."""
+    return lanes + (lanes > 1)
 
 
 def _room(depth: int) -> int:
@@ -106,7 +120,7 @@ class MtpDrafter(Drafter):
         self.room = _room(depth)
         self.kv = KvCache(self.device, cache_spec(head).kv, host.kv_type, n_rows + self.room + 1)
         self._store = Store(self.device, 1)
-        last = self._store.tensor(F32, head.n_embd, host.lanes, name="last hidden states")
+        last = self._store.tensor(F32, head.n_embd, _lasts(host.lanes), name="last hidden states")
         self._store.allocate()
         target = host.target
         embedding, output = names(head, target.embedding_name, target.head_name)
@@ -178,11 +192,63 @@ class MtpDrafter(Drafter):
         self.mask.ran()
         self.has_last[sequence.lane] |= n > 0
         sequence.unseen = ()
-        best = self.device.read(graph.outputs["best"]).reshape(depth, 2, -1)
-        k = best.shape[2]
-        pairs = np.zeros((depth, k, k), np.float32)
-        pairs[1:, 1:] = -np.inf
-        return Rows(best[:, 0].astype(np.int32), best[:, 1], pairs)
+        return _chain(self.device.read(graph.outputs["best"]).reshape(depth, 2, -1))
+
+    def propose_each(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[Candidates | NoNumbers]:
+        """See Drafter.propose_each: all in one graph, so that the output matrix is read once a depth."""
+        if len(sequences) == 1:
+            return super().propose_each(sequences, budget, depth)
+        depth, room, texts = min(depth or self.depth, self.depth), self.room, places(len(sequences))
+        for s in sequences:
+            if len(s.unseen) > room:
+                self._take_in(s, len(s.unseen) - room)
+        n_kv = min(kv_bucket(max(s.slots(depth).stop for s in sequences)), self._n_rows)
+        graph = self.graphs.get(
+            ("drafts", n_kv, depth, texts),
+            lambda: drafts_graph(
+                self.device,
+                self.parts,
+                self.host.state.features.tensor,
+                n_kv,
+                room,
+                depth,
+                self.candidates,
+                texts,
+            ),
+        )
+        ints, spare = graph.inputs["ints"].array, self.kv.n_rows - room - 1
+        ints[:] = 0
+        ends = np.cumsum([room * texts, *[(room + 1) * texts] * 3, texts, texts, depth * texts])
+        columns, ids, positions, rows, picks, lanes, at, into = np.split(ints, ends)
+        columns = columns.reshape(texts, room)
+        ids, positions, rows = (part.reshape(texts, room + 1) for part in (ids, positions, rows))
+        at, into = (part.reshape(depth, texts) for part in (at, into))
+        # what is left over is written where nobody reads, and sees a row that holds numbers
+        rows[:] = spare + np.arange(room + 1)
+        picks[:], lanes[:] = np.arange(texts) * (room + 1), self.parts.last.ne[1] - 1
+        into[:] = spare
+        ranges = np.zeros((2, depth, texts), np.int32)
+        ranges[1] = 1
+        for i, s in enumerate(sequences):
+            end, n, slots = s.n_tokens, len(s.unseen), s.slots(depth)
+            columns[i, :n], ids[i, : n + 1] = s.unseen, (*s.tokens[end - n : end], s.pending)
+            positions[i, : n + 1] = range(end - n, end + 1)
+            rows[i, : n + 1] = range(slots.start - n, slots.start + 1)
+            picks[i] += n
+            lanes[i], at[:, i], into[:, i] = s.lane, range(end, end + depth), slots
+            self._hold(s.lane, slots.start - n, n, end == n)
+            missing = np.flatnonzero(~self.held[s.lent][:end])
+            ranges[0, :, i] = s.first_slot + (int(missing[-1]) + 1 if len(missing) else 0)
+            ranges[1, :, i] = np.arange(slots.start + 1, slots.stop + 1)
+        graph.inputs["ranges"].array[:] = ranges.reshape(2, -1)
+        graph.run()
+        for s in sequences:
+            self.has_last[s.lane] |= bool(s.unseen)
+            s.unseen = ()
+        best = self.device.read(graph.outputs["best"]).reshape(depth, texts, 2, -1)
+        return [checked(partial(_chain, best[:, i])) for i in range(len(sequences))]
 
     def _build(self, n_kv: int, depth: int):
         features = self.host.state.features.tensor

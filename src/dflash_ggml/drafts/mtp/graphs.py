@@ -25,7 +25,7 @@ LANE = "lane"
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the graphs are made of. w: the head's and the target's weights. last: the h of the last token seen,
-    [D, lanes]."""
+    [D, lanes], and of several lanes one more that nobody reads."""
 
     head: Head
     w: Mapping[str, Any]
@@ -93,15 +93,15 @@ def keys_values(g: Graph, m: Parts, x, positions, rows) -> LayerCache:
 
 
 def block(g: Graph, m: Parts, x, position, cache: LayerCache, mask, n_kv: int):
-    """The normed output [D, 1] for the block's input x [D, 1], whose keys and values are in the cache; mask [n_kv, 1]."""
-    p, w, name, d = m.head, m.w, m.head.prefix, m.head.head_dim
+    """The normed output [D, n] for the block's inputs x [D, n], whose keys and values are in the cache; mask [n_kv, n]."""
+    p, w, name, d, n = m.head, m.w, m.head.prefix, m.head.head_dim, x.ne[1]
     q_gate = product(g, w, name + "attn_q", g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"]))
     strides = (2 * d * 4, 2 * d * p.n_heads * 4)
-    q = g.rms_norm(g.view(q_gate, (d, p.n_heads, 1), strides), p.rms_eps, w[name + "attn_q_norm.weight"])
+    q = g.rms_norm(g.view(q_gate, (d, p.n_heads, n), strides), p.rms_eps, w[name + "attn_q_norm.weight"])
     q = cache.queries(g, g.rope(q, position, p.n_rot, p.rope_theta))
     o = cache.attend(g, q, under(mask), n_kv)
-    gate = g.cont(g.view(q_gate, (d, p.n_heads, 1), strides, offset=d * 4), d * p.n_heads, 1)
-    x = g.add(product(g, w, name + "attn_output", g.mul(g.reshape(o, d * p.n_heads, 1), g.sigmoid(gate))), x)
+    gate = g.cont(g.view(q_gate, (d, p.n_heads, n), strides, offset=d * 4), d * p.n_heads, n)
+    x = g.add(product(g, w, name + "attn_output", g.mul(g.reshape(o, d * p.n_heads, n), g.sigmoid(gate))), x)
     x = g.add(p.ffn.build(g, w, name, g.rms_norm(x, p.rms_eps, w[name + "post_attention_norm.weight"])), x)
     return g.rms_norm(x, p.rms_eps, w[p.own(NORM, "output_norm.weight")])
 
@@ -155,6 +155,43 @@ def draft_graph(
     whole = best[0]
     for part in best[1:]:
         whole = g.concat(whole, part, 2)
+    g.output(whole, "best")
+    return g
+
+
+def drafts_graph(
+    device: Device, m: Parts, features, n_kv: int, room: int, depth: int, candidates: int, texts: int
+) -> Graph:
+    """`draft_graph` for so many texts side by side, whatever their lanes.
+
+    Inputs: ints = columns of the features [R] of each text | ids | positions | cache rows, each R + 1 of each text | of each text
+    where among all of those its pending token stands | lanes | positions and cache rows of the columns that draft, depth by
+    depth; `ranges` of rows that those see, int32 [depth * texts, 2].
+    Output: best float32 [candidates, 2, depth * texts], depth by depth.
+    """
+    g, c, k = Graph(device, 256 + depth * (96 + m.head.ffn.nodes)), room + 1, texts
+    lengths = (room * k, *[c * k] * 3, k, k, depth * k, depth * k)
+    columns, ids, positions, rows, picks, lanes, at, into = packed(g, "ints", *lengths)
+    masks = g.range_mask(g.input("ranges", I32, depth * k, 2), n_kv)
+    h = normed(g, m, g.get_rows(features, columns))
+    d, name = h.ne[0], m.output.removesuffix(".weight")
+    last = g.reshape(g.get_rows(m.last, lanes), d, 1, k)
+    before = g.expand(g.reshape(g.concat(last, g.reshape(h, d, room, k), 1), d, c * k))
+    newest = g.get_rows(before, picks)
+    inputs = joined(g, m, ids, before)
+    cache = keys_values(g, m, inputs, positions, rows)
+    g.expand(g.set_rows(m.last, newest, lanes))
+    x, whole = g.get_rows(inputs, picks), None
+    for i in range(depth):
+        position, into_row = (g.view(t, (k,), offset=4 * i * k) for t in (at, into))
+        if i:
+            cache = keys_values(g, m, x, position, into_row)
+        seen = g.view(masks, (n_kv, k), (masks.nb[1],), offset=i * k * masks.nb[1])
+        h = block(g, m, x, position, cache, seen, n_kv)
+        one = g.top_k_log_probs(product(g, m.w, name, h), min(candidates, m.head.n_vocab))
+        whole = one if whole is None else g.concat(whole, one, 2)
+        if i + 1 < depth:
+            x = joined(g, m, g.reshape(g.cast(g.view(one, (1, k), (one.nb[2],)), I32), k), h)
     g.output(whole, "best")
     return g
 
