@@ -11,6 +11,7 @@ import pytest
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.drafts.several import Together
 from dflash_ggml.engine.engine import Engine
 from reference import toys
 from reference.checkpoints import write_checkpoint
@@ -23,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dspark": {"draft": "dspark", "from_anchor": False},
     "mask vector": {},
     "head": {"nextn": True},
+    "both": {"nextn": True},
     "head with experts": {"nextn": True, "arch": "qwen35moe", "n_experts": 6, "n_used": 2, "n_ff": 32},
 }
 PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enumerate((5, 290, 33, 700, 64))]
@@ -48,7 +50,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         type_v="f32",
         reference=True,
         n_threads=1,
-        spec=DRAFTS,
+        spec=DRAFTS if request.param != "both" else ("dflash", "mtp"),
         calibrate="never",
     )
     with Engine.load(config) as found:
@@ -68,6 +70,11 @@ def run_on(place: Any, prompt: list[int], steps: int) -> None:
     generation.close()
 
 
+def parts(candidates: Any) -> tuple[Rows, ...]:
+    """The rows of each draft that had a say."""
+    return candidates.drafts if isinstance(candidates, Together) else (candidates,)
+
+
 @pytest.mark.parametrize("depth", [None, 3])
 def test_blocks_are_those_of_each_text_alone(engine: Engine, depth: int | None) -> None:
     drafter = engine.drafter
@@ -83,12 +90,12 @@ def test_blocks_are_those_of_each_text_alone(engine: Engine, depth: int | None) 
     # the first lane takes part, and the order is any
     order = [3, 0, 4, 1, 2]
     found = drafter.propose_each([places[i].sequence for i in order], 20, depth)
-    for i, rows in zip(order, found, strict=True):
-        assert isinstance(rows, Rows) and not places[i].sequence.unseen
-        assert places[i].snapshot().in_draft.all()
-        np.testing.assert_allclose(rows.log_probs, alone[i].log_probs, atol=1e-4)
-        assert (rows.ids[:, 0] == alone[i].ids[:, 0]).mean() > 0.9
-        if rows.pairs is not None:
-            np.testing.assert_allclose(rows.pairs[0, 0], alone[i].pairs[0, 0], atol=1e-3)
+    for i, candidates in zip(order, found, strict=True):
+        assert not places[i].sequence.unseen and places[i].snapshot().in_draft.all()
+        for rows, own in zip(parts(candidates), parts(alone[i]), strict=True):
+            np.testing.assert_allclose(rows.log_probs, own.log_probs, atol=1e-4)
+            assert (rows.ids[:, 0] == own.ids[:, 0]).mean() > 0.9
+            if rows.pairs is not None:
+                np.testing.assert_allclose(rows.pairs[0, 0], own.pairs[0, 0], atol=1e-3)
     for place in places:
         place.close()

@@ -10,13 +10,13 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.accept import Accepted
-from ..decode.candidates import Candidates, Children
+from ..decode.candidates import Candidates, Children, NoNumbers
 from ..decode.sequence import Sequence
 from ..errors import ConfigError
 from ..ggml.device import F32, Device
@@ -27,6 +27,8 @@ from ..models.target import Append, Target
 from ..state.kv_type import KvType
 from ..state.memory import Part
 from .drafter import Drafter, DraftSource, Host
+
+T = TypeVar("T")
 
 
 class Together:
@@ -128,29 +130,41 @@ class SeveralDrafter(Drafter):
         self.name, self.depth, self.taps = source.name, source.depth, source.taps
 
     def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Together:
-        found = [
-            self._each(sequence, lambda d: d.propose(sequence, budget, depth), i)
-            for i in range(len(self.drafters))
-        ]
-        sequence.unseen = ()
-        return Together(found)
+        return Together(self._all([sequence], lambda d: d.propose(sequence, budget, depth)))
 
-    def _each(self, sequence: Sequence, work: Callable[[Drafter], Any], i: int) -> Any:
-        """Let drafter i take in what is unseen, and leave it unseen for the next one."""
-        unseen = sequence.unseen
-        try:
-            return work(self.drafters[i])
-        finally:
-            sequence.unseen = unseen
+    def propose_each(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[Candidates | NoNumbers]:
+        """See Drafter.propose_each; one whose numbers are none leaves a text to no other."""
+        found = self._all(sequences, lambda d: d.propose_each(sequences, budget, depth))
+        together: list[Candidates | NoNumbers] = []
+        for of_sequence in zip(*found):
+            wrong = [one for one in of_sequence if isinstance(one, NoNumbers)]
+            together.append(wrong[0] if wrong else Together(of_sequence))
+        return together
+
+    def _all(self, sequences: Items[Sequence], work: Callable[[Drafter], T]) -> list[T]:
+        """Let every drafter take in what is unseen, which is seen only then."""
+        unseen, found = [s.unseen for s in sequences], []
+        for drafter in self.drafters:
+            try:
+                found.append(work(drafter))
+            finally:
+                for sequence, columns in zip(sequences, unseen):
+                    sequence.unseen = columns
+        for sequence in sequences:
+            sequence.unseen = ()
+        return found
 
     def observe(self, sequence: Sequence, accepted: Accepted) -> None:
         for drafter in self.drafters:
             drafter.observe(sequence, accepted)
 
     def take_in(self, sequence: Sequence) -> None:
-        for i in range(len(self.drafters)):
-            self._each(sequence, lambda d: d.take_in(sequence), i)
-        sequence.unseen = ()
+        self._all([sequence], lambda d: d.take_in(sequence))
+
+    def take_in_each(self, sequences: Items[Sequence]) -> None:
+        self._all(sequences, lambda d: d.take_in_each(sequences))
 
     @property
     def append(self) -> Append:
