@@ -79,6 +79,9 @@ class FakePlaces(FakeEngine):
     log: list[Any] = field(default_factory=list)
     broken: Any = None
 
+    def run_counts(self) -> dict[str, int]:
+        return {"graphs": 1, "runs": len(self.log)}
+
     @property
     def free(self) -> int:
         return self.n_ctx - sum(place.rows for place in self.places)

@@ -64,3 +64,11 @@ def test_pieces_are_never_too_small_to_be_worth_a_pass():
     pace.stepped(0.001)
     pace.read(64, 60.0, True)
     assert pace.most() == LEAST and not pace.may_read
+
+
+def test_what_is_built_once_is_no_debt():
+    """A first pass of its width took three seconds: others are not made to wait ten for the next."""
+    pace = Pace()
+    pace.read(64, 3.0, True, usual=False)
+    pace.stepped(0.013)
+    assert pace.may_read and pace.most() >= 64

@@ -33,12 +33,14 @@ class Pace:
         self._step += (seconds - self._step) * (0.2 if self._step else 1.0)
         self.level = min(self.level + SLOWER * seconds, BORROWED)
 
-    def read(self, n: int, seconds: float, beside: bool) -> None:
-        """A pass over n tokens of a prompt took so long; beside: others waited for it."""
-        before = self._took.get(n, seconds)
-        self._took[n] = before + 0.3 * (seconds - before)
-        if beside:
-            self.level -= seconds
+    def read(self, n: int, seconds: float, beside: bool, usual: bool = True) -> None:
+        """A pass over n tokens of a prompt took so long; beside: others waited for it. usual: not so where a graph had to be
+        built for it, which happens once and is no debt."""
+        if usual:
+            before = self._took.get(n, seconds)
+            self._took[n] = before + 0.3 * (seconds - before)
+            if beside:
+                self.level -= seconds
 
     def most(self) -> int:
         """Tokens of a piece that others wait for: a power of two."""

@@ -323,11 +323,12 @@ class Scheduler:
 
         task = next((task for task in reading if left(task) <= piece), reading[0])
         seen.add(task)
+        built = self.engine.run_counts()["graphs"]
         began, before = time.perf_counter(), left(task)
         self._advance(task)
         took = time.perf_counter() - began
         if task.seat is not None and (n := before - left(task)) > 0:
-            self.pace.read(n, took, beside)
+            self.pace.read(n, took, beside, self.engine.run_counts()["graphs"] == built)
         return took
 
     def _step(self) -> None:
