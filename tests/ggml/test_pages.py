@@ -84,6 +84,14 @@ def test_what_is_locked_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     locked.close()
 
 
+class Old(Driver):
+    """One that lacks a function."""
+
+    @property
+    def cuMemHostRegister_v2(self) -> Any:  # type: ignore[override]
+        raise AttributeError
+
+
 @pytest.mark.parametrize(
     "name, driver",
     [
@@ -92,9 +100,10 @@ def test_what_is_locked_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CUDA1", Driver()),
         ("CPU", Driver()),
         ("ROCm0", Driver()),
+        ("CUDA0", Old()),
         ("CUDA0", None),
     ],
-    ids=["not supported", "refused", "no such device", "a CPU", "another kind", "no driver"],
+    ids=["not supported", "refused", "no such device", "a CPU", "another kind", "old", "no driver"],
 )
 def test_what_cannot_be_locked_leaves_nothing_behind(monkeypatch, name: str, driver: Driver | None) -> None:
     def load(library: str) -> Driver:

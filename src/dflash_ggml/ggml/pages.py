@@ -13,6 +13,15 @@ from collections.abc import Iterable
 _PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_*
 _READ_ONLY_SUPPORTED = 113  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
 
+_FUNCTIONS = (
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+)
+
 
 def spans(ranges: Iterable[tuple[int, int]], page: int = mmap.PAGESIZE) -> list[tuple[int, int]]:
     """Whole pages (address, bytes) that hold the ranges (address, bytes), joined where they meet."""
@@ -48,6 +57,8 @@ class LockedPages:
         try:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError:
+            return False
+        if not all(hasattr(driver, function) for function in _FUNCTIONS):
             return False
         supported = ctypes.c_int()
         if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(self._device), ordinal):
