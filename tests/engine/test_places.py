@@ -224,3 +224,30 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     jobs[torn].place.close()
     jobs[1 - torn].place.close()
     assert jobs[torn].alone(several) == expected[torn]
+
+
+def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
+    """A text whose state has become NaN ends with the sampler's error; those beside it, and the next one in its place, do not
+    hear of it."""
+    jobs = [
+        Job([3, 1, 4, i], {"temperature": 0.9, "seed": i}, 30, mode)
+        for i, mode in enumerate(("tree", "plain", "tree"))
+    ]
+    expected = [job.alone(several) for job in jobs]
+    for job in jobs:
+        job.join(several)
+    for t in several.passes.state.live(1):
+        several.device.write(t, np.full(int(np.prod(list(t.ne))), np.nan, np.float32))
+    found: list[Any] = []
+    while any(job.run.finish is None for job in (jobs[0], jobs[2])):
+        going = [job for job in jobs if job.run.finish is None and (job is not jobs[1] or not found)]
+        for job, step in zip(going, several.step([job.run for job in going]), strict=True):
+            if job is jobs[1]:
+                found.append(step)
+            else:
+                job.written += step.tokens
+    assert "NaN" in str(found[0])
+    assert [jobs[0].written, jobs[2].written] == [expected[0], expected[2]]
+    for job in jobs:
+        job.place.close()
+    assert jobs[1].alone(several) == expected[1]
