@@ -390,6 +390,7 @@ class Scheduler:
         free = self.seats.take(tokens, min(len(tokens) + ROOM, self.engine.n_ctx))
         if free is None:
             return False
+        free.park()
         seat = self.seats.exchange(free, task.left)
         seat.restore(task.parked)
         seat.engine.resume(task.run)

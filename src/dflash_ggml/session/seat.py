@@ -34,6 +34,15 @@ class Seat(PromptState):
             else min(most, self.engine.batches.next(left))
         )
 
+    def _park(self, live: Sequence[int], shared: int) -> None:
+        # the text itself stays as it is: a generation that is parked goes on from it
+        last = self.cache.best(live, len(live), self.engine.can_restore)
+        if last is not None and last.rows is None and len(last.tokens) > shared:
+            whole = self.engine.completed(last)
+            self.cache.put(whole)
+            if self.disk is not None:
+                self.disk.put(whole)
+
     def known(self, ids: Sequence[int]) -> int:
         """How much of a prompt is here."""
         live = self.engine.tokens

@@ -1,0 +1,105 @@
+"""Requests side by side on real engines, small ones: arrivals, parking, shared prefixes and cancellations change no text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dflash_ggml.ggml.bindings")
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.session.answer import Answer
+from dflash_ggml.session.requests import CompletionRequest
+from dflash_ggml.session.session import Session, completion_generation, run_completion
+from reference import toys
+
+KINDS: dict[str, dict[str, Any]] = {
+    "a draft": {},
+    "a draft with a ring": {"window": 40, "full_layers": 1, "draft_layers": 2},
+}
+N_CTX = 768
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    pair = toys.write_pair(tmp_path_factory.mktemp("pair"), 7, n_ctx=N_CTX, **KINDS[request.param])
+    config = EngineConfig(
+        *pair,
+        n_ctx=N_CTX,
+        parallel=3,
+        n_batch=64,
+        type_k="f32",
+        type_v="f32",
+        reference=True,
+        n_threads=1,
+        budget=12,
+        mode="tree",
+        calibrate="never",
+    )
+    with Engine.load(config) as found:
+        yield found
+
+
+def asked(seed: int) -> list[CompletionRequest]:
+    """Six prompts, three of which begin alike, and long answers: more than the caches hold at once."""
+    rng, found = random.Random(seed), []
+    common = [rng.randrange(3, 50) for _ in range(90)]
+    for i in range(6):
+        prompt = [rng.randrange(3, 50) for _ in range(rng.randrange(5, 60))]
+        sampling = SamplingParams(temperature=(0, 0.8, 1.0)[i % 3], seed=i, top_k=(0, 9)[i % 2])
+        found.append(
+            CompletionRequest(
+                prompt=[*common, *prompt] if i < 3 else prompt,
+                sampling=sampling,
+                max_tokens=560 if i < 2 else rng.choice((20, 60)),
+                ignore_eos=True,
+                return_tokens=True,
+                mode=("tree", "plain", "chain")[i % 3] if seed else None,  # type: ignore[arg-type]
+            )
+        )
+    return found
+
+
+def words(answer: Answer) -> list[int]:
+    return [entry.token for entry in answer.logprobs]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_answer_is_what_it_is_alone(engine: Engine, seed: int) -> None:
+    requests = asked(seed)
+    plain = Session(engine, cache_bytes=0)
+    expected = [words(Answer.of(run_completion(plain, one))) for one in requests]
+    session, rng = Session(engine, side_by_side=True), random.Random(seed)
+    scheduler, tasks, given_up = session.scheduler, [], []
+
+    def make(request: CompletionRequest, seat: Any) -> Any:
+        return completion_generation(session, session.prepare(request), seat).events()
+
+    waiting = [*requests]
+    while waiting or not all(task.ended for task in tasks):
+        # the first three come together
+        while waiting and (len(tasks) < 3 or rng.random() < 0.3 or all(task.ended for task in tasks)):
+            request = waiting.pop(0)
+            tasks.append(scheduler.submit(session.prepare(request), partial(make, request)))
+        if rng.random() < 0.1:  # one more, which is given up
+            extra = scheduler.submit(session.prepare(requests[0]), partial(make, requests[0]))
+            given_up.append((extra, rng.randrange(1, 20)))
+        for task, rounds in given_up:
+            if rounds <= len(given_up):
+                task.abandoned = True
+        scheduler.round()
+    assert [words(Answer.of(task.events)) for task in tasks] == expected
+    assert scheduler.parkings > 0
+    assert any(task.events[0].cached_n > 60 for task in tasks)  # type: ignore[union-attr]
+    for task, _ in given_up:
+        task.abandoned = True
+    scheduler.round()
+    assert scheduler.counts == {"running": 0, "waiting": 0}
+    scheduler.seats.close()
+    assert engine.places == [] and engine.passes.rows.longest == engine.passes.n_rows
