@@ -174,8 +174,8 @@ def summary(seen: list[Seen]) -> dict[str, object]:
 def resident_mib(pid: int) -> float:
     """Resident set of a process and of those that it started, in MiB (Linux)."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    others = children.read_text().split() if children.exists() else []
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    others = [child for listed in lists for child in listed.read_text().split()]
     return (int(found.group(1)) / 1024 if found else 0.0) + sum(resident_mib(int(child)) for child in others)
 
 
