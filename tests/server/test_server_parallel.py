@@ -168,6 +168,31 @@ def test_choices_of_one_request_leave_room_for_others(n: int) -> None:
         assert len(got(one)["choices"]) == 1
 
 
+def test_choices_run_side_by_side_where_nobody_waits() -> None:
+    """Four choices on three places; a client that goes away ends all of them."""
+    runner = ScriptedRunner(lambda request: None)
+    runner.parallel, runner.pace = 3, 0.005
+    made = service(runner)
+    with serving(create_app(made)) as port:
+        wait_until(lambda: made.worker.ready)
+        holder = post(port, "/v1/chat/completions", {**ask("endless"), "n": 4, "stream": True})
+        wait_until(lambda: made.worker.running == 3)
+        other = post(port, "/v1/chat/completions", ask("endless"), "other")
+        wait_until(lambda: made.worker.waiting == 1)
+        holder.close()
+        wait_until(lambda: made.worker.running == 1 and made.worker.waiting == 0)
+        other.close()
+        wait_until(lambda: made.worker.running == 0)
+    runner = ScriptedRunner()
+    runner.parallel, runner.pace = 3, 0.01
+    made = service(runner)
+    with serving(create_app(made)) as port:
+        wait_until(lambda: made.worker.ready)
+        body = got(post(port, "/v1/chat/completions", {**ask("short"), "n": 4}))
+        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+        assert {choice["message"]["content"] for choice in body["choices"]} == {"Hello there"}
+
+
 def test_a_soak_of_requests_and_disconnects() -> None:
     """Forty requests from eight clients, every fifth of whom hangs up: nothing runs, waits or holds a place at the end."""
     engine = FakePlaces(CONFIG, parallel=3)

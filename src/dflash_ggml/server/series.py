@@ -1,8 +1,10 @@
-"""Several jobs of one request: each is queued when the one before it has ended, so that other clients come between."""
+"""Several jobs of one request: each is queued when the one before it has ended, so that other clients come between; sooner where
+places are free and nobody waits for them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
 from typing import Any
 
@@ -15,31 +17,50 @@ Work = Callable[[Any, Callable[[], bool]], Iterator[Any]]
 
 
 class Series:
-    """Seen from outside one job, whose events are those of all. The first is queued at once; raises ApiError as submit does."""
+    """Seen from outside one job, whose events are those of all, one job after another. The first is queued at once; raises
+    ApiError as submit does."""
 
     def __init__(self, worker: Worker[Any], client: Hashable, works: Iterable[Work]) -> None:
         self.client = client
         self._worker = worker
-        self._works = iter(works)
+        self._works = deque(works)
         self._gone = False
-        first = next(self._works, None)
-        self._job: Job[Any] | None = None if first is None else worker.submit(client, first)
+        self._jobs: deque[Job[Any]] = deque()  # the one that is read, and those that were queued ahead
+        if self._works:
+            self._jobs.append(worker.submit(client, self._works.popleft()))
 
     def cancel(self) -> None:
-        """Nobody reads any more: end the job that runs or waits, and queue no other."""
+        """Nobody reads any more: end the jobs that run or wait, and queue no other."""
         self._gone = True
-        if self._job is not None:
-            self._worker.abandon(self._job)
+        for job in self._jobs:
+            self._worker.abandon(job)
 
     async def events(self) -> AsyncIterator[Any]:
         """The events of all jobs in order; raises ApiError if one failed or was cancelled with a reason."""
-        while self._job is not None:
-            async for event in self._job.events():
-                yield event
-            work = next(self._works, None)
-            if work is None or self._gone:
+        try:
+            while self._jobs:
+                self._queue_ahead()
+                async for event in self._jobs[0].events():
+                    yield event
+                    self._queue_ahead()
+                self._jobs.popleft()
+                if self._gone:
+                    return
+                if not self._jobs and self._works:
+                    self._jobs.append(await self._queued(self._works.popleft()))
+        finally:
+            for job in self._jobs:
+                self._worker.abandon(job)
+
+    def _queue_ahead(self) -> None:
+        """Queue another job where it would run at once and take nobody's turn."""
+        worker = self._worker
+        if self._works and not self._gone and not worker.waiting and worker.running < worker.places:
+            try:
+                self._jobs.append(worker.submit(self.client, self._works[0]))
+            except ApiError:  # its turn will come
                 return
-            self._job = await self._queued(work)
+            self._works.popleft()
 
     async def _queued(self, work: Work) -> Job[Any]:
         while True:
