@@ -44,6 +44,11 @@ class FakePlace(FakeEngine):
         self.engine.log.append(("read", self, len(ids)))
         super().prefill(ids, progress, should_stop, take_row)
 
+    def hidden_states(self, ids: Sequence[int], take, should_stop=None) -> None:
+        if len(ids) <= self.n_ctx and not self.grow(len(ids)):
+            raise NoRoomError("no rows")
+        super().hidden_states(ids, take, should_stop)
+
     def begin(self, sampler, **how: Any) -> FakeRun:
         return FakeRun(self.generate(sampler, **how), self)
 

@@ -399,6 +399,27 @@ def test_embeddings_beside_texts(driven: bool) -> None:
     on.close()
 
 
+def test_an_embedding_waits_for_rows() -> None:
+    """Two texts hold nearly all rows: a long text by itself is read once one of them has ended."""
+    on = session(3, n_ctx=600)
+    on.scheduler.start()
+    answers = [Answer(), Answer()]
+    runs = [
+        run_completion(on, request(i, prompt="word " * 20, max_tokens=150, ignore_eos=True)) for i in range(2)
+    ]
+    threads = [threading.Thread(target=_read, args=(run, answers, i)) for i, run in enumerate(runs)]
+    for thread in threads:
+        thread.start()
+    vector = embed(on, [72] * 300)
+    for thread in threads:
+        thread.join(GUARD_S)
+    assert vector.tolist() == embed(Session(FakeEngine(config())), [72] * 300).tolist()  # type: ignore[arg-type]
+    assert all(answer.finish is not None for answer in answers)
+    with pytest.raises(ContextOverflowError):
+        embed(on, [72] * 700)
+    on.close()
+
+
 def test_progress_comes_before_the_first_word() -> None:
     on = session(2)
     kinds = [type(event) for event in run_completion(on, request(3))]

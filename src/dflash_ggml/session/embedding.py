@@ -40,7 +40,7 @@ def embed(
             kept[:] = [rows[-1] if pooling == "last" else rows[0]]
 
     if session.side_by_side:
-        session.scheduler.borrow(lambda place: place.hidden_states(ids, take, should_stop))
+        session.scheduler.borrow(lambda place: place.hidden_states(ids, take, should_stop), len(ids))
     else:
         with session.turns.taken():
             session.engine.hidden_states(ids, take, should_stop)

@@ -140,14 +140,15 @@ class Scheduler:
                 if not task.events and not task.ended:
                     self.round()
 
-    def borrow(self, work: Callable[[Place], T]) -> T:
-        """Do something with a free place between two rounds; waits for one."""
+    def borrow(self, work: Callable[[Place], T], room: int = 1) -> T:
+        """Do something with a free place, with rows for `room` tokens, between two rounds; waits for one."""
+        room = max(min(room, self.engine.n_ctx), 1)
         while True:
             with self._changed:
                 self._borrowers += 1
             try:
                 with self._driving:
-                    seat = self.seats.take((), 1)
+                    seat = self.seats.take((), room)
                     if seat is not None:
                         try:
                             return work(seat.engine)
