@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dflash_ggml.drafts.mtp.convert import head_tensors  # noqa: E402
+from dflash_ggml.drafts.mtp.convert import write_with_head  # noqa: E402
+from dflash_ggml.files.gguf import GGUFFile  # noqa: E402
 from dflash_ggml.files.safetensors import SafetensorsFile  # noqa: E402
 from dflash_ggml.train.block_net import BlockNet, Tables  # noqa: E402
 from dflash_ggml.train.losses import biased_loss, candidate_loss, token_loss  # noqa: E402
@@ -19,7 +20,7 @@ from dflash_ggml.train.publish import publish, start_from  # noqa: E402
 from dflash_ggml.train.recipe import Shape, TargetSizes, shape_of  # noqa: E402
 from reference import toys  # noqa: E402
 from reference.checkpoints import write_checkpoint  # noqa: E402
-from reference.numpy_draft import BlockDraft, PredictionHead, read  # noqa: E402
+from reference.numpy_draft import BlockDraft, PredictionHead  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
@@ -78,18 +79,10 @@ def test_a_prediction_head_computes_what_its_file_does(tmp_path: Path, twins) ->
         for p in net.parameters():
             p.add_(0.2 * torch.randn_like(p) * (p.ndim < 2))
     publish(tmp_path, net, {}, torch.float32)
-    keys, tensors = read(twins.gguf)
-    n = keys["qwen35.block_count"]
-    head = PredictionHead.__new__(PredictionHead)
-    head.keys, head.prefix = keys, f"blk.{n}."
-    made = head_tensors(SafetensorsFile(tmp_path), n, None)
-    own = {
-        name: s.data.view(np.float32).reshape(s.shape[::-1]).astype(np.float64) for name, s in made.items()
-    }
-    head.w = tensors | own
-    head.heads, head.kv_heads = keys["qwen35.attention.head_count"], keys["qwen35.attention.head_count_kv"]
-    head.d, head.n_rot = keys["qwen35.attention.key_length"], keys["qwen35.rope.dimension_count"]
-    head.theta = keys["qwen35.rope.freq_base"]
+    (tmp_path / "config.json").write_text("{}")
+    with GGUFFile(twins.gguf) as file:
+        write_with_head(tmp_path, file, tmp_path / "with-head.gguf")
+    head = PredictionHead(tmp_path / "with-head.gguf")
     ids = np.random.default_rng(0).integers(0, 200, 12)
     given = torch.from_numpy(ids)[None]
     raw: list[Any] = []

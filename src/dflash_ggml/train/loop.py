@@ -278,6 +278,7 @@ class Trainer:
 def mtp_config(target: TargetModel) -> dict[str, Any]:
     """The target's own config.json with one prediction layer in it."""
     config = dict(target.model.config.to_dict())
+    config.pop("_name_or_path", None)  # a path of this machine
     text = config.get("text_config")
     (config if text is None else text)["mtp_num_hidden_layers"] = 1
     return config
