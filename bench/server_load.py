@@ -7,8 +7,8 @@
 Arrivals are Poisson: `--rate` requests a second in the mean (0: as fast as the clients come free), at most `--clients` at a time;
 who comes when all are taken waits, and that counts. Every number of clients is a row. A llama-server is started in the same run,
 with the options that it is given, and asked the same. A soak has clients that hang up, and compares the server's memory after
-three fifths of the requests, when graphs of all shapes have been built, with that at the end: the exit code says whether it is flat
-within 1 %.
+three fifths of the requests, when graphs of all shapes have been built, with that at the end: the exit code says whether it is
+flat within 1 %.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_a_step_in_another_thread_is_waited_for_by_close(engine):
     assert isinstance(error, DeviceError) and "closed" in str(error)
 
 
-@pytest.mark.parametrize("make_engine", ["real"], indirect=True)  # the stand-in has no passes
+@pytest.mark.parametrize("engine_kind", ["real"], indirect=True)  # the stand-in has no passes
 def test_close_waits_for_a_draft_that_takes_in(engine, monkeypatch):
     """A prefill lets the draft see what was accepted first; that is a pass like any other."""
     engine.prefill([1, 2, 3])

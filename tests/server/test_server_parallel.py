@@ -15,7 +15,6 @@ pytest.importorskip("starlette", reason="the server extra is not installed")
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.server.app import create_app, make_service
 from dflash_ggml.server.dialect import Settings
-from dflash_ggml.server.opening import usual_parallel
 from dflash_ggml.server.runner import Runner
 from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.requests import CompletionRequest
@@ -235,23 +234,3 @@ def _request(i: int) -> CompletionRequest:
     return CompletionRequest(
         prompt=f"request {i} " * 4, max_tokens=30, sampling=SamplingParams(temperature=0)
     )
-
-
-def test_the_usual_number_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four of a small model, at least two of any; a GPU with room has four."""
-    from types import SimpleNamespace
-
-    import dflash_ggml.ggml.device as device
-
-    small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
-    small.write_bytes(b"x")
-    with large.open("wb") as file:
-        file.truncate(16 << 30)
-    gpus: list[Any] = []
-    monkeypatch.setattr(device, "list_devices", lambda: gpus)
-    assert [usual_parallel(EngineConfig(model=path)) for path in (small, large)] == [4, 2]
-    gpus.append(SimpleNamespace(is_gpu=True, memory_free=80 << 30))
-    assert usual_parallel(EngineConfig(model=large)) == 4
-    assert usual_parallel(EngineConfig(model=large, n_gpu_layers=0)) == 2
-    gpus[0].memory_free = 23 << 30
-    assert usual_parallel(EngineConfig(model=large)) == 2

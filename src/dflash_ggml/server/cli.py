@@ -87,8 +87,9 @@ def build_parser() -> argparse.ArgumentParser:
         "-np",
         "--parallel",
         type=int,
+        default=1,
         metavar="N",
-        help="requests that are answered side by side; they share the context's tokens (default 2 or 4, by the model's size)",
+        help="requests that are answered side by side; they share the context's tokens (default 1: in turn)",
     )
     add("--queue", type=int, default=64, metavar="N", help="requests that may wait (default 64)")
     add(
@@ -201,7 +202,7 @@ def run(args: argparse.Namespace) -> int:
     require_safe_bind(args.host, keys)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port: {args.port} is outside 0..65535")
-    if args.parallel is not None and not 1 <= args.parallel <= MAX_PARALLEL:
+    if not 1 <= args.parallel <= MAX_PARALLEL:
         raise ConfigError(f"--parallel: {args.parallel} is outside 1..{MAX_PARALLEL}")
     if args.queue < 1:
         raise ConfigError(f"--queue: {args.queue} is below 1")

@@ -14,24 +14,6 @@ from .engine_side import Progress
 from .runner import Runner
 from .vetting import Vetter
 
-SMALL = 6 << 30  # bytes of a model that is small
-ROOMY = 8 << 30  # bytes that are free beside a model where there is room for many texts
-
-
-def usual_parallel(config: EngineConfig) -> int:
-    """How many texts a server decodes side by side where nobody says: 4 of a small model, or where a GPU has room beside it, else
-    2."""
-    from ..ggml.device import list_devices
-
-    path = config.model
-    size = path.stat().st_size if path.is_file() else 0
-    gpus = [info for info in list_devices() if info.is_gpu]
-    if size <= SMALL:
-        return 4
-    if config.n_gpu_layers == 0 or config.main_gpu >= len(gpus):
-        return 2
-    return 4 if gpus[config.main_gpu].memory_free - size >= ROOMY else 2
-
 
 @dataclass(frozen=True, slots=True)
 class Opener:
@@ -43,14 +25,14 @@ class Opener:
     think: str = "auto"
     disk: Path | None = None  # folder for prefixes that outlive the process
     disk_bytes: int = 0
-    parallel: int | None = None  # texts side by side; None: `usual_parallel`
+    parallel: int = 1  # texts side by side
 
     def __call__(self, progress: Progress) -> Runner:
         from ..engine.engine import Engine
         from ..session.disk_cache import DiskCache, state_identity
         from ..session.session import Session
 
-        config = replace(self.config, parallel=self.parallel or usual_parallel(self.config))
+        config = replace(self.config, parallel=self.parallel)
         engine = Engine.load(config, progress)
         vetter = Vetter.of(engine.tokenizer)
         try:
