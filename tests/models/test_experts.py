@@ -67,6 +67,16 @@ def sources(w: dict[str, np.ndarray]) -> dict[str, Source]:
     return {name: Source(F32, x.shape[::-1], x.view(np.uint8).reshape(-1)) for name, x in w.items()}
 
 
+def packed(w: dict[str, np.ndarray], kind: Type) -> dict[str, Source]:
+    """`sources` with the experts' matrices quantised."""
+    found = sources(w)
+    for name in w:
+        if expert_block(name) is not None:
+            data = quantize(w[name], kind).reshape(-1)
+            found[name] = Source(kind.value, w[name].shape[::-1], data)
+    return found
+
+
 def expected(experts: Experts, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     names = {name.removeprefix("blk.0."): a for name, a in w.items()}
     return numpy_mixture(names, x, experts.n_used, experts.scoring, experts.normalised, experts.scale)
@@ -101,15 +111,13 @@ def test_quantised_experts(kind: Type, reference: bool) -> None:
     are chosen in float32, so that cannot choose others."""
     experts = replace(QWEN, n_embd=256, n_ff=256, n_ff_shared=0)
     w = arrays(experts)
-    packed, unpacked = sources(w), dict(w)
+    unpacked = dict(w)
     for name in w:
         if expert_block(name) is not None:
-            data = quantize(w[name], kind)
-            packed[name] = Source(kind.value, w[name].shape[::-1], data.reshape(-1))
-            unpacked[name] = dequantize(data, kind).reshape(w[name].shape)
+            unpacked[name] = dequantize(quantize(w[name], kind), kind).reshape(w[name].shape)
     x = np.random.default_rng(3).standard_normal((6, experts.n_embd)).astype(np.float32)
     device = Device.cpu(2, reference=reference)
-    found, wanted = run(device, experts, packed, x), expected(experts, unpacked, x)
+    found, wanted = run(device, experts, packed(w, kind), x), expected(experts, unpacked, x)
     device.close()
     assert (found - wanted).std() < 0.02 * wanted.std()
 

@@ -198,10 +198,6 @@ class Graph:
         """Whether `t` is a weight that the device's host keeps; what computes with it takes `to_host` and `to_device`."""
         return self.device.side(t) == HOST
 
-    def can_lend(self, t) -> bool:
-        """Whether the device's kernels read no more of a kept weight than it has: what they read of others must be cleared."""
-        return lib.ggml_backend_buft_get_alloc_size(self.device.buffer_type, t) == lib.ggml_nbytes(t)
-
     def to_host(self, *results) -> list:
         """Copies of results of the device, from which the host computes; what is computed from them is the host's too."""
         # all are packed before the first leaves, so that the device is asked once
@@ -210,6 +206,7 @@ class Graph:
 
     def to_device(self, t):
         """A copy of `t`, a result of the host or a weight that it keeps, on the device."""
+        # where kernels read beyond a matrix, scratch memory has room for that, and CUDA's products clear it before they do
         return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), DEVICE)
 
     def _cross(self, t, side: int):

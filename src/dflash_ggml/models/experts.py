@@ -95,7 +95,7 @@ def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     shared = None
     if not g.is_kept(w[f"{name}ffn_down_exps.weight"]):
         out = _outputs(g, w, f"{name}ffn_", y, experts, ids)
-    elif y.ne[1] >= LENT and all(g.can_lend(t) for t in _matrices(w, name)):
+    elif y.ne[1] >= LENT:
         out = _outputs(g, _Lent(g, w), f"{name}ffn_", y, experts, ids)
     else:
         sent, sent_ids = g.to_host(y, ids)
@@ -127,12 +127,6 @@ class _Lent(Mapping):
 
     def __len__(self) -> int:
         return len(self._w)
-
-
-def _matrices(w: Mapping[str, Any], name: str) -> list:
-    """The experts' matrices of a layer."""
-    names = (f"{name}ffn_{part}_exps.weight" for part in ("gate_up", "gate", "up", "down"))
-    return [w[n] for n in names if n in w]
 
 
 def _shared(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
