@@ -77,7 +77,7 @@ class Locks:
     ],
 )
 def test_computes_with_weights_wherever_they_lie(
-    device: Device, monkeypatch, where: str, copied: bool
+    device: Device, monkeypatch, caplog, where: str, copied: bool
 ) -> None:
     w = matrices()
     room = np.empty(4 * N * N + 64, np.uint8)
@@ -90,6 +90,7 @@ def test_computes_with_weights_wherever_they_lie(
         monkeypatch.setattr(Locks, "can", where == "pages locked")
     weights = Weights(device, found, kept=["there"]).fill(is_short=where == "too little room")
     assert weights.kept_bytes == 4 * N * N
+    assert caplog.text.count("are copied to memory") == (where == "not locked")
     room[:] = room if not copied else 0
     pages = weights._kept._pages
     assert (pages is not None) == (where in ("pages locked", "not locked"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from .store import Store
 _READING = 4  # threads that read from the file's mapping what the host keeps: one alone waits for its pages
 TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
 Progress = Callable[[str, int, int], None]
+log = logging.getLogger("dflash_ggml")
 
 
 class Source(NamedTuple):
@@ -202,12 +204,22 @@ class Kept:
             if not is_short and self._device.has_pinned_memory:
                 ranges = [_place(s.data) for s in mapped.values()]
                 self._pages = LockedPages(self._device.info.name, ranges)
-                mapped = mapped if self._pages.locked else {}
+                if not self._pages.locked:
+                    self._say_copied()
+                    mapped = {}
             self._mapped += [_mapped(name, self.tensors[name], s) for name, s in mapped.items()]
             if len(mapped) < len(self._sources):
                 self._store.allocate(clear=False, weights=True)
             list(pool.map(self._copy, [name for name in self._sources if name not in mapped]))
         self._sources = {}
+
+    def _say_copied(self) -> None:
+        log.warning(
+            "%s: pages of the model file cannot be locked here, so the %.0f MiB that stay with the host are copied to memory "
+            "that the driver allocates: loading takes longer, and the file's pages stay there too until others need the room",
+            self._device.info.name,
+            self.nbytes / 2**20,
+        )
 
     def _copy(self, name: str) -> None:
         s = self._sources[name]
