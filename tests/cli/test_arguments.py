@@ -158,12 +158,16 @@ def test_experts_of_the_host(flags: str, layers: int | None) -> None:
     assert LlamaOptions("model.gguf", **keywords).engine_config(None).n_cpu_moe == layers
 
 
-def test_experts_of_fewer_than_no_layers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_experts_of_no_such_layers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="n_cpu_moe: -1 is outside"):
         configured("-ncmoe", "-1")
     with pytest.raises(SystemExit):
         configured("-cmoe", "-ncmoe", "3")
     assert "not allowed with" in capsys.readouterr().err
+    for layers in (0, 3):
+        with pytest.raises(ConfigError, match=f"cpu_moe, n_cpu_moe={layers}: .*take one of them"):
+            LlamaOptions("model.gguf", cpu_moe=True, n_cpu_moe=layers).check()
+    LlamaOptions("model.gguf", cpu_moe=True).check()
 
 
 def test_sources_by_name(capsys: pytest.CaptureFixture[str]) -> None:

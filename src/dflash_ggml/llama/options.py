@@ -123,6 +123,10 @@ class LlamaOptions:
                 raise ConfigError(
                     f"{name}: only the model file's own rope settings are supported ({neutral[0]})"
                 )
+        if self.cpu_moe and self.n_cpu_moe is not None:
+            raise ConfigError(
+                f"cpu_moe, n_cpu_moe={self.n_cpu_moe}: one means all layers and the other so many; take one of them"
+            )
         unknown = [k for k in self.kv_overrides or () if k not in _OVERRIDABLE]
         if unknown:
             raise ConfigError(
