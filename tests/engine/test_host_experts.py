@@ -155,6 +155,23 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
             Engine.load(replace(config, n_cpu_moe=few))
 
 
+def test_tensors_are_made_once(divided, config, monkeypatch) -> None:
+    """Some targets copy tensors to reorder them; how many layers fit is tried with what they made first."""
+    made: list[Path] = []
+    with GGUFFile(config.model) as file:
+        kind = type(read_target(file))
+    sources = kind.sources
+    monkeypatch.setattr(
+        kind, "sources", lambda target, file: made.append(config.model) or sources(target, file)
+    )
+    room = needed(replace(config, draft=None), 3)
+    made.clear()
+    monkeypatch.setattr(declared, "memory_free", lambda device, limit: room)
+    with Engine.load(replace(config, draft=None)) as engine:
+        assert engine.memory.kept is not None and engine.memory.kept.layers == 3
+    assert len(made) == 1
+
+
 def test_what_cannot_fit_is_refused_as_before(divided, config, monkeypatch) -> None:
     monkeypatch.setattr(declared, "memory_free", lambda device, limit: 1 << 20)
     with pytest.raises(DeviceError, match="not enough device memory") as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from ..errors import ConfigError, DeviceError
 from ..files.gguf import GGUFFile
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
-from ..ggml.weights import Weights
+from ..ggml.weights import Source, Weights
 from ..models.target import Target
 from ..state.memory import (
     GRAPHS,
@@ -142,16 +142,18 @@ def declare(
     draft: DraftSource | None,
     layers: int | None = None,
     prepare: bool = True,
+    sources: Mapping[str, Source] | None = None,
 ) -> Declared:
     """Declare the weights and plan the memory. layers: whose experts the host keeps (None: as the configuration has it);
-    prepare: False where the draft already is. Raises ModelFileError for a type that the device cannot multiply."""
+    prepare: False where the draft already is; sources: the target's, where they were made before: some targets copy tensors to
+    reorder them. Raises ModelFileError for a type that the device cannot multiply."""
     layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
     kept = kept_names(target.tensors(), layers) if has_own_memory(device) else []
     if kept and device.host is None:
         device.host = _open_cpu(config)
     heads = [layer.head_dim for layer in target.state_spec().kv]
     kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
-    weights = Weights(device, target.sources(file), kept=kept)
+    weights = Weights(device, target.sources(file) if sources is None else sources, kept=kept)
     depth = draft.depth if draft else 0
     width = tree_width(config.budget, depth) if draft or config.copies else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
@@ -243,17 +245,17 @@ def declare_fitting(
     wanted = declare(device, config, file, target, draft)
     if not has_own_memory(device) or _usual(wanted, target, config, device).fits:
         return wanted
-    notes = list(wanted.notes)
+    notes, sources = list(wanted.notes), wanted.weights.sources
     if draft and draft.narrow():
         wanted.weights.close()
-        wanted = declare(device, config, file, target, draft)
+        wanted = declare(device, config, file, target, draft, sources=sources)
         notes = [
             *wanted.notes,
             f"{config.draft}: its weights become q8_0, as they are they do not fit beside the target",
         ]
     if config.n_cpu_moe is None and (layers := layers_to_keep(device, config, file, target, draft, wanted)):
         wanted.weights.close()
-        wanted = declare(device, config, file, target, draft, layers, prepare=False)
+        wanted = declare(device, config, file, target, draft, layers, prepare=False, sources=sources)
         notes += [
             f"{config.model} does not fit the GPU: the experts of {layers} of its {target.n_layers} layers stay in the host's "
             "memory and the CPU computes them (--n-cpu-moe)",
@@ -271,13 +273,15 @@ def layers_to_keep(
     wanted: Declared,
 ) -> int:
     """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help. `wanted`: as
-    declared now, after which the draft stays prepared."""
+    declared now, after which the draft stays prepared, and not filled yet."""
     sizes = expert_sizes(file, target.n_layers)
     if not sizes or not has_own_memory(device):
         return 0
 
     def fits(layers: int) -> bool:
-        found = declare(device, config, file, target, draft, layers, prepare=False)
+        found = declare(
+            device, config, file, target, draft, layers, prepare=False, sources=wanted.weights.sources
+        )
         try:
             return _usual(found, target, config, device).fits
         finally:

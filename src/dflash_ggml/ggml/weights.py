@@ -113,8 +113,7 @@ class Weights(Mapping):
     ) -> Weights:
         """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`. is_short: the host has no room for what it
         keeps, which is then read from the file again and again. Raises DeviceError when they do not fit."""
-        assert self._sources is not None, "weights are filled once"
-        done, total = 0, sum(s.nbytes for s in self._sources.values())
+        done, total = 0, sum(s.nbytes for s in self.sources.values())
 
         def count(size: int) -> None:
             nonlocal done
@@ -128,13 +127,19 @@ class Weights(Mapping):
                 continue
             store.allocate(clear=False, weights=True)
             for name in names:
-                s = self._sources[name]
+                s = self.sources[name]
                 lib.ggml_backend_tensor_set(self._tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
                 count(s.nbytes)
         self._sources = None
         if progress:
             progress(stage, total, total)
         return self
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """What they are filled from, until they are."""
+        assert self._sources is not None, "the weights have been filled"
+        return self._sources
 
     @property
     def nbytes(self) -> int:
