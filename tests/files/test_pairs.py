@@ -41,6 +41,17 @@ def test_the_embedded_pair_is_there() -> None:
         (["Distill-Qwen-7B-Q4_K_M.gguf"], None, "7B"),
         (["Laguna-XS.2-Q4_K_M.gguf"], "Laguna", "XS.2"),
         (["poolside/laguna-xs-2.1-GGUF"], "Laguna", "XS-2.1"),
+        (["Laguna XS 2.1"], "Laguna", "XS-2.1"),
+        (["Laguna S 2.1"], "Laguna", "S-2.1"),
+        (["laguna_xs_2.1_q4_k_m.gguf"], "Laguna", "XS-2.1"),
+        (["Laguna-XS2.1"], "Laguna", "XS-2.1"),
+        (["Laguna XS.2"], "Laguna", "XS.2"),
+        (["laguna-xs2.gguf"], "Laguna", "XS.2"),
+        (["Laguna-S-2.15"], None, None),
+        (["Qwen/Qwen3-Embedding-4B-GGUF"], "Qwen3-Embedding", "4B"),
+        (["qwen3-reranker-8b-q8_0.gguf"], "Qwen3-Reranker", "8B"),
+        (["Qwen3VL-8B-Instruct-Q4_K_M.gguf"], "Qwen3-VL", "8B"),
+        (["model-4B-f16.gguf", "Qwen3-4B-Embedding"], "Qwen3-Embedding", "4B"),
         (["model-Q8_0.gguf"], None, None),
     ],
 )
@@ -75,6 +86,16 @@ def test_a_target_that_does_not_load_yet(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(pairs, "PAIRS", (*PAIRS, later))
     assert "no draft that can be used today" in replacement("z-lab/gemma-4-31B-it-DFlash")
     assert any(line.split()[-1] == "version" and later.name in line for line in pairs_table().splitlines())
+
+
+def test_models_that_are_no_chat_models_have_no_pair() -> None:
+    """They are called like the chat models, whose drafts would be fetched for them."""
+    for name in ("Qwen3-Embedding-4B", "Qwen3-Reranker-8B", "Qwen3-VL-8B-Instruct", "Qwen3_4B_embedding"):
+        assert find_pair(f"{name}-Q8_0.gguf", f"Qwen/{name}-GGUF") is None
+        assert find_pair("Qwen3-4B-Q8_0.gguf", f"Qwen/{name}-GGUF") is None
+        assert replacement(name) == LIST_PAIRS
+    assert find_pair("Qwen3-4B-Q8_0.gguf", "vladimir/Qwen3-4B-GGUF") is not None
+    assert ModelName.of("Qwen3-VL-8B").contradicts(ModelName.of("Qwen3-8B"))
 
 
 def test_replacements() -> None:

@@ -25,9 +25,12 @@ class ModelName:
     def of(cls, *texts: str) -> ModelName:
         """Read file names, repositories or titles, the more telling ones first: each field from the first that has it."""
         if laguna := next((m for m in map(_LAGUNA.search, texts) if m), None):
-            return cls("Laguna", laguna[1].upper())
+            size, version = laguna[1].upper(), laguna[2]
+            return cls("Laguna", f"{size}.2" if version == "2" else f"{size}-{version}")
         family = next((m for m in map(_FAMILY.search, texts) if m), None)
         named = f"{family[1].capitalize()}{family[2]}" if family else None
+        if named and (other := next((m for m in map(_NO_CHAT.search, texts) if m), None)):
+            named += f"-{_NO_CHATS[other[1].lower()]}"
         if any(map(_CODER_NEXT.search, texts)):
             return cls(named, "Coder-Next")
         size = next((m for m in map(_SIZE.search, texts) if m), None)
@@ -53,7 +56,10 @@ _FAMILY = re.compile(
 )
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
 _CODER_NEXT = re.compile(r"(?<![a-z0-9])coder[-_ ]next(?![a-z0-9])", re.IGNORECASE)
-_LAGUNA = re.compile(r"laguna[-_ ](XS\.2|(?:XS|S)-2\.1)(?![0-9])", re.IGNORECASE)
+_LAGUNA = re.compile(r"laguna[-_ ]?(XS|S)[-_ .]?(2(?:\.1)?)(?!\.?[0-9]|[a-z])", re.IGNORECASE)
+# relatives of a family that are no chat models: drafts of those do not fit them
+_NO_CHATS = {"embedding": "Embedding", "reranker": "Reranker", "vl": "VL"}
+_NO_CHAT = re.compile(rf"(?<![a-z])({'|'.join(_NO_CHATS)})(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
