@@ -105,9 +105,24 @@ def test_experts(file: Path) -> None:
 def test_yarn(file: Path) -> None:
     keys = {"type": "yarn", "factor": 4.0, "original_context_length": 32768}
     found = target(file, {f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
-    assert found.yarn == Yarn(4.0, 32768, pytest.approx(1 + 0.1 * np.log(4)))
+    assert isinstance(found, Qwen3) and found.yarn == Yarn(4.0, 32768, pytest.approx(1 + 0.1 * np.log(4)))
     with pytest.raises(ModelFileError, match=r"qwen3.rope.scaling.type': 'linear' is not supported"):
         target(file, {"qwen3.rope.scaling.type": "linear"})
+    for missing in (None, 0):  # then it is what the model was trained for
+        first = {
+            f"qwen3.rope.scaling.{k}": v for k, v in (keys | {"original_context_length": missing}).items()
+        }
+        assert target(file, first).yarn == found.yarn._replace(n_ctx=64)
+
+
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(file: Path, name: str) -> None:
+    for nothing in (0.0, 1.0):
+        assert target(file, {f"qwen3.{name}": nothing}).yarn is None
+    assert target(file, {f"qwen3.{name}": 4.0, "qwen3.rope.scaling.type": "none"}).yarn is None
+    for factor in (4.0, 0.5, float("nan")):
+        with pytest.raises(ModelFileError, match=f"key 'qwen3.{name}': without a type it is 'linear', which"):
+            target(file, {f"qwen3.{name}": factor})
 
 
 def test_published_sizes() -> None:

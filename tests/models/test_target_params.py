@@ -160,6 +160,8 @@ def test_target_key_missing_or_of_the_wrong_type(file: Path, key: str):
         ("qwen35.rope.dimension_sections", [1, 0, 0, 1]),
         ("qwen35.rope.dimension_sections", []),
         ("qwen35.rope.scaling.type", "yarn"),
+        ("qwen35.rope.scaling.factor", 4.0),
+        ("qwen35.rope.scale_linear", 2.0),
         ("qwen35.ssm.conv_kernel", 1),
         ("qwen35.ssm.group_count", 4),
         ("qwen35.ssm.inner_size", 25),

@@ -21,6 +21,7 @@ from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, p
 from .feed_forward import FeedForward, scale_shape
 from .layers import APPENDED, Columns, Dense, Taps, gated_attention, gated_delta_net, logits_and_choice
 from .prediction import Head, read_head
+from .rope import read_scaling
 from .target import Batch, Target
 
 # what Ollama keeps in the same file: the vision tower, its projector, and its own form of the prediction block
@@ -281,9 +282,9 @@ class Qwen35(Target):
     def _check_rope(self, file: GGUFFile) -> None:
         """Plain rotary positions give the right angles: no scaling, no pair on an axis that text lacks."""
         arch = file.arch
-        scaling = file.get(f"{arch}.rope.scaling.type", str)
-        if scaling not in (None, "none"):
-            raise file.error(f"key '{arch}.rope.scaling.type': {scaling!r} is not supported, only 'none'")
+        scaling = read_scaling(file, f"{arch}.rope.scaling.")
+        if scaling.kind != "none":
+            raise file.error(scaling.refusal("'none'"))
         key = f"{arch}.rope.dimension_sections"
         sections = file.get_array(key, int)
         if sections is None:

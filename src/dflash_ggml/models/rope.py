@@ -22,18 +22,45 @@ class Rope(NamedTuple):
         return g.rope(x, positions, self.n_rot, self.theta, self.yarn)
 
 
+class Scaling(NamedTuple):
+    """What a file says of stretched positions: how ("none", "linear", "yarn", ...), by which factor, and the keys of both."""
+
+    kind: str
+    factor: float
+    kind_key: str
+    factor_key: str
+
+    def refusal(self, supported: str) -> str:
+        """What is wrong with a kind that is not one of `supported`."""
+        said = (
+            "without a type it is 'linear', which" if self.kind_key == self.factor_key else f"{self.kind!r}"
+        )
+        return f"key {self.kind_key!r}: {said} is not supported, only {supported}"
+
+
+def read_scaling(file: KeyedFile, prefix: str) -> Scaling:
+    """The keys below `prefix` (`ARCH.rope.scaling.`). As to llama.cpp, a factor without a type is linear, and 0 is none."""
+    key = file.first_of(f"{prefix}factor", f"{prefix.removesuffix('scaling.')}scale_linear")
+    kind, factor = file.get(f"{prefix}type", str), file.get(key, float) or 1.0
+    if kind is None:
+        return Scaling("none" if factor == 1 else "linear", factor, key, key)
+    return Scaling(kind, factor, f"{prefix}type", key)
+
+
 def read_yarn(file: KeyedFile, prefix: str) -> Yarn | None:
     """How a GGUF's keys below `prefix` (`ARCH.rope.scaling.`) stretch positions. Raises ModelFileError for a way other
     than YaRN."""
-    kind, factor = file.get(f"{prefix}type", str), file.get(f"{prefix}factor", float)
-    if kind in (None, "none"):
+    scaling = read_scaling(file, prefix)
+    if scaling.kind == "none":
         return None
-    if kind != "yarn":
-        raise file.error(f"key {prefix + 'type'!r}: {kind!r} is not supported, only 'none' and 'yarn'")
-    stretch = in_range(file.error, f"key {prefix + 'factor'!r}", factor or 1.0, 1.0, 1e6)
+    if scaling.kind != "yarn":
+        raise file.error(scaling.refusal("'none' and 'yarn'"))
+    stretch = in_range(file.error, f"key {scaling.factor_key!r}", scaling.factor, 1.0, 1e6)
     attention = file.get(f"{prefix}yarn_attn_factor", float) or 1 + 0.1 * math.log(stretch)
     attention *= file.get(f"{prefix}attn_factor", float) or 1.0
     fast, slow = (file.get(f"{prefix}yarn_beta_{x}", float) for x in ("fast", "slow"))
-    key = f"{prefix}original_context_length"
+    key, trained = f"{prefix}original_context_length", f"{prefix.removesuffix('rope.scaling.')}context_length"
+    if not file.get(key, int) and trained in file.metadata:
+        key = trained
     n_ctx = in_range(file.error, f"key {key!r}", file.require(key, int), 1, 1 << 30)
     return Yarn(stretch, n_ctx, attention, fast or 32.0, slow or 1.0)
