@@ -5,6 +5,7 @@ About 20 seconds, most of them for the fuzzing.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -250,6 +251,14 @@ def test_any_part_opens_all(tmp_path: Path):
             assert [file.data(name).view("<f4").tolist() for name in file.tensors] == [[1.0] * 4, [2.0] * 4]
             file.rename({"t2": "second"})
             assert list(file.tensors) == ["t1", "second"] and file.data("second").view("<f4")[0] == 2
+            info = file.tensors["second"]
+            halves = [
+                dataclasses.replace(info, name=name, shape=(2,), offset=info.offset + at, nbytes=8)
+                for name, at in (("a", 0), ("b", 8))
+            ]
+            file.replace("second", halves)
+            assert list(file.tensors) == ["t1", "a", "b"]
+            assert [file.data(name).view("<f4").tolist() for name in "ab"] == [[2.0] * 2] * 2
 
 
 def test_parts_that_are_missing_or_foreign(tmp_path: Path):

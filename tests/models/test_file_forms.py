@@ -1,4 +1,4 @@
-"""One model in the forms in which files come: in parts, and as Ollama writes it. All compute the same. 2 seconds."""
+"""One model in the forms in which files come: in parts, and as Ollama writes it. All compute the same. 3 seconds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.gguf import GGUFFile, StringArray, part_names
-from reference import toys
+from reference import kv_toys, toys
 from reference.gguf_bytes import Tensor, build, f32_tensor
 
 
@@ -73,6 +74,31 @@ def test_as_ollama_writes_it(target: Path, tmp_path: Path) -> None:
     path = tmp_path / "sha256-0123abcd"
     path.write_bytes(build(keys, [*others, *renamed]).data)
     np.testing.assert_array_equal(logits(path), logits(target))
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
+@pytest.mark.parametrize("seed", [21, 24, 31])
+def test_matrices_as_one(tmp_path: Path, seed: int, kind: GGMLQuantizationType) -> None:
+    """Queries, keys and values of every layer but the first, of `qwen3moe` also gate and up of the experts, as llama.cpp's
+    converter can write them."""
+    apart = kv_toys.write_target(tmp_path, seed, kind, **kv_toys.VARIANTS[seed])
+    keys, tensors = contents(apart)
+    found = {t.name: t for t in tensors}
+    joins = {"attn_qkv": ["attn_q", "attn_k", "attn_v"]}
+    if keys["general.architecture"] == "qwen3moe":
+        joins["ffn_gate_up_exps"] = ["ffn_gate_exps", "ffn_up_exps"]
+    for i in range(1, keys[f"{keys['general.architecture']}.block_count"]):
+        for whole, names in joins.items():
+            parts = [found.pop(f"blk.{i}.{name}.weight") for name in names]
+            width, _, *n = parts[0].shape
+            shape = (width, sum(part.shape[1] for part in parts), *n)
+            rows = [np.frombuffer(part.data, np.uint8).reshape(*n, -1) for part in parts]
+            data = np.concatenate(rows, axis=-1).tobytes()  # of each expert, where there are several
+            name = f"blk.{i}.{whole}.weight"
+            found[name] = Tensor(name, parts[0].type, shape, data)
+    path = tmp_path / "one.gguf"
+    path.write_bytes(build(keys, list(found.values())).data)
+    np.testing.assert_array_equal(logits(path), logits(apart))
 
 
 def test_a_draft_with_tables_of_its_own(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,22 +85,126 @@ def test_what_a_file_may_leave_out(file: Path) -> None:
     assert (found.n_kv_heads, found.head_dim, found.rope_theta) == (HEADS, 2, 10000.0)
 
 
-def test_experts(file: Path) -> None:
-    keys = {key.replace("qwen3.", "qwen3moe."): value for key, value in qwen3_keys().items()}
-    keys |= {"general.architecture": "qwen3moe", "qwen3moe.expert_count": 5, "qwen3moe.expert_used_count": 3}
-    gone = {key: None for key in qwen3_keys() if key.startswith("qwen3.")}
-    changes: dict[str, tuple[int, ...] | None] = {}
+def moe(
+    path: Path, keys: dict[str, Any] | None = None, changes: dict[str, tuple[int, ...] | None] | None = None
+) -> Qwen3Moe:
+    """As `target`, with five experts of which three are used."""
+    own: dict[str, Any] = {key.replace("qwen3.", "qwen3moe."): value for key, value in qwen3_keys().items()}
+    own |= {key: None for key in qwen3_keys() if key.startswith("qwen3.")}
+    own |= {"general.architecture": "qwen3moe", "qwen3moe.expert_count": 5, "qwen3moe.expert_used_count": 3}
+    shapes: dict[str, tuple[int, ...] | None] = {}
     for i in range(2):
         block = f"blk.{i}.ffn_"
-        changes |= {f"{block}{x}.weight": None for x in ("gate", "up", "down")}
-        changes |= {f"{block}gate_inp.weight": (D, 5), f"{block}down_exps.weight": (FF // 3, D, 5)}
-        changes |= {f"{block}{x}_exps.weight": (D, FF // 3, 5) for x in ("gate", "up")}
-    changes["blk.1.ffn_down_exps.scale"] = (5,)
-    found = target(file, gone | keys, changes)
-    assert isinstance(found, Qwen3Moe) and found.experts == Experts(D, 5, 3, FF // 3)
+        shapes |= {f"{block}{x}.weight": None for x in ("gate", "up", "down")}
+        shapes |= {f"{block}gate_inp.weight": (D, 5), f"{block}down_exps.weight": (FF // 3, D, 5)}
+        shapes |= {f"{block}{x}_exps.weight": (D, FF // 3, 5) for x in ("gate", "up")}
+    found = target(path, own | (keys or {}), shapes | (changes or {}))
+    assert isinstance(found, Qwen3Moe)
+    return found
+
+
+def test_experts(file: Path) -> None:
+    found = moe(file, changes={"blk.1.ffn_down_exps.scale": (5,)})
+    assert found.experts == Experts(D, 5, 3, FF // 3)
     assert found.scales == ("blk.1.ffn_down_exps.scale",)
     with pytest.raises(ModelFileError, match="'qwen3moe.expert_used_count': 6 is out of range"):
-        target(file, gone | keys | {"qwen3moe.expert_used_count": 6}, changes)
+        moe(file, {"qwen3moe.expert_used_count": 6})
+
+
+def test_width_of_experts(file: Path) -> None:
+    """0 says as little as no key: those used are as wide together as a dense layer."""
+    key, expected = "qwen3moe.expert_feed_forward_length", moe(file)
+    assert moe(file, {key: 0}) == moe(file, {key: FF // 3}) == expected
+    with pytest.raises(ModelFileError, match=f"'{key}': 0 is out of range"):
+        moe(file, {key: 0, "qwen3moe.feed_forward_length": None})
+
+
+def test_gate_and_up_as_one(file: Path) -> None:
+    apart = {f"blk.1.ffn_{x}_exps.weight": None for x in ("gate", "up")}
+    name = "blk.1.ffn_gate_up_exps.weight"
+    assert moe(file, changes=apart | {name: (D, 2 * (FF // 3), 5)}).together == {1}
+    with pytest.raises(ModelFileError, match=f"tensor '{name}' has shape"):
+        moe(file, changes=apart | {name: (D, FF // 3, 5)})
+
+
+def qkv(block: int, heads: int = HEADS) -> dict[str, tuple[int, ...] | None]:
+    """Changes of shapes: a block with queries, keys and values as one matrix."""
+    apart = {f"blk.{block}.attn_{x}.weight": None for x in "qkv"}
+    return apart | {f"blk.{block}.attn_qkv.weight": (D, (heads + 2 * KV) * HEAD_DIM)}
+
+
+def test_queries_keys_and_values_as_one(file: Path) -> None:
+    """The parts lie within it, rows in order, and a scale is that of each."""
+    scales: dict[str, tuple[int, ...] | None] = {f"blk.1.attn_qkv.{x}scale": (1,) for x in ("", "input_")}
+    found = target(file, changes=qkv(1) | scales)
+    assert found.scales == ("blk.1.attn_q.scale", "blk.1.attn_k.scale", "blk.1.attn_v.scale")
+    assert isinstance(moe(file, changes=qkv(0)), Qwen3Moe) and laguna(file, changes=qkv(2, 6)).n_layers == 4
+    target(file, changes=qkv(1) | scales)
+    with GGUFFile(file) as opened:
+        whole = opened.data("blk.1.attn_qkv.weight")
+        sources = read_target(opened).sources(opened)
+    rows = [sources[f"blk.1.attn_{x}.weight"] for x in "qkv"]
+    assert [s.shape for s in rows] == [(D, HEADS * HEAD_DIM), (D, KV * HEAD_DIM), (D, KV * HEAD_DIM)]
+    assert np.concatenate([s.data for s in rows]).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize(
+    "shape", [(D, (HEADS + 2 * KV) * HEAD_DIM + 1), (D,), (D + 1, (HEADS + 2 * KV) * HEAD_DIM)]
+)
+def test_one_matrix_of_another_shape(file: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelFileError, match=r"tensor 'blk.1.attn_(qkv|q).weight' has shape"):
+        target(file, changes=qkv(1) | {"blk.1.attn_qkv.weight": shape})
+
+
+def test_one_matrix_beside_its_parts_or_with_a_bias(file: Path) -> None:
+    beside: dict[str, tuple[int, ...] | None] = {"blk.1.attn_k.weight": (D, KV * HEAD_DIM)}
+    with pytest.raises(ModelFileError, match="tensor 'blk.1.attn_q.weight' is missing"):
+        target(file, changes=qkv(1) | beside)
+    bias: dict[str, tuple[int, ...] | None] = {"blk.1.attn_qkv.bias": ((HEADS + 2 * KV) * HEAD_DIM,)}
+    with pytest.raises(ModelFileError, match="'blk.1.attn_qkv.bias' is unknown"):
+        target(file, changes=qkv(1) | bias)
+
+
+def test_scales_by_the_name_of_their_matrix(file: Path) -> None:
+    """`X.weight.scale` is `X.scale`."""
+    changes = {f"blk.1.attn_q.weight.{x}scale": (1,) for x in ("", "input_")}
+    assert target(file, changes=changes).scales == ("blk.1.attn_q.scale",)
+    assert moe(file, changes={"blk.0.ffn_up_exps.weight.scale": (5,)}).scales == ("blk.0.ffn_up_exps.scale",)
+    assert laguna(file, changes=changes).scales == ("blk.1.attn_q.scale",)
+
+
+@pytest.mark.parametrize(
+    ("read", "n", "key", "value"),
+    [
+        *(
+            ("qwen3", 2, key, value)
+            for key, value in (("feed_forward_length", FF), ("attention.head_count_kv", KV))
+        ),
+        ("qwen3", 2, "attention.head_count", HEADS),
+        ("moe", 2, "expert_used_count", 3),
+        ("moe", 2, "feed_forward_length", FF),
+        ("moe", 2, "expert_feed_forward_length", FF // 3),
+        ("laguna", 4, "attention.head_count_kv", KV),
+        ("laguna", 4, "feed_forward_length", FF),
+        ("laguna", 4, "expert_used_count", 3),
+        ("laguna", 4, "expert_feed_forward_length", 10),
+    ],
+)
+def test_one_number_for_all_layers(file: Path, read: str, n: int, key: str, value: int) -> None:
+    """As an array it has an entry for each, and they agree."""
+    load = {"qwen3": target, "moe": moe, "laguna": laguna}[read]
+    key = f"{'qwen3moe' if read == 'moe' else read}.{key}"
+    assert load(file, {key: [value] * n}) == load(file)
+    with pytest.raises(ModelFileError, match=rf"'{key}': \[{value}, {value + 1}\] .expected one number"):
+        load(file, {key: [value] * (n - 1) + [value + 1]})
+    for wrong, said in (
+        ([value] * (n + 1), "entries"),
+        ([0] * n, "out of range"),
+        ([True] * n, "an integer"),
+    ):
+        if not (read == "moe" and "expert_feed" in key and wrong[0] == 0):  # there 0 says nothing
+            with pytest.raises(ModelFileError, match=f"key '{key}'.*{said}"):
+                load(file, {key: wrong})
 
 
 def test_yarn(file: Path) -> None:
@@ -215,6 +320,9 @@ def test_forms_of_laguna(file: Path) -> None:
     assert laguna(file, {"laguna.attention.sliding_window": 0}).windows == (None,) * 4
     left_out = ("expert_gating_func", "expert_weights_norm", "expert_weights_scale", "rope.freq_base_swa")
     found = laguna(file, {f"laguna.{name}": None for name in left_out})
+    assert laguna(file, {"laguna.expert_weights_scale": 0.0}).experts == replace(
+        laguna(file).experts, scale=1.0
+    )
     assert found.experts.scoring == "sigmoid" and found.experts.scale == 1 and found.rope_window.theta == 5e5
 
 

@@ -12,7 +12,7 @@ import mmap
 import re
 import stat
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -242,6 +242,16 @@ class GGUFFile(KeyedFile):
             tensors = {names.get(name, name): info for name, info in self.tensors.items()}
             self._holders = {names.get(name, name): part for name, part in self._holders.items()}
             self.tensors = MappingProxyType(tensors)
+
+    def replace(self, name: str, parts: Iterable[TensorInfo]) -> None:
+        """Let others, which lie within its bytes and whose names no tensor has yet, stand in a tensor's place."""
+        found = {part.name: part for part in parts}
+        tensors: dict[str, TensorInfo] = {}
+        for old, info in self.tensors.items():
+            tensors |= found if old == name else {old: info}
+        if name in self._holders:
+            self._holders |= dict.fromkeys(found, self._holders[name])
+        self.tensors = MappingProxyType(tensors)
 
     # --- header ---
 

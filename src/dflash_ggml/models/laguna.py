@@ -22,7 +22,7 @@ from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import scale_shape
 from .layers import APPENDED, Columns, Taps, logits_and_choice, swiglu
-from .reading import Keys, check_file, scales_beside, vocabulary_size
+from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
 
@@ -64,9 +64,8 @@ class Laguna(Target):
         keys = Keys(file)
         n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
         heads = keys.counts("attention.head_count", n, MAX_HEADS)
-        kv_heads = set(keys.counts("attention.head_count_kv", n, MAX_HEADS))
-        keys.hold(("attention.head_count_kv", len(kv_heads) == 1, "the same in every layer"))
-        n_kv_heads, d = kv_heads.pop(), keys.count("attention.key_length")
+        n_kv_heads = keys.one("attention.head_count_kv", MAX_HEADS, n=n)
+        d = keys.count("attention.key_length")
         rope = Rope(
             keys.count("rope.dimension_count", default=d),
             keys.number("rope.freq_base", default=10000.0),
@@ -93,13 +92,16 @@ class Laguna(Target):
             ("router_logit_softcapping", not file.get(f"{file.arch}.router_logit_softcapping", float), "0"),
             ("expert_shared_count", keys.count("expert_shared_count", default=1) == 1, "1"),
         )
-        n_ff_expert = keys.count("expert_feed_forward_length")
+        settle_scales(file)
+        split_qkv(file, heads, n_kv_heads, d)
+        n_ff_expert = keys.one("expert_feed_forward_length", n=n)
         n_experts = keys.count("expert_count")
         normalised = file.get(f"{file.arch}.expert_weights_norm", bool)
+        is_scaled = file.get(f"{file.arch}.expert_weights_scale", float) not in (None, 0)
         params = cls(
             n_layers=n,
             n_embd=n_embd,
-            n_ff=keys.count("feed_forward_length"),
+            n_ff=keys.one("feed_forward_length", n=n),
             n_vocab=vocabulary_size(file),
             heads=heads,
             n_kv_heads=n_kv_heads,
@@ -110,14 +112,14 @@ class Laguna(Target):
             experts=Experts(
                 n_embd=n_embd,
                 n_experts=n_experts,
-                n_used=keys.count("expert_used_count", n_experts),
+                n_used=keys.one("expert_used_count", n_experts, n=n),
                 n_ff=n_ff_expert,
                 n_ff_shared=keys.count("expert_shared_feed_forward_length", default=n_ff_expert),
                 gated_shared=False,
                 scoring="sigmoid",
                 biased=True,
                 normalised=normalised is not False,
-                scale=keys.number("expert_weights_scale", default=1.0),
+                scale=keys.number("expert_weights_scale") if is_scaled else 1.0,
             ),
             rope=rope,
             rope_window=rope_window,

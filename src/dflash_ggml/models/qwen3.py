@@ -18,7 +18,7 @@ from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .feed_forward import FeedForward, scale_shape
 from .layers import APPENDED, Columns, Dense, Taps, logits_and_choice
-from .reading import Keys, check_file, scales_beside, vocabulary_size
+from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
 
@@ -45,20 +45,21 @@ class Qwen3(Target):
     def from_gguf(cls, file: GGUFFile) -> Qwen3:
         """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
         keys = Keys(file)
-        n_embd, n_heads = keys.count("embedding_length"), keys.count("attention.head_count", MAX_HEADS)
+        n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
+        n_heads = keys.one("attention.head_count", MAX_HEADS, n=n)
         params = cls(
-            n_layers=keys.count("block_count", MAX_LAYERS),
+            n_layers=n,
             n_embd=n_embd,
             n_vocab=vocabulary_size(file),
             n_heads=n_heads,
-            n_kv_heads=keys.count("attention.head_count_kv", MAX_HEADS, default=n_heads),
+            n_kv_heads=keys.one("attention.head_count_kv", MAX_HEADS, default=n_heads, n=n),
             head_dim=keys.count("attention.key_length", default=n_embd // n_heads),
             rope_theta=keys.number("rope.freq_base", default=10000.0),
             yarn=read_yarn(file, f"{file.arch}.rope.scaling."),
             rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
             n_ctx_train=keys.count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
-            **cls._read_ffn(keys),
+            **cls._read_ffn(keys, n),
         )
         d = params.head_dim
         keys.hold(
@@ -75,20 +76,27 @@ class Qwen3(Target):
                 f"the whole head, {d}",
             ),
         )
+        settle_scales(file)
+        split_qkv(file, [n_heads] * n, params.n_kv_heads, d)
         shapes = params.tensors()
         params = replace(params, scales=scales_beside(file, (n for n, s in shapes.items() if len(s) > 1)))
         check_file(file, params.tensors())
         return params
 
     @classmethod
-    def _read_ffn(cls, keys: Keys) -> dict[str, Any]:
-        """The fields that say what `ffn` is."""
-        return {"n_ff": keys.count("feed_forward_length")}
+    def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
+        """The fields that say what `ffn` is; n: layers."""
+        return {"n_ff": keys.one("feed_forward_length", n=n)}
 
     @property
     def ffn(self) -> FeedForward:
         """The feed-forward layer of every block."""
         return Dense(self.n_embd, self.n_ff)
+
+    @property
+    def joined(self) -> frozenset[int]:
+        """Blocks whose gate and up matrices are one (see FeedForward.tensors)."""
+        return frozenset()
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
@@ -108,10 +116,11 @@ class Qwen3(Target):
             "attn_q_norm.weight": (self.head_dim,),
             "attn_k_norm.weight": (self.head_dim,),
             "ffn_norm.weight": (d,),
-            **self.ffn.tensors(),
         }
+        ffn = {joined: self.ffn.tensors(joined) for joined in (False, True)}
         for i in range(self.n_layers):
-            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+            block = layer | ffn[i in self.joined]
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
         return shapes | {
             name: scale_shape(shapes[name.removesuffix("scale") + "weight"]) for name in self.scales
         }

@@ -21,6 +21,7 @@ from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, p
 from .feed_forward import FeedForward, scale_shape
 from .layers import APPENDED, Columns, Dense, Taps, gated_attention, gated_delta_net, logits_and_choice
 from .prediction import Head, read_head
+from .reading import Keys, settle_scales
 from .rope import read_scaling
 from .target import Batch, Target
 
@@ -138,7 +139,7 @@ class Qwen35(Target):
     @classmethod
     def _read_ffn(cls, file: GGUFFile, trunk: int) -> dict[str, Any]:
         """The fields that say what `ffn` is; `trunk`: layers."""
-        return {"n_ff": read_count(file, "feed_forward_length")}
+        return {"n_ff": Keys(file).one("feed_forward_length")}
 
     def stored(self, file: GGUFFile) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor in a file, where other ones lie there than the graph uses."""
@@ -311,13 +312,9 @@ def _block(name: str) -> int:
 
 
 def _settle_names(file: GGUFFile) -> None:
-    """Bring the names that other writers use to llama.cpp's: Ollama's `ssm_dt`, and `X.weight.scale` for `X.scale`."""
+    """Bring the names that other writers use to llama.cpp's: Ollama's `ssm_dt`, and scales'."""
+    settle_scales(file)
     names = {name: f"{name}.bias" for name in file.tensors if re.fullmatch(r"blk\.\d+\.ssm_dt", name)}
-    names |= {
-        name: name.replace(".weight.", ".")
-        for name in file.tensors
-        if re.search(r"\.weight\.(input_)?scale$", name)
-    }
     file.rename({old: new for old, new in names.items() if new not in file.tensors})
 
 

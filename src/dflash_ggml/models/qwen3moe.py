@@ -17,15 +17,21 @@ class Qwen3Moe(Qwen3):
     """Sizes of the model; all layers have as many experts of one width, and none that is shared."""
 
     experts: Experts
+    together: frozenset[int] = frozenset()  # blocks whose file has gate and up of an expert as one matrix
 
     @property
     def ffn(self) -> Experts:
         return self.experts
 
+    @property
+    def joined(self) -> frozenset[int]:
+        return self.together
+
     @classmethod
-    def _read_ffn(cls, keys: Keys) -> dict[str, Any]:
+    def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
         n_experts = keys.count("expert_count", MAX_EXPERTS)
-        n_used = keys.count("expert_used_count", n_experts)
-        key = "expert_feed_forward_length"
-        n_ff = keys.count(key) if keys.has(key) else max(1, keys.count("feed_forward_length") // n_used)
-        return {"n_ff": n_ff, "experts": Experts(keys.count("embedding_length"), n_experts, n_used, n_ff)}
+        n_used = keys.one("expert_used_count", n_experts, n=n)
+        n_ff = keys.expert_width(n_used, n)
+        experts = Experts(keys.count("embedding_length"), n_experts, n_used, n_ff)
+        together = (i for i in range(n) if f"blk.{i}.ffn_gate_up_exps.weight" in keys.file.tensors)
+        return {"n_ff": n_ff, "experts": experts, "together": frozenset(together)}

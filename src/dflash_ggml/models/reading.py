@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,15 +37,38 @@ class Keys:
 
     def counts(self, key: str, n: int, high: int) -> tuple[int, ...]:
         """A number for each of `n` layers, from 1 to `high`: an array under `key`, or one number for all of them."""
-        if not isinstance(self.file.metadata.get(f"{self.arch}.{key}"), (Sequence, np.ndarray)) or isinstance(
-            self.file.metadata.get(f"{self.arch}.{key}"), str
-        ):
+        found = self._array(key, n)
+        if found is None:
             return (self.count(key, high),) * n
-        name = f"{self.arch}.{key}"
-        found = self.file.require_array(name, int)
-        if len(found) != n:
-            raise self.file.error(f"key {name!r} has {len(found)} entries (expected {n})")
-        return tuple(in_range(self.file.error, f"key {name!r}", i, 1, high) for i in found)
+        return tuple(in_range(self.file.error, f"key '{self.arch}.{key}'", i, 1, high) for i in found)
+
+    def one(
+        self, key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None, n: int | None = None
+    ) -> int:
+        """`count` of all layers, which a file may also write for each: an array of `n` entries that agree."""
+        found = self._array(key, n)
+        if found is None:
+            return self.count(key, high, low, default)
+        key = f"{self.arch}.{key}"
+        if len(set(found)) != 1:
+            raise self.file.error(f"key {key!r}: {sorted(set(found))} (expected one number for all blocks)")
+        return in_range(self.file.error, f"key {key!r}", found[0], low, high)
+
+    def expert_width(self, n_used: int, n: int | None = None) -> int:
+        """Width of an expert; where a file does not say, or says 0, those used are as wide together as `feed_forward_length`."""
+        dense = "feed_forward_length"
+        width = self.one("expert_feed_forward_length", low=0 if self.has(dense) else 1, default=0, n=n)
+        return width or max(1, self.one(dense, n=n) // n_used)
+
+    def _array(self, key: str, n: int | None) -> Sequence[int] | None:
+        """The array under `key`, of `n` entries; None if there is none, or no array."""
+        key = f"{self.arch}.{key}"
+        if not isinstance(self.file.metadata.get(key, ""), (list, tuple, np.ndarray)):
+            return None
+        found = self.file.require_array(key, int)
+        if n is not None and len(found) != n:
+            raise self.file.error(f"key {key!r} has {len(found)} entries (expected {n})")
+        return found
 
     def hold(self, *rules: tuple[str, bool, str]) -> None:
         """Raise for the first rule (key, whether it holds, what was expected) that does not hold."""
@@ -63,6 +88,39 @@ def vocabulary_size(file: GGUFFile) -> int:
     if isinstance(tokens, StringArray) and len(tokens) != n_vocab:
         raise file.error(f"key 'tokenizer.ggml.tokens': {len(tokens)} tokens (expected {n_vocab})")
     return n_vocab
+
+
+def settle_scales(file: GGUFFile) -> None:
+    """Let `X.weight.scale` and `X.weight.input_scale`, as some writers name them, be known as `X.scale` and `X.input_scale`."""
+    names = {
+        name: name.replace(".weight.", ".")
+        for name in file.tensors
+        if re.search(r"\.weight\.(input_)?scale$", name)
+    }
+    file.rename({old: new for old, new in names.items() if new not in file.tensors})
+
+
+def split_qkv(file: GGUFFile, heads: Sequence[int], n_kv_heads: int, head_dim: int) -> None:
+    """Let the matrices of queries, keys and values be known by their own names where a file has them as one, `attn_qkv`, rows in
+    that order. heads: of queries, per layer. Raises ModelFileError for one of another shape."""
+    for i, n in enumerate(heads):
+        whole, *parts = (f"blk.{i}.attn_{x}." for x in ("qkv", "q", "k", "v"))
+        info = file.tensors.get(f"{whole}weight")
+        if info is None or any(f"{part}weight" in file.tensors for part in parts):
+            continue
+        rows = [n * head_dim, n_kv_heads * head_dim, n_kv_heads * head_dim]
+        if len(info.shape) != 2 or info.shape[1] != sum(rows):
+            expected = [info.shape[0], sum(rows)]
+            raise file.error(f"tensor '{whole}weight' has shape {list(info.shape)}, expected {expected}")
+        row, first, matrices = info.nbytes // sum(rows), 0, []
+        for part, m in zip(parts, rows):
+            place = {"offset": info.offset + first * row, "nbytes": m * row}
+            matrices.append(replace(info, name=f"{part}weight", shape=(info.shape[0], m), **place))
+            first += m
+        file.replace(f"{whole}weight", matrices)
+        for end in ("scale", "input_scale"):  # one for all rows
+            if scale := file.tensors.get(whole + end):
+                file.replace(whole + end, [replace(scale, name=part + end) for part in parts])
 
 
 def scales_beside(file: GGUFFile, matrices: Iterable[str]) -> tuple[str, ...]:
