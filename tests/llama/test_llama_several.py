@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_ggml.errors import ConfigError
+from dflash_ggml.errors import ConfigError, DflashError
 from reference.toy_llama import ToyLlama
 
 PROMPTS = ["hello", "once upon a time", "def f(x):", "a" * 90, "the end"]
@@ -113,3 +115,74 @@ def test_a_stream_that_was_left_open_ends(model_path: str) -> None:
     assert text(llm("hello", max_tokens=5, seed=1)) == text(
         ToyLlama(model_path)("hello", max_tokens=5, seed=1)
     )
+
+
+def test_another_threads_call_waits_for_the_list(model_path: str) -> None:
+    llm = ToyLlama(model_path, n_seq_max=2)
+    began, asks, steps, others = threading.Event(), threading.Event(), list[str](), list[Any]()
+
+    def other() -> None:
+        began.wait(20)
+        asks.set()
+        others.append(llm("the end", max_tokens=40, seed=1, on_step=lambda step: steps.append("other")))
+        others.append(llm.embed("hello"))
+
+    def of_the_list(step: Any) -> None:
+        steps.append("list")
+        began.set()
+        asks.wait(20)
+        time.sleep(0.005)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    bodies = llm.create_completions(PROMPTS[:3], max_tokens=25, seed=5, on_step=of_the_list)
+    thread.join(20)
+    assert steps == sorted(steps, key=["list", "other"].index) and "other" in steps
+    alone = ToyLlama(model_path)
+    assert text(others[0]) == text(alone("the end", max_tokens=40, seed=1))
+    assert others[1] == alone.embed("hello")
+    assert [text(b) for b in bodies] == [text(alone(p, max_tokens=25, seed=5)) for p in PROMPTS[:3]]
+
+
+def test_a_call_of_the_list_that_wants_a_turn_of_its_own_is_refused(model_path: str) -> None:
+    def handler(llama: Any, messages: Any, **options: Any) -> Any:
+        llama.eval([1, 2])
+
+    llm = ToyLlama(model_path, n_seq_max=2, chat_handler=handler)
+    with pytest.raises(ConfigError, match="inside a step"):
+        llm.create_chat_completions(CHATS)
+
+
+def test_an_interrupt_ends_all_within_a_step(model_path: str) -> None:
+    llm, steps = ToyLlama(model_path, n_seq_max=2), list[Any]()
+
+    def interrupt(step: Any) -> None:
+        steps.append(step)
+        if len(steps) == 3:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.05)
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.create_completions([*PROMPTS, *PROMPTS], max_tokens=300, temperature=1.0, on_step=interrupt)
+    assert 3 <= len(steps) < 12
+    assert sum(entry[0] == "read" for entry in llm.toy.log) <= 4  # type: ignore[attr-defined]
+    assert text(llm("hello", max_tokens=5, seed=1)) == text(
+        ToyLlama(model_path)("hello", max_tokens=5, seed=1)
+    )
+
+
+def test_a_call_that_dies_stops_the_others(model_path: str) -> None:
+    class Panic(BaseException):
+        pass
+
+    llm, steps = ToyLlama(model_path, n_seq_max=2), list[Any]()
+
+    def panic(step: Any) -> None:
+        steps.append(step)
+        if len(steps) == 5:
+            raise Panic
+        time.sleep(0.005)
+
+    with pytest.raises(BaseException) as caught:
+        llm.create_completions(PROMPTS, max_tokens=300, temperature=1.0, on_step=panic)
+    assert isinstance(caught.value, (Panic, DflashError)) and len(steps) < 12

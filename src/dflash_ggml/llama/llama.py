@@ -266,7 +266,7 @@ class Llama(LlamaSeveral):
         """Run a generation, with the state cache before and after it where it is alone."""
         prepared = self.session.prepare(request)
         run = run_chat if isinstance(request, ChatRequest) else run_completion
-        if self.session.side_by_side:
+        if self.session.runs_beside:
             yield from run(self.session, prepared, hooks=hooks)
             return
         self._consult_cache(prepared.ids)

@@ -16,12 +16,26 @@ from .embedding import LlamaEmbeddings
 Call = Callable[[], dict[str, Any]]
 
 
-def run_together(session: Session, calls: Sequence[Call], places: int) -> list[dict[str, Any]]:
-    """What all calls give, in their order; `places` at a time. The first error, in that order, is raised once all have ended."""
+def run_together(
+    session: Session, calls: Sequence[Call], places: int, after: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """What all calls give, in their order; `places` at a time. The first error, in that order, is raised once all have ended.
+
+    after: done at the end of the turn that they share. An interrupt of the caller, or of a call, ends all within a step.
+    """
     if places == 1 or len(calls) == 1:
         return [call() for call in calls]
-    with session.together(), ThreadPoolExecutor(places, "dflash-together") as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+    with session.together(after) as group:
+        pool = ThreadPoolExecutor(places, "dflash-together")
+        try:
+            return [future.result() for future in [pool.submit(group.run, call) for call in calls]]
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                group.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            pool.shutdown()
 
 
 def merged(bodies: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -111,9 +125,7 @@ class LlamaSeveral(LlamaEmbeddings):
         return drawn
 
     def _together(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
-        bodies = run_together(self.session, calls, self.n_seq_max)
-        self._follow_engine()
-        return bodies
+        return run_together(self.session, calls, self.n_seq_max, self._follow_engine)
 
     @staticmethod
     def _all_options(method: Any, apart: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def embed(
         elif pooling == "last" or not kept:
             kept[:] = [rows[-1] if pooling == "last" else rows[0]]
 
-    if session.side_by_side:
+    if session.runs_beside:
         session.scheduler.borrow(lambda place: place.hidden_states(ids, take, should_stop), len(ids))
     else:
         with session.turns.taken():

@@ -205,8 +205,12 @@ class Scheduler:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        self.clear(DflashError("the session was closed before this answer had ended"))
+
+    def clear(self, error: Exception) -> None:
+        """End all generations with this error, and give up the places."""
         with self._driving:
-            self._end_all(DflashError("the session was closed before this answer had ended"))
+            self._end_all(error)
             self.seats.close()
 
     # ---- by whoever drives

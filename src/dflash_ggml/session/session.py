@@ -3,12 +3,13 @@ shapes."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, ContextOverflowError
+from ..errors import ConfigError, ContextOverflowError, DflashError
 from ..text.chat_parser import ChatParser, ReasoningMode
 from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
@@ -19,6 +20,7 @@ from ..text.tools import NamedTool, check_tools
 from .disk_cache import DiskCache
 from .events import Event
 from .generation import Generation
+from .group import Group
 from .hooks import Hooks
 from .prefix_cache import PrefixCache
 from .prompt_state import PromptState
@@ -43,8 +45,8 @@ class Session:
     cache_bytes: budget of the prefix cache in host memory (0 turns it off). template: source text, instead of the
     model's own. thinking: on or off for chats that do not say, None leaves it to the template. vet: asked before a grammar is
     compiled (see GrammarCompiler). disk: where prefixes outlive this process; `close` brings the last one there.
-    side_by_side: generations run beside each other on the places of the engine, and none on its own text; otherwise several only
-    do within `together`. Raises ConfigError if the template does not compile.
+    side_by_side: generations run beside each other on the places of the engine, and none on its own text; otherwise only those of
+    a group do, see `together`. Raises ConfigError if the template does not compile.
     """
 
     def __init__(
@@ -65,9 +67,20 @@ class Session:
         self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
         self.state = PromptState(engine, PrefixCache(cache_bytes), disk)
         self.scheduler = Scheduler(Seats(engine, self.state.cache, disk))
-        self.turns = Turns(self.scheduler.is_driven_here)
+        self._here = threading.local()
+        self.turns = Turns(lambda: self.scheduler.is_driven_here() or self.group is not None)
         self._vet = vet
         self._grammars: GrammarCompiler | None = None
+
+    @property
+    def group(self) -> Group | None:
+        """The group that runs the calling thread's calls, if one does."""
+        return getattr(self._here, "group", None)
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether the calling thread's generations run beside others."""
+        return self.side_by_side or self.group is not None
 
     @property
     def grammars(self) -> GrammarCompiler:
@@ -138,16 +151,18 @@ class Session:
         return self.grammars.processor(bound.spec, len(prepared.ids), bound.after, bound.repeat)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Within it generations run side by side, whatever threads they are read in; the engine's own text is gone afterwards."""
+    def together(self, after: Callable[[], None]) -> Iterator[Group]:
+        """One turn for a group of calls, whose generations run side by side; the engine's own text is gone then, and `after` is
+        done before the turn ends."""
         with self.turns.taken():
-            self.side_by_side = True
+            group = Group(self._here)
             try:
-                yield
+                yield group
             finally:
-                self.side_by_side = False
-                self.scheduler.seats.close()
+                group.stop()
+                self.scheduler.clear(DflashError("the call that this answer is part of has ended"))
                 self.state.reset()
+                after()
 
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""
@@ -254,11 +269,14 @@ def _run(
 ) -> Generator[Event, None, None]:
     """A generation's events: on the engine's own text, or beside others."""
     logprobs = getattr(prepared.request, "prompt_logprobs", False)
+    if session.group is not None:
+        session.group.check()
+        should_stop = session.group.or_stopped(should_stop)
 
     def events(state: PromptState) -> Generator[Any, Any, None]:
         return generation(session, prepared, state, hooks, should_stop).events(prompt_logprobs=logprobs)
 
-    if session.side_by_side:
+    if session.runs_beside:
         yield from session.scheduler.events(prepared, events, should_stop)
     else:
         yield from session.turns.run(events(session.state))
