@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.errors import ConfigError, DflashError
+from dflash_ggml.llama.merged import merged
 from reference.toy_llama import ToyLlama
 
 PROMPTS = ["hello", "once upon a time", "def f(x):", "a" * 90, "the end"]
@@ -186,3 +187,49 @@ def test_a_call_that_dies_stops_the_others(model_path: str) -> None:
     with pytest.raises(BaseException) as caught:
         llm.create_completions(PROMPTS, max_tokens=300, temperature=1.0, on_step=panic)
     assert isinstance(caught.value, (Panic, DflashError)) and len(steps) < 12
+
+
+@pytest.mark.parametrize("seed", [-1, 0xFFFFFFFF])
+def test_each_choice_draws_afresh_where_the_seed_says_so(model_path: str, seed: int) -> None:
+    llm = ToyLlama(model_path, n_seq_max=3)
+    twice = [llm("hello", n=3, seed=seed, temperature=1.0, max_tokens=30) for _ in range(2)]
+    assert len({text(body, i) for body in twice for i in range(3)}) == 6
+    assert llm._drawn(0xFFFFFFFE, 3) == [0xFFFFFFFE, 0, 1]  # none of them is the one that asks for entropy
+
+
+def test_a_prompt_counts_once_and_times_are_of_all(model_path: str) -> None:
+    llm = ToyLlama(model_path)
+    both = llm(["hello", "the end"], n=2, seed=1, max_tokens=8)
+    ones = [ToyLlama(model_path)(p, seed=1 + i, max_tokens=8) for p in ("hello", "the end") for i in range(2)]
+    usage, timings = both["usage"], both["timings"]
+    assert usage["prompt_tokens"] == ones[0]["usage"]["prompt_tokens"] + ones[2]["usage"]["prompt_tokens"]
+    assert usage["completion_tokens"] == sum(one["usage"]["completion_tokens"] for one in ones)
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert list(usage) == list(ones[0]["usage"]) and list(timings) == list(ones[0]["timings"])
+    for name in ("predicted_n", "steps", "draft_n", "draft_n_accepted"):
+        assert timings[name] == sum(one["timings"][name] for one in ones)
+    assert timings["steps"] == sum(use["steps"] for use in timings["widths"])
+    assert timings["tokens_per_step"] == pytest.approx(
+        sum(use["steps"] * use["tokens_per_step"] for use in timings["widths"]) / timings["steps"], abs=0.01
+    )
+    assert [use["nodes"] for use in timings["widths"]] == sorted({use["nodes"] for use in timings["widths"]})
+
+
+def test_what_is_merged_of_steps_is_weighted_by_them() -> None:
+    def body(steps: int, per_step: float, ms: float) -> dict[str, Any]:
+        width = {"nodes": 7, "steps": steps, "tokens_per_step": per_step, "step_ms": ms, "predicted_ms": ms}
+        source = {"name": "dflash", "steps": steps, "draft_n": 7 * steps, "draft_n_accepted": steps}
+        counts = {"cache_n": 1, "prompt_n": 4, "predicted_n": int(steps * per_step), "steps": steps}
+        times = {"prompt_ms": 10.0, "predicted_ms": steps * ms, "tokens_per_step": per_step, "budget": steps}
+        drafted = {"draft_n": 7 * steps, "draft_n_accepted": steps, "widths": [width], "sources": [source]}
+        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        return {"choices": [{"index": 0}], "usage": usage, "timings": {**counts, **times, **drafted}}
+
+    one = merged([body(1, 2.0, 10.0), body(3, 4.0, 30.0)], 2)
+    assert one["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+    timings = one["timings"]
+    assert (timings["prompt_per_second"], timings["predicted_per_second"]) == (400.0, 140.0)
+    assert timings["tokens_per_step"] == 3.5 and timings["budget"] == 3
+    width = {"nodes": 7, "steps": 4, "tokens_per_step": 3.5, "step_ms": 25.0, "predicted_ms": 30.0}
+    assert timings["widths"] == [width]
+    assert timings["sources"] == [{"name": "dflash", "steps": 4, "draft_n": 28, "draft_n_accepted": 4}]

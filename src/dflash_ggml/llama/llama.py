@@ -22,6 +22,7 @@ from .chat_completion import chat_body, chat_chunks
 from .chat_handlers import ChatHandler, get_chat_completion_handler
 from .completion import Heading, completion_body, completion_chunks
 from .left_out import CHAT_TEMPERATURE, MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
+from .merged import merged
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
 from .requests import (
@@ -33,7 +34,7 @@ from .requests import (
     legacy_tools,
     sampling_params,
 )
-from .several import LlamaSeveral, is_one, merged
+from .several import LlamaSeveral, is_one
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
 from .template_handler import TemplateHandler
 
@@ -205,7 +206,7 @@ class Llama(LlamaSeveral):
             return self._completion(prompts[0], seed, stream, **arguments)()
         if stream:
             raise ConfigError("stream: one answer at a time; leave out n and lists of prompts, or the stream")
-        return merged(self._completions(prompts, seed, n, arguments))
+        return merged(self._completions(prompts, seed, n, arguments), n)
 
     __call__ = create_completion
 

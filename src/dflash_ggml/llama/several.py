@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import ConfigError
 from ..session.session import Session
 from .embedding import LlamaEmbeddings
+from .merged import merged
+from .options import LLAMA_DEFAULT_SEED
 
 Call = Callable[[], dict[str, Any]]
 
@@ -38,25 +40,6 @@ def run_together(
             pool.shutdown()
 
 
-def merged(bodies: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """One body of several: their choices, numbered, and their counts in sum. Of one it is that one."""
-    first, *others = bodies
-    if not others:
-        return first
-    choices = [
-        {**choice, "index": i} for i, body in enumerate((first, *others)) for choice in body["choices"]
-    ]
-    return {**first, "choices": choices, "usage": _sum([body["usage"] for body in (first, *others)])}
-
-
-def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    total: dict[str, Any] = {}
-    for name, value in usages[0].items():
-        parts = [usage[name] for usage in usages]
-        total[name] = _sum(parts) if isinstance(value, dict) else sum(parts)
-    return total
-
-
 def is_one(prompt: Any) -> bool:
     """Whether a prompt is one text, or the ids of one, and not a list of several."""
     return isinstance(prompt, (str, bytes)) or not any(
@@ -80,7 +63,7 @@ class LlamaSeveral(LlamaEmbeddings):
         """
         options = self._all_options(self.create_completion, ("prompt", "seed", "n", "stream"), options)
         bodies = self._completions(prompts, seed, n, options)
-        return [merged(bodies[i : i + n]) for i in range(0, len(bodies), n)]
+        return [merged(bodies[i : i + n], n) for i in range(0, len(bodies), n)]
 
     def create_chat_completions(
         self,
@@ -99,7 +82,7 @@ class LlamaSeveral(LlamaEmbeddings):
             for own in self._drawn(seed, n)
         ]
         bodies = self._together(calls)
-        return [merged(bodies[i : i + n]) for i in range(0, len(bodies), n)]
+        return [merged(bodies[i : i + n], n) for i in range(0, len(bodies), n)]
 
     def _completions(
         self, prompts: Sequence[Any], seed: int | None, n: int, options: Mapping[str, Any]
@@ -112,12 +95,15 @@ class LlamaSeveral(LlamaEmbeddings):
         return self._together(calls)
 
     def _drawn(self, seed: int | None, n: int) -> list[int]:
-        """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again, or the next
-        of the constructor seed's chain."""
+        """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again, or n times the
+        one that asks for fresh entropy, or the next of the constructor seed's chain."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigError(f"n: expected 1 or more, got {n!r}")
         if seed is not None:
-            return [(seed + i) & 0xFFFFFFFF for i in range(n)]
+            seed &= 0xFFFFFFFF
+            if seed == LLAMA_DEFAULT_SEED:
+                return [seed] * n
+            return [(seed + i) % LLAMA_DEFAULT_SEED for i in range(n)]  # behind the last seed comes 0
         drawn = []
         for _ in range(n):
             drawn.append(random.Random(self._seed).randint(0, 2**32))
