@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dflash_ggml.errors import ConfigError, DflashError
+from dflash_ggml.llama.cache import LlamaRAMCache
 from dflash_ggml.llama.merged import merged
 from reference.toy_llama import ToyLlama
 
@@ -233,3 +236,39 @@ def test_what_is_merged_of_steps_is_weighted_by_them() -> None:
     width = {"nodes": 7, "steps": 4, "tokens_per_step": 3.5, "step_ms": 25.0, "predicted_ms": 30.0}
     assert timings["widths"] == [width]
     assert timings["sources"] == [{"name": "dflash", "steps": 4, "draft_n": 28, "draft_n_accepted": 4}]
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.parametrize("n_seq_max", [1, 3])
+def test_seeds_go_on_behind_conversations(model_path: str, seed: int | None, n_seq_max: int) -> None:
+    one, llm = ToyLlama(model_path, seed=11), ToyLlama(model_path, seed=11, n_seq_max=n_seq_max)
+    alone = [one.create_chat_completion(chat, seed=seed, max_tokens=5) for chat in CHATS * 3]
+    bodies = llm.create_chat_completions(CHATS * 3, seed=seed, max_tokens=5)
+    assert [b["choices"][0]["message"] for b in bodies] == [a["choices"][0]["message"] for a in alone]
+    assert llm._seed == one._seed
+
+
+def test_statistics_of_each_are_printed(model_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    llm = ToyLlama(model_path, n_seq_max=2, verbose=True)
+    llm.create_completions(PROMPTS[:3], max_tokens=5)
+    assert capsys.readouterr().err.count("dflash-ggml: prompt") == 3
+
+
+def test_what_texts_side_by_side_leave_alone_is_told_once(model_path: str) -> None:
+    llm = ToyLlama(model_path, n_seq_max=2, logits_all=True)
+    llm("hello", max_tokens=5, seed=1)
+    scores = llm.scores.copy()
+    with pytest.warns(UserWarning, match="logits_all: scores are not kept") as told:
+        llm.create_completions(PROMPTS[:2], max_tokens=5)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert np.array_equal(llm.scores, scores) and scores.any()
+    cache = LlamaRAMCache()
+    llm.set_cache(cache)
+    with pytest.warns(UserWarning, match="set_cache: the cache is neither asked nor filled") as told:
+        llm.create_completion("hello", n=2, max_tokens=5)
+    assert len(told) == 1 and "logits_all" not in str(told[0].message) and not cache.cache_state
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm.create_completions(PROMPTS[:2], max_tokens=5)
+        llm.create_completions(PROMPTS[:1], max_tokens=5)
+    assert len(cache.cache_state) == 1 and not np.array_equal(llm.scores, scores)

@@ -35,7 +35,7 @@ def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any
     if unknown:
         told.append(f"logit_bias {unknown[0]} is no token id below {n_vocab} and left out")
     out["logit_bias"] = {token: value for token, value in bias.items() if 0 <= token < n_vocab}
-    _warn(told)
+    warn(told)
     return out
 
 
@@ -60,7 +60,7 @@ def usable_messages(messages: Any) -> Any:
     if not out:
         told.append("messages is empty: an empty message of the user stands in")
         out = [{"role": "user", "content": ""}]
-    _warn(told)
+    warn(told)
     return out
 
 
@@ -86,15 +86,15 @@ def usable_choice(choice: Any, tools: Sequence[Any]) -> Any:
     if choice == "any":  # some clients' word
         choice = "required"
     if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        _warn([f"tool_choice {choice!r} is none of auto, none, required and taken as auto"])
+        warn([f"tool_choice {choice!r} is none of auto, none, required and taken as auto"])
         return "auto"
     if not tools and choice not in (None, "auto", "none"):
-        _warn(["tool_choice asks for a call, but there are no tools: it is left out"])
+        warn(["tool_choice asks for a call, but there are no tools: it is left out"])
         return None
     return choice
 
 
-def _warn(told: Sequence[str]) -> None:
+def warn(told: Sequence[str]) -> None:
     """One warning, shown at the line that called into this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("dflash_ggml."):

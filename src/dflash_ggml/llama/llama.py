@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
 from .requests import (
     SAMPLING_OPTIONS,
-    as_tuple,
     chat_request,
     completion_request,
     hooks_of,
@@ -248,8 +248,7 @@ class Llama(LlamaSeveral):
             prompt_logprobs=echo and logprobs is not None,
         )
         head = Heading(self.model_path if model is None else model)
-        processors = [*self._row_keeper(), *as_tuple(logits_processor)]
-        events = self._events(request, hooks_of(processors, stopping_criteria, on_step))
+        events = self._events(request, hooks_of(logits_processor, stopping_criteria, on_step))
         text = None
         if echo:
             text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
@@ -264,21 +263,28 @@ class Llama(LlamaSeveral):
         return prompt if isinstance(prompt, str) else [int(t) for t in prompt]
 
     def _events(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
-        """Run a generation, with the state cache before and after it where it is alone."""
+        """Run a generation; where it is alone, with the state cache before and after it, and `scores` of it with logits_all."""
         prepared = self.session.prepare(request)
         run = run_chat if isinstance(request, ChatRequest) else run_completion
         if self.session.runs_beside:
-            yield from run(self.session, prepared, hooks=hooks)
+            for event in run(self.session, prepared, hooks=hooks):
+                if isinstance(event, Usage):
+                    self._tell(event)
+                yield event
             return
+        hooks = replace(hooks, logits_processor=(*self._row_keeper(), *hooks.logits_processor))
         self._consult_cache(prepared.ids)
         for event in run(self.session, prepared, hooks=hooks):
             if isinstance(event, Usage):  # the generation is over, and the turn still ours
-                if self.verbose:
-                    print(usage_line(event), file=sys.stderr)
+                self._tell(event)
                 self._follow_engine()
                 if self.cache is not None:
                     self.cache[self._input_ids.tolist()] = self._saved_state()
             yield event
+
+    def _tell(self, usage: Usage) -> None:
+        if self.verbose:
+            print(usage_line(usage), file=sys.stderr)
 
     def _row_keeper(self) -> list[Any]:
         """With logits_all, a processor that changes nothing and fills `scores` for what is generated."""
@@ -294,7 +300,8 @@ class Llama(LlamaSeveral):
     def _sampling(self, seed: int | None, **options: Any) -> Any:
         """Sampler options with the call's seed, or the next of the constructor seed's chain."""
         seed = seed if seed is not None else random.Random(self._seed).randint(0, 2**32)
-        self.set_seed(seed)
+        if self.session.group is None:  # the calls of a list have their seeds drawn before
+            self.set_seed(seed)
         options = settled(options, self._recommended)
         return sampling_params(
             seed=seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **options
@@ -393,8 +400,9 @@ class Llama(LlamaSeveral):
         def new_id(index: int, name: str) -> str:
             return f"call__{index}_{name}_{head.id}"
 
-        processors = [*self._row_keeper(), *as_tuple(logits_processor)]
-        events = self._events(request, hooks_of(processors, stopping_criteria, on_step, new_call_id=new_id))
+        events = self._events(
+            request, hooks_of(logits_processor, stopping_criteria, on_step, new_call_id=new_id)
+        )
         legacy = isinstance(request.tool_choice, NamedTool) or functions is not None
         return (chat_chunks if stream else chat_body)(events, head, legacy_call=legacy)
 

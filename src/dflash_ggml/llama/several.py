@@ -12,8 +12,9 @@ from typing import Any
 from ..errors import ConfigError
 from ..session.session import Session
 from .embedding import LlamaEmbeddings
+from .lenient import warn
 from .merged import merged
-from .options import LLAMA_DEFAULT_SEED
+from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 
 Call = Callable[[], dict[str, Any]]
 
@@ -54,6 +55,10 @@ class LlamaSeveral(LlamaEmbeddings):
     create_chat_completion: Any
     _completion: Any
 
+    def __init__(self, options: LlamaOptions) -> None:
+        super().__init__(options)
+        self._told: set[str] = set()  # what was warned of
+
     def create_completions(
         self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, seed: int | None = None, **options: Any
     ) -> list[dict[str, Any]]:
@@ -76,11 +81,11 @@ class LlamaSeveral(LlamaEmbeddings):
         """Answer several conversations side by side, as create_completions continues texts."""
         if "stream" in options:
             raise TypeError("create_chat_completions() got an unexpected keyword argument 'stream'")
-        calls: list[Any] = [
-            partial(self.create_chat_completion, messages=messages, seed=own, **options)
-            for messages in conversations
-            for own in self._drawn(seed, n)
-        ]
+        calls: list[Any] = []
+        for messages in conversations:
+            for own in self._drawn(seed, n):
+                calls.append(partial(self.create_chat_completion, messages=messages, seed=own, **options))
+                self.set_seed(own)  # as a call of its own would
         bodies = self._together(calls)
         return [merged(bodies[i : i + n], n) for i in range(0, len(bodies), n)]
 
@@ -95,8 +100,8 @@ class LlamaSeveral(LlamaEmbeddings):
         return self._together(calls)
 
     def _drawn(self, seed: int | None, n: int) -> list[int]:
-        """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again, or n times the
-        one that asks for fresh entropy, or the next of the constructor seed's chain."""
+        """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again; n times one
+        that asks for fresh entropy; or the next of the constructor seed's chain."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigError(f"n: expected 1 or more, got {n!r}")
         if seed is not None:
@@ -111,7 +116,19 @@ class LlamaSeveral(LlamaEmbeddings):
         return drawn
 
     def _together(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
+        if self.n_seq_max > 1 and len(calls) > 1:
+            self._tell_left_out()
         return run_together(self.session, calls, self.n_seq_max, self._follow_engine)
+
+    def _tell_left_out(self) -> None:
+        """One warning of what belongs to the one context, and is left alone by texts that are written beside it."""
+        left_out = {
+            "set_cache: the cache is neither asked nor filled": self.cache is not None,
+            "logits_all: scores are not kept": self._logits_all,
+        }
+        new = [told for told, asked in left_out.items() if asked and told not in self._told]
+        self._told.update(new)
+        warn([f"{told} where several texts are written side by side" for told in new])
 
     @staticmethod
     def _all_options(method: Any, apart: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
