@@ -174,6 +174,33 @@ def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
         steps.close()
 
 
+def begun(engine: Engine, mode: str):
+    place = engine.open(40)
+    place.prefill([3, 1, 4, 1, 5])
+    run = place.begin(Sampler(SamplingParams(temperature=0), engine.n_vocab), mode=mode, stop=lambda t: False)
+    place.first(run)
+    return place, run
+
+
+def test_costs_of_one_text_are_learned_in_the_first_lane_only(toy_pair):
+    with Engine.load(config(toy_pair, calibrate="never", parallel=2)) as engine:
+
+        def learned(*runs):
+            for _ in range(4):
+                assert not any(isinstance(step, Exception) for step in engine.step(runs))
+            return engine.costs.points()
+
+        (first, drafted), (second, plain) = begun(engine, "tree"), begun(engine, "plain")
+        assert (first.lane, second.lane) == (0, 1)
+        known = learned(drafted)
+        assert {p.kind for p in known} == {"verify", "draft", "commit", "host"}
+        assert learned(plain) == known
+        assert learned(drafted, plain) == known  # one of two drafts
+        second.close()
+        second, other = begun(engine, "tree")
+        assert second.lane == 1 and learned(other) == known
+
+
 def made_up(rng: np.random.Generator) -> list[Point]:
     """Costs that mean nothing."""
     return [

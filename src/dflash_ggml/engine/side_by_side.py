@@ -251,9 +251,8 @@ class SideBySide(Stepper):
         self._measured("host", times.tree + times.host, forest.width, n)
 
     def _measured(self, kind: JointPass, ms: float, columns: int, sequences: int, context: int = 0) -> None:
-        if sequences == 1:
-            self.costs.measured(kind, ms, columns, context)
-        else:
+        """Note a pass of several. What one costs is learned in the first lane alone: elsewhere or beside others it is dearer."""
+        if sequences > 1:
             self.joint.measured(kind, ms, columns, sequences, context)
 
     def _step_of(
