@@ -16,8 +16,11 @@ from reference.numpy_draft import read
 from reference.tiny_models import safetensors_bytes
 
 
-def parted(target: Path, folder: Path, bare: Path) -> None:
-    """Take a toy's head out of its file: into a folder as checkpoints have it, and the rest into `bare`."""
+def parted(target: Path, folder: Path, bare: Path, per_file: int = 0) -> None:
+    """Take a toy's head out of its file: into a folder as checkpoints have it, and the rest into `bare`.
+
+    per_file: tensors of a part, where `bare` is to be in parts.
+    """
     keys, tensors = read(target)
     block = keys["qwen35.block_count"] - 1
     folder.mkdir()
@@ -28,7 +31,7 @@ def parted(target: Path, folder: Path, bare: Path) -> None:
     (folder / "model.safetensors").write_bytes(safetensors_bytes(made))
     (folder / "config.json").write_text(json.dumps({"mtp_num_hidden_layers": 1}))
     reader = GGUFReader(target)
-    writer = GGUFWriter(bare, "qwen35")
+    writer = GGUFWriter(bare, "qwen35", split_max_tensors=per_file)
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key in ("general.architecture", "qwen35.nextn_predict_layers"):
             continue
@@ -74,3 +77,13 @@ def test_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "-m", str(bare), "-o", str(out)]) == 1
     assert "tensor 'mtp.nurm.weight'" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*")), "nothing is left half written"
+
+
+def test_a_target_in_parts_is_to_be_joined_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, _ = toys.write_pair(tmp_path, 5, nextn=True)
+    parted(target, tmp_path / "head", tmp_path / "bare.gguf", per_file=40)
+    part = min(tmp_path.glob("bare-00001-of-*.gguf"))
+    assert main([str(tmp_path / "head"), "-m", str(part), "-o", str(tmp_path / "out.gguf")]) == 1
+    said = capsys.readouterr().err
+    assert "parts" in said and "llama-gguf-split --merge" in said and said.count("\n") == 1
+    assert not list(tmp_path.glob("out*"))

@@ -71,13 +71,19 @@ def head_tensors(file: SafetensorsFile, block: int, type_: DraftType | None) -> 
 def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType | None = None) -> int:
     """Write a copy of the target's file with the head behind its last block. Returns how many tensors the head has.
 
-    The file is there once it is whole. Raises ModelFileError for a target that has a head already or that the head does not
-    fit, ConfigError without the package gguf, OSError.
+    The file is there once it is whole. Raises ModelFileError for a target in parts, that has a head already or that the
+    head does not fit, ConfigError without the package gguf, OSError.
     """
     try:
         from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
     except ImportError:
         raise ConfigError("the package gguf is missing: pip install 'dflash-ggml[convert]'") from None
+    parts = target.get("split.count", int) or 1
+    if parts > 1:
+        raise target.error(
+            f"one of {parts} parts, and a head is written into one file alone: join them first, with llama.cpp's "
+            "llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf"
+        )
     block = target.require(f"{target.arch}.block_count", int)
     number = f"{target.arch}.nextn_predict_layers"
     if target.get(number, int):
