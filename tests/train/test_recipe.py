@@ -19,6 +19,7 @@ from dflash_ggml.train.recipe import (
     Shape,
     TargetSizes,
     check,
+    check_head,
     config_json,
     depth_weights,
     shape_of,
@@ -107,6 +108,21 @@ def test_what_cannot_be_trained_is_said(change: dict, run: dict, said: str) -> N
     with pytest.raises(ConfigError, match=said):
         check(dataclasses.replace(SHAPE, **change), Run(**{"steps": 1} | run), TARGET)
     check(SHAPE, Run(steps=1), TARGET)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", None])
+def test_a_head_that_nothing_could_use_is_not_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str | None
+) -> None:
+    """Said before the target is opened; the folder has no weights."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
+    options = ["-o", str(tmp_path / "out"), "--steps", "1", "--own-text", "1000"]
+    assert main([str(tmp_path), *options, "--kind", "mtp"]) == 1
+    said = capsys.readouterr().err
+    assert "dense Qwen3.5" in said and f"model_type is '{model_type}'" in said and said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    for dense in ("qwen3_5", "qwen3_5_text"):
+        check_head({"model_type": dense}, tmp_path)
 
 
 def test_columns_see_their_context_and_their_block() -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ConfigError, DflashError
+from ..files.safetensors import read_json
 from ..train.corpus import Rows, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
-from ..train.recipe import KINDS, Run, Shape, check, shape_of, spread
+from ..train.recipe import KINDS, Run, Shape, check, check_head, shape_of, spread
 from .arguments import Parser, Version
 from .interrupt import Interrupt
 from .streams import can_write
@@ -211,6 +212,9 @@ def tell(line: str) -> None:
 
 def train(args, interrupt: Interrupt) -> bool:
     """Write text, train, check. False where it was interrupted. Raises DflashError, OSError."""
+    path = args.target / "config.json"
+    if args.kind == "mtp" and path.exists():
+        check_head(read_json(path), path)
     try:
         import torch
         import transformers  # noqa: F401
@@ -287,8 +291,6 @@ def _run(args) -> Run:
 
 def _shape(args, target) -> Shape:
     """The draft's sizes: those of --start-from, or usual ones, and over them those that were given."""
-    from ..files.safetensors import read_json
-
     if args.start_from is not None and args.kind != "mtp":
         path = args.start_from / "config.json"
         shape = shape_of(read_json(path), path)

@@ -14,6 +14,7 @@ from ..errors import ConfigError, ModelFileError
 Kind = Literal["dflash", "dflash2", "dspark", "mtp"]
 KINDS: tuple[str, ...] = get_args(Kind)
 CONV_KERNEL = 2  # as published
+HEAD_TARGETS = ("qwen3_5", "qwen3_5_text")  # model types whose GGUF a prediction head can be put into
 _ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
 
 
@@ -106,6 +107,16 @@ def depth_weights(depth: int, gamma: float) -> list[float]:
     gamma = gamma or 0.44 * (depth + 1)
     weights = [math.exp(-i / gamma) for i in range(depth)]
     return [w / sum(weights) for w in weights]
+
+
+def check_head(config: Mapping[str, Any], path: Path) -> None:
+    """Raises ConfigError where the target of this config.json cannot have a trained prediction head."""
+    found = str(config.get("model_type"))
+    if found not in HEAD_TARGETS:
+        raise ConfigError(
+            f"{path}: --kind mtp is for dense Qwen3.5 targets ({' or '.join(HEAD_TARGETS)}), and model_type is {found!r}; "
+            "take another --kind"
+        )
 
 
 def check(shape: Shape, run: Run, target: TargetSizes) -> None:
