@@ -217,6 +217,49 @@ def test_shapes_of_other_drafts_are_refused(tmp_path: Path) -> None:
         shape_of({"architectures": ["LlamaForCausalLM"]}, tmp_path)
     with pytest.raises(ModelFileError, match="key 'num_hidden_layers' is missing"):
         shape_of({"architectures": ["DFlashDraftModel"]}, tmp_path)
+    config = config_json(KINDS["dflash2"], TARGET)
+    del config["dflash_config"]["selector_rank"]
+    with pytest.raises(ModelFileError, match="key 'selector_rank' is missing"):
+        shape_of(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        (
+            "dflash",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_scaling.rope_type is 'yarn'",
+        ),
+        ("dflash", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type is 'linear'"),
+        ("dflash", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type is 'yarn'"),
+        ("dflash", {"rope_parameters": {"full_attention": {"rope_theta": 1e7}}}, "rope_parameters is"),
+        ("dflash", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ("dflash", {"rope_theta": 1e6}, "rope_theta is 1000000.0"),
+        ("dflash", {"rope_parameters": {"rope_theta": 1e6}}, "rope_theta is 1000000.0"),
+        ("dflash", {"is_causal": True}, "is_causal is True"),
+        ("dflash", {"dflash_config": {"causal": True}}, "causal is True"),
+        ("dflash", {"dflash_config": {"use_swa": True}}, "use_swa is True"),
+        ("dflash", {"dflash_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping is 30.0"),
+        ("dflash", {"attention_bias": True}, "attention_bias is True"),
+        ("dflash", {"draft_vocab_size": 512}, "draft_vocab_size is 512"),
+        ("dflash", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05"),
+        ("windows", {"layer_types": ["sliding_attention"] * 3}, "layer_types is"),
+        ("windows", {"is_causal": None}, "is_causal is None"),
+        ("windows", {"dflash_config": {"swa_window_size": 64}}, "swa_window_size is 64"),
+        ("dflash2", {"dflash_config": {"conv_kernel_size": 4}}, "conv_kernel_size is 4"),
+    ],
+)
+def test_a_draft_of_which_something_would_be_lost_is_refused(
+    tmp_path: Path, kind: str, change: dict, said: str
+) -> None:
+    """Each field by its name; without it the same draft can be started from."""
+    config = config_json(KINDS[kind], TARGET)
+    shape_of(config, tmp_path, TARGET)
+    changed = config | change
+    changed["dflash_config"] = config["dflash_config"] | change.get("dflash_config", {})
+    with pytest.raises(ModelFileError, match=said):
+        shape_of(changed, tmp_path, TARGET)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

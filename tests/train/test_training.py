@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 loop = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5").torch_recurrent_gated_delta_rule
 
 from dflash_ggml.cli import convert as convert_command  # noqa: E402
@@ -143,6 +145,15 @@ def test_a_draft_to_start_from(
     )
     assert train(twins, tmp_path / "two", RUN, two) == 0
     assert "7 tensors of this draft are not in it" in capsys.readouterr().out
+    weights = load_file(tmp_path / "one" / "model.safetensors")
+    embedding = TargetModel(twins.folder, "cpu", torch.float32).tables.embedding.bfloat16()
+    for scale, code in ((1, 0), (2, 1)):
+        own = weights | {"embed_tokens.weight": embedding * scale}
+        save_file(own, tmp_path / "one" / "model.safetensors")
+        begun = f"--data {own_text} --steps 1 --start-from {tmp_path / 'one'}"
+        assert train(twins, tmp_path / f"own{scale}", RUN, begun) == code
+    assert "tensor 'embed_tokens.weight' is not the target's" in capsys.readouterr().err
+    save_file(weights, tmp_path / "one" / "model.safetensors")
     other = f"--data {own_text} --steps 1 --ffn 96 --start-from {tmp_path / 'one'}"
     assert train(twins, tmp_path / "three", RUN, other) == 1
     assert "give the same sizes" in capsys.readouterr().err

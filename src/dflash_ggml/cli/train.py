@@ -233,17 +233,17 @@ def train(args, interrupt: Interrupt) -> bool:
     target = TargetModel(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)
     shape = _shape(args, target)
     check(shape, run, target.sizes)
-    own, texts = _rows(args, run, target, interrupt)
-    learnt, held = _split(own, texts, run, args.own_share)
     net = (
         HeadNet(shape, target.sizes, target.decoder) if shape.kind == "mtp" else BlockNet(shape, target.sizes)
     )
-    net = net.to(device)
     if args.start_from is not None and not args.resume:
-        missing = start_from(args.start_from, net)
+        missing = start_from(args.start_from, net, target.tables)
         tell(
             f"{args.start_from}: {count(len(missing), 'tensor')} of this draft are not in it and begin at random"
         )
+    own, texts = _rows(args, run, target, interrupt)
+    learnt, held = _split(own, texts, run, args.own_share)
+    net = net.to(device)
     parameters = sum(p.numel() for p in net.parameters())
     tell(
         f"{shape.kind}, {parameters / 1e6:.1f} M parameters; {len(learnt)} rows, {learnt.n_tokens} tokens to learn from"
@@ -293,7 +293,7 @@ def _shape(args, target) -> Shape:
     """The draft's sizes: those of --start-from, or usual ones, and over them those that were given."""
     if args.start_from is not None and args.kind != "mtp":
         path = args.start_from / "config.json"
-        shape = shape_of(read_json(path), path)
+        shape = shape_of(read_json(path), path, target.sizes)
         shape = replace(shape, kind=args.kind or shape.kind)
     else:
         taps = spread(target.sizes.n_layers, 5)

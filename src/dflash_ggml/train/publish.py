@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import ModelFileError
 from ..files.safetensors import read_json
+from .block_net import Tables
 
 WEIGHTS = "model.safetensors"
 
@@ -30,10 +31,11 @@ def publish(
         os.replace(folder / f"{name}.part", folder / name)
 
 
-def start_from(folder: Path, net: nn.Module) -> list[str]:
+def start_from(folder: Path, net: nn.Module, tables: Tables | None = None) -> list[str]:
     """Take over what a published draft has of the network's parameters. Returns those that it has not.
 
-    Raises ModelFileError for one of another shape, and for a draft that has nothing of it.
+    Raises ModelFileError for one of another shape, for a draft that has nothing of it, and, given the target's tables, for an
+    embedding or output matrix of its own: a trained draft borrows the target's.
     """
     read_json(folder / "config.json")
     try:
@@ -41,6 +43,8 @@ def start_from(folder: Path, net: nn.Module) -> list[str]:
     except (OSError, ValueError) as reason:
         raise ModelFileError(f"{folder / WEIGHTS}: {reason}") from None
     own = dict(net.named_parameters())
+    if tables is not None:
+        _refuse_tables(folder, found, tables)
     for name, p in own.items():
         x = found.get(name)
         if x is None:
@@ -55,3 +59,18 @@ def start_from(folder: Path, net: nn.Module) -> list[str]:
     if len(missing) == len(own):
         raise ModelFileError(f"{folder}: no tensor of it belongs to a draft of this kind")
     return missing
+
+
+def _refuse_tables(folder: Path, found: Mapping[str, torch.Tensor], tables: Tables) -> None:
+    """Copies of the target's tables are none of the draft's own. A DSpark draft's output matrix is one, or is not used."""
+    borrowed = {"embed_tokens.weight": tables.embedding}
+    if "markov_head.markov_w1.weight" not in found:
+        borrowed["lm_head.weight"] = tables.head
+    for name, of_target in borrowed.items():
+        x = found.get(name)
+        if x is None or torch.equal(x.bfloat16(), of_target.detach().cpu().bfloat16()):
+            continue
+        raise ModelFileError(
+            f"{folder}: tensor {name!r} is not the target's, and a draft that is trained from it would borrow the target's; "
+            "begin without --start-from"
+        )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from ..errors import ConfigError, ModelFileError
 
@@ -15,6 +15,20 @@ Kind = Literal["dflash", "dflash2", "dspark", "mtp"]
 KINDS: tuple[str, ...] = get_args(Kind)
 CONV_KERNEL = 2  # as published
 HEAD_TARGETS = ("qwen3_5", "qwen3_5_text")  # model types whose GGUF a prediction head can be put into
+_PLAIN: dict[str, Any] = {  # what `config_json` writes, or leaves out, of what other drafts choose
+    "is_causal": False,
+    "causal": False,
+    "use_swa": False,
+    "rope_is_neox_style": True,
+    "partial_rotary_factor": 1.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_value_scale": 1.0,
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": 0.0,
+    "conv_kernel_size": CONV_KERNEL,
+}
 _ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
 
 
@@ -150,12 +164,13 @@ def check(shape: Shape, run: Run, target: TargetSizes) -> None:
         raise ConfigError(f"--group {shape.group} does not divide the hidden size {target.n_embd}")
 
 
+def _layer_types(shape: Shape) -> list[str]:
+    last = shape.n_layers - 1
+    return ["sliding_attention" if shape.window and i < last else "full_attention" for i in range(last + 1)]
+
+
 def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
     """The config.json of a block draft, in the form that its kind is published in."""
-    last = shape.n_layers - 1
-    windowed = [
-        "sliding_attention" if shape.window and i < last else "full_attention" for i in range(last + 1)
-    ]
     drafting: dict[str, Any] = {"mask_token_id": shape.mask_id, "target_layer_ids": list(shape.taps)}
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[shape.kind]],
@@ -173,7 +188,7 @@ def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
         "max_position_embeddings": target.n_ctx,
         "rms_norm_eps": target.rms_eps,
         "rope_theta": target.rope_theta,
-        "layer_types": windowed,
+        "layer_types": _layer_types(shape),
         "use_sliding_window": bool(shape.window),
         "sliding_window": shape.window or None,
         "num_target_layers": target.n_layers,
@@ -191,8 +206,12 @@ def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
     return config | {"dflash_config": drafting}
 
 
-def shape_of(config: Mapping[str, Any], path: Path) -> Shape:
-    """The shape that a published block draft of this package's own or z-lab's schema has. Raises ModelFileError."""
+def shape_of(config: Mapping[str, Any], path: Path, target: TargetSizes | None = None) -> Shape:
+    """The shape that a published block draft of this package's own or z-lab's schema has.
+
+    Raises ModelFileError naming the field for a draft with what `config_json` would not write again; with a target for one
+    of another vocabulary, rope base or epsilon too.
+    """
     kinds = {name: kind for kind, name in _ARCHITECTURES.items()}
     arch = (config.get("architectures") or [""])[0]
     if arch not in kinds:
@@ -211,20 +230,66 @@ def shape_of(config: Mapping[str, Any], path: Path) -> Shape:
             mask_id=drafting["mask_token_id"],
             window=(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0,
         )
+        if kind == "dflash2":
+            rank, candidates = drafting["selector_rank"], drafting["selector_top_k"]
+            shape = replace(shape, rank=rank, candidates=candidates, group=drafting["conv_group_size"])
+        if kind == "dspark":
+            gated = config.get("markov_head_type") == "gated"
+            anchor = config.get("sample_from_anchor", True)
+            shape = replace(shape, rank=config["markov_rank"], gated=gated, from_anchor=anchor)
     except KeyError as key:
         raise ModelFileError(f"{path}: key {key} is missing") from None
-    if kind == "dflash2":
-        return replace(
-            shape,
-            rank=drafting["selector_rank"],
-            candidates=drafting["selector_top_k"],
-            group=drafting["conv_group_size"],
-        )
-    if kind == "dspark":
-        gated = config.get("markov_head_type") == "gated"
-        anchor = config.get("sample_from_anchor", True)
-        return replace(shape, rank=config["markov_rank"], gated=gated, from_anchor=anchor)
+    _refuse_others(config, drafting, shape, path, target)
     return shape
+
+
+def _refuse_others(
+    config: Mapping[str, Any],
+    drafting: Mapping[str, Any],
+    shape: Shape,
+    path: Path,
+    target: TargetSizes | None,
+) -> None:
+    """Raises ModelFileError for a field that training would drop without a word."""
+
+    def refuse(field: str, found: Any, wanted: str) -> NoReturn:
+        raise ModelFileError(
+            f"{path}: {field} is {found!r}, and a draft that is trained from it would have {wanted}; begin without --start-from"
+        )
+
+    for field, plain in _PLAIN.items():
+        for found in (config.get(field), drafting.get(field)):
+            if found is not None and found != plain:
+                refuse(field, found, repr(plain))
+    if shape.window and (size := drafting.get("swa_window_size", shape.window)) != shape.window:
+        refuse("swa_window_size", size, str(shape.window))
+    theta = config.get("rope_theta")
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = config.get(name) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            refuse(f"{name}.rope_type", kind, "'default'")
+        if any(isinstance(value, dict) for value in rope.values()):
+            refuse(name, rope, "one rotation for all layers")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            refuse(f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], "1.0")
+        theta = rope.get("rope_theta", theta)
+    if shape.window:
+        kinds, wanted = config.get("layer_types"), _layer_types(shape)
+        if kinds is not None and list(kinds) != wanted:
+            refuse("layer_types", kinds, str(wanted))
+        if config.get("is_causal") is None and drafting.get("causal") is None:
+            refuse("is_causal", None, "False, where layers with a window are causal unless it says so")
+    if target is None:
+        return
+    for field, found, own in (
+        ("rope_theta", theta, target.rope_theta),
+        ("rms_norm_eps", config.get("rms_norm_eps"), target.rms_eps),
+        ("vocab_size", config.get("vocab_size"), target.n_vocab),
+        ("draft_vocab_size", config.get("draft_vocab_size"), target.n_vocab),
+    ):
+        if found is not None and not math.isclose(found, own, rel_tol=1e-6):
+            refuse(field, found, f"the target's {own:g}")
 
 
 def settings(shape: Shape, run: Run) -> dict[str, Any]:
