@@ -102,12 +102,28 @@ def test_the_length_of_a_run() -> None:
         ({"kind": "dflash2", "group": 24}, {}, "--group 24"),
         ({"block_size": 1}, {}, "--block is 1"),
         ({"kind": "mtp", "n_steps": 0}, {}, "--draft-steps is 0"),
+        ({"kind": "mtp"}, {"length": 4}, "--length 4 is too short for 4 tokens"),
+        ({"n_kv_heads": 0}, {}, "--kv-heads is 0"),
+        ({"n_heads": 0}, {}, "--heads is 0"),
+        ({"n_ff": 0}, {}, "--ffn is 0"),
+        ({"kind": "dflash2", "group": 0}, {}, "--group is 0"),
+        ({"kind": "dspark", "rank": 0}, {}, "--rank is 0"),
+        ({"kind": "dflash2", "candidates": 65}, {}, "--candidates is 65, it must be from 1 to 64"),
+        ({"window": -1}, {}, "--window is -1"),
+        ({}, {"seed": -1}, "--seed is -1"),
+        ({}, {"checked": 0}, "--held is 0"),
     ],
 )
 def test_what_cannot_be_trained_is_said(change: dict, run: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check(dataclasses.replace(SHAPE, **change), Run(**{"steps": 1} | run), TARGET)
     check(SHAPE, Run(steps=1), TARGET)
+
+
+def test_no_more_candidates_than_tokens() -> None:
+    few = dataclasses.replace(TARGET, n_vocab=8)
+    with pytest.raises(ConfigError, match="--candidates is 12, it must be from 1 to 8"):
+        check(dataclasses.replace(SHAPE, kind="dflash2", candidates=12, mask_id=0), Run(steps=1), few)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", None])
@@ -268,6 +284,23 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as stopped:
         main([str(tmp_path), "-o", str(tmp_path / "out"), "--steps", "1"])
     assert stopped.value.code == 2 and "--resume goes on" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stopped:
-        main([str(tmp_path), "-o", str(tmp_path), "--taps", "1,x"])
-    assert stopped.value.code == 2 and "--taps" in capsys.readouterr().err
+    for option, value, said in (
+        ("--taps", "1,x", "'1,x' is no list of layers"),
+        ("--device", "foo", "'foo' is none of cpu, cuda, cuda:N"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(tmp_path), "-o", str(tmp_path), option, value])
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and f"{option}: {said}" in error
+    for option, value in (
+        ("--write-batch", "0"),
+        ("--prompt", "0"),
+        ("--prompt", "2047"),
+        ("--greedy", "1.5"),
+        ("--own-share", "-1.5"),
+        ("--own-text", "-1"),
+    ):
+        options = ["-o", str(tmp_path), "--steps", "1", "--own-text", "100", option, value]
+        assert main([str(tmp_path), *options]) == 1
+        error = capsys.readouterr().err
+        assert f"{option} is {value}" in error and error.count("\n") == 1

@@ -186,6 +186,31 @@ def test_faults_are_said_in_a_line(
     assert "no config.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(None, "the loss is nan at step 5"), (torch.OutOfMemoryError("CUDA out of memory."), "--batch")],
+)
+def test_a_step_that_goes_wrong_writes_nothing(
+    twins, own_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, fault, said: str
+) -> None:
+    """The fifth of five steps, behind which no line of progress stands."""
+    from dflash_ggml.train.loop import Trainer
+
+    def one(self, real=Trainer.one):
+        loss = real(self)
+        if self.step < 5:
+            return loss
+        if fault is not None:
+            raise fault
+        return loss * float("nan")
+
+    monkeypatch.setattr(Trainer, "one", one)
+    assert train(twins, tmp_path / "out", SIZES, RUN, f"--data {own_text} --steps 5") == 1
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not list(tmp_path.glob("out/*"))
+
+
 def test_the_embedded_target(
     demo_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,7 +102,7 @@ def build_parser() -> Parser:
     )
     add(
         "--taps",
-        type=_numbers,
+        type=_layers,
         metavar="I,J,..",
         help="target layers that it reads, from 0 (default: five, spread)",
     )
@@ -185,7 +187,12 @@ def build_parser() -> Parser:
         action="store_true",
         help="go on from the folder's checkpoint, with the options that it began with",
     )
-    add("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    add(
+        "--device",
+        type=_device,
+        metavar="NAME",
+        help="cpu, cuda or cuda:N (default: cuda where there is one)",
+    )
     add(
         "--keep",
         type=float,
@@ -201,8 +208,32 @@ def build_parser() -> Parser:
     return parser
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no list of layers such as 1,8,15") from None
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
+        raise ArgumentTypeError(f"{text!r} is none of cpu, cuda, cuda:N")
+    return text
+
+
+def check_text(args) -> None:
+    """Raises ConfigError for options of the text that cannot be."""
+    for name, value, low, high in (
+        ("--own-text", args.own_text, 0, 1 << 40),
+        ("--own-share", args.own_share, 0, 1),
+        ("--prompt", args.prompt, 1, max(1, args.length - 2) if args.own_text else 1 << 30),
+        ("--temperature", args.temperature, 0, 100),
+        ("--greedy", args.greedy, 0, 1),
+        ("--write-batch", args.write_batch, 1, 1 << 16),
+        ("--max-bytes", args.max_bytes, 1, 1 << 50),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is {value}, it must be from {low} to {high}")
 
 
 def tell(line: str) -> None:
@@ -215,11 +246,24 @@ def train(args, interrupt: Interrupt) -> bool:
     path = args.target / "config.json"
     if args.kind == "mtp" and path.exists():
         check_head(read_json(path), path)
+    check_text(args)
     try:
         import torch
         import transformers  # noqa: F401
     except ImportError as lack:
         raise ConfigError(f"the package {lack.name} is missing: pip install 'dflash-ggml[train]'") from None
+    try:
+        return _train(args, interrupt)
+    except torch.OutOfMemoryError as full:
+        said = str(full).splitlines()[0]
+        raise ConfigError(
+            f"the GPU's memory is full ({said}); a smaller --batch, fewer --anchors or a smaller --write-batch takes less"
+        ) from None
+
+
+def _train(args, interrupt: Interrupt) -> bool:
+    import torch
+
     from ..train.block_net import BlockNet
     from ..train.head_net import HeadNet
     from ..train.loop import Trainer
@@ -228,6 +272,11 @@ def train(args, interrupt: Interrupt) -> bool:
 
     run = _run(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device != "cpu":
+        n = torch.cuda.device_count()
+        if (torch.device(device).index or 0) >= n:
+            raise ConfigError(f"--device {device}: torch finds {count(n, 'GPU')} here")
+        torch.cuda.set_device(device)
     torch.manual_seed(run.seed)
     torch.set_float32_matmul_precision("high")
     target = TargetModel(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)

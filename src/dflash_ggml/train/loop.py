@@ -84,6 +84,8 @@ class Replayed:
             try:
                 with torch.cuda.graph(self.graph):
                     self.result = self.step(*self.inputs)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as reason:
                 first = str(reason).splitlines()[0]
                 raise ConfigError(
@@ -189,18 +191,23 @@ class Trainer:
             now = time.monotonic()
             self.seconds = before + now - began
             if now - said >= 5 or self.step <= first + 2:
-                loss = float(torch.stack(losses).mean())
-                if not np.isfinite(loss):
-                    raise ConfigError(f"the loss is {loss} at step {self.step}; a smaller --lr may help")
-                told(self._line(loss, (self.step - first) / (now - began)))
+                told(self._line(self._mean(losses), (self.step - first) / (now - began)))
                 losses, said = [], now
             if now - saved >= 60 * self.run.save_minutes:
+                self._mean(losses)
                 self.save()
                 saved = now
         if losses:
-            told(self._line(float(torch.stack(losses).mean()), (self.step - first) / (now - began)))
+            told(self._line(self._mean(losses), (self.step - first) / (now - began)))
         self.save()
         return self.run.progress(self.step, self.seconds) >= 1
+
+    def _mean(self, losses: list[Tensor]) -> float:
+        """Their mean, 0 of none. Raises ConfigError where it is no number: such weights are not written over good ones."""
+        loss = float(torch.stack(losses).mean()) if losses else 0.0
+        if not np.isfinite(loss):
+            raise ConfigError(f"the loss is {loss} at step {self.step}; a smaller --lr may help")
+        return loss
 
     def _line(self, loss: float, rate: float) -> str:
         done = self.run.progress(self.step, self.seconds)

@@ -14,6 +14,13 @@ from ..errors import ConfigError, ModelFileError
 Kind = Literal["dflash", "dflash2", "dspark", "mtp"]
 KINDS: tuple[str, ...] = get_args(Kind)
 CONV_KERNEL = 2  # as published
+MAX_HEADS, MAX_WIDTH, MAX_WINDOW, MAX_RANK, MAX_CANDIDATES = (
+    1 << 12,
+    1 << 20,
+    1 << 30,
+    1 << 16,
+    64,
+)  # that a reader takes
 HEAD_TARGETS = ("qwen3_5", "qwen3_5_text")  # model types whose GGUF a prediction head can be put into
 _PLAIN: dict[str, Any] = {  # what `config_json` writes, or leaves out, of what other drafts choose
     "is_causal": False,
@@ -137,15 +144,36 @@ def check(shape: Shape, run: Run, target: TargetSizes) -> None:
     """Raises ConfigError for what cannot be trained."""
     if run.steps <= 0 and run.minutes <= 0:
         raise ConfigError("--steps or --minutes must say how long to train")
-    for name, value in (("--batch", run.batch), ("--anchors", run.anchors), ("--layers", shape.n_layers)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}, it must be 1 or more")
+    for name, value, low in (
+        ("--batch", run.batch, 1),
+        ("--anchors", run.anchors, 1),
+        ("--held", run.checked, 1),
+        ("--seed", run.seed, 0),
+        ("--gamma", run.gamma, 0),
+        ("--layers", shape.n_layers, 1),
+    ):
+        if value < low:
+            raise ConfigError(f"{name} is {value:g}, it must be {low} or more")
     if not 0 < run.lr < 1:
         raise ConfigError(f"--lr is {run.lr:g}, it must be between 0 and 1")
     if shape.kind == "mtp":
         if not 1 <= shape.n_steps <= 16:
             raise ConfigError(f"--draft-steps is {shape.n_steps}, it must be from 1 to 16")
+        if run.length < 2 * (shape.n_steps + 1):
+            raise ConfigError(f"--length {run.length} is too short for {shape.n_steps} tokens in a row")
         return
+    for name, value, low, high in (
+        ("--ffn", shape.n_ff, 1, MAX_WIDTH),
+        ("--heads", shape.n_heads, 1, MAX_HEADS),
+        ("--kv-heads", shape.n_kv_heads, 1, MAX_HEADS),
+        ("--head-dim", shape.head_dim, 2, MAX_WIDTH),
+        ("--window", shape.window, 0, MAX_WINDOW),
+        ("--rank", shape.rank, 1, MAX_RANK),
+        ("--group", shape.group, 1, MAX_WIDTH),
+        ("--candidates", shape.candidates, 1, min(MAX_CANDIDATES, target.n_vocab)),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is {value}, it must be from {low} to {high}")
     if not 2 <= shape.block_size <= 256:
         raise ConfigError(f"--block is {shape.block_size}, it must be from 2 to 256")
     if run.length < 2 * shape.block_size:
