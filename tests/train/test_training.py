@@ -50,6 +50,18 @@ def test_the_target_writes_what_it_would(twins, own_text: Path) -> None:
         assert (row[16:stop] == choice[15 : stop - 1]).all()
 
 
+def test_writing_that_goes_on_gives_the_same_text(twins) -> None:
+    """Drawn rows too, of prompts of several lengths."""
+    target = TargetModel(twins.folder, "cpu", torch.float32)
+    prompts = [[10 + i] * (3 + i % 2) for i in range(6)]
+    whole = list(target.write(prompts, 12, [1.0] * 6, 2, 5))
+    rest = list(target.write(prompts, 12, [1.0] * 6, 2, 5, done=2))
+    assert len(whole) == 3 and len(rest) == 2 and whole[0].start.tolist() == [3, 3]
+    for a, b in zip(whole[1:], rest):
+        assert (a.ids == b.ids).all() and (a.start == b.start).all() and (a.stop == b.stop).all()
+    assert (whole[1].ids[0][4:] != whole[2].ids[0][4:]).any()
+
+
 @pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark", "dspark --gated", "mtp --draft-steps 3"])
 def test_every_kind_learns_and_runs(
     twins, own_text: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

@@ -11,13 +11,13 @@ from pathlib import Path
 from ..errors import ConfigError, DflashError
 from ..files.safetensors import read_json
 from ..train.corpus import Rows, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
+from ..train.own_text import KEPT, write_rows
 from ..train.recipe import KINDS, Run, Shape, check, check_head, shape_of, spread
 from .arguments import Parser, Version
 from .interrupt import Interrupt
 from .streams import can_write
 from .wording import count
 
-OWN_TEXT = "own-text.npz"
 CHECKPOINT = "training.pt"
 
 
@@ -373,9 +373,12 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
     import numpy as np
 
     stored = [path for path in args.data if path.suffix == ".npz"]
-    kept = args.output / OWN_TEXT
+    kept = args.output / KEPT
     if args.own_text and kept.exists() and kept not in stored:
         stored.append(kept)
+        tell(f"text: {kept} is used, and nothing written; remove it to have it written again")
+    elif args.own_text and stored:
+        tell(f"text: {stored[0]} is used, and nothing written")
     own = [load_rows(path).cut(run.length) for path in stored]
     paths = [path for path in args.data if path.suffix != ".npz"]
     others: list[Rows] = []
@@ -399,12 +402,8 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
                 prompts = beginnings(documents, args.prompt, n, rng)
             prompts = [prompts[i % len(prompts)] for i in range(n)]
             heat = np.where(rng.random(n) < args.greedy, 0.0, args.temperature).tolist()
-            written = target.write(
-                prompts, run.length, heat, args.write_batch, run.seed, tell, lambda: interrupt.asked
-            )
-            args.output.mkdir(parents=True, exist_ok=True)
-            written.save(kept)
-            own.append(written)
+            asked = args.output, prompts, run.length, heat, args.write_batch, run.seed
+            own.append(write_rows(target, *asked, tell, lambda: interrupt.asked))
     own = [rows for rows in own if len(rows)]
     if not own and not others:
         raise ConfigError(

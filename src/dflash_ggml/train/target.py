@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,29 +106,27 @@ class TargetModel:
         temperatures: Sequence[float],
         batch: int,
         seed: int,
+        done: int = 0,
         told: Told = lambda line: None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> Rows:
-        """What the target writes behind each prompt, until `length` tokens in all or its end of text; in the prompts' order.
+    ) -> Iterator[Rows]:
+        """What the target writes behind each prompt, until `length` tokens in all or its end of text: a batch's rows at a time.
 
+        Short prompts come first; `done`: how many were written before and are left out. A batch is drawn from the seed and
+        its place alone.
         Prompts of about one length go together; the longer ones of a batch are read token by token while the shorter ones are
         gone on from already, so no row is padded.
         """
-        ids = np.full((len(prompts), length), self.sizes.eos, np.int32)
-        ends = np.full(len(prompts), length)
         starts = np.array([min(len(p), length) for p in prompts])
         order = np.argsort(starts, kind="stable")
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for at in range(0, len(order), batch):
+        for at in range(done, len(order), batch):
             rows = order[at : at + batch]
-            ids[rows], ends[rows] = self._write(
+            own_seed = int(np.random.SeedSequence((seed, at)).generate_state(1)[0])
+            generator = torch.Generator(self.device).manual_seed(own_seed)
+            ids, ends = self._write(
                 [prompts[i] for i in rows], length, [temperatures[i] for i in rows], generator, told
             )
-            told(f"text: {min(at + batch, len(order))} of {len(order)} rows")
-            if stop():
-                raise KeyboardInterrupt
-        kept = ends - starts >= 2
-        return Rows(ids[kept], starts[kept].astype(np.int64), ends[kept].astype(np.int64))
+            kept = ends - starts[rows] >= 2
+            yield Rows(ids[kept], starts[rows][kept].astype(np.int64), ends[kept].astype(np.int64))
 
     def _write(
         self,

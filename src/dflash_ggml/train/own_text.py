@@ -1,0 +1,104 @@
+"""Text that the target writes, kept after each batch: a run that ends before the last row goes on behind it. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import ConfigError
+from .corpus import Rows, joined, load_rows
+from .recipe import TargetSizes
+
+KEPT = "own-text.npz"
+BEGUN = "own-text-begun.npz"
+Told = Callable[[str], None]
+
+
+class Writes(Protocol):
+    """What is asked of a target here; `TargetModel` is one."""
+
+    sizes: TargetSizes
+
+    def write(
+        self,
+        prompts: list[list[int]],
+        length: int,
+        temperatures: Sequence[float],
+        batch: int,
+        seed: int,
+        done: int,
+        told: Told,
+    ) -> Iterator[Rows]:
+        """The rows of each batch, of all prompts but the `done` first ones in the order in which it takes them."""
+        ...
+
+
+def write_rows(
+    target: Writes,
+    folder: Path,
+    prompts: list[list[int]],
+    length: int,
+    temperatures: Sequence[float],
+    batch: int,
+    seed: int,
+    told: Told,
+    stop: Callable[[], bool],
+) -> Rows:
+    """What the target writes behind each prompt, also in the folder as `KEPT`; until that is whole, as `BEGUN`.
+
+    Goes on from what the folder has. Raises KeyboardInterrupt after a batch in which `stop` became true, ConfigError where what
+    the folder has was begun with other prompts or options.
+    """
+    begun, mark = folder / BEGUN, _mark(target, prompts, length, temperatures, seed)
+    parts: list[Rows] = []
+    done = 0
+    if begun.exists():
+        parts, done = [load_rows(begun)], _done(begun, mark)
+        told(f"text: going on from {begun}, {done} of {len(prompts)} rows")
+    folder.mkdir(parents=True, exist_ok=True)
+    for rows in target.write(prompts, length, temperatures, batch, seed, done, told):
+        parts = [joined([*parts, rows])]
+        done = min(done + batch, len(prompts))
+        _save(begun, parts[0], done, mark)
+        told(f"text: {done} of {len(prompts)} rows")
+        if done < len(prompts) and stop():
+            told(f"text: kept in {begun}; the same command goes on")
+            raise KeyboardInterrupt
+    parts[0].save(folder / KEPT)
+    begun.unlink(missing_ok=True)
+    return parts[0]
+
+
+def _mark(
+    target: Writes, prompts: list[list[int]], length: int, temperatures: Sequence[float], seed: int
+) -> str:
+    """A hash of all that decides what is written, how many rows go together left out."""
+    all_of_it = json.dumps([asdict(target.sizes), prompts, length, list(temperatures), seed])
+    return hashlib.sha1(all_of_it.encode(), usedforsecurity=False).hexdigest()
+
+
+def _save(path: Path, rows: Rows, done: int, mark: str) -> None:
+    """Not compressed: it is written after every batch."""
+    beside = path.with_name(f"{path.name}.part")
+    with beside.open("wb") as file:
+        np.savez(
+            file, ids=rows.ids, start=rows.start, stop=rows.stop, done=np.array(done), mark=np.array(mark)
+        )
+    beside.replace(path)
+
+
+def _done(path: Path, mark: str) -> int:
+    """Prompts that are done in what was begun."""
+    with np.load(path, allow_pickle=False) as file:
+        if str(file.get("mark")) != mark:
+            raise ConfigError(
+                f"{path}: begun with another target, texts or options; give those again, take its rows with --data, "
+                "or remove it"
+            )
+        return int(file["done"])

@@ -1,0 +1,103 @@
+"""Text that a target writes is kept while it is written. A second; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_ggml.cli.train import _rows, _run, build_parser
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.train.corpus import Rows, load_rows
+from dflash_ggml.train.own_text import BEGUN, KEPT, write_rows
+from dflash_ggml.train.recipe import TargetSizes
+
+PROMPTS = [[i] * 4 for i in range(10)]
+HEAT = [0.0] * len(PROMPTS)
+LENGTH = 8
+
+
+class Target:
+    """Writes its prompt's number on and on; breaks off where it is told to."""
+
+    has_template = False
+    sizes = TargetSizes(4, 32, 64, 300, 1e7, 1e-6, 0)
+
+    def __init__(self, broken_at: int = 1000) -> None:
+        self.broken_at = broken_at
+        self.written: list[int] = []
+
+    def encode(self, texts) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def write(self, prompts, length, temperatures, batch, seed, done, told) -> Iterator[Rows]:
+        for at in range(done, len(prompts), batch):
+            if at >= self.broken_at:
+                raise RuntimeError("the machine stopped")
+            rows = prompts[at : at + batch]
+            self.written += range(at, at + len(rows))
+            start = np.array([len(row) for row in rows])
+            ids = np.array([[row[-1]] * length for row in rows], np.int32)
+            yield Rows(ids, start, np.full(len(rows), length))
+
+
+def written(target: Target, folder: Path, batch: int = 3, prompts=PROMPTS, said=None, stop=lambda: False):
+    told = [] if said is None else said
+    return write_rows(target, folder, prompts, LENGTH, HEAT, batch, 1, told.append, stop)
+
+
+def same(a: Rows, b: Rows) -> bool:
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("ids", "start", "stop"))
+
+
+def test_a_crash_loses_no_batch_that_was_whole(tmp_path: Path) -> None:
+    whole = written(Target(), tmp_path / "whole")
+    out = tmp_path / "out"
+    with pytest.raises(RuntimeError):
+        written(Target(broken_at=6), out)
+    assert same(load_rows(out / BEGUN), whole.take(slice(6))) and not (out / KEPT).exists()
+    again, said = Target(), []
+    assert same(written(again, out, batch=2, said=said), whole)
+    assert again.written == [6, 7, 8, 9] and "6 of 10 rows" in said[0]
+    assert same(load_rows(out / KEPT), whole) and not (out / BEGUN).exists()
+
+
+def test_an_interrupt_ends_it_behind_a_batch(tmp_path: Path) -> None:
+    first, said = Target(), []
+    with pytest.raises(KeyboardInterrupt):
+        written(first, tmp_path, said=said, stop=lambda: True)
+    assert first.written == [0, 1, 2] and "the same command goes on" in said[-1]
+    second = Target()
+    assert len(written(second, tmp_path)) == 10 and second.written[0] == 3
+
+
+def test_what_was_begun_otherwise_is_not_gone_on_from(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        written(Target(broken_at=3), tmp_path)
+    with pytest.raises(ConfigError, match="begun with another target, texts or options"):
+        written(Target(), tmp_path, prompts=[[7], *PROMPTS[1:]])
+    np.savez(tmp_path / BEGUN, ids=np.zeros((1, 8), np.int32), start=np.array([1]), stop=np.array([8]))
+    with pytest.raises(ConfigError, match="begun with another"):
+        written(Target(), tmp_path)
+
+
+def test_the_command_says_when_it_uses_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("some words " * 40)
+    out = tmp_path / "out"
+    options = f"target -o {out} --data {tmp_path / 'text.txt'} --own-text 40 --prompt 4 --length 8 --steps 1"
+    args = build_parser().parse_args(options.split())
+
+    class Quiet:
+        asked = False
+
+    found = []
+    for target in (Target(), Target(broken_at=0)):
+        own, _ = _rows(args, _run(args), target, Quiet())  # type: ignore[arg-type]
+        found.append(own)
+        said = capsys.readouterr().out
+        assert ("nothing written; remove it" in said) == (target.broken_at == 0)
+    assert same(*found) and len(found[0]) == 10 and (out / KEPT).exists()
