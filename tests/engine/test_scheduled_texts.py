@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +27,11 @@ KINDS: dict[str, dict[str, Any]] = {
 N_CTX = 768
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    pair = toys.write_pair(tmp_path_factory.mktemp("pair"), 7, n_ctx=N_CTX, **KINDS[request.param])
-    config = EngineConfig(
+def config(pair: Any, parallel: int, n_ctx: int) -> EngineConfig:
+    return EngineConfig(
         *pair,
-        n_ctx=N_CTX,
-        parallel=3,
+        n_ctx=n_ctx,
+        parallel=parallel,
         n_batch=64,
         type_k="f32",
         type_v="f32",
@@ -42,7 +41,12 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         mode="tree",
         calibrate="never",
     )
-    with Engine.load(config) as found:
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    pair = toys.write_pair(tmp_path_factory.mktemp("pair"), 7, n_ctx=N_CTX, **KINDS[request.param])
+    with Engine.load(config(pair, 3, N_CTX)) as found:
         yield found
 
 
@@ -57,7 +61,7 @@ def asked(seed: int) -> list[CompletionRequest]:
             CompletionRequest(
                 prompt=[*common, *prompt] if i < 3 else prompt,
                 sampling=sampling,
-                max_tokens=560 if i < 2 else rng.choice((20, 60)),
+                max_tokens=560 if i < 3 else rng.choice((20, 60)),
                 ignore_eos=True,
                 return_tokens=True,
                 mode=("tree", "plain", "chain")[i % 3] if seed else None,  # type: ignore[arg-type]
@@ -103,3 +107,30 @@ def test_each_answer_is_what_it_is_alone(engine: Engine, seed: int) -> None:
     assert scheduler.counts == {"running": 0, "waiting": 0}
     scheduler.seats.close()
     assert engine.places == [] and engine.passes.rows.longest == engine.passes.n_rows
+
+
+def test_a_text_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None:
+    """It began behind another's rows, and ends where it would end alone."""
+    requests = [
+        CompletionRequest(
+            prompt=[20 + (7 * i + n) % 37 for i in range(n)],
+            sampling=SamplingParams(temperature=0),
+            max_tokens=most,
+            ignore_eos=True,
+            return_tokens=True,
+        )
+        for n, most in ((700, 2), (10, -1))
+    ]
+    engine = Engine.load(config(toys.write_pair(tmp_path, 7, n_ctx=1024), 2, 1024))
+    expected = [words(Answer.of(run_completion(Session(engine, cache_bytes=0), one))) for one in requests]
+    session = Session(engine, side_by_side=True)
+    runs = [run_completion(session, one) for one in requests]
+    answers = [Answer(), Answer()]
+    for answer, run in zip(answers, runs):
+        answer.feed(next(run))
+    for answer, run in zip(answers, runs):
+        for event in run:
+            answer.feed(event)
+    assert [words(answer) for answer in answers] == expected
+    assert session.scheduler.parkings == 1
+    session.close()

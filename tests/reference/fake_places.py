@@ -21,7 +21,9 @@ class FakeRun:
 
 
 class FakePlace(FakeEngine):
-    """A text of an engine with several. Rows are counted in tokens."""
+    """A text of an engine with several. Rows are counted in tokens; they need not follow each other."""
+
+    first_slot = 0
 
     def __init__(self, engine: FakePlaces, rows: int) -> None:
         super().__init__(engine.config, engine.tokenizer, engine.has_draft, engine.replies)
@@ -110,7 +112,7 @@ class FakePlaces(FakeEngine):
         place = run.place
         if self.broken and place in self.broken:
             return self.broken.pop(place)
-        if not place.grow(min(self.n_ctx, place.n_tokens + 8)):
+        if not place.grow(min(self.n_ctx, place.n_tokens + 1)):
             return NoRoomError("no rows")
         try:
             step = next(run.steps)

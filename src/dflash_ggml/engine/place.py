@@ -151,6 +151,11 @@ class Place:
         return self.sequence.lane
 
     @property
+    def first_slot(self) -> int:
+        """The cache row of its first token."""
+        return self.sequence.first_slot
+
+    @property
     def room(self) -> int:
         """Tokens that can still be committed to the rows it has."""
         return 0 if self._lent is None else len(self._lent) - self.engine.over - self.n_tokens

@@ -54,6 +54,7 @@ class Task:
         self.parked: Snapshot | None = None
         self.left: Seat | None = None  # where it was before it was parked
         self.n_tokens = 0  # that were emitted
+        self.is_short = False  # of rows that others have
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -63,6 +64,11 @@ class Task:
     def is_reading(self) -> bool:
         """Whether its prompt is being taken in."""
         return self.seat is not None and self.run is None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it is on the device and wants steps."""
+        return self.run is not None and self.parked is None
 
 
 class Scheduler:
@@ -248,7 +254,10 @@ class Scheduler:
             return list(self._waiting)
 
     def _admit(self) -> None:
-        """Parked texts go on first, oldest first; then whoever waits, as long as there are places."""
+        """Parked texts go on first, oldest first; then whoever waits, as long as there are places. Nobody while a text that is
+        being written is short of rows: they would be taken from under it."""
+        if any(task.is_short for task in self._running):
+            return
         for task in [task for task in self._running if task.parked is not None]:
             if not self._resume(task):
                 return
@@ -257,7 +266,11 @@ class Scheduler:
             if not waiting:
                 return
             task = waiting[0]
-            seat = self._seat(task)
+            try:
+                seat = self._seat(task)
+            except Exception as error:  # noqa: BLE001 - told to who asked
+                self._end(task, error)
+                continue
             if seat is None and not task.ended:
                 return
             if seat is None:
@@ -316,7 +329,7 @@ class Scheduler:
         reading = [task for task in self._running if task.is_reading and task not in seen]
         if not reading:
             return 0.0
-        beside = any(task.run is not None and task.parked is None for task in self._running)
+        beside = any(task.is_written and not task.is_short for task in self._running)
         if beside and not self.pace.may_read:
             return 0.0
         self.seats.piece = self.pace.most() if beside else None
@@ -338,7 +351,7 @@ class Scheduler:
 
     def _step(self) -> None:
         """One step of all that are being written."""
-        tasks = [task for task in self._running if task.run is not None and task.parked is None]
+        tasks = [task for task in self._running if task.is_written]
         if not tasks:
             return
         began = time.perf_counter()
@@ -349,16 +362,24 @@ class Scheduler:
                 self._advance(task, error=error)
             return
         took = time.perf_counter() - began
-        self.pace.stepped(took)
-        self._count(steps, took)
+        short = list[tuple[Task, NoRoomError]]()
+        if not all(isinstance(step, NoRoomError) for step in steps):
+            self.pace.stepped(took)
+            self._count(steps, took)
         for task, step in zip(tasks, steps):
+            task.is_short = isinstance(step, NoRoomError)
             if isinstance(step, NoRoomError):
-                self._make_room(task, step)
+                short.append((task, step))
             elif isinstance(step, Exception):
                 self._advance(task, error=step)
             else:
                 task.n_tokens += len(step.tokens)
                 self._advance(task, step)
+        for task, error in short:  # once all have their steps: who is parked has none under way
+            try:
+                self._make_room(task, error)
+            except Exception as failure:  # noqa: BLE001 - told to who asked
+                self._fail(task, failure)
 
     def _count(self, steps: list[Step | Exception], seconds: float) -> None:
         done = [step for step in steps if not isinstance(step, Exception)]
@@ -369,39 +390,74 @@ class Scheduler:
         self.seconds += seconds
 
     def _make_room(self, task: Task, error: NoRoomError) -> None:
-        """A text needs rows that others have: idle ones go, then the newest is parked until there is room again."""
-        if task.parked is not None or self.seats.shrink():
-            return
-        written = [other for other in self._running if other.run is not None and other.parked is None]
-        if len(written) == 1:
-            reading = any(other.is_reading for other in self._running)
-            if not reading:
+        """A text needs rows that others have: idle ones go, then the newest are parked until there is room again. It takes the
+        rows at once, before those whom they were of come back for them."""
+        while task.is_written and not self._grows(task):
+            if self.seats.shrink():
+                continue
+            written = [other for other in self._running if other.is_written]
+            if len(written) > 1:
+                self._park(written[-1])
+            elif any(other.is_reading for other in self._running):
+                return
+            elif task.seat is not None and task.seat.engine.first_slot:
+                self._park(task)  # alone, behind rows that are free: it goes on at the first
+            else:
                 self._advance(task, error=ContextOverflowError(str(error)))
-            return
-        self._park(written[-1])
+
+    def _grows(self, task: Task) -> bool:
+        """Whether a text gets rows to go on with."""
+        assert task.seat is not None
+        place = task.seat.engine
+        if not place.grow(min(place.n_tokens + ROOM, place.n_ctx)) and not place.grow(place.n_tokens + 1):
+            return False
+        task.is_short = False
+        return True
 
     def _park(self, task: Task) -> None:
         """Take a text off the device; it goes on where it was."""
         seat = task.seat
         assert seat is not None
-        task.parked, task.seat, task.left = seat.engine.snapshot(), None, seat
+        task.is_short = False
+        try:
+            parked = seat.engine.snapshot()
+        except Exception as error:  # noqa: BLE001 - told to who asked
+            self._fail(task, error)
+            return
+        task.parked, task.seat, task.left = parked, None, seat
         self.parkings += 1
         self.seats.give_back(seat)
         self.seats.leave(seat)
 
     def _resume(self, task: Task) -> bool:
+        """Let a parked text go on, or end with its error; False where there are too few rows."""
         assert task.parked is not None and task.run is not None and task.left is not None
-        tokens = task.parked.tokens
-        free = self.seats.take(tokens, min(len(tokens) + ROOM, self.engine.n_ctx))
-        if free is None:
-            return False
-        free.park()
-        seat = self.seats.exchange(free, task.left)
-        seat.restore(task.parked)
-        seat.engine.resume(task.run)
-        seat.spent()
-        task.seat, task.parked = seat, None
+        parked, run = task.parked, task.run
+        try:
+            free = self.seats.take(parked.tokens, min(len(parked.tokens) + ROOM, self.engine.n_ctx))
+            if free is None and any(other.seat is not None for other in self._running):
+                return False
+            if free is None:
+                raise NoRoomError(
+                    f"no cache rows for a text of {len(parked.tokens)} tokens are free; lower --parallel"
+                )
+            task.seat = seat = self.seats.exchange(free, task.left)
+            seat.park()
+            seat.restore(parked)
+            seat.engine.resume(run)
+            seat.spent()
+        except Exception as error:  # noqa: BLE001 - told to who asked
+            self._fail(task, error)
+        task.parked = None
         return True
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        """End a text with an error; its place, if it has one, is left in order."""
+        task.parked = None
+        if task.seat is None:
+            self._end(task, error)
+        else:
+            self._advance(task, error=error)
 
     def _advance(self, task: Task, step: Step | None = None, error: Exception | None = None) -> None:
         """Let a generation go on until it has read a piece, wants a step, or ends."""
@@ -430,6 +486,7 @@ class Scheduler:
             task.generator.close()
         with self._changed:
             task.error, task.ended, task.run, task.parked = error, True, None, None
+            task.is_short = False
             self._changed.notify_all()
             if task in self._running:
                 self._running.remove(task)

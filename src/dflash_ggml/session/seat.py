@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.place import Place
     from ..state.snapshot import Snapshot
+
+log = logging.getLogger("dflash_ggml")
 
 
 class Seat(PromptState):
@@ -81,7 +84,7 @@ class Seats:
             if first is not None and len(free) == len(self.all):
                 best = first  # a text that is alone is fastest there
             elif len(self.all) < self.engine.parallel:
-                best = self._opened(room) or best
+                best = self._opened(room)  # where that fails, nobody is idle any more
         while best is not None and not best.engine.grow(room):
             others = [seat for seat in free if seat is not best and seat in self.all]
             if others:
@@ -92,9 +95,9 @@ class Seats:
                 break
         if best is None:
             return None
+        self._bring(ids, best)
         self._given += 1
         best.busy, best.used = True, self._given
-        self._bring(ids, best)
         return best
 
     def _opened(self, room: int) -> Seat | None:
@@ -132,9 +135,12 @@ class Seats:
 
     def leave(self, seat: Seat) -> None:
         """Give a seat's rows back; what later prompts may go on from is kept."""
-        seat.park()
-        seat.engine.close()
+        try:
+            seat.park()
+        except Exception:  # a prompt is read again; whoever needs the rows has them
+            log.exception("the prefix of a text could not be kept")
         self.all.remove(seat)
+        seat.engine.close()
 
     def shrink(self) -> bool:
         """Give up the idle seat that was used longest ago; False if none is idle."""
