@@ -30,3 +30,12 @@ class DeviceError(DflashError, RuntimeError):
 
 class NoRoomError(DeviceError):
     """The caches have no room left for a text, of which others have some; nothing was changed."""
+
+
+def as_exception(error: BaseException) -> Exception:
+    """An error to tell to who asked: what is no Exception, as the panic of a library, becomes a DflashError."""
+    if isinstance(error, Exception):
+        return error
+    told = DflashError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

@@ -15,7 +15,9 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.errors import DflashError
 from dflash_ggml.session.answer import Answer
+from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, completion_generation, run_completion
 from reference import toys
@@ -134,3 +136,42 @@ def test_a_text_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None
     assert [words(answer) for answer in answers] == expected
     assert session.scheduler.parkings == 1
     session.close()
+
+
+class Panic(BaseException):
+    """What a library in another language raises."""
+
+
+@pytest.mark.parametrize("call", [1, 4])
+def test_a_processor_that_panics_ends_its_own_text(engine: Engine, call: int) -> None:
+    requests = [
+        CompletionRequest(
+            prompt=[20 + i] * 9,
+            sampling=SamplingParams(temperature=0),
+            max_tokens=12,
+            ignore_eos=True,
+            return_tokens=True,
+        )
+        for i in range(2)
+    ]
+    expected = words(Answer.of(run_completion(Session(engine, cache_bytes=0), requests[1])))
+    session, calls = Session(engine, side_by_side=True), []
+
+    def bad(history: Any, scores: Any) -> Any:
+        calls.append(1)
+        if len(calls) >= call:
+            raise Panic("of a grammar")
+        return scores
+
+    runs = [
+        run_completion(session, requests[0], hooks=Hooks(logits_processor=(bad,))),
+        run_completion(session, requests[1]),
+    ]
+    answer = Answer()
+    answer.feed(next(runs[1]))
+    with pytest.raises(DflashError, match="of a grammar"):
+        list(runs[0])
+    for event in runs[1]:
+        answer.feed(event)
+    assert words(answer) == expected
+    session.scheduler.seats.close()

@@ -335,6 +335,43 @@ def test_a_fault_in_a_round_ends_those_in_it_and_not_the_rounds(monkeypatch: pyt
     on.close()
 
 
+class Panic(BaseException):
+    """What a library in another language raises."""
+
+
+def test_a_panic_ends_those_in_the_round_and_not_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = session(2)
+    on.scheduler.start()
+
+    def panics() -> None:
+        raise Panic("at once")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(on.scheduler, "_read", panics)
+        with pytest.raises(DflashError, match="at once"):
+            list(run_completion(on, request(1)))
+    assert Answer.of(run_completion(on, request(1))).text == alone(request(1)).text
+    on.close()
+
+
+def test_a_request_that_waits_can_be_cancelled() -> None:
+    on, stop = session(1), threading.Event()
+    asked = [request(i, max_tokens=200, ignore_eos=True) for i in range(2)]
+    first, second = (
+        on.scheduler.submit(on.prepare(one), partial(events, on, one), stops)
+        for one, stops in zip(asked, (None, stop.is_set))
+    )
+    for _ in range(3):
+        on.scheduler.round()
+    assert on.scheduler.counts == {"running": 1, "waiting": 1}
+    stop.set()
+    on.scheduler.round()
+    assert second.ended and not first.ended
+    answer = Answer.of(second.events)
+    assert answer.finish is not None and answer.finish.reason == "cancelled" and not answer.text
+    on.close()
+
+
 def test_requests_that_come_while_others_are_looked_at() -> None:
     """Many threads that queue and give up all the time."""
     on = session(2)

@@ -22,6 +22,7 @@ from ..decode.sequence import Sequence
 from ..decode.together import Member, Together
 from ..decode.tree import Tree
 from ..drafts.drafter import Drafter
+from ..errors import as_exception
 from ..ggml.graph import Graph
 from .passes import TargetPasses
 from .step import Clock, Run, Step, Stepper
@@ -187,10 +188,12 @@ class SideBySide(Stepper):
         rows: list[np.ndarray] = []
         try:
             return self._accept(run, tree, graph, found, rows, block.start), rows
-        except Exception as error:  # noqa: BLE001 - a sampler's processors are anybody's
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a sampler's processors are anybody's
             if tree.width == 1:
                 run.sequence.logits = self.passes.logits_row(graph, block.start)
-            return error, rows
+            return as_exception(error), rows
 
     def _commit(self, forest: Forest, came: Items[Accepted | Exception], columns: list[int]) -> None:
         """Take in the accepted paths, those of one column in words only."""
@@ -282,8 +285,10 @@ def _caught(stepper: Stepper, run: Run) -> Step | Exception:
     """A step of one run in the first lane."""
     try:
         step = stepper.step(run)
-    except Exception as error:  # noqa: BLE001 - a sampler's processors are anybody's
-        return error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a sampler's processors are anybody's
+        return as_exception(error)
     step.finish = run.finish
     return step
 

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError
-from .events import Event, Progress
+from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError, as_exception
+from .events import Begin, Event, Finish, Progress, Usage
 from .generation import Wish
 from .pace import LONGEST, Pace
 from .prefix_cache import common_prefix
@@ -196,9 +196,9 @@ class Scheduler:
             with self._driving:
                 try:
                     self.round()
-                except Exception as error:  # a fault of ours; whoever comes next is answered all the same
+                except BaseException as error:  # a fault of ours; whoever comes next is answered all the same
                     log.exception("a round failed")
-                    self._end_all(error)
+                    self._end_all(as_exception(error))
 
     def _end_all(self, error: Exception) -> None:
         for task in [*self._queued(), *self._running]:
@@ -236,12 +236,23 @@ class Scheduler:
 
     def _drop(self) -> None:
         """End those that nobody reads, and those that were asked to stop while they could not ask."""
-        for task in [task for task in self._queued() if task.abandoned]:
-            self._end(task)
-        for task in list(self._running):
+        for task in [*self._queued(), *self._running]:
             if task.abandoned:
                 self._end(task)
-            elif task.parked is not None and task.should_stop is not None and task.should_stop():
+                continue
+            try:
+                stops = task.generator is None or task.parked is not None
+                if not (stops and task.should_stop is not None and task.should_stop()):
+                    continue
+            except Exception as error:  # noqa: BLE001 - told to who asked
+                self._end(task, error)
+                continue
+            if task.parked is None:
+                n = len(task.ids)
+                usage = Usage(n, 0, 0, 0, 0, 0, 0, 0.0, 0.0, "plain", 0)
+                task.events.extend((Begin(n, 0), usage, Finish("cancelled")))
+                self._end(task)
+            else:
                 from ..engine.step import Step
 
                 assert task.run is not None
@@ -475,15 +486,18 @@ class Scheduler:
                 item = next(generator)
         except StopIteration:
             self._end(task)
-        except Exception as failure:  # noqa: BLE001 - told to who asked
-            self._end(task, failure)
-        except BaseException as failure:
+        except (KeyboardInterrupt, SystemExit):
             self._end(task, DflashError("the generation was interrupted"))
-            raise failure
+            raise
+        except BaseException as failure:  # noqa: BLE001 - told to who asked
+            self._end(task, as_exception(failure))
 
     def _end(self, task: Task, error: BaseException | None = None) -> None:
         if task.generator is not None:
-            task.generator.close()
+            try:
+                task.generator.close()
+            except Exception:  # whoever reads it is told all the same
+                log.exception("a generation could not be closed")
         with self._changed:
             task.error, task.ended, task.run, task.parked = error, True, None, None
             task.is_short = False

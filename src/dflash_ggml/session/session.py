@@ -167,8 +167,10 @@ class Session:
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""
         try:
-            self.scheduler.close()
-            self.state.keep()
+            try:
+                self.scheduler.close()
+            finally:
+                self.state.keep()
         finally:
             self.engine.close()
 
