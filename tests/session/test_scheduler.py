@@ -458,6 +458,66 @@ def test_embeddings_beside_texts(driven: bool) -> None:
     on.close()
 
 
+@pytest.mark.parametrize("driven", [False, True])
+def test_embeddings_leave_running_texts_their_rounds(driven: bool) -> None:
+    """Two clients that ask for embeddings all the time; one of them long ones."""
+    on = session(3)
+    scheduler, engine = on.scheduler, on.engine
+    tasks = [
+        scheduler.submit(on.prepare(one), partial(events, on, one))
+        for one in (request(i, max_tokens=400, ignore_eos=True) for i in range(2))
+    ]
+    while not all(task.is_written for task in tasks):
+        scheduler.round()
+    steps: list[int] = []
+
+    def work(place: Any) -> None:
+        steps.append(len(engine.log))  # type: ignore[attr-defined]
+
+    def client() -> None:
+        for _ in range(8):
+            scheduler.borrow(work)
+
+    if driven:
+        scheduler.start()
+    threads = [threading.Thread(target=client) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GUARD_S)
+        assert not thread.is_alive()
+    beside = [n for n in steps if n < len(engine.log)]  # type: ignore[attr-defined]
+    assert len(steps) == 16 and len(beside) > 1
+    assert all(before < after for before, after in zip(beside, beside[1:]))
+    on.close()
+
+
+def test_what_is_borrowed_waits_until_writers_have_had_their_time() -> None:
+    on = session(2)
+    run = run_completion(on, request(0, max_tokens=200, ignore_eos=True))
+    next(run)
+    while not any(task.is_written for task in on.scheduler._running):
+        on.scheduler.round()
+    assert on.scheduler._lends
+    on.scheduler.pace.lent(1e9)
+    embed(on, [72, 73, 74])  # once nobody writes any more
+    assert not on.scheduler._running
+    on.close()
+
+
+def test_idle_seats_give_their_rows_to_an_embedding() -> None:
+    on = session(2, n_ctx=600)
+    runs = [run_completion(on, request(i, prompt="word " * 50, max_tokens=3)) for i in range(2)]
+    for run in runs:
+        next(run)
+    for run in runs:
+        list(run)
+    assert sum(place.rows for place in on.engine.places) > 400  # type: ignore[attr-defined]
+    expected = embed(Session(FakeEngine(config())), [72] * 500)  # type: ignore[arg-type]
+    assert embed(on, [72] * 500).tolist() == expected.tolist()
+    on.close()
+
+
 def test_an_embedding_waits_for_rows() -> None:
     """Two texts hold nearly all rows: a long text by itself is read once one of them has ended."""
     on = session(3, n_ctx=600)

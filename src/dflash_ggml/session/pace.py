@@ -42,6 +42,10 @@ class Pace:
             if beside:
                 self.level -= seconds
 
+    def lent(self, seconds: float) -> None:
+        """The others waited so long for something that is no prompt of theirs."""
+        self.level -= seconds
+
     def most(self) -> int:
         """Tokens of a piece that others wait for: a power of two."""
         longest, n = max(LONGEST, STEPS * self._step), LEAST

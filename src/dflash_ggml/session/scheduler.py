@@ -86,6 +86,7 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._borrowers = 0  # who wait for the wheel
+        self._owed = False  # a round, to those who run: somebody has borrowed since the last
         self.passes = self.columns = self.sequences = self.emitted = self.parkings = 0
         self.seconds = 0.0
 
@@ -147,28 +148,64 @@ class Scheduler:
                     self.round()
 
     def borrow(self, work: Callable[[Place], T], room: int = 1) -> T:
-        """Do something with a free place, with rows for `room` tokens, between two rounds; waits for one."""
+        """Do something with a free place, with rows for `room` tokens, between two rounds; waits for one.
+
+        Where texts are being written they have a round after each, and what it took of their time is owed to them as that of
+        prompts is.
+        """
         room = max(min(room, self.engine.n_ctx), 1)
-        while True:
-            with self._changed:
-                self._borrowers += 1
-            try:
+        if self.is_driven_here():
+            raise ConfigError("this call came from inside a step on the same model; make it after the step")
+        with self._changed:
+            self._borrowers += 1
+        try:
+            while True:
+                with self._changed:
+                    while self._thread is not None and not self._closed and not self._lends:
+                        self._changed.wait(0.05)
+                    if self._closed:
+                        raise ConfigError("the session is closed")
                 with self._driving:
-                    seat = self.seats.take((), room)
+                    seat = self._lent(room) if self._lends else None
                     if seat is not None:
-                        try:
-                            return work(seat.engine)
-                        finally:
-                            self.seats.give_back(seat)
+                        return self._used(seat, work)
                     if self._thread is None:
                         self.round()
-            finally:
-                with self._changed:
-                    self._borrowers -= 1
-                    self._changed.notify_all()
+        finally:
             with self._changed:
-                if self._thread is not None:
-                    self._changed.wait(0.05)
+                self._borrowers -= 1
+                self._changed.notify_all()
+
+    @property
+    def _lends(self) -> bool:
+        """Whether the wheel is free for those who borrow a place."""
+        if not (self._waiting or self._running):
+            return True
+        writing = any(task.is_written for task in list(self._running))
+        return not self._owed and (self.pace.may_read or not writing)
+
+    def _lent(self, room: int) -> Seat | None:
+        """A seat to borrow; None where running texts hold it, or the rows: their next round may change that."""
+        busy = bool(self._waiting or self._running)
+        if any(task.is_short for task in self._running):
+            seat = None
+        else:
+            seat = self.seats.take((), room)
+        if seat is None and not busy:
+            raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
+        self._owed = busy
+        return seat
+
+    def _used(self, seat: Seat, work: Callable[[Place], T]) -> T:
+        """What is done with a borrowed seat; those who write have waited for it."""
+        beside = any(task.is_written for task in self._running)
+        built, began = self.engine.run_counts()["graphs"], time.perf_counter()
+        try:
+            return work(seat.engine)
+        finally:
+            self.seats.give_back(seat)
+            if beside and self.engine.run_counts()["graphs"] == built:
+                self.pace.lent(time.perf_counter() - began)
 
     def is_driven_here(self) -> bool:
         """Whether the caller is inside a round."""
@@ -189,7 +226,9 @@ class Scheduler:
     def _rounds(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and (self._borrowers or not (self._waiting or self._running)):
+                while not self._closed and (
+                    not (self._waiting or self._running) or (self._borrowers and self._lends)
+                ):
                     self._changed.wait()
                 if self._closed:
                     return
@@ -232,6 +271,7 @@ class Scheduler:
         finally:
             self._driver = None
             with self._changed:
+                self._owed = False
                 self._changed.notify_all()
 
     def _drop(self) -> None:
