@@ -426,9 +426,9 @@ class Scheduler:
             else:
                 task.n_tokens += len(step.tokens)
                 self._advance(task, step)
-        for task, error in short:  # once all have their steps: who is parked has none under way
+        for task, reason in short:  # once all have their steps: who is parked has none under way
             try:
-                self._make_room(task, error)
+                self._make_room(task, reason)
             except Exception as failure:  # noqa: BLE001 - told to who asked
                 self._fail(task, failure)
 
