@@ -101,7 +101,7 @@ def test_each_answer_is_what_it_is_alone(engine: Engine, seed: int) -> None:
                 task.abandoned = True
         scheduler.round()
     assert [words(Answer.of(task.events)) for task in tasks] == expected
-    assert scheduler.parkings > 0
+    assert 0 < scheduler.parkings < 8  # who is short takes the rows before they are gone again
     assert any(task.events[0].cached_n > 60 for task in tasks)  # type: ignore[union-attr]
     for task, _ in given_up:
         task.abandoned = True
