@@ -191,26 +191,27 @@ def test_a_prompt_is_read_in_pieces_while_others_write() -> None:
     """Between two pieces of a long prompt the others step; once their time is used up, several times."""
     on = session(2)
     engine: Any = on.engine
-    writing = run_completion(on, request(0, max_tokens=200, ignore_eos=True))
+    asked = [request(0, max_tokens=400, ignore_eos=True), request(1, prompt="long " * 100)]
+    writer = on.scheduler.submit(on.prepare(asked[0]), partial(events, on, asked[0]))
     for _ in range(5):
-        next(writing)
+        on.scheduler.round()
+    assert writer.run is not None
     on.scheduler.pace.level = -1e9
-    reading = run_completion(on, request(1, prompt="long " * 100))
+    reader = on.scheduler.submit(on.prepare(asked[1]), partial(events, on, asked[1]))
     del engine.log[:]
-    done: list[Any] = []
-    reader = threading.Thread(target=lambda: done.extend(reading))
-    reader.start()
-    for _ in writing:
-        if len(engine.log) > 20:
-            break
-    assert not any(kind == "read" for kind, *_ in engine.log)  # nothing is owed to a reader
+    for _ in range(20):
+        on.scheduler.round()
+    assert {kind for kind, *_ in engine.log} == {"step"}  # nothing is owed to a reader
     on.scheduler.pace.level = 1e9
-    answers = list(writing)
-    reader.join(GUARD_S)
+    for _ in range(200):
+        on.scheduler.round()
+        if reader.run is not None:
+            break
     kinds = [kind for kind, *_ in engine.log]
     first, last = kinds.index("read"), len(kinds) - 1 - kinds[::-1].index("read")
-    assert kinds[first:last].count("step") >= kinds[first:last].count("read") - 1
-    assert isinstance(answers[-1], Finish) and isinstance(done[-1], Finish)
+    reads = kinds[first:last].count("read")
+    assert reader.run is not None and writer.run is not None and reads > 2
+    assert kinds[first:last].count("step") >= reads - 1
     on.close()
 
 
