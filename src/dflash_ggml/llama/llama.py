@@ -45,7 +45,7 @@ __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "Stoppi
 
 
 class Llama(LlamaSeveral):
-    """A Qwen3.5 model with its DFlash draft behind the interface of llama_cpp.Llama 0.3.36.
+    """A model with its draft behind the interface of llama_cpp.Llama 0.3.36.
 
     Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, vocab_only,
     seed, n_ctx (0: as trained), n_batch (512: chosen), n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler,

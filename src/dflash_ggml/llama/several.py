@@ -14,7 +14,7 @@ from ..session.session import Session
 from .embedding import LlamaEmbeddings
 from .lenient import warn
 from .merged import merged
-from .options import LLAMA_DEFAULT_SEED, LlamaOptions
+from .options import LLAMA_DEFAULT_SEED
 
 Call = Callable[[], dict[str, Any]]
 
@@ -55,9 +55,7 @@ class LlamaSeveral(LlamaEmbeddings):
     create_chat_completion: Any
     _completion: Any
 
-    def __init__(self, options: LlamaOptions) -> None:
-        super().__init__(options)
-        self._told: set[str] = set()  # what was warned of
+    _told: frozenset[str] = frozenset()  # what was warned of
 
     def create_completions(
         self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, seed: int | None = None, **options: Any
@@ -127,7 +125,7 @@ class LlamaSeveral(LlamaEmbeddings):
             "logits_all: scores are not kept": self._logits_all,
         }
         new = [told for told, asked in left_out.items() if asked and told not in self._told]
-        self._told.update(new)
+        self._told |= set(new)
         warn([f"{told} where several texts are written side by side" for told in new])
 
     @staticmethod
