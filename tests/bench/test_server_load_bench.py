@@ -40,7 +40,7 @@ def test_a_load_with_disconnects(tool: Any) -> None:
         load = tool.Load(40, 8, tokens=20, left=10)
         seen = asyncio.run(tool.run(port, load))
         wait_until(lambda: made.worker.running == 0 and made.worker.waiting == 0)
-        wait_until(lambda: session.scheduler.counts == {"running": 0, "waiting": 0})
+        wait_until(lambda: session.scheduler.rounds.counts == {"running": 0, "waiting": 0})
     found = tool.summary(seen)
     assert sum(found["ends"].values()) == 40 and set(found["ends"]) <= {"200", "left"}
     assert found["ends"]["left"] <= 10 and found["ends"]["200"] >= 30

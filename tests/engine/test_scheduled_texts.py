@@ -101,12 +101,12 @@ def test_each_answer_is_what_it_is_alone(engine: Engine, seed: int) -> None:
                 task.abandoned = True
         scheduler.round()
     assert [words(Answer.of(task.events)) for task in tasks] == expected
-    assert 0 < scheduler.parkings < 8  # who is short takes the rows before they are gone again
+    assert 0 < scheduler.rounds.tally.parkings < 8  # who is short takes the rows before they are gone again
     assert any(task.events[0].cached_n > 60 for task in tasks)  # type: ignore[union-attr]
     for task, _ in given_up:
         task.abandoned = True
     scheduler.round()
-    assert scheduler.counts == {"running": 0, "waiting": 0}
+    assert scheduler.rounds.counts == {"running": 0, "waiting": 0}
     scheduler.seats.close()
     assert engine.places == [] and engine.passes.rows.longest == engine.passes.n_rows
 
@@ -134,7 +134,7 @@ def test_a_text_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None
         for event in run:
             answer.feed(event)
     assert [words(answer) for answer in answers] == expected
-    assert session.scheduler.parkings == 1
+    assert session.scheduler.rounds.tally.parkings == 1
     session.close()
 
 

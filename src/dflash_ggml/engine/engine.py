@@ -68,7 +68,7 @@ class Engine(Place):
     def open(self, room: int | None = None) -> Place:
         """A place for a text, with rows for `room` tokens to begin with; None: an equal share of all, or what is left in one
         piece. Raises NoRoomError where no place or not as many rows are free."""
-        with self._owning("open"), self.passing:
+        with self._claim.by("open"), self.passing:
             self.alive()
             if self._lent is not None:
                 self._leave()
@@ -86,9 +86,9 @@ class Engine(Place):
             place.reset()
             return place
 
-    def left(self, place: Place) -> None:
-        """A place was closed."""
-        del self._places[place.sequence.lane]
+    def left(self, lane: int) -> None:
+        """The place with this lane was closed."""
+        del self._places[lane]
 
     def step(self, runs: Items[Run]) -> list[Step | Exception]:
         """One step of each run, of different places. A run that fails alone has its error in the place of its step: that of its

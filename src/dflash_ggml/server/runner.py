@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -125,12 +126,9 @@ class Runner:
         return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
 
     def load(self) -> dict[str, float]:
-        """What runs, waits for room, and was done since the start: see `Scheduler`."""
-        scheduler = self.session.scheduler
-        counts: dict[str, float] = dict(scheduler.counts)
-        for name in ("passes", "columns", "sequences", "emitted", "parkings", "seconds"):
-            counts[name] = getattr(scheduler, name)
-        return counts
+        """What runs, waits for room, and was done since the start: see `Rounds`."""
+        rounds = self.session.scheduler.rounds
+        return {**rounds.counts, **asdict(rounds.tally)}
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")

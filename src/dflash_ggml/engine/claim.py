@@ -1,0 +1,36 @@
+"""One call at a time: who may change a text now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import ConfigError
+from .loading import no_host_memory
+
+
+class Claim:
+    """Held by one call, or by one generation until it has ended or been closed; others are refused, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: str | None = None
+
+    @contextmanager
+    def by(self, what: str) -> Iterator[None]:
+        """Alone with the text until the end, or ConfigError that names who is. Host memory that ends is a DeviceError."""
+        with self._lock:
+            owner = self._owner
+            if owner is None:
+                self._owner = what
+        if owner is not None:
+            advice = "close it first" if owner == "a generation" else "wait for its end"
+            raise ConfigError(f"{what}: {owner} is running on this engine; {advice}")
+        try:
+            yield
+        except MemoryError as error:
+            raise no_host_memory(what) from error
+        finally:
+            # whoever comes here is the owner; no lock, which the garbage collector could find taken by its own thread
+            self._owner = None
