@@ -13,7 +13,7 @@ import pytest
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F16
-from dflash_ggml.ggml.graph import Yarn
+from dflash_ggml.ggml.operations import Yarn
 from dflash_ggml.models.experts import Experts
 from dflash_ggml.models.laguna import Laguna
 from dflash_ggml.models.qwen3 import Qwen3

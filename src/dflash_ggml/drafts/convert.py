@@ -12,7 +12,7 @@ import numpy as np
 from ..config import DraftType
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import BF16, F16, F32, GGUFFile, StringArray
-from ..ggml.graph import Yarn
+from ..ggml.operations import Yarn
 from ..ggml.retype import floats, retyped
 from ..ggml.weights import Source
 from .dflash.drafter import GATHERED

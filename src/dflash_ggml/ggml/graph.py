@@ -1,39 +1,22 @@
-"""A thin layer over ggml graphs: operations as methods with their shapes, inputs that numpy fills, one call to run.
-
-Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a bad shape, so the checks stand here.
-"""
+"""A thin layer over ggml graphs: inputs that numpy fills, memory, one call to run; operations.py has what is in them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..errors import DeviceError
 from .bindings import ffi, lib
 from .device import DEVICE, HOST, I32, NUMPY_TYPES, Device, key
+from .operations import Operations
 from .split import Split
 from .store import Store, Workspace, is_host
 
-MOST_SPANS = 32  # sequences whose rows attention can be told
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
 # ggml initialises what it takes of a graph's megabytes
 _uncleared = ffi.new_allocator(should_clear_after_alloc=False)
-
-
-class Yarn(NamedTuple):
-    """Rotary positions stretched `factor` times beyond the `n_ctx` positions of the first training (arXiv 2309.00071).
-
-    attention: factor on both rotated sides. fast, slow: turns within n_ctx above and below which a pair is kept or stretched.
-    """
-
-    factor: float
-    n_ctx: int
-    attention: float
-    fast: float = 32.0
-    slow: float = 1.0
 
 
 class Input:
@@ -55,7 +38,7 @@ class Input:
         self.array = memory.view(NUMPY_TYPES[self.tensor.type]).reshape(dims[::-1])
 
 
-class Graph:
+class Graph(Operations):
     """One computation of fixed shape, built once and run many times.
 
     Everything that changes between runs goes through `input` tensors; results are read from `outputs`, declared by `output`.
@@ -213,263 +196,6 @@ class Graph:
         twin = lib.ggml_cont(self.ctx, t)
         self._crossings[key(twin)] = side
         return self.expand(twin)
-
-    # ---- views and layout
-
-    def view(self, t, ne: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0):
-        """View of `t` with shape `ne`; `strides` of dimensions 1.. and `offset` in bytes (default: contiguous)."""
-        n0, n1, n2, n3 = (*ne, 1, 1, 1)[:4]
-        row = lib.ggml_row_size(t.type, n0)
-        nb1, nb2, nb3, *_ = (*strides, None, None, None)
-        nb1 = row if nb1 is None else nb1
-        nb2 = nb1 * n1 if nb2 is None else nb2
-        nb3 = nb2 * n2 if nb3 is None else nb3
-        last = offset + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3 + row
-        if last > lib.ggml_nbytes(t):
-            raise ValueError(
-                f"view {ne} at {offset} leaves tensor '{ffi.string(t.name).decode()}' of shape {tuple(t.ne)}"
-            )
-        return lib.ggml_view_4d(self.ctx, t, n0, n1, n2, n3, nb1, nb2, nb3, offset)
-
-    def slice(self, t, index: int, columns: int):
-        """The first `columns` columns of slice `index` of t [d, max columns, slices], as a view [d, columns]."""
-        return self.view(t, (t.ne[0], columns), (t.nb[1],), offset=index * t.nb[2])
-
-    def heads(self, t, head_dim: int, rows: int):
-        """The first `rows` cache rows of t [heads * head_dim, n_rows] per head: a view [head_dim, rows, heads]."""
-        strides = (t.nb[1], lib.ggml_row_size(t.type, head_dim))
-        return self.view(t, (head_dim, rows, t.ne[0] // head_dim), strides)
-
-    def land(self, t, home, index: int):
-        """Let the result `t` [d, n] be computed right into slice `index` of home [d, max columns, slices]: no copy."""
-        address = ffi.cast("char *", home.data) + index * home.nb[2]
-        if t.ne[0] != home.ne[0] or t.ne[1] > home.ne[1] or index >= home.ne[2]:
-            raise ValueError(f"{tuple(t.ne)} has no room in slice {index} of {tuple(home.ne)}")
-        if lib.ggml_backend_tensor_alloc(home.buffer, t, address) != lib.GGML_STATUS_SUCCESS:
-            raise DeviceError("a result could not be placed in a persistent tensor")
-        return t
-
-    def reshape(self, t, *ne: int):
-        """Contiguous `t` with another shape of as many elements."""
-        ne4 = (*ne, 1, 1, 1)[:4]
-        if math.prod(ne4) != lib.ggml_nelements(t):
-            raise ValueError(f"cannot reshape {tuple(t.ne)} to {ne}")
-        return lib.ggml_reshape_4d(self.ctx, t, *ne4)
-
-    def permute(self, t, a: int, b: int, c: int, d: int):
-        """Dimension i of `t` becomes dimension (a, b, c, d)[i]."""
-        return lib.ggml_permute(self.ctx, t, a, b, c, d)
-
-    def transpose(self, t):
-        """Dimensions 0 and 1 exchanged, a view."""
-        return lib.ggml_transpose(self.ctx, t)
-
-    def cont(self, t, *ne: int):
-        """Contiguous copy of `t`, optionally with another shape."""
-        return lib.ggml_cont_4d(self.ctx, t, *(*ne, 1, 1, 1)[:4]) if ne else lib.ggml_cont(self.ctx, t)
-
-    def concat(self, a, b, dim: int):
-        return lib.ggml_concat(self.ctx, a, b, dim)
-
-    def copy(self, src, dst):
-        """Write `src` into `dst` (same number of elements); the result is a view of `dst`."""
-        return lib.ggml_cpy(self.ctx, src, dst)
-
-    def get_rows(self, t, ids):
-        """Rows `ids` (int32 [n, ...]) of `t` [d, rows, ...] as float32 [d, n, ...]; int32 stays int32."""
-        return lib.ggml_get_rows(self.ctx, t, ids)
-
-    def set_rows(self, t, src, ids):
-        """Write rows of `src` [d, n, ...] to rows `ids` (int32 [n]) of `t` [d, rows, ...]; the result is a view of `t`."""
-        if t.ne[0] != src.ne[0] or src.ne[1] != ids.ne[0]:
-            raise ValueError(f"set_rows: {tuple(src.ne)} at {tuple(ids.ne)} does not fit {tuple(t.ne)}")
-        return lib.ggml_set_rows(self.ctx, t, src, ids)
-
-    # ---- arithmetic
-
-    def mul_mat(self, w, x):
-        """w [k, m] times x [k, n] -> [m, n], float32."""
-        if w.ne[0] != x.ne[0]:
-            raise ValueError(
-                f"mul_mat: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)}"
-            )
-        return lib.ggml_mul_mat(self.ctx, w, x)
-
-    def mul_mat_id(self, w, x, ids):
-        """For column j and slot i the matrix ids[i, j] of w [k, m, matrices] times x[:, 0 or i, j]; x [k, 1 or slots, n],
-        ids int32 [slots, n] -> [m, slots, n], float32."""
-        if w.ne[0] != x.ne[0] or x.ne[1] not in (1, ids.ne[0]) or x.ne[2] != ids.ne[1]:
-            raise ValueError(
-                f"mul_mat_id: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)} at {tuple(ids.ne)}"
-            )
-        return lib.ggml_mul_mat_id(self.ctx, w, x, ids)
-
-    def hadamard(self, h, x):
-        """`mul_mat` of an orthonormal Hadamard matrix h [k, k] in Sylvester's order with x [k, ...], by fast kernels."""
-        y = self.mul_mat(h, x)
-        lib.ggml_mul_mat_set_hint(y, lib.GGML_HINT_SRC0_IS_HADAMARD)
-        return y
-
-    def add(self, a, b):
-        return lib.ggml_add(self.ctx, a, b)
-
-    def sub(self, a, b):
-        """a - b, `b` repeated over the missing dimensions."""
-        return lib.ggml_sub(self.ctx, a, b)
-
-    def div(self, a, b):
-        """a / b, `b` repeated over the missing dimensions."""
-        return lib.ggml_div(self.ctx, a, b)
-
-    def exp(self, a):
-        return lib.ggml_exp(self.ctx, a)
-
-    def sum_rows(self, a):
-        """Sums over dimension 0 of `a` [n, ...], whose rows are contiguous -> [1, ...]."""
-        return lib.ggml_sum_rows(self.ctx, a)
-
-    def softmax(self, a):
-        """exp(a) over its sum, along dimension 0."""
-        return lib.ggml_soft_max(self.ctx, a)
-
-    def clamp(self, a, low: float, high: float):
-        """`a`, within low and high; on the CPU NaN becomes `high`."""
-        return lib.ggml_clamp(self.ctx, a, low, high)
-
-    def repeat(self, a, *ne: int):
-        """`a` over and over until it has shape `ne`, whole multiples of its own."""
-        return lib.ggml_repeat_4d(self.ctx, a, *(*ne, 1, 1, 1)[:4])
-
-    def cast(self, a, type_: int):
-        """Contiguous copy of `a` with elements of another type; float32 becomes int32 by truncation."""
-        return lib.ggml_cast(self.ctx, a, type_)
-
-    def mul(self, a, b):
-        """Element-wise; `b` is repeated over the missing dimensions."""
-        return lib.ggml_mul(self.ctx, a, b)
-
-    def scale(self, a, factor: float):
-        return lib.ggml_scale(self.ctx, a, factor)
-
-    def sigmoid(self, a):
-        return lib.ggml_sigmoid(self.ctx, a)
-
-    def silu(self, a):
-        return lib.ggml_silu(self.ctx, a)
-
-    def softplus(self, a):
-        return lib.ggml_softplus(self.ctx, a)
-
-    def swiglu(self, gate, up):
-        """silu(gate) * up."""
-        return lib.ggml_swiglu_split(self.ctx, gate, up)
-
-    def rms_norm(self, a, eps: float, weight=None):
-        """a / sqrt(mean(a^2) + eps) over dimension 0, times `weight` when given."""
-        y = lib.ggml_rms_norm(self.ctx, a, eps)
-        return y if weight is None else lib.ggml_mul(self.ctx, y, weight)
-
-    def l2_norm(self, a, eps: float):
-        """a / sqrt(sum(a^2) + eps) over dimension 0 (eps inside the root, unlike ggml_l2_norm)."""
-        n = a.ne[0]
-        return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
-
-    def rope(self, a, positions, n_dims: int, theta: float, yarn: Yarn | None = None):
-        """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims)."""
-        n_ctx, scale, stretch, attention, fast, slow = 0, 1.0, 0.0, 1.0, 0.0, 0.0
-        if yarn is not None:
-            n_ctx, scale, stretch, fast, slow = yarn.n_ctx, 1 / yarn.factor, 1.0, yarn.fast, yarn.slow
-            attention = yarn.attention / (1 + 0.1 * math.log(yarn.factor))  # ggml brings this one itself
-        neox = lib.GGML_ROPE_TYPE_NEOX
-        more = (n_ctx, theta, scale, stretch, attention, fast, slow)
-        return lib.ggml_rope_ext(self.ctx, a, positions, ffi.NULL, n_dims, neox, *more)
-
-    def attention(self, q, k, v, mask, scale: float, seqs=None, spans=None):
-        """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n].
-
-        seqs as in `ssm_conv_forest`, spans int32 [2, sequences]: first row that a column of the sequence sees, and the one after
-        the last; rows outside are hidden by the mask, and need not be read."""
-        if mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1] or q.ne[2] % k.ne[2]:
-            raise ValueError(f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, mask {tuple(mask.ne)} do not fit")
-        y = lib.ggml_flash_attn_ext(self.ctx, q, k, v, mask, scale, 0.0, 0.0)
-        lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
-        if seqs is not None:
-            lib.ggml_flash_attn_ext_add_seqs(y, seqs, spans)
-        return y
-
-    def range_attention(self, q, k, v, ranges, scale: float):
-        """`attention` where column i sees the rows from ranges[0, i] to before ranges[1, i]; ranges int32 [n, 2]."""
-        if ranges.ne[0] != q.ne[1] or ranges.ne[1] != 2 or q.ne[2] % k.ne[2]:
-            raise ValueError(
-                f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, ranges {tuple(ranges.ne)} do not fit"
-            )
-        return lib.ggml_flash_attn_ranges(self.ctx, q, k, v, ranges, scale)
-
-    def range_mask(self, ranges, n_kv: int):
-        """The mask float16 [n_kv, n] that says the same as ranges int32 [n, 2], or [n, 2 m]: first, end, first, ..."""
-        return lib.ggml_range_mask(self.ctx, ranges, n_kv)
-
-    def forest_mask(self, ranges, rows, parents, seqs, n_kv: int):
-        """The mask float16 [n_kv, n] of trees: a column sees its ranges, its own row of rows int32 [n], and its ancestors'.
-
-        parents and seqs as in `ssm_conv_forest`."""
-        return lib.ggml_forest_mask(self.ctx, ranges, rows, parents, seqs, n_kv)
-
-    def top_k_log_probs(self, a, k: int):
-        """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
-        return lib.ggml_top_k_log_probs(self.ctx, a, k)
-
-    def argmax(self, a):
-        """Index of the largest of each row, int32 [rows]."""
-        return lib.ggml_argmax(self.ctx, a)
-
-    def top_k(self, a, k: int):
-        """Indices of the `k` largest of each row of a [n, rows], largest first: int32 [k, rows], a view of all n in order."""
-        if not 0 < k <= a.ne[0]:
-            raise ValueError(f"top_k: {k} of {tuple(a.ne)}")
-        return lib.ggml_argsort_top_k(self.ctx, a, k)
-
-    # ---- delta net, in order and along a tree
-
-    def gated_delta_net(self, q, k, v, g, beta, state):
-        """Outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]. Token after token, or in chunks
-        where the device has that and the columns are enough for it to be faster; never in reference mode."""
-        return lib.ggml_gated_delta_net_chunked(self.ctx, q, k, v, g, beta, state)
-
-    def ssm_conv_tree(self, state, x, c, parents):
-        """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""
-        return lib.ggml_ssm_conv_tree(self.ctx, state, x, c, parents)
-
-    def ssm_conv_tree_commit(self, state, x, path):
-        """state <- last K-1 inputs of (state + x[path]); all layers at once through dimension 2."""
-        return lib.ggml_ssm_conv_tree_commit(self.ctx, state, x, path)
-
-    def gated_delta_net_tree_persist(self, q, k, v, g, beta, state, parents):
-        """Gated delta rule along a tree -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v."""
-        return lib.ggml_gated_delta_net_tree_persist(self.ctx, q, k, v, g, beta, state, parents)
-
-    def gated_delta_net_tree_commit(self, state, factors, path):
-        """state <- state after the accepted path, from the factors u | k | G; all layers at once through the last dimension."""
-        return lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
-
-    # ---- the same for trees of several sequences; seqs int32 [3, sequences]: slot, first column, number of columns
-
-    def ssm_conv_forest(self, state, x, c, parents, seqs):
-        """`ssm_conv_tree` of blocks of columns: state [K-1, C, slots], parents int32 [n] from each block's first column."""
-        return lib.ggml_ssm_conv_forest(self.ctx, state, x, c, parents, seqs)
-
-    def ssm_conv_forest_commit(self, state, x, path, seqs):
-        """state [K-1, C, slots, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
-        None: sequences of one column take it in."""
-        return lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
-
-    def gated_delta_net_forest_persist(self, q, k, v, g, beta, state, parents, seqs):
-        """`gated_delta_net_tree_persist` of blocks of columns: state [S, S, H_v, slots]."""
-        return lib.ggml_gated_delta_net_forest_persist(self.ctx, q, k, v, g, beta, state, parents, seqs)
-
-    def gated_delta_net_forest_commit(self, state, factors, path, seqs):
-        """state [S, S*H_v, slots, layers] <- the states after the accepted paths, from the factors u | k | G; path as above."""
-        return lib.ggml_gated_delta_net_forest_commit(self.ctx, state, factors, path or ffi.NULL, seqs)
 
 
 def packed(graph: Graph, name: str, *lengths: int) -> list:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ggml.device import F32, I32, NARROW_COLUMNS
-from ..ggml.graph import MOST_SPANS, Graph, packed
+from ..ggml.graph import Graph, packed
+from ..ggml.operations import MOST_SPANS
 from ..state.kv import LayerCache
 from ..state.spec import Recurrent
 from ..state.state import TargetState

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..files.gguf import GGUFFile
 from ..ggml.device import NARROW_COLUMNS
-from ..ggml.graph import Graph, Yarn
+from ..ggml.graph import Graph
+from ..ggml.operations import Yarn
 from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .attention import attention

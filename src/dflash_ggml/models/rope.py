@@ -6,7 +6,8 @@ import math
 from typing import NamedTuple
 
 from ..files.keys import KeyedFile
-from ..ggml.graph import Graph, Yarn
+from ..ggml.graph import Graph
+from ..ggml.operations import Yarn
 from .checks import in_range
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ggml.device import I32
-from ..ggml.graph import MOST_SPANS, Graph
+from ..ggml.graph import Graph
+from ..ggml.operations import MOST_SPANS
 from .kv import under
 
 

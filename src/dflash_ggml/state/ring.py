@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ggml.device import F16, I32, NARROW_COLUMNS, Device
-from ..ggml.graph import MOST_SPANS, Graph, packed
+from ..ggml.graph import Graph, packed
+from ..ggml.operations import MOST_SPANS
 from .kv import KvCache
 from .kv_type import KvType
 from .mask import HIDDEN

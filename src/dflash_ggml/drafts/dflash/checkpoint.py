@@ -16,7 +16,7 @@ import numpy as np
 
 from ...files.keys import KeyedFile, describe
 from ...files.safetensors import SafetensorsFile
-from ...ggml.graph import Yarn
+from ...ggml.operations import Yarn
 from ...models.checks import MAX_HEADS, MAX_LAYERS, in_range, positive
 from ..dflash2.params import SELECTOR, read_selector
 from ..dspark.params import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov

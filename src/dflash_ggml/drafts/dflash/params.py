@@ -12,7 +12,7 @@ from ...errors import ModelFileError
 from ...files.gguf import GGUFFile
 from ...files.pairs import ModelName, find_pair
 from ...files.safetensors import SafetensorsFile
-from ...ggml.graph import Yarn
+from ...ggml.operations import Yarn
 from ...models.checks import in_range
 from ...models.target import Target
 from ..dflash2.params import Selector
