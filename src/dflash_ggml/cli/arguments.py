@@ -7,13 +7,10 @@ import importlib.metadata as distributions
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from ..config import ALL_LAYERS, FILES, MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
-from ..decode.recommended import recommended, told
-from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
@@ -268,63 +265,6 @@ def _sources(text: str) -> tuple[str, ...]:
     return names
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `sampling_params` reads: all that the sampler has."""
-    default = SamplingParams()
-    group = parser.add_argument_group(
-        "sampling", "what is not given is as the model file recommends it, if it does"
-    )
-    for name, option in OPTIONS.items():
-        value = getattr(default, name)
-        many = isinstance(value, Mapping)
-        shown = "random" if value is None else "none" if many else value
-        group.add_argument(
-            *option.flags,
-            dest=name,
-            type=_reader(name, option),
-            action="append" if many else "store",
-            default=None,
-            metavar="ID+BIAS" if many else "N" if isinstance(value, int) or value is None else "X",
-            help=f"{option.help} (default {shown})",
-        )
-
-
-def _reader(name: str, option: Option) -> Callable[[str], Any]:
-    """What argparse calls for a flag's text; its errors speak of the flag, not of the field or of our functions."""
-    default = getattr(SamplingParams(), name)
-    kind = "ID+BIAS or ID-BIAS" if isinstance(default, Mapping) else "a number"
-    kind = "a whole number" if default is None or isinstance(default, int) else kind
-
-    def read(text: str) -> Any:
-        try:
-            value = option.parse(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {kind}") from None
-        try:
-            replace(SamplingParams(), **{name: value}).validate()
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error).partition(" ")[2]) from None
-        return value
-
-    return read
-
-
-def sampling_params(args: argparse.Namespace, metadata: Mapping[str, Any] | None = None) -> SamplingParams:
-    """The sampling options as one object: flags, else what the model file with this `metadata` recommends, else our defaults.
-
-    Says which came from the file. Raises ConfigError naming the field.
-    """
-    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
-    if "logit_bias" in given:
-        given["logit_bias"] = {t: bias for pairs in args.logit_bias for t, bias in pairs.items()}
-    taken = {name: value for name, value in recommended(metadata or {}).items() if name not in given}
-    params = SamplingParams(**taken | given)
-    params.validate()
-    if taken and params.temperature != 0:
-        log.warning("from the model file: %s; flags win", told(taken))
-    return params
-
-
 def file_metadata(model: Path) -> Mapping[str, Any]:
     """The keys of a model file that is not loaded yet; none for a bad file, of which loading will tell."""
     try:
@@ -332,13 +272,6 @@ def file_metadata(model: Path) -> Mapping[str, Any]:
             return file.metadata
     except ModelFileError:
         return {}
-
-
-def check_biases(params: SamplingParams, n_vocab: int) -> None:
-    """Raises ConfigError for a bias of a token that the model lacks, which only the open model can tell."""
-    for token in params.logit_bias:
-        if token >= n_vocab:
-            raise ConfigError(f"-l/--logit-bias: {token} is no token of this model, it has {n_vocab}")
 
 
 def add_thinking_option(add: Callable[..., Any]) -> None:

@@ -22,17 +22,15 @@ from ..session.session import Session
 from .arguments import (
     Parser,
     add_model_options,
-    add_sampling_options,
     add_thinking_option,
-    check_biases,
     engine_config,
-    sampling_params,
     thinking_choice,
     warn_of_threads,
 )
 from .interrupt import leave
 from .repl import Conversation, Quit, Save, read_save
 from .report import Meter
+from .sampling_options import add_sampling_options, check_biases, sampling_params
 from .streams import can_write, end_output
 from .terminal import HISTORY, Keyboard, line_history
 

@@ -25,16 +25,14 @@ from ..session.session import Session, run_chat, run_completion
 from .arguments import (
     Parser,
     add_model_options,
-    add_sampling_options,
     add_thinking_option,
-    check_biases,
     engine_config,
-    sampling_params,
     thinking_choice,
     warn_of_threads,
 )
 from .interrupt import Interrupt
 from .report import Meter, Report, Steps, sizes
+from .sampling_options import add_sampling_options, check_biases, sampling_params
 from .streams import can_write, end_output
 from .versus import decode_plainly, versus_line
 from .writer import Writer

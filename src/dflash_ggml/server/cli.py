@@ -15,13 +15,12 @@ from types import FrameType
 from ..cli.arguments import (
     Parser,
     add_model_options,
-    add_sampling_options,
     add_thinking_option,
     engine_config,
     file_metadata,
-    sampling_params,
     warn_of_threads,
 )
+from ..cli.sampling_options import add_sampling_options, sampling_params
 from ..config import MAX_PARALLEL
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
 

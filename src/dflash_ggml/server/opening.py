@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..cli.arguments import THINKING, check_biases, thinking_choice
+from ..cli.arguments import THINKING, thinking_choice
+from ..cli.sampling_options import check_biases
 from ..config import EngineConfig
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError
