@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError, DflashError
 from ..files.safetensors import read_json
@@ -26,186 +28,79 @@ def build_parser() -> Parser:
     parser = Parser(prog="dflash-train", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
     parser.add_argument("target", type=Path, help="folder of the target: config.json, safetensors, tokenizer")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="where the draft and the checkpoint go",
+    where = "where the draft and the checkpoint go"
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=where)
+    text = parser.add_argument_group("text")
+    what = (
+        "text files, folders of them, .jsonl with text, prompt or messages, or own-text.npz of an earlier run"
     )
-    data = parser.add_argument_group("text")
-    add = data.add_argument
-    add(
-        "--data",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="PATH",
-        help="text files, folders of them, .jsonl with text, prompt or messages, or own-text.npz of an earlier run",
+    text.add_argument("--data", type=Path, nargs="+", default=[], metavar="PATH", help=what)
+    what = "of a folder's files take those that end so, e.g. .py .md"
+    text.add_argument("--suffix", nargs="+", default=[], metavar="END", help=what)
+    own = "let the target write so many tokens first, behind prompts or beginnings of the texts (kept as own-text.npz)"
+    _add(
+        text,
+        ("--max-bytes", int, "N", 400_000_000, "read no more text than this (default 400 MB)"),
+        ("--own-text", int, "TOKENS", 0, own),
+        ("--own-share", float, "P", 0.7, "share of its own text in a batch (default 0.7)"),
+        ("--prompt", int, "N", 96, "tokens of a text that it goes on from (default 96)"),
+        ("--temperature", float, "T", 0.8, "of what it writes (default 0.8)"),
+        ("--greedy", float, "P", 0.5, "share of rows that it writes greedily (default 0.5)"),
+        ("--write-batch", int, "N", 64, "rows that it writes at once (default 64)"),
     )
-    add(
-        "--suffix",
-        nargs="+",
-        default=[],
-        metavar="END",
-        help="of a folder's files take those that end so, e.g. .py .md",
-    )
-    add(
-        "--max-bytes",
-        type=int,
-        default=400_000_000,
-        metavar="N",
-        help="read no more text than this (default 400 MB)",
-    )
-    add(
-        "--own-text",
-        type=int,
-        default=0,
-        metavar="TOKENS",
-        help="let the target write so many tokens first, behind prompts or beginnings of the texts (kept as own-text.npz)",
-    )
-    add(
-        "--own-share",
-        type=float,
-        default=0.7,
-        metavar="P",
-        help="share of its own text in a batch (default 0.7)",
-    )
-    add(
-        "--prompt",
-        type=int,
-        default=96,
-        metavar="N",
-        help="tokens of a text that it goes on from (default 96)",
-    )
-    add("--temperature", type=float, default=0.8, metavar="T", help="of what it writes (default 0.8)")
-    add(
-        "--greedy",
-        type=float,
-        default=0.5,
-        metavar="P",
-        help="share of rows that it writes greedily (default 0.5)",
-    )
-    add("--write-batch", type=int, default=64, metavar="N", help="rows that it writes at once (default 64)")
     draft = parser.add_argument_group("draft")
-    add = draft.add_argument
-    add("--kind", choices=KINDS, help="what to train (default dflash, or what --start-from is)")
-    add("--start-from", type=Path, metavar="FOLDER", help="begin with a published draft's weights and sizes")
-    add("--layers", type=int, metavar="N", help="layers (default 5)")
-    add("--ffn", type=int, metavar="N", help="width of the feed-forward layers (default: the target's)")
-    add("--heads", type=int, metavar="N", help="query heads (default 32)")
-    add("--kv-heads", type=int, metavar="N", help="key/value heads (default 8)")
-    add("--head-dim", type=int, metavar="N", help="size of a head (default 128)")
-    add(
-        "--block", type=int, metavar="N", help="columns of a block, the pending token's included (default 16)"
+    draft.add_argument(
+        "--kind", choices=KINDS, help="what to train (default dflash, or what --start-from is)"
     )
-    add(
-        "--taps",
-        type=_layers,
-        metavar="I,J,..",
-        help="target layers that it reads, from 0 (default: five, spread)",
+    _add(
+        draft,
+        ("--start-from", Path, "FOLDER", None, "begin with a published draft's weights and sizes"),
+        ("--layers", int, "N", None, "layers (default 5)"),
+        ("--ffn", int, "N", None, "width of the feed-forward layers (default: the target's)"),
+        ("--heads", int, "N", None, "query heads (default 32)"),
+        ("--kv-heads", int, "N", None, "key/value heads (default 8)"),
+        ("--head-dim", int, "N", None, "size of a head (default 128)"),
+        ("--block", int, "N", None, "columns of a block, the pending token's included (default 16)"),
+        ("--taps", _layers, "I,J,..", None, "target layers that it reads, from 0 (default: five, spread)"),
+        ("--mask-id", int, "ID", None, "token of masked columns (default: the tokenizer's or an unused one)"),
+        ("--window", int, "N", None, "attention window of all layers but the last (default 0: none)"),
+        ("--rank", int, "N", None, "rank of pair scores, dflash2 and dspark (default 256)"),
+        ("--candidates", int, "K", None, "candidates per depth, dflash2 (default 16)"),
+        ("--group", int, "N", None, "channels that share a dynamic weight, dflash2 (default 16)"),
+        ("--draft-steps", int, "N", None, "tokens in a row that a prediction head learns (default 4)"),
     )
-    add(
-        "--mask-id",
-        type=int,
-        metavar="ID",
-        help="token of masked columns (default: the tokenizer's, or an unused one)",
-    )
-    add(
-        "--window",
-        type=int,
-        metavar="N",
-        help="attention window of all layers but the last (default 0: none)",
-    )
-    add("--rank", type=int, metavar="N", help="rank of pair scores, dflash2 and dspark (default 256)")
-    add("--candidates", type=int, metavar="K", help="candidates per depth, dflash2 (default 16)")
-    add("--group", type=int, metavar="N", help="channels that share a dynamic weight, dflash2 (default 16)")
-    add(
-        "--gated",
-        action="store_true",
-        default=None,
-        help="a gated Markov head, dspark; llama.cpp does not read it",
-    )
-    add(
-        "--draft-steps",
-        type=int,
-        metavar="N",
-        help="tokens in a row that a prediction head learns (default 4)",
-    )
+    what = "a gated Markov head, dspark; llama.cpp does not read it"
+    draft.add_argument("--gated", action="store_true", default=None, help=what)
     loop = parser.add_argument_group("run")
-    add = loop.add_argument
-    add(
-        "--steps",
-        type=int,
-        default=0,
-        metavar="N",
-        help="steps to train (default: as many as --minutes allows)",
+    _add(
+        loop,
+        ("--steps", int, "N", 0, "steps to train (default: as many as --minutes allows)"),
+        ("--minutes", float, "M", 0.0, "minutes to train, without writing text and checks"),
+        ("--batch", int, "N", run.batch, f"rows a step (default {run.batch})"),
+        ("--length", int, "N", run.length, f"tokens a row (default {run.length})"),
+        ("--anchors", int, "N", run.anchors, f"blocks a row (default {run.anchors})"),
+        ("--lr", float, "X", run.lr, f"highest learning rate (default {run.lr:g})"),
+        ("--warm-up", int, "N", run.warm_up, f"steps until it is reached (default {run.warm_up})"),
+        ("--gamma", float, "G", 0.0, "depth at which a token counts 1/e (default: by the block)"),
+        ("--seed", int, "N", run.seed, f"of all that is drawn (default {run.seed})"),
+        ("--held", int, "N", run.checked, f"rows held out for the check (default {run.checked})"),
+        ("--save-minutes", float, "M", run.save_minutes, "minutes between checkpoints (default 10)"),
+        ("--device", _device, "NAME", None, "cpu, cuda or cuda:N (default: cuda where there is one)"),
+        ("--keep", float, "GIB", None, "memory for the target's features (default: a quarter of all free)"),
     )
-    add(
-        "--minutes",
-        type=float,
-        default=0.0,
-        metavar="M",
-        help="minutes to train, without writing text and checks",
-    )
-    add("--batch", type=int, default=run.batch, metavar="N", help=f"rows a step (default {run.batch})")
-    add("--length", type=int, default=run.length, metavar="N", help=f"tokens a row (default {run.length})")
-    add("--anchors", type=int, default=run.anchors, metavar="N", help=f"blocks a row (default {run.anchors})")
-    add("--lr", type=float, default=run.lr, metavar="X", help=f"highest learning rate (default {run.lr:g})")
-    add(
-        "--warm-up",
-        type=int,
-        default=run.warm_up,
-        metavar="N",
-        help=f"steps until it is reached (default {run.warm_up})",
-    )
-    add(
-        "--gamma",
-        type=float,
-        default=0.0,
-        metavar="G",
-        help="depth at which a token counts 1/e (default: by the block)",
-    )
-    add("--seed", type=int, default=run.seed, metavar="N", help=f"of all that is drawn (default {run.seed})")
-    add(
-        "--held",
-        type=int,
-        default=run.checked,
-        metavar="N",
-        help=f"rows held out for the check (default {run.checked})",
-    )
-    add(
-        "--save-minutes",
-        type=float,
-        default=run.save_minutes,
-        metavar="M",
-        help="minutes between checkpoints (default 10)",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="go on from the folder's checkpoint, with the options that it began with",
-    )
-    add(
-        "--device",
-        type=_device,
-        metavar="NAME",
-        help="cpu, cuda or cuda:N (default: cuda where there is one)",
-    )
-    add(
-        "--keep",
-        type=float,
-        metavar="GIB",
-        help="memory for features of the target (default: a quarter of what is free)",
-    )
-    add("--compile", action="store_true", help="compile the draft with torch.compile")
-    add(
-        "--graph",
-        action="store_true",
-        help="replay steps as a CUDA graph: faster for drafts of a small target",
-    )
+    for flag, what in (
+        ("--resume", "go on from the folder's checkpoint, with the options that it began with"),
+        ("--compile", "compile the draft with torch.compile"),
+        ("--graph", "replay steps as a CUDA graph: faster for drafts of a small target"),
+    ):
+        loop.add_argument(flag, action="store_true", help=what)
     return parser
+
+
+def _add(group: Any, *rows: tuple[str, Callable[[str], Any], str, Any, str]) -> None:
+    """Add options with a value: flag, what reads it, its name in the help, default, help."""
+    for flag, kind, name, default, what in rows:
+        group.add_argument(flag, type=kind, metavar=name, default=default, help=what)
 
 
 def _layers(text: str) -> tuple[int, ...]:
