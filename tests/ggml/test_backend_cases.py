@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -58,6 +59,51 @@ def assert_close(found: Array, expected: Array, tol: float = TOL) -> None:
 
 def silu_of(x: Array) -> Array:
     return x / (1.0 + np.exp(-x.astype(np.float64)))
+
+
+class NetInputs(NamedTuple):
+    """Inputs of a gated delta net in the layout of its operations: [..., heads, head size], decay and beta with heads of 1."""
+
+    q: Array
+    k: Array
+    v: Array
+    g_log: Array
+    beta: Array
+
+    def by_head(self) -> tuple[Array, ...]:
+        """As the reference takes them: decay and beta [..., heads]."""
+        return self.q, self.k, self.v, self.g_log[..., 0], self.beta[..., 0]
+
+
+def net_inputs(
+    rng: Generator,
+    sizes: tuple[int, int, int],
+    columns: tuple[int, ...],
+    low: float,
+    bounds: tuple[float, float] | None = None,
+) -> NetInputs:
+    """sizes: of a head, heads of q and k, heads of v. low: of the decay. bounds: of q and k, and of v; None: q and k of
+    length 1."""
+    head_size, n_head_k, n_head_v = sizes
+    near, far = bounds or (1.0, 1.0)
+    q, k = (uniform(rng, *columns, n_head_k, head_size, low=-near, high=near) for _ in range(2))
+    v = uniform(rng, *columns, n_head_v, head_size, low=-far, high=far)
+    if bounds is None:
+        q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
+    g_log = uniform(rng, *columns, n_head_v, 1, low=low, high=-1e-4)
+    return NetInputs(q, k, v, g_log, uniform(rng, *columns, n_head_v, 1, low=0.0))
+
+
+def views_of(g: OpGraph, net: NetInputs, first: int) -> list:
+    """q, k and v as views of rows that hold all three, behind `first` values that nobody may read."""
+    n_seqs, n, n_head_k, head_size = net.k.shape
+    joint = np.concatenate([a.reshape(n_seqs, n, -1) for a in net[:3]], axis=-1)
+    wide = g.tensor(np.pad(joint, ((0, 0), (0, 0), (first, 0)), constant_values=np.nan))
+    counts, starts = (n_head_k, n_head_k, net.v.shape[2]), (0, n_head_k, 2 * n_head_k)
+    return [
+        g.columns(wide, first + at * head_size, head_size, count)
+        for at, count in zip(starts, counts, strict=True)
+    ]
 
 
 def conv(
@@ -135,37 +181,24 @@ def run_net(
     view: bool,
     cache: bool = False,
 ) -> None:
-    n, bound = n_tokens, head_size**-0.5 if view else 1.0
-    q, k = (uniform(rng, n_seqs, n, n_head_k, head_size, low=-bound, high=bound) for _ in range(2))
-    v = uniform(rng, n_seqs, n, n_head_v, head_size, low=-bound, high=bound)
-    if not view:
-        q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
-    g_log = uniform(rng, n_seqs, n, n_head_v, 1, low=-20.0 if n % 2 else -0.5, high=-1e-4)
-    beta = uniform(rng, n_seqs, n, n_head_v, 1, low=0.0)
+    n, bounds = n_tokens, (head_size**-0.5, head_size**-0.5) if view else None
+    net = net_inputs(rng, (head_size, n_head_k, n_head_v), (n_seqs, n), -20.0 if n % 2 else -0.5, bounds)
     state = uniform(rng, n_seqs, n_head_v, head_size, head_size)
     parents = parents_of(rng, n, n_seqs, kind)
     lengths = [head_size * n_head_v, head_size * n_head_v, head_size * n_head_k]
     with OpGraph(threads=2) as g:
-        if view:
-            joint = g.tensor(np.concatenate([a.reshape(n_seqs, n, -1) for a in (q, k, v)], axis=-1))
-            counts, starts = (n_head_k, n_head_k, n_head_v), (0, n_head_k, 2 * n_head_k)
-            heads = [
-                g.columns(joint, start * head_size, head_size, count)
-                for start, count in zip(starts, counts, strict=True)
-            ]
-        else:
-            heads = [g.tensor(a) for a in (q, k, v)]
-        rest = [g.tensor(a) for a in (g_log, beta, state, parents)]
+        heads = views_of(g, net, 0) if view else [g.tensor(a) for a in net[:3]]
+        rest = [g.tensor(a) for a in (net.g_log, net.beta, state, parents)]
         out = lib.ggml_gated_delta_net_tree_persist(g.ctx, *heads, *rest)
         factors = g.columns(out, lengths[0], int(out.ne[0]) - lengths[0])
         outputs = [out, lib.ggml_cont(g.ctx, factors)] if cache else [out]
         rows, *copies = (a[0] for a in g.run(*outputs))
-    expected = ref.delta_net_tree(q, k, v, g_log[..., 0], beta[..., 0], state, parents, keep_states=False)
+    expected = ref.delta_net_tree(*net.by_head(), state, parents, keep_states=False)
     o, u, keys, g_sum = np.split(rows, np.cumsum(lengths), axis=-1)
-    assert_close(o.reshape(v.shape), expected.o)
-    assert_close(u.reshape(v.shape), expected.u)
+    assert_close(o.reshape(net.v.shape), expected.o)
+    assert_close(u.reshape(net.v.shape), expected.u)
     assert_close(g_sum, expected.g_sum)
-    np.testing.assert_array_equal(keys.reshape(k.shape), k)
+    np.testing.assert_array_equal(keys.reshape(net.k.shape), net.k)
     for copy in copies:
         np.testing.assert_array_equal(copy, rows[..., lengths[0] :])
 
@@ -210,37 +243,24 @@ def run_net_chunked(
     first: int,
     in_place: bool = False,
 ) -> None:
-    n, bound = n_tokens, 1.0 if first < 0 else head_size**-0.5
-    q, k = (uniform(rng, n_seqs, n, n_head_k, head_size, low=-bound, high=bound) for _ in range(2))
-    v = uniform(rng, n_seqs, n, n_head_v, head_size, low=-bound, high=bound)
-    if first < 0:
-        q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
-    g_log = uniform(rng, n_seqs, n, n_head_v, 1, low=-float(decay or 0.1), high=-1e-4)
-    beta = uniform(rng, n_seqs, n, n_head_v, 1, low=0.0)
-    state = uniform(rng, n_seqs, n_head_v, head_size, head_size)
+    bounds = None if first < 0 else (head_size**-0.5, head_size**-0.5)
+    sizes = head_size, n_head_k, n_head_v
+    net = net_inputs(rng, sizes, (n_seqs, n_tokens), -float(decay or 0.1), bounds)
+    state, n_o = uniform(rng, n_seqs, n_head_v, head_size, head_size), net.v.size
     with OpGraph(threads=2) as g:
-        if first >= 0:
-            joint = np.concatenate([a.reshape(n_seqs, n, -1) for a in (q, k, v)], axis=-1)
-            wide = g.tensor(np.pad(joint, ((0, 0), (0, 0), (first, 0)), constant_values=np.nan))
-            counts, starts = (n_head_k, n_head_k, n_head_v), (0, n_head_k, 2 * n_head_k)
-            heads = [
-                g.columns(wide, first + at * head_size, head_size, count)
-                for at, count in zip(starts, counts, strict=True)
-            ]
-        else:
-            heads = [g.tensor(a) for a in (q, k, v)]
+        heads = views_of(g, net, first) if first >= 0 else [g.tensor(a) for a in net[:3]]
         live = g.tensor(state)
-        out = lib.ggml_gated_delta_net_chunked(g.ctx, *heads, g.tensor(g_log), g.tensor(beta), live)
+        out = lib.ggml_gated_delta_net_chunked(g.ctx, *heads, g.tensor(net.g_log), g.tensor(net.beta), live)
         last = out
         if in_place:
-            last = lib.ggml_cpy(g.ctx, g.flat(out, state.size, v.size), g.flat(live, state.size))
+            last = lib.ggml_cpy(g.ctx, g.flat(out, state.size, n_o), g.flat(live, state.size))
         g.run(lib.ggml_cont(g.ctx, last))
         found, after = g.read(out).ravel(), g.read(live)
-    o, expected = ref.delta_net_chain(q, k, v, g_log[..., 0], beta[..., 0], state)
-    assert_close(found[: v.size].reshape(v.shape), o)
-    assert_close(found[v.size :].reshape(state.shape), expected)
+    o, expected = ref.delta_net_chain(*net.by_head(), state)
+    assert_close(found[:n_o].reshape(net.v.shape), o)
+    assert_close(found[n_o:].reshape(state.shape), expected)
     if in_place:
-        np.testing.assert_array_equal(after.ravel(), found[v.size :])
+        np.testing.assert_array_equal(after.ravel(), found[n_o:])
 
 
 def run_net_chunked_in_place(rng: Generator, **parameters: object) -> None:
@@ -349,30 +369,27 @@ def run_net_forest(
     kind: str,
 ) -> None:
     seqs, parents = forest_of(rng, n_tokens, n_seqs, n_slots, most, kind)
-    q, k = (uniform(rng, n_tokens, n_head_k, head_size) for _ in range(2))
-    q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
-    v = uniform(rng, n_tokens, n_head_v, head_size)
-    g_log = uniform(rng, n_tokens, n_head_v, 1, low=-20.0 if n_tokens % 2 else -0.5, high=-1e-4)
-    beta = uniform(rng, n_tokens, n_head_v, 1, low=0.0)
+    low = -20.0 if n_tokens % 2 else -0.5
+    net = net_inputs(rng, (head_size, n_head_k, n_head_v), (n_tokens,), low)
     state = uniform(rng, n_slots, 2, n_head_v * head_size, head_size)
     with OpGraph(threads=2) as g:
         view = slots_of(g, g.tensor(state), 1, head_size, head_size, n_head_v)
         out = lib.ggml_gated_delta_net_forest_persist(
-            g.ctx, *map(g.tensor, (q, k, v, g_log, beta)), view, g.tensor(parents), g.tensor(seqs)
+            g.ctx, *map(g.tensor, net), view, g.tensor(parents), g.tensor(seqs)
         )
         rows = g.run(out)[0][0, 0]
     lengths = [head_size * n_head_v, head_size * n_head_v, head_size * n_head_k]
     free = np.ones(n_tokens, bool)
     for _, slot, columns in trees_of(seqs):
         free[columns] = False
-        own = [a[columns][None] for a in (q, k, v, g_log[..., 0], beta[..., 0])]
+        own = [a[columns][None] for a in net.by_head()]
         live = state[slot, 1].reshape(1, n_head_v, head_size, head_size)
         expected = ref.delta_net_tree(*own, live, parents[columns][None], keep_states=False)
         o, u, keys, g_sum = np.split(rows[columns], np.cumsum(lengths), axis=-1)
         assert_close(o.reshape(expected.o[0].shape), expected.o[0])
         assert_close(u.reshape(expected.u[0].shape), expected.u[0])
         assert_close(g_sum, expected.g_sum[0])
-        np.testing.assert_array_equal(keys.reshape(k[columns].shape), k[columns])
+        np.testing.assert_array_equal(keys.reshape(net.k[columns].shape), net.k[columns])
     assert not rows[free].any()
 
 
@@ -389,13 +406,7 @@ def run_net_forest_advance(
 ) -> None:
     """What the pass adds to the two operations that have cases of their own: one in the other's graph."""
     seqs, parents = forest_of(rng, n_tokens, n_seqs, n_slots, most, kind)
-    q, k = (
-        uniform(rng, n_tokens, n_head_k, head_size, low=-(head_size**-0.5), high=head_size**-0.5)
-        for _ in "qk"
-    )
-    v = uniform(rng, n_tokens, n_head_v, head_size)
-    g_log = uniform(rng, n_tokens, n_head_v, 1, low=-0.5, high=-1e-4)
-    beta = uniform(rng, n_tokens, n_head_v, 1, low=0.0)
+    net = net_inputs(rng, (head_size, n_head_k, n_head_v), (n_tokens,), -0.5, (head_size**-0.5, 1.0))
     state = uniform(rng, n_slots, n_head_v * head_size, head_size)
     n_o = head_size * n_head_v
     with OpGraph(threads=2) as g:
@@ -413,7 +424,7 @@ def run_net_forest_advance(
             0,
         )
         rows = lib.ggml_gated_delta_net_forest_persist(
-            g.ctx, *map(g.tensor, (q, k, v, g_log, beta)), view, g.tensor(parents), seqs_
+            g.ctx, *map(g.tensor, net), view, g.tensor(parents), seqs_
         )
         tail = g.columns(rows, n_o, int(rows.ne[0]) - n_o)
         live = lib.ggml_view_4d(
@@ -425,7 +436,7 @@ def run_net_forest_advance(
     expected = state.astype(np.float64)
     for _, slot, columns in trees_of(seqs):
         if columns.stop - columns.start == 1:
-            own = [a[columns][None] for a in (q, k, v, g_log[..., 0], beta[..., 0])]
+            own = [a[columns][None] for a in net.by_head()]
             after = ref.delta_net_chain(*own, state[slot].reshape(1, n_head_v, head_size, head_size))[1]
             expected[slot] = after.reshape(state[slot].shape)
     assert_close(found, expected)
