@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.decode.candidates import NoNumbers, Rows, Trie
+from dflash_ggml.decode.candidates import NoNumbers, Rows
 from dflash_ggml.decode.tree import Tree, best_first, expand, spine
+from reference.trie import Trie
 
 
 class Generic:

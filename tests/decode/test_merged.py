@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.calibration import Calibration
-from dflash_ggml.decode.candidates import Rows, Trie
+from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.copied import N_DRAFT, N_VOTES, Copied, CopyRates
 from dflash_ggml.decode.merged import COPIES, DRAFT, Merged, observe
 from dflash_ggml.decode.tree import Tree, expand
+from reference.trie import Trie
 
 
 def rows_of(rng: np.random.Generator, depths: int, ranks: int, n_vocab: int = 12) -> Rows:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Trie
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.drafter import Drafter
 from dflash_ggml.engine.engine import Engine
+from reference.trie import Trie
 
 PROMPT = [3, 1, 4, 1, 5]
 

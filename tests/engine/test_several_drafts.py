@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows, Trie
+from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.tree import expand
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource, Together
@@ -19,6 +19,7 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError
 from reference import toys
 from reference.engine_kit import fresh, text
+from reference.trie import Trie
 
 
 @pytest.fixture(scope="module", params=[(0, 2), (1, 3)], ids=["apart", "a layer of both"])

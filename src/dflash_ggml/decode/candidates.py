@@ -8,7 +8,7 @@ DFlash block is, has a faster way in `tree.best_first`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from math import log
 from typing import Any, Protocol
 
@@ -97,22 +97,6 @@ class Rows:
         joint += mass - np.log(total, where=possible, out=total)
         counts = (joint > -np.inf).sum(1)
         return joint.tolist(), np.argsort(-joint, axis=1, kind="stable").tolist(), counts.tolist()
-
-
-class Trie:
-    """Continuations of any depth as a tree, written out.
-
-    children: node -> {token: (log-probability given the node, child node)}; `root` is the pending token's node.
-    """
-
-    def __init__(
-        self, children: Mapping[Hashable, Mapping[int, tuple[float, Hashable]]], root: Hashable
-    ) -> None:
-        self.children, self.root = children, root
-
-    def expand(self, cursor: Hashable) -> Children:
-        found = sorted(self.children.get(cursor, {}).items(), key=lambda item: -item[1][0])
-        return [t for t, _ in found], [p for _, (p, _) in found], [node for _, (_, node) in found]
 
 
 def checked_rows(ids: ArrayLike, log_probs: ArrayLike) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
