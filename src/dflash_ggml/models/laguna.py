@@ -21,7 +21,7 @@ from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import scale_shape
-from .layers import APPENDED, Columns, Taps, logits_and_choice, swiglu
+from .layers import APPENDED, Columns, Taps, declare_outputs, swiglu
 from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
@@ -219,12 +219,7 @@ class Laguna(Target):
             x = g.add(y, x)
             taps.take(i, x)
         taps.finish()
-        if batch.outputs == "hidden":
-            g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
-            return g
-        if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
-            x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
-        logits_and_choice(g, w, self.head_name, x, eps, batch.reduction)
+        declare_outputs(g, w, self.head_name, x, eps, batch)
         return g
 
 

@@ -235,16 +235,19 @@ def gated_delta_net(
     return product(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))
 
 
-def logits_and_choice(
-    g: Graph, w: Mapping[str, Any], head_name: str, x, eps: float, reduction: Reduction | None = None
-) -> None:
-    """Declare a target's outputs for the residual columns x [D, n]: logits [n_vocab, n] and choice [n], their argmax; with
-    `reduction` also reduced [3 k + watched + blocks, n]."""
+def declare_outputs(g: Graph, w: Mapping[str, Any], head_name: str, x, eps: float, batch: Batch) -> None:
+    """Declare what the batch asks of the residual columns x [D, n]: hidden, after the norm; else logits [n_vocab, n], or of the
+    last column alone, and choice, their argmax; with a reduction also reduced [3 k + watched + blocks, n]."""
+    if batch.outputs == "hidden":
+        g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
+        return
+    if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
+        x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
     x = g.rms_norm(x, eps, w["output_norm.weight"])
     logits = g.output(product(g, w, head_name.removesuffix(".weight"), x), "logits")
     g.output(g.argmax(logits), "choice")
-    if reduction is not None:
-        g.output(reduced_logits(g, logits, reduction), "reduced")
+    if batch.reduction is not None:
+        g.output(reduced_logits(g, logits, batch.reduction), "reduced")
 
 
 def reduced_logits(g: Graph, logits, reduction: Reduction):

@@ -19,7 +19,7 @@ from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
 from .feed_forward import FeedForward, scale_shape
-from .layers import APPENDED, Columns, Dense, Taps, gated_attention, gated_delta_net, logits_and_choice
+from .layers import APPENDED, Columns, Dense, Taps, declare_outputs, gated_attention, gated_delta_net
 from .prediction import Head, read_head
 from .reading import Keys, settle_scales
 from .rope import read_scaling
@@ -249,12 +249,7 @@ class Qwen35(Target):
             x = g.add(ffn.build(g, w, name, y), x)
             taps.take(i, x)
         taps.finish()
-        if batch.outputs == "hidden":
-            g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
-            return g
-        if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
-            x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
-        logits_and_choice(g, w, self.head_name, x, eps, batch.reduction)
+        declare_outputs(g, w, self.head_name, x, eps, batch)
         return g
 
     def _check_relations(self, file: GGUFFile) -> None:
