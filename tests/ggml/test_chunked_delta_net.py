@@ -6,30 +6,19 @@ Every test runs on the CPU and on each GPU that is present. TOL is relative to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from dflash_ggml.ggml.bindings import ffi, lib
+from dflash_ggml.ggml.bindings import lib
 from reference import tree_ops as ref
-from reference.graph import OpGraph, device_names
+from reference.graph import OpGraph
 
 TOL = 5e-6
 
 Array = np.ndarray
 MakeGraph = Callable[..., OpGraph]
-
-
-@pytest.fixture(params=device_names())
-def graph(request: pytest.FixtureRequest) -> Iterator[MakeGraph]:
-    """Makes graphs on one device."""
-    if request.param == "CPU":
-        yield OpGraph
-        return
-    backend = lib.ggml_backend_init_by_name(request.param.encode(), ffi.NULL)
-    yield lambda threads=1: OpGraph(backend=backend)
-    lib.ggml_backend_free(backend)
 
 
 def inputs_of(

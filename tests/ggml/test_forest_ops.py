@@ -6,7 +6,7 @@ runs on the CPU and on each GPU that is present. Runs in about 3 s on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 
 from dflash_ggml.ggml.bindings import ffi, lib
 from reference import tree_ops as ref
-from reference.graph import OpGraph, device_names
+from reference.graph import OpGraph
 
 TOL = 5e-6
 TAPS, CHANNELS = 4, 96
@@ -23,17 +23,6 @@ FACTORS = SIZE * (N_VALUE + N_KEY) + N_VALUE
 
 MakeGraph = Callable[..., OpGraph]
 Array = np.ndarray
-
-
-@pytest.fixture(params=device_names())
-def graph(request: pytest.FixtureRequest) -> Iterator[MakeGraph]:
-    """Makes graphs on one device."""
-    if request.param == "CPU":
-        yield OpGraph
-        return
-    backend = lib.ggml_backend_init_by_name(request.param.encode(), ffi.NULL)
-    yield lambda threads=1: OpGraph(backend=backend)
-    lib.ggml_backend_free(backend)
 
 
 @dataclass(frozen=True)
