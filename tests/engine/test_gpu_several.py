@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_gpu import GPUS, GREEDY, NEAR_TIE, PROMPTS, fork
 
-from dflash_ggml.config import EngineConfig
+from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 
@@ -63,10 +63,13 @@ def test_each_text_is_what_it_is_alone(engine: Engine, mode: Any) -> None:
             assert abs(engine.logits[text[at]] - engine.logits[alone[at]]) < NEAR_TIE
 
 
-def test_drawn_texts_and_few_graphs(engine: Engine) -> None:
-    """Rows are reduced on the device, each with its own text's temperature; the same texts again build no graph."""
+def test_drawn_texts_and_few_graphs(demo_target: Path, demo_draft: Path) -> None:
+    """Rows are reduced on the device, each with its own text's temperature; the same steps again build no graph.
+
+    Without copies: the second time they would find the first time's texts, and take other steps."""
     params = [SamplingParams(temperature=0.5 + 0.2 * i, seed=i) for i in range(TEXTS)]
-    first = side_by_side(engine, params, "tree")
-    built = engine.run_counts()["graphs"]
-    assert side_by_side(engine, params, "tree") == first
-    assert engine.run_counts()["graphs"] == built
+    with Engine.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096, spec=DRAFTS)) as engine:
+        first = side_by_side(engine, params, "tree")
+        built = engine.run_counts()["graphs"]
+        assert side_by_side(engine, params, "tree") == first
+        assert engine.run_counts()["graphs"] == built
