@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,20 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 
 sys.path.insert(0, str(ROOT / "tests"))
-from reference.virtual_clock import RANKS, Placed
+from reference.virtual_clock import Placed
 
 WARM_UP = 50  # steps, in which graphs are captured and costs learned
+CALM = 30  # of them, the last, in which no graph was captured
+MOST_WARM_UP = 150
 STAGES = ("draft", "tree", "verify", "commit", "host")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: tokens per second in sum, of the slowest and the fastest text; per step milliseconds and columns."""
+    """One setting: tokens per second in sum, of the slowest and the fastest text; per step milliseconds and columns.
+
+    What the made-up numbers cost is in none of the times. stages: medians. built: graphs built in the steps that were timed.
+    """
 
     texts: str
     users: int
@@ -49,6 +54,8 @@ class Row:
     step_ms: float
     columns: float
     stages: dict[str, float]
+    built: int
+    made_up_ms: float
     graphs: dict[str, int]
 
 
@@ -57,6 +64,7 @@ class MadeUp:
 
     def __init__(self, engine: Engine) -> None:
         self.drafter, self.passes, self.of_lane = engine.drafter, engine.passes, dict[int, Placed]()
+        self.seconds = {"draft": 0.0, "verify": 0.0}  # that making it up has taken
         self._propose, self._propose_each = self.drafter.propose, self.drafter.propose_each
         self._verify, self._verify_each = self.passes.verify, self.passes.verify_each
         self._choices, self._forest = self.passes.choices, None
@@ -66,16 +74,17 @@ class MadeUp:
 
     def propose_each(self, sequences: Any, budget: int, depth: int | None = None) -> list:
         self._propose_each(sequences, budget, depth)
-        return [self._rows(s, depth) for s in sequences]
+        return self._rows(sequences, depth)
 
     def propose(self, sequence: Any, budget: int, depth: int | None = None) -> Any:
         self._propose(sequence, budget, depth)
-        return self._rows(sequence, depth)
+        return self._rows([sequence], depth)[0]
 
-    def _rows(self, sequence: Any, depth: int | None) -> Any:
-        rows, _ = self.of_lane[sequence.lane].at(sequence.n_tokens, self.drafter.depth)
-        n = depth or self.drafter.depth
-        return type(rows)(rows.ids[:n], rows.log_probs[:n])
+    def _rows(self, sequences: Any, depth: int | None) -> list:
+        began, n = time.perf_counter(), depth or self.drafter.depth
+        rows = [self.of_lane[s.lane].at(s.n_tokens, n)[0] for s in sequences]
+        self.seconds["draft"] += time.perf_counter() - began
+        return rows
 
     def verify(self, sequence: Any, tree: Any, *more: Any) -> Any:
         self._forest = Forest.of([sequence], [tree])
@@ -89,11 +98,11 @@ class MadeUp:
         said, forest, self._forest = self._choices(graph), self._forest, None
         if forest is None:
             return said
+        began = time.perf_counter()
         for sequence, tree, block in forest.blocks():
             at = sequence.n_tokens - (sequence.pending is None)  # a text of one column is committed by now
-            _, truth = self.of_lane[sequence.lane].at(at, self.drafter.depth)
-            right = [RANKS * d + r if r < RANKS else RANKS * 100 for d, r in enumerate(truth)]
-            said[block] = np.array([*right, RANKS * 100])[tree.depths]
+            said[block] = self.of_lane[sequence.lane].right(at, self.drafter.depth)[tree.depths]
+        self.seconds["verify"] += time.perf_counter() - began
         return said
 
 
@@ -104,7 +113,7 @@ def measured(
     rng, mode = np.random.default_rng(users), "plain" if setting == "plain batching" else "auto"
     places, runs = [], []
     for text in texts(kind, users, 1):
-        place = engine.open(prompt + 20 * (steps + WARM_UP))
+        place = engine.open(prompt + 20 * (steps + MOST_WARM_UP))
         made_up.of_lane[place.sequence.lane] = text
         place.prefill(rng.integers(0, engine.n_vocab, prompt).tolist())
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
@@ -112,10 +121,14 @@ def measured(
         place.first(runs[-1])
         places.append(place)
     with equal_shares(engine, int(setting.split()[1]) if setting.startswith("equal") else 0):
-        for _ in range(WARM_UP):
+        done = calm = 0
+        while done < WARM_UP or (calm < CALM and done < MOST_WARM_UP):
+            built = engine.run_counts()["graphs"]
             engine.step(runs)
+            done, calm = done + 1, calm + 1 if engine.run_counts()["graphs"] == built else 0
         engine.device.synchronize()
         emitted, columns, times = np.zeros(users, int), [], []
+        built, before = engine.run_counts()["graphs"], dict(made_up.seconds)
         began = time.perf_counter()
         for _ in range(steps):
             found = engine.step(runs)
@@ -127,6 +140,9 @@ def measured(
             times.append(found[0].timings)
         engine.device.synchronize()
         seconds = time.perf_counter() - began
+        built = engine.run_counts()["graphs"] - built
+    made = {stage: spent - before[stage] for stage, spent in made_up.seconds.items()}
+    seconds -= sum(made.values())
     for place in places:
         place.close()
     each = emitted / seconds
@@ -139,7 +155,9 @@ def measured(
         float(each.max()),
         seconds / steps * 1e3,
         mean(columns),
-        {stage: mean(getattr(t, stage) for t in times) for stage in STAGES},
+        {s: median(getattr(t, s) for t in times) - made.get(s, 0.0) / steps * 1e3 for s in STAGES},
+        built,
+        sum(made.values()) / steps * 1e3,
         engine.passes.graphs.kinds,
     )
 
@@ -180,7 +198,7 @@ def main() -> None:
         Path(a.model_draft),
         spec=DRAFTS,
         parallel=most,
-        n_ctx=most * (a.prompt + 20 * (a.steps + WARM_UP)),
+        n_ctx=most * (a.prompt + 20 * (a.steps + MOST_WARM_UP)),
         n_threads=a.threads,
         n_gpu_layers=a.gpu_layers,
         **cache_types(a),
@@ -200,7 +218,8 @@ def main() -> None:
                     stages = " ".join(f"{name} {ms:.2f}" for name, ms in row.stages.items())
                     print(
                         f"{kind:5} {users:3} users  {setting:17} {row.rate:7.0f} tokens/s  each {row.slowest:5.0f} to "
-                        f"{row.fastest:5.0f}  {row.columns:5.1f} columns in {row.step_ms:6.2f} ms: {stages}",
+                        f"{row.fastest:5.0f}  {row.columns:5.1f} columns in {row.step_ms:6.2f} ms: {stages}; "
+                        f"{row.built} graphs built",
                         flush=True,
                     )
         print(f"graphs {engine.run_counts()}: {rows[-1].graphs}")

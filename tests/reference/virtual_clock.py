@@ -91,13 +91,24 @@ class Placed(Text):
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
-        self._logits = np.log(self.hits / (1 - self.hits)) + self.spread * rng.standard_normal(self.length)
-        self._u = rng.random(self.length)
+        logits = np.log(self.hits / (1 - self.hits)) + self.spread * rng.standard_normal(self.length)
+        # of all places beforehand: whoever times a step does not want to time this
+        rows, self._truth = self._drafted(logits, rng.random(self.length))
+        self._ids, self._log_probs = rows.ids % RANKS, rows.log_probs
 
     def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
         """`draft` of the `depth` places behind `place`."""
         places = np.arange(place + 1, place + 1 + depth) % self.length
-        return self._drafted(self._logits[places], self._u[places])
+        ids = self._ids[places] + RANKS * np.arange(depth, dtype=np.int32)[:, None]
+        return Rows(ids, self._log_probs[places]), self._truth[places]
+
+    def right(self, place: int, depth: int) -> np.ndarray:
+        """The tokens that are right at the `depth` places behind `place`, RANKS * 100 where none of the candidates is; one more
+        such behind them."""
+        found = np.full(depth + 1, RANKS * 100, np.int32)
+        truth = self._truth[np.arange(place + 1, place + 1 + depth) % self.length]
+        np.copyto(found[:-1], truth + RANKS * np.arange(depth), where=truth < RANKS, casting="unsafe")
+        return found
 
 
 def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
