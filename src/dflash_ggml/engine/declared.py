@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,6 +38,9 @@ from .products import wide_bytes
 
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
+ON_GPU, SMALL_ON_CPU, ON_CPU = (8, 4, 2), (4, 2), (2,)  # texts side by side, where nobody says how many
+SMALL = 6 << 30  # bytes of the weights of a small model
+SHORTER = 1 / 16  # of a context that memory cuts short anyway, which places may take
 _LENT_BATCH = 2048  # tokens of a prompt that share what is lent to them: room for them is worth more than a layer or two
 log = logging.getLogger("dflash_ggml")
 
@@ -88,7 +92,8 @@ class Declared:
     longest: context that the target was trained for. kv: types of the caches to plan with, the first that fit are taken.
     batches: tokens of a prefill pass to plan with, likewise. width: columns of the widest tree. over: cache rows beyond the
     context, for all texts; over_each: of one text beyond its tokens. notes: what had to be changed for the device. planned: the
-    memory that it all takes with such caches and batches. kept: experts that stay with the host.
+    memory that it all takes for so many texts with such caches and batches. kept: experts that stay with the host. lanes: texts
+    side by side.
     """
 
     weights: Weights
@@ -99,12 +104,17 @@ class Declared:
     over: int
     over_each: int
     notes: list[str]
-    planned: Callable[[KvTypes, int], list[Part]]
+    planned: Callable[[int, KvTypes, int], list[Part]]
     kept: KeptExperts | None = None
+    lanes: int = 1
 
     def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
         """The memory with such caches; without `n_batch`, with the smallest batches."""
-        return self.planned(kv, n_batch or self.batches[-1])
+        return self.planned(self.lanes, kv, n_batch or self.batches[-1])
+
+    def side_by_side(self, lanes: int) -> Declared:
+        """The same for so many texts."""
+        return replace(self, lanes=lanes, over=over_all(self.over_each, lanes))
 
     def plan(self, n_ctx: int, free: int, is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
         """Types of caches, tokens of a batch and the plan for `n_ctx` tokens; with 0, for as many as fit into `free` bytes, or
@@ -158,8 +168,7 @@ def declare(
     width = tree_width(config.budget, depth) if draft or config.copies else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
-    # ranges begin at multiples of their unit
-    over_all = over + (config.parallel - 1) * padded(over + UNIT - 1, UNIT)
+    lanes = max(config.parallel, 1)
     notes = draft.prepare(device) if draft and prepare else []
     experts = kept_experts(weights, layers)
     if experts and experts.note:
@@ -172,12 +181,18 @@ def declare(
         kv,
         (config.n_batch,) if config.n_batch else CHOICES if device.is_gpu else (CPU_BATCH,),
         width,
-        over_all,
+        over_all(over, lanes),
         over,
         notes,
-        partial(memory_parts, device, target, weights, draft, width, config.parallel),
+        partial(memory_parts, device, target, weights, draft, width),
         experts,
+        lanes,
     )
+
+
+def over_all(over: int, lanes: int) -> int:
+    """Cache rows beyond the context of texts side by side, each with `over` beyond its own; ranges begin at multiples of a unit."""
+    return over + (lanes - 1) * padded(over + UNIT - 1, UNIT)
 
 
 def memory_parts(
@@ -293,6 +308,29 @@ def layers_to_keep(
     kept = wanted.kept.layers if wanted.kept else 0
     first = fewest_layers(sizes, sum(sizes[:kept]) + now.total + MARGIN - now.free)
     return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
+
+
+def usual_places(device: Device, config: EngineConfig, wanted: Declared) -> int:
+    """How many texts are decoded side by side where nobody says: as many as leave one text what it would have alone.
+
+    That is caches of the same types, batches as large, and a context as long; one that memory cuts short may lose a little.
+    """
+    free = memory_free(device, config.gpu_memory)
+
+    def planned(lanes: int) -> tuple[KvTypes, int, MemoryPlan]:
+        return wanted.side_by_side(lanes).plan(config.n_ctx, free, device.is_gpu)
+
+    small = wanted.weights.wanted <= SMALL
+    with suppress(DeviceError):  # there is not enough for one; whoever loads says so
+        kv, n_batch, alone = planned(1)
+        is_cut = not config.n_ctx and alone.n_ctx < wanted.longest
+        least = (1 - SHORTER) * alone.n_ctx if is_cut else alone.n_ctx
+        for lanes in ON_GPU if device.is_gpu else SMALL_ON_CPU if small else ON_CPU:
+            with suppress(DeviceError):
+                found = planned(lanes)
+                if found[:2] == (kv, n_batch) and found[2].fits and found[2].n_ctx >= least:
+                    return lanes
+    return 1
 
 
 def plan_declared(

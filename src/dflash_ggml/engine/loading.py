@@ -24,7 +24,7 @@ from ..state.memory import SCRATCH, MemoryPlan, cache_rows
 from ..state.window import DecodeWindow
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
-from .declared import choose_device, declare_fitting, plan_declared
+from .declared import choose_device, declare_fitting, plan_declared, usual_places
 from .known_costs import known_costs
 from .passes import TargetPasses
 from .products import without_kernels
@@ -180,6 +180,8 @@ def _on_device(
     wanted = declare_fitting(device, config, file, target, draft)
     for note in wanted.notes:
         log.warning("%s", note)
+    lanes = config.parallel or usual_places(device, config, wanted)
+    wanted = wanted.side_by_side(lanes)
     kv, n_batch, memory = plan_declared(device, config, file, target, draft, wanted)
     log.info("%s (%s): %s", device.info.name, device.info.description, memory)
     n_ctx = memory.n_ctx
@@ -200,7 +202,6 @@ def _on_device(
             "answers are not the model's own",
             *(window.tokens, window.tokens, window.sinks),
         )
-    lanes = config.parallel
     passes = TargetPasses(
         device, target, weights, kv.target, rows, width, depth, taps, window, lanes, n_batch
     )

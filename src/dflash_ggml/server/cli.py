@@ -86,9 +86,10 @@ def build_parser() -> argparse.ArgumentParser:
         "-np",
         "--parallel",
         type=int,
-        default=1,
+        default=0,
         metavar="N",
-        help="requests that are answered side by side; they share the context's tokens (default 1: in turn)",
+        help="requests that are answered side by side; they share the context's tokens (default 0: by the memory that is free, "
+        "as many as leave one request what it would have alone)",
     )
     add("--queue", type=int, default=64, metavar="N", help="requests that may wait (default 64)")
     add(
@@ -201,8 +202,8 @@ def run(args: argparse.Namespace) -> int:
     require_safe_bind(args.host, keys)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port: {args.port} is outside 0..65535")
-    if not 1 <= args.parallel <= MAX_PARALLEL:
-        raise ConfigError(f"--parallel: {args.parallel} is outside 1..{MAX_PARALLEL}")
+    if not 0 <= args.parallel <= MAX_PARALLEL:
+        raise ConfigError(f"--parallel: {args.parallel} is outside 0..{MAX_PARALLEL}")
     if args.queue < 1:
         raise ConfigError(f"--queue: {args.queue} is below 1")
     per_client = (args.queue + 1) // 2 if args.queue_per_client is None else args.queue_per_client

@@ -26,7 +26,7 @@ class Opener:
     think: str = "auto"
     disk: Path | None = None  # folder for prefixes that outlive the process
     disk_bytes: int = 0
-    parallel: int = 1  # texts side by side
+    parallel: int = 0  # texts side by side; 0: as the memory allows
 
     def __call__(self, progress: Progress) -> Runner:
         from ..engine.engine import Engine

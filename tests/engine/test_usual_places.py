@@ -1,0 +1,78 @@
+"""How many texts are decoded side by side where nobody says: never so many that one text has less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine import declared
+from dflash_ggml.engine.declared import Declared, declare, usual_places
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.ggml.device import Device
+from dflash_ggml.models.registry import read_target
+from dflash_ggml.state.memory import MARGIN
+
+GPU, CPU = SimpleNamespace(is_gpu=True), SimpleNamespace(is_gpu=False)
+
+
+@pytest.fixture(scope="module")
+def wanted(demo_target: Path) -> Iterator[Declared]:
+    file, device = GGUFFile(demo_target), Device.cpu(1)
+    found = declare(device, EngineConfig(demo_target), file, read_target(file), None)
+    yield found
+    found.weights.close()
+    device.close()
+
+
+def places(monkeypatch: pytest.MonkeyPatch, device: Any, wanted: Declared, free: int, n_ctx: int = 0) -> int:
+    monkeypatch.setattr(declared, "memory_free", lambda device, limit: free)
+    return usual_places(device, EngineConfig(Path("model.gguf"), n_ctx=n_ctx, parallel=0), wanted)
+
+
+def needed(wanted: Declared, lanes: int, n_ctx: int) -> int:
+    """Bytes with which so many texts fit."""
+    _, _, found = wanted.side_by_side(lanes).plan(n_ctx, 1 << 40, False)
+    return found.total + MARGIN
+
+
+def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
+    assert places(monkeypatch, GPU, wanted, 80 << 30) == 8
+    assert places(monkeypatch, CPU, wanted, 80 << 30) == 4
+    monkeypatch.setattr(declared, "SMALL", 1 << 20)
+    assert places(monkeypatch, CPU, wanted, 80 << 30) == 2
+
+
+@pytest.mark.parametrize("n_ctx", [0, 2048])
+def test_a_context_stays_as_long(monkeypatch: pytest.MonkeyPatch, wanted: Declared, n_ctx: int) -> None:
+    """That which was asked for, and the whole one of the model."""
+    length = n_ctx or wanted.longest
+    for lanes, fewer in ((8, 4), (4, 2), (2, 1)):
+        enough = needed(wanted, lanes, length)
+        assert places(monkeypatch, GPU, wanted, enough, n_ctx) == lanes
+        assert places(monkeypatch, GPU, wanted, enough - 1, n_ctx) == fewer
+    assert places(monkeypatch, GPU, wanted, needed(wanted, 1, length) - 1, length) == 1
+
+
+def test_a_context_that_is_cut_short_loses_little(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
+    long = replace(wanted, longest=1 << 20)
+    free = needed(wanted, 1, 1 << 16)
+    chosen = places(monkeypatch, GPU, long, free)
+    _, _, alone = long.plan(0, free, True)
+    _, _, beside = long.side_by_side(chosen).plan(0, free, True)
+    assert chosen > 1 and alone.n_ctx * 15 / 16 <= beside.n_ctx < alone.n_ctx
+
+
+def test_an_engine_has_as_many(demo_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "calibrate": "never"}
+    monkeypatch.setattr(declared, "free_memory", lambda: 8 << 30)
+    with Engine.load(EngineConfig(demo_target, parallel=0, **options)) as engine:
+        assert engine.parallel == 4 and engine.n_ctx == 512
+        pairs = [(engine.open(64), i) for i in range(4)]
+        assert [place.lane for place, _ in pairs] == [0, 1, 2, 3]
