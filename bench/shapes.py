@@ -1,11 +1,12 @@
 """Target and draft files of a given shape with RANDOM WEIGHTS, for timing only: what they write is noise.
 
-    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|heads|demo] [--draft-type q8_0|bf16]
-        [--layers N]
+    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|heads|demo] [--layers N] [--no-target]
+        [--draft dflash|dflash2|dspark|mtp ...] [--draft-type q8_0|bf16] [--block N]
 
 The target follows the stock Q4_K_M mix: Q4_K, with Q6_K for the head and, in about half of the layers, for ffn_down (experts
 and shared expert too) and for attn_qkv or attn_v; routers are F32. Sizes are those of the Qwen3.5 family, of Qwen3-Next and of
-Laguna; the draft has the target's width. --layers writes fewer layers of the target: times then are those of a part.
+Laguna; a draft has the target's width, and the newer kinds have what those of Qwen3.8-27B have. With `mtp` the target gets a
+prediction head in Q8_0, as its files have. --layers writes fewer layers of the target: times then are those of a part.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
+from dflash_ggml.drafts.dflash.params import DraftParams
+from dflash_ggml.drafts.dflash2.params import Selector
+from dflash_ggml.drafts.dspark.params import Markov
+from dflash_ggml.models.layers import Dense
+from dflash_ggml.models.prediction import NORM, Head
+
 F32, BF16, Q8_0, Q4_K, Q6_K = (GGMLQuantizationType[name] for name in ("F32", "BF16", "Q8_0", "Q4_K", "Q6_K"))
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,
@@ -26,6 +33,7 @@ VALUE_TYPES = {
     float: GGUFValueType.FLOAT32,
     str: GGUFValueType.STRING,
 }
+RMS_EPS = 1e-6
 Row = tuple[str, GGMLQuantizationType, tuple[int, ...]]  # name, type, shape in ggml order
 
 
@@ -62,62 +70,46 @@ class Shape:
     experts: Experts | None = None  # ff is then the draft's alone
 
 
+QWEN_27B = Shape(64, 5120, 17408, 24, 4, 256, 16, 48)
+QWEN_9B = Shape(32, 4096, 12288, 16, 4, 256, 16, 32)
+QWEN_35B_A3B = Shape(
+    *(40, 2048, 6144, 16, 2, 256, 16, 32),
+    draft_layers=8,
+    draft_kv_heads=4,
+    taps=8,
+    arch="qwen35moe",
+    experts=Experts(256, 8, 512, 512),
+)
 SHAPES = {
-    "27b": Shape(64, 5120, 17408, 24, 4, 256, 16, 48),
-    "9b": Shape(32, 4096, 12288, 16, 4, 256, 16, 32),
-    "4b": Shape(32, 2560, 9216, 16, 4, 256, 16, 32),
+    "27b": QWEN_27B,
+    "9b": QWEN_9B,
+    "4b": replace(QWEN_9B, embd=2560, ff=9216),
     "0.8b": Shape(24, 1024, 3584, 8, 2, 256, 16, 16),
-    "35b-a3b": Shape(
-        40,
-        2048,
-        6144,
-        16,
-        2,
-        256,
-        16,
-        32,
-        draft_layers=8,
-        draft_kv_heads=4,
-        taps=8,
-        arch="qwen35moe",
-        experts=Experts(256, 8, 512, 512),
-    ),
-    "80b-a3b": Shape(
-        48,
-        2048,
-        6144,
-        16,
-        2,
-        256,
-        16,
-        32,
-        vocab=151936,
-        draft_layers=8,
-        draft_kv_heads=4,
-        arch="qwen3next",
-        experts=Experts(512, 10, 512, 512),
+    "35b-a3b": QWEN_35B_A3B,
+    "80b-a3b": replace(
+        QWEN_35B_A3B, layers=48, taps=5, arch="qwen3next", vocab=151936, experts=Experts(512, 10, 512, 512)
     ),
     # window layers have 64 heads, the others 48; the first layer is dense
     "laguna-xs2": Shape(
-        40,
-        2048,
-        8192,
-        48,
-        8,
-        128,
-        0,
-        0,
+        *(40, 2048, 8192, 48, 8, 128, 0, 0),
         vocab=100352,
         draft_heads=64,
         arch="laguna",
         experts=Experts(256, 8, 512, 512),
     ),
     # attention as at 27B in a small trunk, for what caches do to it on any machine
-    "heads": Shape(8, 1024, 2048, 24, 4, 256, 4, 8, vocab=8192),
+    "heads": replace(QWEN_27B, layers=8, embd=1024, ff=2048, k_heads=4, v_heads=8, vocab=8192),
     "demo": Shape(
-        16, 256, 768, 4, 2, 64, 2, 8, state=64, vocab=8192, draft_heads=4, draft_kv_heads=2, draft_head_dim=64
+        *(16, 256, 768, 4, 2, 64, 2, 8),
+        state=64,
+        vocab=8192,
+        draft_heads=4,
+        draft_kv_heads=2,
+        draft_head_dim=64,
     ),
 }
+DRAFTS = ("dflash", "dflash2", "dspark", "mtp")
+BLOCKS = {"dflash": 16, "dflash2": 8, "dspark": 8}
 
 
 def write(path: Path, metadata: dict, rows: list[Row]) -> None:
@@ -222,8 +214,8 @@ def gets_more_bits(i: int, layers: int) -> bool:
     return i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2
 
 
-def target(path: Path, s: Shape, quantise: bool = True) -> None:
-    """Write the target."""
+def target(path: Path, s: Shape, quantise: bool = True, has_head: bool = False) -> None:
+    """Write the target, maybe with a prediction head behind its layers."""
     q4, q6 = (Q4_K, Q6_K) if quantise and s.embd % 256 == 0 else (Q8_0, Q8_0)
     rows: list[Row] = [
         ("token_embd.weight", q4, (s.embd, s.vocab)),
@@ -269,14 +261,7 @@ def target(path: Path, s: Shape, quantise: bool = True) -> None:
     metadata = {
         "general.architecture": s.arch,
         "general.name": "random weights, for timing only",
-        a + "block_count": s.layers,
-        a + "context_length": 262144,
-        a + "embedding_length": s.embd,
-        a + "attention.head_count": s.heads,
-        a + "attention.head_count_kv": s.kv_heads,
-        a + "attention.key_length": s.head_dim,
-        a + "attention.value_length": s.head_dim,
-        a + "attention.layer_norm_rms_epsilon": 1e-6,
+        **sizes(a, s.layers, 262144, s.embd, s.heads, s.kv_heads, s.head_dim),
         a + "rope.dimension_count": s.head_dim // 4,
         a + "rope.freq_base": 1e7,
         a + "ssm.conv_kernel": 4,
@@ -290,7 +275,48 @@ def target(path: Path, s: Shape, quantise: bool = True) -> None:
     }
     if s.arch != "qwen3next":
         metadata[a + "rope.dimension_sections"] = [11, 11, 10, 0]
+    if has_head:
+        metadata |= {a + "block_count": s.layers + 1, a + "nextn_predict_layers": 1}
+        rows += typed(prediction_head(s).tensors(), Q8_0)
     write(path, metadata, rows)
+
+
+def prediction_head(s: Shape) -> Head:
+    """A head with a dense block of the target's sizes."""
+    return Head(
+        block=s.layers,
+        n_embd=s.embd,
+        ffn=Dense(s.embd, s.ff),
+        n_vocab=s.vocab,
+        n_heads=s.heads,
+        n_kv_heads=s.kv_heads,
+        head_dim=s.head_dim,
+        n_rot=s.head_dim // 4,
+        rope_theta=1e7,
+        rms_eps=RMS_EPS,
+        optional=(NORM,),
+    )
+
+
+def typed(shapes: dict[str, tuple[int, ...]], kind: GGMLQuantizationType) -> list[Row]:
+    """Tensors of the shapes that the engine expects: matrices of a kind, all others F32."""
+    return [(name, kind if len(shape) == 2 else F32, shape) for name, shape in shapes.items()]
+
+
+def sizes(
+    a: str, layers: int, context: int, embd: int, heads: int | list[int], kv_heads: int, head_dim: int
+) -> dict:
+    """What any of the models says of its layers, keys with the prefix a."""
+    return {
+        a + "block_count": layers,
+        a + "context_length": context,
+        a + "embedding_length": embd,
+        a + "attention.head_count": heads,
+        a + "attention.head_count_kv": kv_heads,
+        a + "attention.key_length": head_dim,
+        a + "attention.value_length": head_dim,
+        a + "attention.layer_norm_rms_epsilon": RMS_EPS,
+    }
 
 
 def experts_metadata(a: str, s: Shape) -> dict:
@@ -338,16 +364,9 @@ def laguna_metadata(s: Shape) -> dict:
     return {
         "general.architecture": "laguna",
         "general.name": "random weights, for timing only",
-        a + "block_count": s.layers,
-        a + "context_length": 131072,
-        a + "embedding_length": s.embd,
+        **sizes(a, s.layers, 131072, s.embd, laguna_heads(s), s.kv_heads, s.head_dim),
         a + "feed_forward_length": s.ff,
         a + "leading_dense_block_count": 1,
-        a + "attention.head_count": laguna_heads(s),
-        a + "attention.head_count_kv": s.kv_heads,
-        a + "attention.key_length": s.head_dim,
-        a + "attention.value_length": s.head_dim,
-        a + "attention.layer_norm_rms_epsilon": 1e-6,
         a + "attention.sliding_window": 512,
         a + "attention.sliding_window_pattern": [i % 4 != 0 for i in range(s.layers)],
         a + "rope.dimension_count": s.head_dim // 2,
@@ -367,66 +386,87 @@ def laguna_metadata(s: Shape) -> dict:
     }
 
 
-def draft(path: Path, s: Shape, kind: GGMLQuantizationType) -> None:
-    """Write the draft, upstream's dialect."""
-    q, kv = s.draft_heads * s.draft_head_dim, s.draft_kv_heads * s.draft_head_dim
-    taps = [1 + round(i * (s.layers - 4) / (s.taps - 1)) for i in range(s.taps)]
-    rows: list[Row] = [
-        ("fc.weight", kind, (s.taps * s.embd, s.embd)),
-        ("enc.output_norm.weight", F32, (s.embd,)),
-        ("output_norm.weight", F32, (s.embd,)),
-    ]
-    for i in range(s.draft_layers):
-        blk = f"blk.{i}."
-        rows += [
-            (blk + "attn_norm.weight", F32, (s.embd,)),
-            (blk + "ffn_norm.weight", F32, (s.embd,)),
-            (blk + "attn_q.weight", kind, (s.embd, q)),
-            (blk + "attn_k.weight", kind, (s.embd, kv)),
-            (blk + "attn_v.weight", kind, (s.embd, kv)),
-            (blk + "attn_output.weight", kind, (q, s.embd)),
-            (blk + "attn_q_norm.weight", F32, (s.draft_head_dim,)),
-            (blk + "attn_k_norm.weight", F32, (s.draft_head_dim,)),
-            (blk + "ffn_gate.weight", kind, (s.embd, s.ff)),
-            (blk + "ffn_up.weight", kind, (s.embd, s.ff)),
-            (blk + "ffn_down.weight", kind, (s.ff, s.embd)),
-        ]
-    mask = vocabulary(128)["tokenizer.ggml.eos_token_id"] + 1
+def draft_params(s: Shape, draft: str, block: int) -> DraftParams:
+    """The sizes of a block draft. DFlash2 and DSpark are what Qwen3.8-27B has: DFlash2 with windows on all layers."""
+    is_new = draft == "dflash2"
+    return DraftParams(
+        n_layers=s.draft_layers,
+        n_embd=s.embd,
+        n_ff=s.ff,
+        n_heads=s.draft_heads,
+        n_kv_heads=s.draft_kv_heads,
+        head_dim=s.draft_head_dim,
+        rope_theta=5e5 if s.arch == "laguna" else 1e7,
+        rms_eps=RMS_EPS,
+        block_size=block,
+        mask_id=vocabulary(128)["tokenizer.ggml.eos_token_id"] + 1,
+        taps=tuple(1 + round(i * (s.layers - 4) / (s.taps - 1)) for i in range(s.taps)),
+        n_vocab=s.vocab,
+        sliding_window=2048 if is_new else None,
+        window_layers=(is_new,) * s.draft_layers,
+        declared_causal=False if is_new else None,
+        selector=Selector(kernel=2, group=16, rank=256, candidates=16) if is_new else None,
+        markov=Markov(rank=256) if draft == "dspark" else None,
+    )
+
+
+def draft(path: Path, p: DraftParams, kind: GGMLQuantizationType) -> None:
+    """Write a block draft, upstream's dialect."""
     a = "dflash."
     metadata = {
         "general.architecture": "dflash",
         "general.name": "random weights, for timing only",
-        a + "block_count": s.draft_layers,
-        a + "context_length": 4096,
-        a + "embedding_length": s.embd,
-        a + "feed_forward_length": s.ff,
-        a + "attention.head_count": s.draft_heads,
-        a + "attention.head_count_kv": s.draft_kv_heads,
-        a + "attention.key_length": s.draft_head_dim,
-        a + "attention.value_length": s.draft_head_dim,
-        a + "attention.layer_norm_rms_epsilon": 1e-6,
-        a + "rope.freq_base": 5e5 if s.arch == "laguna" else 1e7,
-        a + "rope.dimension_count": s.draft_head_dim,
-        a + "block_size": 16,
-        a + "target_layers": [t + 1 for t in taps],
-        "tokenizer.ggml.mask_token_id": mask,
+        **sizes(a, p.n_layers, 4096, p.n_embd, p.n_heads, p.n_kv_heads, p.head_dim),
+        a + "feed_forward_length": p.n_ff,
+        a + "rope.freq_base": p.rope_theta,
+        a + "rope.dimension_count": p.head_dim,
+        a + "block_size": p.block_size,
+        a + "target_layers": [t + 1 for t in p.taps],
+        "tokenizer.ggml.mask_token_id": p.mask_id,
     }
-    write(path, metadata, rows)
+    if p.sliding_window:
+        metadata |= {
+            a + "attention.causal": bool(p.declared_causal),
+            a + "attention.sliding_window": p.sliding_window,
+            a + "attention.sliding_window_pattern": list(p.window_layers),
+        }
+    if p.selector is not None or p.markov is not None:
+        metadata[a + "vocab_size"] = p.n_vocab
+    if (selector := p.selector) is not None:
+        metadata |= {
+            a + "conv_kernel_size": selector.kernel,
+            a + "conv_group_size": selector.group,
+            a + "selector_rank": selector.rank,
+            a + "selector_top_k": selector.candidates,
+        }
+    write(path, metadata, typed(p.tensor_shapes(), kind))
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("out", type=Path)
     p.add_argument("--size", choices=SHAPES, default="27b")
+    p.add_argument(
+        "--draft", choices=DRAFTS, nargs="+", default=["dflash"], help="mtp: a head in the target's file"
+    )
     p.add_argument("--draft-type", choices=("q8_0", "bf16"), default="q8_0")
+    p.add_argument("--block", type=int, help="rows of a block, by default 16, of dflash2 and dspark 8")
     p.add_argument("--layers", type=int, help="of the target, for what a part of it does")
+    p.add_argument("--no-target", action="store_true", help="write drafts alone")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     shape = replace(SHAPES[a.size], layers=a.layers or SHAPES[a.size].layers)
-    target(a.out / f"random-{a.size}.gguf", shape)
-    draft(
-        a.out / f"random-{a.size}-dflash-{a.draft_type}.gguf", shape, Q8_0 if a.draft_type == "q8_0" else BF16
-    )
+    has_head = "mtp" in a.draft
+    if has_head and shape.arch != "qwen35":
+        p.error(f"argument --draft: no prediction head is written for {shape.arch}, only for qwen35")
+    if has_head and a.no_target:
+        p.error("argument --draft: mtp is a part of the target, and --no-target leaves that out")
+    if not a.no_target:
+        target(a.out / f"random-{a.size}.gguf", shape, has_head=has_head)
+    for kind in (kind for kind in a.draft if kind != "mtp"):
+        params = draft_params(shape, kind, a.block or BLOCKS[kind])
+        path = a.out / f"random-{a.size}-{kind}-{a.draft_type}.gguf"
+        draft(path, params, GGMLQuantizationType[a.draft_type.upper()])
     for file in sorted(a.out.glob(f"random-{a.size}*.gguf")):
         print(f"{file.stat().st_size / 1e9:7.3f} GB  {file}")
 

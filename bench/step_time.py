@@ -1,6 +1,8 @@
 """Where a step's time goes, on files of any shape (see shapes.py); random weights give times, not text.
 
-    python bench/step_time.py -m TARGET -md DRAFT [--context 2048] [--synthetic-acceptance 8.31] [--json FILE]
+    python bench/step_time.py -m TARGET [-md DRAFT] [--context 2048] [--synthetic-acceptance 8.31] [--json FILE]
+
+Without -md the target's prediction head drafts, --draft-max tokens deep.
 
 Pass times: `--repeat` runs are queued, the device is waited for once, the mean is taken, after a warm-up that lets CUDA graphs
 be captured: launch overhead is in, Python around it is not. "with Python" is the median of whole calls, inputs and
@@ -20,7 +22,7 @@ from common import add_cache_types, add_memory_options, cache_types, header, mem
 
 import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
-from dflash_ggml.config import DRAFTS, EngineConfig
+from dflash_ggml.config import FILES, EngineConfig
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
@@ -111,13 +113,16 @@ def measure_passes(engine: Engine, widths: list[int], repeat: int) -> dict[str, 
             lambda tree=tree: passes.choices(passes.verify(sequence, tree)),
         )
 
+    seen = tuple(range(min(9, drafter.depth + 1)))  # a path that one draft pass takes in
+
     def draft():
-        sequence.pending, sequence.unseen = 5, tuple(range(9))
+        sequence.pending, sequence.unseen = 5, seen
         return drafter.propose(sequence, 31)
 
     draft()
     row("draft", newest(drafter.graphs), draft)
-    for name, path in (("commit", tuple(range(9))), ("commit, moved", (0, 2, 4, 6, 8, 10, 12, 14, 15))):
+    moved = (*range(0, 2 * len(seen) - 2, 2), 2 * len(seen) - 3)
+    for name, path in (("commit", seen), ("commit, moved", moved)):
         passes.commit(sequence, path)
 
         def commit(path=path):
@@ -195,7 +200,8 @@ def whole_loop(
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("-m", "--model", required=True)
-    p.add_argument("-md", "--model-draft", required=True)
+    p.add_argument("-md", "--model-draft", help="by default the target's prediction head")
+    p.add_argument("--draft-max", type=int, default=3, help="tokens that a prediction head looks ahead")
     p.add_argument("--context", type=int, default=2048)
     p.add_argument("-c", "--ctx-size", type=int, help="by default the context and some room, at least 8192")
     p.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
@@ -215,8 +221,9 @@ def main() -> None:
     a = p.parse_args()
     config = EngineConfig(
         Path(a.model),
-        Path(a.model_draft),
-        spec=DRAFTS,
+        None if a.model_draft is None else Path(a.model_draft),
+        spec=("mtp",) if a.model_draft is None else FILES,
+        draft_max=a.draft_max,
         n_ctx=a.ctx_size or max(a.context + 2048, 8192),
         budget=max(max(a.widths) - 1, *a.budgets),
         n_threads=a.threads,
@@ -233,7 +240,9 @@ def main() -> None:
             device=device.description,
             gpu=gpu_facts(),
             model=Path(a.model).name,
-            draft=Path(a.model_draft).name,
+            draft=f"prediction head, {engine.drafter.depth} deep"
+            if a.model_draft is None
+            else Path(a.model_draft).name,
             context=a.context,
             fa_window=a.fa_window,
             kv_cache=str(engine.passes.state.kv.type),
