@@ -49,7 +49,8 @@ class EngineConfig:
     spec: names of the sources that may draft, of SOURCES (None: all that there are). suffix: text that stood before in the
         sequence or in earlier outputs, which takes no model; the others are kinds of draft models.
     mode, budget: how to draft, and the number of tree nodes without the root.
-    candidates: best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`).
+    candidates: best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`; of
+        DFlash2 as many as it was trained to choose from).
     chain_seed: put the most likely chain into the tree first.
     type_k, type_v: types of the K/V caches' keys and values; auto: f16 on a GPU, f32 on the CPU, where attention over f16 takes
         twice as long. Quantised ones are rotated (see `state/rotation.py`).
@@ -141,6 +142,11 @@ class EngineConfig:
             and not self.reproducible
             and (self.mode != "plain" or self.draft is not None)
         )
+
+    @property
+    def draft_cache_types(self) -> dict[str, CacheType]:
+        """The types that the draft's caches were asked to have, by field."""
+        return {"draft_type_k": self.draft_type_k, "draft_type_v": self.draft_type_v}
 
     @property
     def names_copies(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from dflash_ggml.bench.costs import costs_report
 from dflash_ggml.bench.sections import plain
 from dflash_ggml.decode.costs import Costs, Point
+from reference import toys
 
 POINTS = [
     *(Point("plain", 1, context, ms) for context, ms in ((64, 10.0), (4000, 20.0))),
@@ -112,3 +113,16 @@ def test_a_target_alone(calibrate: Any, toy_pair: tuple[Path, Path], tmp_path: P
     alone.symlink_to(toy_pair[0])
     done = calibrate("-m", str(alone))
     assert done.code == 2 and "name one with -md or -hfd" in done.err and not (tmp_path / "costs").exists()
+
+
+def test_it_follows_spec(calibrate: Any, tmp_path: Path) -> None:
+    """A head that --spec leaves out is nothing to measure for; copies that it names are, without a draft's passes."""
+    target, _ = toys.write_pair(tmp_path, 3, nextn=True)
+    refused = calibrate("-m", str(target), "-c", "256", "--spec", "dflash")
+    assert refused.code == 2 and "leave --spec away" in refused.err and not (tmp_path / "costs").exists()
+    for spec, passes in (("mtp", {"plain", "verify", "draft"}), ("suffix", {"plain", "verify"})):
+        out = tmp_path / f"{spec}.json"
+        done = calibrate("-m", str(target), "-c", "256", "--budget", "3", "--spec", spec, "--json", str(out))
+        (section,) = json.loads(out.read_text())["suites"].values()
+        assert done.code == 0
+        assert {row["pass"] for row in section["rows"]} & {"plain", "verify", "draft"} == passes

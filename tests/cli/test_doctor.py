@@ -19,6 +19,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.break_even import BreakEven
 from dflash_ggml.state.memory import HOST_MARGIN, MARGIN, MIB, KeptExperts, MemoryPlan
 from reference import tiny_models as tiny
+from reference import toys
 from reference.fake_engine import FakeEngine
 
 CPU = SeenDevice("CPU", "some CPU", False, 0)
@@ -349,6 +350,45 @@ def test_a_draft_that_was_fetched_unasked_and_is_no_use(
     told = [check for check in of(found, "draft") if check["verdict"] == "note"]
     assert code == 0 and len(told) == 1 and draft.name in told[0]["text"] and "plain" in told[0]["text"]
     assert of(found, "memory") and of(found, "decoding")
+
+
+@pytest.mark.parametrize(
+    ("spec", "named", "verdict", "words"),
+    [
+        ("none", False, "note", "no draft model, decoding is plain: --spec none"),
+        ("suffix", False, "note", "no draft model, copied text alone drafts: --spec suffix"),
+        ("mtp", False, "ok", "prediction head of the target: 3 tokens ahead"),
+        ("dflash", True, "ok", "draft.gguf, dflash: 7 tokens ahead"),
+        ("dflash,mtp", True, "ok", "draft.gguf, dflash+mtp: 7 tokens ahead"),
+        ("dflash,suffix", False, "note", "no draft model, copied text alone drafts: no draft beside"),
+        ("dspark", True, "bad", "is a dflash draft, which it leaves out"),
+    ],
+)
+def test_it_follows_spec(
+    doctor: Doctor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    named: bool,
+    verdict: str,
+    words: str,
+) -> None:
+    """What is told of the draft, and planned for it, is what will be loaded."""
+    needs_binding()
+    monkeypatch.setattr("dflash_ggml.cli.doctor.examine_decoding", lambda config: ())
+    target, draft = toys.write_pair(tmp_path, 3, nextn=True)
+    code, found = doctor("-m", str(target), "--spec", spec, *(["-md", str(draft)] if named else []))
+    (told,) = of(found, "draft")
+    assert told["verdict"] == verdict and words in told["text"] and code == (verdict == "bad")
+    for memory in of(found, "memory"):
+        assert ("draft weights" in memory["parts"]) == (verdict == "ok")
+
+
+def test_types_for_the_caches_of_no_draft(doctor: Doctor) -> None:
+    needs_binding()
+    code, found = doctor("--mode", "plain", "-ctkd", "q8_0")
+    told = [check["text"] for check in of(found, "draft")]
+    assert code == 0 and told[0] == "draft_type_k: q8_0: it is for a draft's caches, and there is no draft"
 
 
 def test_a_draft_as_target_and_a_target_as_draft(

@@ -14,6 +14,7 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama.options import LlamaOptions
+from reference import toys
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,14 @@ def test_the_draft_gives_so_many_and_the_text_stays(toy_pair: tuple[Path, Path])
             rows = engine.drafter.propose(engine.sequence, budget)
             assert rows.ids.shape == (engine.drafter.depth, n)  # type: ignore[attr-defined]
     assert len(texts) == 1
+
+
+def test_a_selector_gives_as_many_as_it_was_trained_for_unless_named(tmp_path: Path) -> None:
+    pair = toys.write_pair(tmp_path, 7, draft="dflash2")
+    for asked, n in ((None, 6), (3, 3), (9, 9)):
+        config = EngineConfig(*pair, n_ctx=256, n_threads=1, candidates=asked, calibrate="never")
+        with Engine.load(config) as engine:
+            engine.prefill([3, 1, 4, 1, 5])
+            engine.sequence.pending = 9
+            rows = engine.drafter.propose(engine.sequence, 31)  # type: ignore[union-attr]
+            assert rows.ids.shape == (engine.drafter.depth, n)  # type: ignore[attr-defined, union-attr]

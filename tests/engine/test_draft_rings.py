@@ -10,7 +10,6 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralSource
-from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import context
@@ -152,10 +151,12 @@ def test_two_drafts_have_a_ring_each(pair, ringed, monkeypatch):
     ringed.prefill(IDS[:1100])
     (expected, *_), n = ringed.snapshot().rings, len(ringed.drafter.rings)
 
-    def twice(*args):
-        return SeveralSource([registry.open_draft(*args), registry.open_draft(*args)])
+    open_draft = registry.open_draft
 
-    monkeypatch.setattr(loading, "open_draft", twice)
+    def twice(*args):
+        return SeveralSource([open_draft(*args), open_draft(*args)])
+
+    monkeypatch.setattr(registry, "open_draft", twice)
     with load(pair) as engine:
         engine.prefill(IDS[:1100])
         rings = engine.snapshot().rings

@@ -11,8 +11,8 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import expand, spine
+from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.mtp.drafter import MtpDrafter
-from dflash_ggml.engine import loading
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError, DeviceError
 from reference import toys
@@ -152,7 +152,7 @@ def test_a_head_that_does_not_fit_stops_nothing(
     def fail(*args, **options):
         raise DeviceError("no room for it")
 
-    monkeypatch.setattr(loading, "open_own", fail)
+    monkeypatch.setattr(registry, "open_own", fail)
     with Engine.load(config(target)) as engine:
         assert not engine.has_draft and "decoding without a draft model: no room for it" in caplog.text
     with pytest.raises(Exception, match="mode tree needs a draft, .*no room for it"):

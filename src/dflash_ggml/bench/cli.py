@@ -315,9 +315,10 @@ def run(args: argparse.Namespace) -> int:
 
 def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) -> int:
     """Measure what passes cost, keep it and print it; returns the exit code."""
-    if config.draft is None and not draft_beside(config.model).own:
+    has_head = config.wants("mtp") and config.draft is None and bool(draft_beside(config.model).own)
+    if config.draft is None and not has_head and not config.names_copies:
         raise ConfigError(
-            "calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd"
+            "calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd, and leave --spec away"
         )
     meter = Meter(sys.stderr)
     config = replace(config, calibrate="always", reproducible=False)

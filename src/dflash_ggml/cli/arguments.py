@@ -191,7 +191,8 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         "--candidates",
         type=int,
         metavar="K",
-        help="tokens per drafted position that the tree may branch over (default 8, for a budget above 15: 16)",
+        help="tokens per drafted position that the tree may branch over (default 8, for a budget above 15: 16; of DFlash2 as its "
+        "file says)",
     )
     decode.add_argument(
         "--chain-seed", action="store_true", help="put the most likely chain into the tree first"

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import EngineConfig
+from ..config import FILES, EngineConfig
 from ..decode.break_even import break_even
 from ..decode.sampling_params import SamplingParams
-from ..errors import DflashError
+from ..errors import ConfigError, DflashError
 from .arguments import Parser, add_model_options, engine_config
 from .checks import (
     Check,
@@ -99,8 +99,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
 
 def examine_files(config: EngineConfig) -> Iterator[Check]:
     """Both files, whether they belong together, and the memory that they will take."""
-    from ..drafts.beside import draft_beside
-    from ..drafts.registry import open_draft, open_own
+    from ..drafts.registry import open_chosen, open_draft
     from ..engine.loading import read_tokenizer
     from ..files.gguf import GGUFFile
     from ..models.registry import read_target
@@ -121,28 +120,22 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
     except _BROKEN as error:
         target = None
         yield failed("target", error, advice)
-    if config.draft is None:
-        why, how = f"none beside {config.model}", "name one with -md or -hfd"
-        if config.mode == "plain":
-            why = "mode plain"
-        elif target is not None:
-            beside = draft_beside(config.model)
-            why, how = beside.why, beside.advice
-            draft = open_own(file, target, config.draft_max) if beside.own and file is not None else None
-        if draft is not None:
-            yield Check("draft", "ok", f"{draft.title} of the target: {count(draft.depth, 'token')} ahead")
+    is_own = config.draft is None  # of the target's own file, if it has one
+    try:
+        if file is not None and target is not None:
+            draft, notes = open_chosen(config, file, target)
+            yield from (Check("draft", "note", note, "leave the option away") for note in notes)
+        elif config.draft is not None:
+            draft = open_draft(config.draft, config.draft_window, config.draft_type, config.candidates)
+        if draft is None:
+            yield no_draft(config, target is not None)
         else:
-            yield Check("draft", "note", f"no draft, decoding is plain: {why}", how)
-    else:
-        try:
-            draft = open_draft(config.draft, config.draft_window, config.draft_type)
-            yield Check(
-                "draft",
-                "ok",
-                f"{config.draft}: {count(draft.depth, 'token')} ahead, taps {len(draft.taps)} layers",
-            )
-        except _BROKEN as error:
-            yield left_out(error) if is_found else failed("draft", error, advice)
+            what = f"{draft.title} of the target" if is_own else f"{config.draft}, {draft.name}"
+            taps = "" if is_own else f", taps {count(len(draft.taps), 'layer')}"
+            yield Check("draft", "ok", f"{what}: {count(draft.depth, 'token')} ahead{taps}")
+    except _BROKEN as error:
+        is_spare = is_found or (is_own and not isinstance(error, ConfigError) and config.mode == "auto")
+        yield left_out(error) if is_spare else failed("draft", error, advice)
     if target is not None and draft is not None and config.draft is not None:
         try:
             warnings = draft.check(target, str(config.model))
@@ -157,6 +150,22 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
     is_whole = draft is not None or config.draft is None or is_found
     if file is not None and target is not None and is_whole:
         yield from examine_memory(config if draft else replace(config, draft=None), file, target, draft)
+
+
+def no_draft(config: EngineConfig, has_target: bool) -> Check:
+    """No draft model drafts; has_target: the target can be read."""
+    from ..drafts.beside import NAME_ONE, draft_beside
+
+    why, how = f"none beside {config.model}", NAME_ONE
+    if config.mode == "plain":
+        why = "mode plain"
+    elif config.spec is not None and not any(config.wants(name) for name in FILES):
+        why, how = f"--spec {','.join(config.spec) or 'none'}", "leave --spec away"
+    elif has_target:
+        beside = draft_beside(config.model)
+        why, how = beside.why, beside.advice
+    what = "copied text alone drafts" if config.copies else "decoding is plain"
+    return Check("draft", "note", f"no draft model, {what}: {why}", how)
 
 
 def left_out(error: BaseException) -> Check:

@@ -11,10 +11,9 @@ from typing import Any
 from ..config import EngineConfig
 from ..decode.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
-from ..drafts.registry import open_draft, open_own
-from ..drafts.several import SeveralSource
+from ..drafts.registry import open_chosen
 from ..drafts.suffix import Copies
-from ..errors import ConfigError, DeviceError, DflashError
+from ..errors import ConfigError, DeviceError, DflashError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..ggml.device import Device
 from ..models.experts import LENT
@@ -91,31 +90,14 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     file = GGUFFile(config.model)
     target = read_target(file)
     tokenizer = read_tokenizer(file, target)
-    draft: DraftSource | None = None
-    if config.draft is not None:
-        draft = open_draft(config.draft, config.draft_window, config.draft_type)
-        if not config.wants(draft.name):
-            raise ConfigError(
-                f"spec: {config.draft} is a {draft.name} draft, which it leaves out; name it there"
-            )
-        for warning in draft.check(target, str(config.model)):
-            log.warning("%s", warning)
-        if config.names("mtp") and (head := open_own(file, target, config.draft_max)):
-            draft = SeveralSource([draft, head])
-    elif config.own_draft and config.mode != "plain" and config.wants("mtp"):
-        try:
-            draft = open_own(file, target, config.draft_max)
-        except DflashError as error:
+    try:
+        draft, notes = open_chosen(config, file, target)
+    except (ModelFileError, DeviceError) as error:
+        if config.draft is None:
             raise _OwnDraftError(str(error)) from error
-    if config.names("mtp") and target.prediction_head(file) is None:
-        missing = f"spec: {config.model} has no prediction head (mtp) to draft with"
-        if draft is None and not config.names_copies:
-            raise ConfigError(missing)
-        log.warning("%s; what else is named drafts", missing)
-    if draft is None and config.mode in ("chain", "tree") and not config.names_copies:
-        raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
-    if config.draft_type is not None and config.draft is None:
-        log.warning("draft_type: %s is for a draft file, and there is none", config.draft_type)
+        raise
+    for note in [*(draft.check(target, str(config.model)) if draft else ()), *notes]:
+        log.warning("%s", note)
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
         passes, drafter, memory, batches, over = _on_device(device, config, file, target, draft, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,9 +47,18 @@ GATHERED = (EMBEDDING, MASK, SELECTOR_BEFORE, SELECTOR_AFTER, BEFORE, AFTER, TO_
 class DFlashSource(DraftSource):
     """An open DFlash file, in any dialect."""
 
-    def __init__(self, file: DraftFile, window: int | None = None, type_: DraftType | None = None) -> None:
-        """`window`: the one that was asked for, see `DraftFile.open`. type_: what matrices of floats become (None: they stay)."""
+    def __init__(
+        self,
+        file: DraftFile,
+        window: int | None = None,
+        type_: DraftType | None = None,
+        candidates: int | None = None,
+    ) -> None:
+        """`window`: the one that was asked for, see `DraftFile.open`. type_: what matrices of floats become (None: they stay).
+        candidates: per depth, of a selector in place of the number that it was trained for."""
         self.file, self.params, self.title = file, file.params, file.title
+        if self.params.selector is not None and candidates is not None:
+            self.params = replace(self.params, selector=replace(self.params.selector, candidates=candidates))
         self._window, self._type = window, type_
         self.head_dims = (file.params.head_dim,)
         self.name, self.depth, self.taps = kind_of(file.params), file.params.depth, file.params.taps
