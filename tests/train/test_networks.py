@@ -25,6 +25,7 @@ from reference.numpy_draft import BlockDraft, PredictionHead  # noqa: E402
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
     "windows": {"window": 6, "full_layers": 1, "causal": False},
+    "windows of which nothing is said": {"window": 6, "full_layers": 1},
     "dflash2": {"draft": "dflash2", "causal": False},
     "dspark": {"draft": "dspark", "confidence": True},
     "gated, from the masks": {"draft": "dspark", "gated": True, "from_anchor": False, "confidence": True},

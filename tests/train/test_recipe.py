@@ -32,6 +32,7 @@ SHAPE = Shape("dflash", 3, 512, 4, 2, 64, 16, (1, 4, 7), 8189)
 KINDS = {
     "dflash": SHAPE,
     "windows": dataclasses.replace(SHAPE, window=128),
+    "causal windows": dataclasses.replace(SHAPE, window=128, causal_windows=True),
     "dflash2": dataclasses.replace(SHAPE, kind="dflash2", rank=32, candidates=12),
     "dspark": dataclasses.replace(SHAPE, kind="dspark", rank=32, block_size=15),
     "gated": dataclasses.replace(SHAPE, kind="dspark", rank=32, gated=True, from_anchor=False),
@@ -54,9 +55,8 @@ def test_the_published_config_says_what_was_trained(tmp_path: Path, kind: str) -
     fields = read_checkpoint(SafetensorsFile(tmp_path)).fields
     for name in ("n_layers", "n_ff", "n_heads", "n_kv_heads", "head_dim", "block_size", "taps", "mask_id"):
         assert fields[name] == getattr(shape, name), name
-    assert (
-        fields["rope_theta"] == 1e7 and fields["declared_causal"] is False and fields["n_draft_vocab"] is None
-    )
+    assert fields["rope_theta"] == 1e7 and fields["n_draft_vocab"] is None
+    assert fields["declared_causal"] is (None if shape.causal_windows else False)
     windowed = (True, True, False) if shape.window else (False,) * 3
     assert fields["window_layers"] == windowed and fields["sliding_window"] == (shape.window or None)
     selector, markov = fields["selector"], fields["markov"]
@@ -146,14 +146,15 @@ def test_columns_see_their_context_and_their_block() -> None:
     anchors = blocks.draw_anchors(rng, np.array([8, 30]), np.array([50, 32]), 5)
     assert (anchors[0] >= 8).all() and (anchors[0] <= 48).all() and (anchors[1] == 30).all()
     assert (np.diff(anchors) >= 0).all()
-    for window in (0, 7):
-        context, own = blocks.visible(anchors, np.arange(20), np.arange(50), 4, window)
+    for window, causal in ((0, False), (7, False), (7, True), (3, False)):
+        context, own = blocks.visible(anchors, np.arange(20), np.arange(50), 4, window, causal)
         for row, column, key in np.ndindex(2, 20, 50):
             position = anchors[row, column // 4] + column % 4
             wanted = key < anchors[row, column // 4] and (not window or key > position - window)
             assert context[row, column, key] == wanted
         for a, b in np.ndindex(20, 20):
-            assert own[a, b] == (a // 4 == b // 4 and (not window or a - b < window))
+            seen = (not window or a - b < window) and (not causal or b <= a)
+            assert own[a, b] == (a // 4 == b // 4 and seen)
 
 
 def test_labels_end_with_the_row() -> None:
@@ -261,7 +262,7 @@ def test_shapes_of_other_drafts_are_refused(tmp_path: Path) -> None:
         ("dflash", {"draft_vocab_size": 512}, "draft_vocab_size is 512"),
         ("dflash", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05"),
         ("windows", {"layer_types": ["sliding_attention"] * 3}, "layer_types is"),
-        ("windows", {"is_causal": None}, "is_causal is None"),
+        ("windows", {"is_causal": True}, "is_causal is True"),
         ("windows", {"dflash_config": {"swa_window_size": 64}}, "swa_window_size is 64"),
         ("dflash2", {"dflash_config": {"conv_kernel_size": 4}}, "conv_kernel_size is 4"),
     ],

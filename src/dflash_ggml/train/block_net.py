@@ -98,7 +98,10 @@ class BlockNet(nn.Module):
         for i, layer in enumerate(self.layers):
             window = s.window if i < s.n_layers - 1 else 0
             if window not in masks:
-                masks[window] = _added(*visible(anchors, columns, keys, s.block_size, window), x.dtype)
+                causal = s.causal_windows and window > 0
+                masks[window] = _added(
+                    *visible(anchors, columns, keys, s.block_size, window, causal), x.dtype
+                )
             x = layer(x, context, at, before, masks[window])
         return self.norm(x).unflatten(1, (-1, s.block_size))[:, :, s.first_row :]
 

@@ -30,11 +30,13 @@ def labels_at(anchors: Any, stop: Any, depth: int, n_tokens: int, where: Any) ->
     return positions.clip(0, n_tokens - 1), positions < stop[:, None, None]
 
 
-def visible(anchors: Any, columns: Any, keys: Any, block: int, window: int = 0) -> tuple[Any, Any]:
+def visible(
+    anchors: Any, columns: Any, keys: Any, block: int, window: int = 0, causal: bool = False
+) -> tuple[Any, Any]:
     """What columns of blocks see: of the context [rows, n * B, T], and of each other [n * B, n * B].
 
     anchors [rows, n]; columns = 0 .. n * B - 1, keys = 0 .. T - 1 as arrays of the same library. With a window a column at
-    position p sees positions above p - window.
+    position p sees positions above p - window. causal: no column sees later ones.
     """
     mine = anchors[:, columns // block][..., None]
     context = keys < mine
@@ -43,6 +45,8 @@ def visible(anchors: Any, columns: Any, keys: Any, block: int, window: int = 0) 
         inside = columns % block
         context = context & (keys > mine + inside[:, None] - window)
         own = own & (columns[:, None] - columns[None] < window)
+    if causal:
+        own = own & (columns[None] <= columns[:, None])
     return context, own
 
 

@@ -67,6 +67,7 @@ class Shape:
     taps: tuple[int, ...]
     mask_id: int
     window: int = 0  # tokens that all layers but the last see, 0: everything
+    causal_windows: bool = False  # in those layers a column of a block sees only earlier ones
     rank: int = 256
     candidates: int = 16
     group: int = 16
@@ -225,6 +226,8 @@ def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
+    if shape.causal_windows:  # how layers with a window run where nothing is said
+        del config["is_causal"]
     if shape.kind == "dspark":
         config |= drafting | {"markov_rank": shape.rank, "sample_from_anchor": shape.from_anchor}
         return config | {"markov_head_type": "gated" if shape.gated else "vanilla"}
@@ -245,6 +248,8 @@ def shape_of(config: Mapping[str, Any], path: Path, target: TargetSizes | None =
     if arch not in kinds:
         raise ModelFileError(f"{path}: {arch or 'no architecture'} is no draft to start from")
     kind, drafting = kinds[arch], config.get("dflash_config") or config
+    window = (config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
+    is_declared = config.get("is_causal") is not None or drafting.get("causal") is not None
     try:
         shape = Shape(
             kind,  # type: ignore[arg-type]
@@ -256,7 +261,8 @@ def shape_of(config: Mapping[str, Any], path: Path, target: TargetSizes | None =
             block_size=drafting.get("block_size", config.get("block_size", 16)),
             taps=tuple(drafting["target_layer_ids"]),
             mask_id=drafting["mask_token_id"],
-            window=(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0,
+            window=window,
+            causal_windows=bool(window) and not is_declared,
         )
         if kind == "dflash2":
             rank, candidates = drafting["selector_rank"], drafting["selector_top_k"]
@@ -306,8 +312,6 @@ def _refuse_others(
         kinds, wanted = config.get("layer_types"), _layer_types(shape)
         if kinds is not None and list(kinds) != wanted:
             refuse("layer_types", kinds, str(wanted))
-        if config.get("is_causal") is None and drafting.get("causal") is None:
-            refuse("is_causal", None, "False, where layers with a window are causal unless it says so")
     if target is None:
         return
     for field, found, own in (
