@@ -22,13 +22,21 @@ from dflash_ggml.decode.together import PLAIN, Together, blocks
 from dflash_ggml.decode.tree import Tree
 
 sys.path.insert(0, str(ROOT / "tests"))
-from reference.virtual_clock import JOINT_CPU, JOINT_H100, JointMachine, JointRun, Placed, decode_together
+from reference.virtual_clock import (
+    JOINT_CPU,
+    JOINT_H100,
+    SEVERAL_H100,
+    JointMachine,
+    JointRun,
+    Placed,
+    decode_together,
+)
 
 # best candidate's hit rate, how much places differ, the share of the second: acceptance lengths at 16, 8, 4 and 2 columns are
 # 8.4 / 5.7 / 3.4 / 1.9 and 3.5 / 2.8 / 2.2 / 1.6
 EASY, HARD = (0.92, 0.8, 0.4), (0.47, 1.5, 0.6)
 DEPTH, BUDGET = 15, 31
-MACHINES = {"h100": JOINT_H100, "cpu": JOINT_CPU}
+MACHINES = {"h100": SEVERAL_H100, "h100-derived": JOINT_H100, "cpu": JOINT_CPU}
 SEEDS = 3
 
 

@@ -171,10 +171,11 @@ def equal_shares(engine: Engine, columns: int) -> Iterator[None]:
         together.next = lambda members, costs: [plan] * len(members)
         together.share = lambda trees: [tree.first(columns - 1) for tree in trees]
         together.observe = lambda trees, accepted, ms: None
+        together.meanwhile = lambda: None
     try:
         yield
     finally:
-        for name in ("next", "share", "observe") if columns else ():
+        for name in ("next", "share", "observe", "meanwhile") if columns else ():
             delattr(together, name)
 
 

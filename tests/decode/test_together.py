@@ -15,7 +15,8 @@ from dflash_ggml.decode.costs import Costs, Point
 from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence
-from dflash_ggml.decode.together import PLAIN, Member, Together, best_first, blocks
+from dflash_ggml.decode.shared_heap import best_first
+from dflash_ggml.decode.together import PLAIN, Member, Together, blocks
 from dflash_ggml.decode.tree import Tree
 from reference.virtual_clock import JOINT_CPU, JOINT_H100, JointMachine, Placed, decode_together
 

@@ -203,16 +203,22 @@ def _walk(tree: Tree, truth: np.ndarray) -> Accepted:
 @dataclass(frozen=True)
 class JointMachine:
     """Milliseconds of passes over several sequences. verify: by columns of all; draft: by columns of all that draft; each: what
-    every sequence beyond the first adds to a pass of the target; host: of a drafted step, and of each of its sequences."""
+    every sequence beyond the first adds to a pass of the target; host: of a drafted step, and of each of its sequences; commit:
+    of each path, which the next draft waits for; plain: by sequences, a step of one column each (empty: a pass of as many)."""
 
     verify: Mapping[int, float]
     draft: Mapping[int, float]
     each: float = 0.1
     host: tuple[float, float] = (0.2, 0.08)
     noise: float = 0.02
+    commit: float = 0.0
+    plain: Mapping[int, float] = field(default_factory=dict)
 
     def verify_ms(self, columns: int, sequences: int) -> float:
         return _between(self.verify, columns) + self.each * (sequences - 1)
+
+    def plain_ms(self, sequences: int) -> float:
+        return _between(self.plain, sequences) if self.plain else self.verify_ms(sequences, sequences)
 
     def draft_ms(self, columns: int) -> float:
         return _between(self.draft, columns)
@@ -239,6 +245,15 @@ def _between(table: Mapping[int, float], at: int) -> float:
 JOINT_H100 = JointMachine(
     {1: 8.1, 2: 8.34, 4: 8.39, 8: 8.54, 16: 9.4, 24: 10.6, 32: 11.84, 48: 14.97, 64: 18.63, 128: 61.5},
     {4: 1.3, 8: 1.37, 16: 1.46, 32: 1.75, 64: 2.6, 128: 5.5, 256: 11.0},
+)
+# the same, measured with several texts as well: where each has one column, the pass writes its state
+SEVERAL_H100 = JointMachine(
+    {1: 8.1, 2: 8.28, 4: 8.35, 8: 8.52, 16: 9.41, 24: 10.6, 32: 11.7, 48: 15.2, 64: 18.9, 128: 37.5},
+    {4: 1.2, 8: 1.3, 16: 1.4, 32: 1.7, 64: 2.8, 128: 5.5, 256: 11.0},
+    0.1,
+    (0.3, 0.04),
+    commit=0.12,
+    plain={1: 8.1, 4: 9.9, 8: 10.8, 16: 13.4},
 )
 # the demo pair on two cores with AVX-512: products over many columns are bound by sums, not by reads
 JOINT_CPU = JointMachine(
@@ -283,6 +298,7 @@ def decode_together(
     together, known = together or Together(depth), Experience()
     run.tokens = [0] * len(texts)
     members = [_member(budget, depth, known) for _ in texts]
+    committed = 0  # paths that the next draft waits for
 
     def took(ms: float) -> float:
         return ms * float(np.exp(machine.noise * rng.standard_normal()))
@@ -300,17 +316,20 @@ def decode_together(
             trees.append(_ROOT if rows is None else plans[i].build(0, rows))
             truths.append(truth)
         trees = (share or _shared)(together, trees, plans)
+        together.meanwhile()
         accepted = [_walk(tree, truth) for tree, truth in zip(trees, truths)]
         total = sum(tree.width for tree in trees)
         width = verify_width(total - 1)
         if drafting:
+            draft = machine.draft_ms(columns * len(drafting)) + machine.commit * committed
+            committed = sum([tree.width > 1 for tree in trees])
             parts = {
-                ("draft", columns * len(drafting), len(drafting)): machine.draft_ms(columns * len(drafting)),
+                ("draft", columns * len(drafting), len(drafting)): draft,
                 ("verify", width, n): machine.verify_ms(width, n),
                 ("host", width, n): machine.host_ms(n),
             }
         else:
-            parts = {("plain", n, n): machine.verify_ms(n, n)}
+            parts, committed = {("plain", n, n): machine.plain_ms(n)}, 0
         parts = {key: took(ms) for key, ms in parts.items()}
         for (kind, at, sequences), ms in parts.items():
             costs.measured(kind, ms, at, sequences, members[0].sequence.n_tokens)

@@ -24,6 +24,7 @@ TREND_RATE = 0.2  # logits per unit of surprise
 TREND_MOST = 5.0
 _SURE = 1 - 1e-6
 _HALVINGS = 1 / math.log(2)
+_HALF, _QUARTERS = -math.log(2), -4 * _HALVINGS
 
 
 class Calibration:
@@ -46,22 +47,26 @@ class Calibration:
         if tree.evidence is not None:
             return self._merged_probabilities(tree, tree.evidence)
         parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
-        base, slope, exp = self._base, self._slope, math.exp
-        edges, factors = [1.0] * len(parents), [0.0] * len(parents)
+        base, slope, exp, last = self._base, self._slope, math.exp, N_BUCKETS - 1
+        edges, sums = [1.0] * len(parents), [0.0] * len(parents)
         for node in range(1, len(parents)):
-            parent = parents[node]
+            parent, depth = parents[node], depths[node]
             log_prob = log_probs[node] - log_probs[parent]
-            cell = _cell(depths[node], log_prob)
+            # `_cell`, written out: this runs for every node of every text, while a device waits
+            bucket = int(_QUARTERS * log_prob) if log_prob > _HALF else int(3 - _HALVINGS * log_prob)
+            if bucket > last:
+                bucket = last
+            cell = (depth - 1 if depth < N_DEPTHS else N_DEPTHS - 1) * N_BUCKETS + bucket
             edges[node] = edge = base[cell] + slope[cell] * exp(log_prob)
-            factors[parent] += edge
-        if self.trend:  # the children of a node share it: one of them is right, or none
-            lift = exp(self.trend)
-            factors = [_moved(p, lift) for p in factors]
-        else:
-            factors = [1.0] * len(parents)
+            sums[parent] += edge
+        lift = exp(self.trend)  # the children of a node share it: one of them is right, or none
         for node in range(1, len(parents)):
             parent = parents[node]
-            edges[node] *= factors[parent] * edges[parent]
+            total = sums[parent]
+            if total < _SURE:
+                edges[node] *= edges[parent] * lift / (1 - total + total * lift)
+            else:
+                edges[node] *= edges[parent]
         return edges
 
     def _merged_probabilities(self, tree: Tree, evidence: Evidence) -> list[float]:

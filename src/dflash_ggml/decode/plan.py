@@ -15,7 +15,8 @@ from .tree import Tree, expand, spine
 class Plan:
     """`budget` counts drafted nodes: 0 for plain, for a chain at most the draft's depth where only that drafts.
 
-    depth: how far the draft need look; None: as far as it can. choose: makes the grown tree smaller, once its candidates are
+    depth: how far the draft need look; None: as far as it can. least: log-probability of paths that are not worth growing; a
+    merged tree is not cut there. choose: makes the grown tree smaller, once its candidates are
     known; None keeps all of it. drafts: whether the model draft is run; where not, copies alone are verified, and `tree` is
     what was grown of them to decide that.
     """
@@ -27,6 +28,7 @@ class Plan:
     choose: Callable[[Tree], Tree] | None = None
     drafts: bool = True
     tree: Tree | None = None
+    least: float = float("-inf")
 
     def build(self, root: int, candidates: Candidates | Merged) -> Tree:
         """The tree to verify."""
@@ -39,5 +41,5 @@ class Plan:
         elif self.kind == "chain":
             return spine(root, candidates, self.budget)
         else:
-            tree = expand(root, candidates, self.budget, self.chain_seed)
+            tree = expand(root, candidates, self.budget, self.chain_seed, self.least)
         return tree if self.choose is None else self.choose(tree)

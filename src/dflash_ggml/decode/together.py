@@ -16,26 +16,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
+from math import inf, log
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .accept import Accepted
 from .adaptive import FLAT, PROBE_COST, Adaptive
 from .joint_costs import JointCosts, JointPass
 from .plan import Plan
-from .prospect import Prospect
+from .prospect import Gains, Prospect
 from .sequence import Sequence
+from .shared_heap import best_first
 from .tree import Tree, verify_width
 
 if TYPE_CHECKING:
     from .controller import Controller
 
 MOST_COLUMNS = 64  # of a pass: products over more are no longer read-bound on any device that was measured
-REFRESH = 8  # steps between looks at who drafts
+REFRESH = 8  # steps between looks at who drafts, and at what passes cost
+YOUNG, SOON = 64, 4  # steps in which it is looked at who drafts of new company more often, and how often
 FIRST = 2  # texts that are drafted where nothing is known of any
 FAIR = 0.04  # of the rate of all that is given up so that the slowest text is faster
 STARVED = 0.5  # of its speed in plain batching: less is expected of no text because others are drafted
@@ -44,11 +45,10 @@ MARGIN = 0.03  # by which another set of drafting sequences must be ahead to be 
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what a part of it misses
 SHORTEST = 4  # columns of a draft
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
-LOOK_AT_MOST, LOOK_EVERY = (
-    6,
-    3,
-)  # trees of a text that a prospect is learned from one by one, and steps between later ones
+# trees of a text that a prospect is learned from one by one, and steps between later ones
+LOOK_AT_MOST, LOOK_EVERY = 6, 3
 LEAST_GROWN = 3  # nodes of a tree that is grown to choose from
+LESS_LIKELY = log(4)  # than the last nodes that were kept: paths that are grown too
 PLAIN = Plan("plain", 0)
 VERIFY: tuple[JointPass, JointPass] = ("verify", "host")
 
@@ -102,8 +102,8 @@ class Together:
         self._blocks = blocks(depth) if depth else []
         self._step = 0
         self._chosen: _Choice | None = None
-        self._members: tuple[int, ...] = ()  # whom the choice is about
-        self._chosen_at = self._whole_at = 0
+        self._members: tuple[tuple[int, bool], ...] = ()  # whom the choice is about, and who of them is free
+        self._chosen_at = self._whole_at = self._met_at = 0
         self._saved = 0.0  # milliseconds that tries may take
         self._wanted = 0.0  # what the next one takes
         self._token = 0.0  # and a token in plain batching
@@ -112,10 +112,13 @@ class Together:
         self._promised: list[float] = []  # by member, the sum of its nodes' probabilities
         self._now: list[Member] = []
         self._plans: list[Plan] = []
+        self._unlearned: list[tuple[Adaptive, list[float], Tree, int]] = []
+        # what the choice rests on beside prospects: who is free, how many draft anyhow, costs and context
+        self._asked: tuple[list[int], int, JointCosts, int] | None = None
         self._ms: Callable[[int], float] = lambda nodes: 0.0  # of the step under way, by nodes of all
-        self._known: dict[
-            tuple[JointPass, int, int], tuple[int, float]
-        ] = {}  # costs, and when they were looked up
+        # costs and when they were looked up, and those that are to be looked up anew
+        self._known: dict[tuple[JointPass, int, int], tuple[int, float]] = {}
+        self._stale: dict[tuple[JointPass, int, int], tuple[JointCosts, int]] = {}
 
     def next(self, members: Items[Member], costs: JointCosts) -> list[Plan]:
         """A plan per member. Those who draft all look equally deep; the trees are to go through `share`."""
@@ -133,10 +136,11 @@ class Together:
         for i in chosen.drafting:
             adaptive = members[i].adaptive
             assert adaptive is not None
-            self._plans[i] = Plan("tree", self._grown(adaptive), depth=block - 1)
+            nodes, least = self._grown(adaptive, i, block)
+            self._plans[i] = Plan("tree", nodes, depth=block - 1, least=least)
         for i in free:
             if i not in chosen.drafting and (adaptive := members[i].adaptive) and adaptive.copies:
-                self._plans[i] = Plan("tree", self._grown(adaptive), drafts=False)
+                self._plans[i] = Plan("tree", self._grown(adaptive, i, 1)[0], drafts=False)
         n, drafting = len(members), len(fixed) + len(chosen.drafting)
         self._ms = self._costs(n, drafting, block, costs, context)
         return self._plans
@@ -158,8 +162,7 @@ class Together:
             if plan.drafts and plan.depth is not None and tree.evidence is None:
                 prospect = self.prospect(adaptive)
                 if prospect.tried < LOOK_AT_MOST or (prospect.tried + len(gains)) % LOOK_EVERY == 0:
-                    most = min(adaptive.budget, self.most)
-                    prospect.learn(probability, tree.depths.tolist(), self._blocks, plan.depth + 1, most)
+                    self._unlearned.append((adaptive, probability, tree, plan.depth + 1))
                 prospect.tried, prospect.tried_at = prospect.tried + 1, self._step
         room, promised = max(self.most - n, 0), list(gains)
         counts = [0] * n
@@ -171,16 +174,30 @@ class Together:
         for i in self._trying:  # what a try is for is to see what comes of it, whatever is expected
             counts[i] = min(LEAST_GROWN, trees[i].n_nodes, max(room, 0))
             gains[i], room = gains[i][counts[i] :], room - counts[i]
-        taken = list(best_first(gains, room))
+        taken = best_first(gains, room)
         whole = asked <= self.most - n
         nodes = self._best_end(taken, counts, promised) if whole else len(taken)
         for i, _ in taken[:nodes]:
             counts[i] += 1
         self._promised = [sum(p[:count]) for p, count in zip(promised, counts)]
-        for member, plan, count in zip(self._now, self._plans, counts):
+        for member, plan, tree, count in zip(self._now, self._plans, trees, counts):
             if (adaptive := member.adaptive) and plan.kind != "plain":
-                self.prospect(adaptive).recent.append(count)
+                prospect = self.prospect(adaptive)
+                prospect.recent.append(count)
+                if count:
+                    prospect.lasts.append(float(tree.log_probs[count]))
         return [tree.first(count) for tree, count in zip(trees, counts)]
+
+    def meanwhile(self) -> None:
+        """What can be thought about while a device is busy with the pass: what the grown trees promise, and who drafts next."""
+        for adaptive, probability, tree, block in self._unlearned:
+            self.prospect(adaptive).learn(probability, tree.depths.tolist(), self._blocks, block)
+        self._unlearned.clear()
+        for key, (costs, context) in self._stale.items():
+            self._known[key] = self._step, costs.of(*key, context)
+        self._stale.clear()
+        if self._is_due(self._step + 1):
+            self._look_again()
 
     def observe(self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float) -> None:
         """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed."""
@@ -209,27 +226,16 @@ class Together:
 
     def _choose(self, free: list[int], fixed: int, costs: JointCosts, context: int) -> _Choice:
         """The set of free members that is to draft, and the columns of each."""
-        n, members = len(self._now), tuple(id(m.controller) for m in self._now)
+        n, members = len(self._now), self._who()
         none = _Choice(frozenset(), self._blocks[0] if self._blocks else 1, 0.0)
-        self._trying = []
+        self._trying, self._asked = [], None
         if not free or n >= self.most:
             return none
-        same = members == self._members
+        self._asked = free, fixed, costs, context
+        if self._chosen is None or members != self._members or self._is_due(self._step):
+            self._look_again()
         chosen = self._chosen
-        if chosen is None or not same or self._step - self._chosen_at >= REFRESH:
-            choices = list(self._choices(free, fixed, n, costs, context))
-            plain = self._cost("plain", n, n, costs, context)
-            fair = [c for c in choices if c.slowest * plain >= STARVED] or choices
-            most = max([choice.rate for choice in fair])
-            best = max([c for c in fair if c.rate >= (1 - FAIR) * most], key=lambda c: c.slowest)
-            if chosen is not None and same and (chosen.drafting or best.drafting):
-                kept = self._rate(chosen.drafting, chosen.block, fixed, n, costs, context)
-                if best.rate < (1 + MARGIN) * kept.rate and best.slowest < (1 + MARGIN) * kept.slowest:
-                    best = kept
-            chosen, self._members, self._chosen_at = best, members, self._step
-            if not best.rate:  # nothing was known: look again as soon as something is
-                self._chosen_at -= REFRESH - 1
-        self._chosen = chosen
+        assert chosen is not None
         block = chosen.block
         if chosen.drafting and self._step - self._whole_at > OTHER_BLOCK:
             whole = self._ms_of_draft(len(chosen.drafting), self._blocks[0], costs, context)
@@ -245,6 +251,35 @@ class Together:
             self._whole_at = self._step
         return _Choice(frozenset(drafting), block, chosen.rate)
 
+    def _is_due(self, step: int) -> bool:
+        """Whether who drafts is to be looked at again at a step."""
+        return step - self._chosen_at >= (SOON if step - self._met_at < YOUNG else REFRESH)
+
+    def _who(self) -> tuple[tuple[int, bool], ...]:
+        return tuple([(id(m.controller), m.adaptive is not None) for m in self._now])
+
+    def _look_again(self) -> None:
+        """Choose anew who drafts."""
+        if self._asked is None:
+            return
+        n, members = len(self._now), self._who()
+        free, fixed, costs, context = self._asked
+        same, chosen = members == self._members, self._chosen
+        choices = list(self._choices(free, fixed, n, costs, context))
+        plain = self._cost("plain", n, n, costs, context)
+        fair = [c for c in choices if c.slowest * plain >= STARVED] or choices
+        most = max([choice.rate for choice in fair])
+        best = max([c for c in fair if c.rate >= (1 - FAIR) * most], key=lambda c: c.slowest)
+        if chosen is not None and same and (chosen.drafting or best.drafting):
+            kept = self._rate(chosen.drafting, chosen.block, fixed, n, costs, context)
+            if best.rate < (1 + MARGIN) * kept.rate and best.slowest < (1 + MARGIN) * kept.slowest:
+                best = kept
+        if not same:
+            self._met_at = self._step
+        self._chosen, self._members, self._chosen_at = best, members, self._step
+        if not best.rate:  # nothing was known: look again as soon as something is
+            self._chosen_at -= REFRESH - 1
+
     def _choices(
         self, free: list[int], fixed: int, n: int, costs: JointCosts, context: int
     ) -> Iterator[_Choice]:
@@ -256,33 +291,37 @@ class Together:
         counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
         per_text = max(self.most // n, 2)
         for block in self._blocks[:1] if fixed else self._blocks:
-            order = sorted(free, key=lambda i: -float(self._gains(i, block, per_text).sum()))
+            order = sorted(free, key=lambda i: -float(np.dot(*self._gains(i, block, per_text))))
             for count in counts:
                 yield self._rate(frozenset(order[:count]), block, fixed, n, costs, context)
 
-    def _gains(self, i: int, block: int, most: int) -> NDArray[np.float64]:
+    def _gains(self, i: int, block: int, most: int) -> Gains:
         adaptive = self._now[i].adaptive
-        return (
-            np.zeros(0) if adaptive is None else self.prospect(adaptive).of(block, min(most, adaptive.budget))
-        )
+        if adaptive is None:
+            return np.zeros(0), np.zeros(0)
+        return self.prospect(adaptive).of(block, min(most, adaptive.budget))
 
     def _rate(
         self, drafting: frozenset[int], block: int, fixed: int, n: int, costs: JointCosts, context: int
     ) -> _Choice:
         """Tokens per millisecond of the best width, if these members draft."""
         parts = [self._gains(i, block, self.most - n) for i in drafting]
-        gains = np.sort(np.concatenate(parts))[::-1] if parts else np.zeros(0)
-        sums = np.concatenate([[0.0], np.cumsum(gains)])
+        gains, often = (np.concatenate(both) for both in zip(*parts)) if parts else (np.zeros(0), np.zeros(0))
+        order = np.argsort(-gains)
+        falling, often = gains[order], often[order]
+        nodes_so_far = np.concatenate([[0.0], np.cumsum(often)])
+        sums = np.concatenate([[0.0], np.cumsum(falling * often)])
         ms = self._costs(n, fixed + len(drafting), block, costs, context)
         best = _Choice(drafting, block, 0.0)
-        for nodes in self._ends(n, len(gains)):
+        ends = self._ends(n, int(nodes_so_far[-1] + 0.5))
+        for nodes, tokens in zip(ends, np.interp(ends, nodes_so_far, sums).tolist()):
             took = ms(nodes)
-            rate = (n + float(sums[nodes])) / took if took > 0 else 0.0
+            rate = (n + tokens) / took if took > 0 else 0.0
             if rate > best.rate:
                 best = _Choice(drafting, block, rate, 1 / took, nodes)
         if best.nodes and len(drafting) == n:
-            least = gains[best.nodes - 1]
-            slowest = min([float(part[part >= least].sum()) for part in parts])
+            at = min(int(np.searchsorted(nodes_so_far[1:], best.nodes)), len(falling) - 1)
+            slowest = min([float((g * w)[g >= falling[at]].sum()) for g, w in parts])
             best = replace(best, slowest=best.slowest * (1 + slowest))
         return best
 
@@ -327,12 +366,15 @@ class Together:
         self._saved -= ms
         return True
 
-    def _grown(self, adaptive: Adaptive) -> int:
-        """Nodes of a tree to choose from: growing many to keep few costs time. Now and then all are looked at."""
-        budget, recent = min(adaptive.budget, self.most), self.prospect(adaptive).recent
-        if self._step % LOOK_AT_ALL == 0 or len(recent) < 2:
-            return budget
-        return min(max(2 * max(recent) + 1, LEAST_GROWN), budget)
+    def _grown(self, adaptive: Adaptive, i: int, block: int) -> tuple[int, float]:
+        """Nodes of a tree to choose from, and the log-probability of the least of them: growing many to keep few costs time. Now
+        and then all are looked at."""
+        prospect, budget = self.prospect(adaptive), min(adaptive.budget, self.most)
+        recent, lasts = prospect.recent, prospect.lasts
+        longer = self._chosen is not None and block > self._chosen.block
+        if longer or (self._step + i) % LOOK_AT_ALL == 0 or len(recent) < 2 or not lasts:
+            return budget, -inf
+        return min(max(2 * max(recent) + 1, LEAST_GROWN), budget), min(lasts) - LESS_LIKELY
 
     # ---- what it costs
 
@@ -356,12 +398,14 @@ class Together:
         return self._cost("draft", drafting * block, drafting, costs, context)
 
     def _cost(self, kind: JointPass, columns: int, sequences: int, costs: JointCosts, context: int) -> float:
-        """A pass's cost, looked up anew every few steps."""
-        at, ms = self._known.get((kind, columns, sequences), (-REFRESH, 0.0))
-        if self._step - at >= REFRESH:
-            ms = costs.of(kind, columns, sequences, context)
-            self._known[kind, columns, sequences] = self._step, ms
-        return ms
+        """A pass's cost, looked up anew every few steps, when there is time."""
+        key = kind, columns, sequences
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._step, costs.of(kind, columns, sequences, context)
+        elif self._step - found[0] >= REFRESH:
+            self._stale[key] = costs, context
+        return found[1]
 
     def _ends(self, n: int, most: int) -> list[int]:
         """Node counts at which a pass of n sequences is full, up to `most` and what is left of the columns; none is one."""
@@ -388,34 +432,3 @@ class Together:
                 rates.append((nodes, sums[nodes] / wider))
         enough = (1 - NARROWER) * max([rate for _, rate in rates])
         return min([nodes for nodes, rate in rates if rate >= enough])
-
-
-def best_first(gains: Items[Items[float]], most: int) -> Iterator[tuple[int, float]]:
-    """The best-first heap over several lists: (list, gain) of up to `most` entries, each list in its own order.
-
-    An entry that is worth more than one before it lifts that one: what stands together is taken by its mean, so that any number
-    of entries has as large a sum as lists that must be taken from the front allow, but for those cut within such a run.
-    """
-    all_keys = [_falling(g) for g in gains]
-    fronts = [(-keys[0], i, 0) for i, keys in enumerate(all_keys) if keys]
-    heapify(fronts)
-    while fronts and most > 0:
-        _, i, at = fronts[0]
-        yield i, gains[i][at]
-        most -= 1
-        if at + 1 < len(all_keys[i]):
-            heapreplace(fronts, (-all_keys[i][at + 1], i, at + 1))
-        else:
-            heappop(fronts)
-
-
-def _falling(gains: Items[float]) -> list[float]:
-    """The means of adjacent entries, pooled until they fall."""
-    pools: list[tuple[float, int]] = []
-    for gain in gains:
-        total, count = gain, 1
-        while pools and pools[-1][0] * count < total * pools[-1][1]:
-            before, n = pools.pop()
-            total, count = total + before, count + n
-        pools.append((total, count))
-    return [total / count for total, count in pools for _ in range(count)]

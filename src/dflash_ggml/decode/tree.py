@@ -61,15 +61,22 @@ def verify_width(nodes: int) -> int:
     return width if width <= 8 else -(-width // 8) * 8
 
 
-def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = False) -> Tree:
+def expand(
+    root: int,
+    candidates: Candidates,
+    budget: int,
+    chain_seed: bool = False,
+    least: float = -np.inf,
+) -> Tree:
     """The `budget` most probable paths that `candidates` offers, in falling order of probability.
 
     Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has fewer nodes
-    only if the candidates run out; paths of probability 0 are never added. chain_seed: see `best_first`.
-    Raises ValueError if budget < 0.
+    only if the candidates run out, or what they offer is less likely than `least`, a log-probability; paths of probability 0
+    are never added. chain_seed: see `best_first`. Raises ValueError if budget < 0.
     """
     if isinstance(candidates, Rows) and candidates.pairs is None:
-        return _expand_rows(root, candidates.ids.tolist(), candidates.log_probs.tolist(), budget, chain_seed)
+        ids, log_probs = candidates.ids.tolist(), candidates.log_probs.tolist()
+        return _expand_rows(root, ids, log_probs, budget, chain_seed, -least)
     _check_budget(budget)
     nodes = _Nodes(root)
     # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank, the parent's children).
@@ -93,6 +100,8 @@ def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = Fa
         queue(len(nodes.tokens) - 1, 0, candidates.expand(cursor))
     while heap and len(nodes.tokens) <= budget:
         cost, _, parent, rank, children = heappop(heap)
+        if cost > -least:
+            break
         node = nodes.add(children[0][rank], parent, cost)
         queue(parent, rank + 1, children)
         queue(node, 0, candidates.expand(children[2][rank]))
@@ -118,7 +127,12 @@ def best_first(
 
 
 def _expand_rows(
-    root: int, token_rows: list[list[int]], score_rows: list[list[float]], budget: int, chain_seed: bool
+    root: int,
+    token_rows: list[list[int]],
+    score_rows: list[list[float]],
+    budget: int,
+    chain_seed: bool,
+    most_cost: float = np.inf,
 ) -> Tree:
     """`expand` over plain rows, as Python lists: indexing numpy scalars one by one would dominate it."""
     _check_budget(budget)
@@ -147,7 +161,7 @@ def _expand_rows(
         if not heap:
             break
         cost, depth, parent, rank = heap[0]
-        if cost == np.inf:
+        if cost > most_cost or cost == np.inf:
             break
         tokens.append(token_rows[depth - 1][rank])
         parents.append(parent)

@@ -191,7 +191,7 @@ def declare(
 
 
 def over_all(over: int, lanes: int) -> int:
-    """Cache rows beyond the context of texts side by side, each with `over` beyond its own; ranges begin at multiples of a unit."""
+    """Cache rows beyond the context for texts side by side, each with `over` of its own; ranges begin at multiples of UNIT."""
     return over + (lanes - 1) * padded(over + UNIT - 1, UNIT)
 
 

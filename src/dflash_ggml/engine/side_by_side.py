@@ -59,6 +59,8 @@ class SideBySide(Stepper):
         watches = [self._watch(run, tree.tokens) for run, tree in zip(runs, trees)]
         clock.lap("tree")
         graph, built = self._verify(forest, watches, columns), self.passes.graphs.builds
+        if len(runs) > 1:
+            self.together.meanwhile()
         choices, reduced = self._read(runs, graph, watches)
         alone = [s for s, tree in zip(sequences, trees) if tree.width == 1]
         for sequence in alone:
