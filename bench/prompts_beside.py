@@ -1,0 +1,171 @@
+"""New prompts while others write: how soon the first token comes, and how much and how long the writers are held up.
+
+    python bench/prompts_beside.py -m TARGET [-md DRAFT] [--writers 4] [--prompts 500 8000] [--times 3] [--json FILE]
+
+A session as a server has it, without HTTP; tokens are drawn at random, nothing of a prompt is cached. Of random weights (see
+shapes.py) drafts are never right, so writers are decoded as `auto` decides then: plainly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from common import add_cache_types, add_memory_options, cache_types, header, memory_options, save
+
+from dflash_ggml.bench.facts import gpu_facts
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.session.events import Begin, Progress, StepReport
+from dflash_ggml.session.requests import CompletionRequest
+from dflash_ggml.session.session import Session, run_completion
+
+ALONE = 1.0  # seconds of writing that is compared with
+CALM = (
+    0.5  # between two prompts, and more for what was borrowed: pace.py gives 0.3 of a second back per second
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Prompts of one length. Seconds to the first token; what writers had of their rate meanwhile, as times slower; the longest
+    time in which one of them had no token. Medians, and the worst of the gaps."""
+
+    prompt: int
+    first: float
+    slower: float
+    gap: float
+    usual_gap: float
+    rate: float
+    alone: float
+
+
+class Writer(threading.Thread):
+    """A text that is written until it is told to stop. steps: when each came, and its tokens."""
+
+    def __init__(self, session: Session, prompt: list[int], most: int) -> None:
+        super().__init__(daemon=True)
+        self.session, self.steps, self.stopped = session, list[tuple[float, int]](), False
+        self.request = completion(prompt, most)
+
+    def run(self) -> None:
+        for event in run_completion(self.session, self.request, should_stop=lambda: self.stopped):
+            if isinstance(event, StepReport):
+                self.steps.append((time.perf_counter(), len(event.tokens)))
+
+    def between(self, began: float, ended: float) -> int:
+        """Tokens that came in that time."""
+        return sum(n for at, n in list(self.steps) if began < at <= ended)
+
+    def gap(self, began: float, ended: float) -> float:
+        """The longest time between two steps, of which one came in that time."""
+        times = [at for at, _ in list(self.steps)]
+        return max((b - a for a, b in pairwise(times) if began < b and a < ended), default=0.0)
+
+
+def completion(prompt: list[int], most: int) -> CompletionRequest:
+    greedy = SamplingParams(temperature=0)
+    return CompletionRequest(
+        prompt=prompt, max_tokens=most, sampling=greedy, ignore_eos=True, return_steps=True
+    )
+
+
+def first_token(session: Session, prompt: list[int]) -> float:
+    """Seconds from a request to its first token."""
+    began = time.perf_counter()
+    for event in run_completion(session, completion(prompt, 1)):
+        if not isinstance(event, (Begin, Progress)):
+            return time.perf_counter() - began
+    raise RuntimeError("a prompt had no answer")
+
+
+def rate(writers: list[Writer], began: float, ended: float) -> float:
+    return sum(w.between(began, ended) for w in writers) / (ended - began)
+
+
+def measured(session: Session, writers: list[Writer], n: int, times: int, rng: np.random.Generator) -> Row:
+    """Prompts of n tokens, one after the other; the first is not counted: graphs are built for it."""
+    found = []
+    for i in range(times + 1):
+        time.sleep(CALM)
+        began = time.perf_counter()
+        time.sleep(ALONE)
+        asked = time.perf_counter()
+        alone, usual = rate(writers, began, asked), max(w.gap(began, asked) for w in writers)
+        first = first_token(session, rng.integers(10, session.engine.n_vocab, n).tolist())
+        came = asked + first
+        beside = rate(writers, asked, came)
+        if i:
+            gap = max(w.gap(asked, came) for w in writers)
+            found.append((first, alone / max(beside, 1e-9), gap, usual, beside, alone))
+    first, slower, _, usual, beside, alone = (median(column) for column in zip(*found))
+    return Row(n, first, slower, max(row[2] for row in found), usual, beside, alone)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("-m", "--model", required=True)
+    p.add_argument("-md", "--model-draft")
+    p.add_argument("--writers", type=int, default=4)
+    p.add_argument("--written", type=int, default=500, help="tokens of each writer's prompt")
+    p.add_argument("--prompts", type=int, nargs="+", default=[500, 8000])
+    p.add_argument("--times", type=int, default=3)
+    p.add_argument("--tokens", type=int, default=6000, help="tokens that each writer may come to write")
+    p.add_argument("-t", "--threads", type=int)
+    p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
+    p.add_argument("--json", metavar="FILE")
+    add_cache_types(p)
+    add_memory_options(p)
+    a = p.parse_args()
+    config = EngineConfig(
+        Path(a.model),
+        Path(a.model_draft) if a.model_draft else None,
+        parallel=a.writers + 1,
+        n_ctx=a.writers * (a.written + a.tokens) + max(a.prompts) + 64,
+        n_threads=a.threads,
+        n_gpu_layers=a.gpu_layers,
+        **cache_types(a),
+        **memory_options(a),
+    )
+    rng, rows = np.random.default_rng(1), []
+    with Engine.load(config) as engine:
+        facts = header(device=engine.device.info.description, gpu=gpu_facts(), model=Path(a.model).name)
+        print(f"{facts['device']}, {facts['model']}, commit {facts['commit']}; {engine.memory}", flush=True)
+        session = Session(engine, cache_bytes=0, side_by_side=True)
+        session.scheduler.start()
+        writers = [
+            Writer(session, rng.integers(10, engine.n_vocab, a.written).tolist(), a.tokens)
+            for _ in range(a.writers)
+        ]
+        for writer in writers:
+            writer.start()
+        while not all(len(w.steps) > 50 for w in writers):
+            time.sleep(0.05)
+        for n in a.prompts:
+            rows.append(row := measured(session, writers, n, a.times, rng))
+            print(
+                f"{n:6} tokens beside {a.writers} writers: first token {row.first:.3f} s; writers {row.alone:.0f} -> "
+                f"{row.rate:.0f} tokens/s ({row.slower:.2f} times slower), longest gap {row.gap * 1e3:.0f} ms "
+                f"(usually {row.usual_gap * 1e3:.0f})",
+                flush=True,
+            )
+        if not all(w.is_alive() for w in writers):
+            print("a writer had ended: give more --tokens", file=sys.stderr)
+        for writer in writers:
+            writer.stopped = True
+        for writer in writers:
+            writer.join()
+        session.scheduler.close()
+    save(a.json, {**facts, "writers": a.writers, "rows": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    main()
