@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import exp
+from math import exp, inf
 from typing import Protocol
 
 from .accept import Accepted
@@ -36,7 +36,7 @@ from .sequence import Sequence
 from .tree import Tree
 
 PROBE_COST = 0.01  # share of the time that trying may take
-FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
+PRIOR_WORTH = 1.0  # drafted steps that what is guessed of a draft before it was tried counts for
 MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
@@ -47,12 +47,13 @@ HOPELESS_AFTER = 40  # drafted steps without a hit: such a draft does not belong
 USUAL = 0.05  # share of the newest step in a width's usual worth
 MARGIN = 0.04  # by which a width must be ahead of the usual best to be chosen
 FLAT = 0.03  # of a step's cost; a width that saves less than that is left out
-REFRESH = 8  # steps between looks at the costs
+REFRESH, MOST_REFRESH = 8, 24  # steps between looks at the costs, when a text begins and later
 COMPARE = 2  # steps between comparisons with a shorter block
 LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some more than the most
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
-REACH = 0.8  # of a draft that has not been tried: likelihood of each further token
+REACH = 0.7  # of a draft that has not been tried: likelihood of each further token
+FIRST_HOST = 0.3  # milliseconds of the host's part of a drafted step, until one was measured
 UNSURE = (
     0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
 )
@@ -69,6 +70,9 @@ class Cut:
     times: float
     loss: float
     token: float = 0.0  # how many times plain decoding each token of the step makes it worth
+
+
+NOTHING, PLAIN = Cut(0, 0.0, 0.0), Plan("plain", 0)
 
 
 @dataclass(slots=True)
@@ -142,7 +146,10 @@ class Adaptive:
         self._ends = step_ends(budget)
         self._blocks = block_choices(depth)
         self._block = self._blocks[0]
-        self._last = Cut(0, 0.0, 0.0)
+        self._last = NOTHING
+        self._plain: float | None = None  # what a plain step costs
+        self._plain_until = 0  # the step at which that is looked up again
+        self._gave = 0.0  # how many times plain decoding the last drafted step was worth
         self._step = 0
         # by columns of the draft and nodes: a moving mean of tokens per millisecond
         self._rates: dict[int, dict[int, float]] = {}
@@ -165,13 +172,17 @@ class Adaptive:
         context = sequence.n_tokens
         self._step += 1
         self._alone = False
-        plain = costs.of("plain", 1, context)
+        if self._step >= self._plain_until:
+            self._plain, self._plain_until = costs.of("plain", 1, context), self._step + REFRESH
+        plain = self._plain
         if plain is None:
-            return Plan("plain", 0)  # what it costs must be known first
+            self._plain_until = self._step
+            return PLAIN  # what it costs must be known first
         copied = self._look_up(sequence)
         alone = None if copied is None else self._copy(sequence, copied, costs, plain)
         if alone is None or alone[1].times < self._drafted_times(*alone, costs, plain, context):
-            plan = self._next(sequence, costs, plain) if self.depth else Plan("plain", 0)
+            may_repeat = copied is not None or self.copies is None
+            plan = self._next(sequence, costs, plain, may_repeat) if self.depth else PLAIN
             if plan.kind != "plain":
                 return plan
             if alone is None:
@@ -199,20 +210,24 @@ class Adaptive:
     ) -> tuple[Tree, Cut] | None:
         """The tree of copies alone that is worth most, where that is more than plain decoding."""
         assert self.copies is not None and sequence.pending is not None
-        rates = self.copies.rates.rates
+        rates = self.copies.rates.of
         if (
             self.depth
             and not self._waiting
             and max([rates[c] for _, c, _ in copied.votes(copied.root)]) < UNSURE
         ):
             return None  # a draft that is worth its pass has more to say
+        took = self._costs(costs, COPIES_ALONE, sequence.n_tokens)
+        wanted = {n: (1 + MARGIN) * ms / plain for n, ms in took.items()}
+        enough = min([tokens for n, tokens in wanted.items() if tokens <= n + 1], default=inf)
+        if not copied.promises(enough, rates):
+            return None  # growing the tree takes some per cent of a short step
         tree = Merged(None, copied, self.copies.rates).grow(sequence.pending, self.budget)
         if tree.width == 1:
             return None
         gains = list(accumulate([exp(p) for p in tree.log_probs.tolist()]))
         if gains[-1] < 1 + MARGIN:
             return None
-        took = self._costs(costs, COPIES_ALONE, sequence.n_tokens)
         best = self._best(gains, COPIES_ALONE, took, plain)
         return (tree.first(best.nodes), best) if best.nodes and best.times > 1 + MARGIN else None
 
@@ -233,10 +248,10 @@ class Adaptive:
         ms = next((ms for n, ms in sorted(took.items()) if n >= wanted), max(took.values()))
         return tokens * plain / ms
 
-    def _next(self, sequence: Sequence, costs: Costs, plain: float) -> Plan:
-        """The plan where copies alone are not the best."""
+    def _next(self, sequence: Sequence, costs: Costs, plain: float, may_repeat: bool) -> Plan:
+        """The plan where copies alone are not the best. may_repeat: what repeats itself can be copied."""
         known, context = self.experience, sequence.n_tokens
-        repeats = self._waiting and self.repeats(sequence)
+        repeats = self._waiting and may_repeat and self.repeats(sequence)
         if self._waiting and known.owed > PROBE_COST * plain and not repeats:
             return self._wait(plain)  # looking all else up would take a per cent or two of a short step
         self._waiting = False
@@ -245,13 +260,16 @@ class Adaptive:
         if costs.is_sure("draft", self._block, context) and not self._can_pay(took, plain):
             known.owed -= PROBE_COST * plain
             if known.owed > -min(took.values()):
-                return Plan("plain", 0)
+                return PLAIN
             # wrong measurements may say so: what a try costs has been saved up
             self._probing = True
             return self._draft(costs, context)
         worth = known.of(self._block)
-        self._probing = worth.tried >= FIRST_PROBES and worth.mean < 1
-        if not self._probing or self._last.times > 1:
+        if not worth.tried and not worth.weight:
+            # at most a tie: what is hoped for may not outweigh the first steps that say otherwise
+            worth.mean, worth.weight = min(self._guess(took, plain), 1.0), PRIOR_WORTH
+        self._probing = worth.mean < 1
+        if not self._probing or self._gave > 1:
             return self._draft(costs, context)
         # a new text may be another kind of text: it may borrow one try
         if repeats or known.owed - PROBE_COST * plain <= (known.last_loss if self._step == 1 else 0.0):
@@ -259,13 +277,19 @@ class Adaptive:
             return self._draft(costs, context)
         return self._wait(plain)
 
+    def _guess(self, took: Mapping[int, float], plain: float) -> float:
+        """How many times plain decoding a drafted step is worth if the draft's path is kept as far as `reach` says: a text that
+        begins on a machine where that would not pay begins plainly, but for one try."""
+        gains = list(accumulate([1.0, *self._reach[: self._block - 1]]))
+        return max(gains[min(n, len(gains) - 1)] * plain / ms for n, ms in took.items())
+
     def _wait(self, plain: float) -> Plan:
         """A plain step, which pays back some of what tries have cost."""
         self.experience.owed -= PROBE_COST * plain
         for worth in self.experience.worth.values():
             worth.weight *= FORGETTING
-        self._last, self._waiting = Cut(0, 0.0, 0.0), True
-        return Plan("plain", 0)
+        self._last, self._gave, self._waiting = NOTHING, 0.0, True
+        return PLAIN
 
     def repeats(self, sequence: Sequence) -> bool:
         """Whether the text has begun to repeat itself, or has gone on for as long again since the last try."""
@@ -288,6 +312,7 @@ class Adaptive:
         else:  # what the draft would have given without copies
             worth = (1 + by_draft) * self._last.token
         known.of(self._block).learn(worth)
+        self._gave = worth
         if self._probing:  # one that paid gives back what others cost
             known.owed = max(known.owed, 0.0) + self._last.loss
             known.last_loss = max(self._last.loss, 0.0)
@@ -364,9 +389,11 @@ class Adaptive:
         """Milliseconds of a drafted step by its nodes, looked up anew every few steps; without ends that save next to nothing
         against a wider one, since every width needs graphs of its own."""
         at, table = self._tables.get(block, (-REFRESH, {}))
-        if self._step - at >= REFRESH:
-            table, wider = {}, float("inf")
+        if self._step - at >= min(REFRESH + at // 4, MOST_REFRESH):
+            table, wider = {}, inf
+            host = 0.0 if costs.curve("host") else FIRST_HOST
             for n, ms in sorted(costs.drafted(self._ends, block, context).items(), reverse=True):
+                ms += host
                 if ms < (1 - FLAT) * wider:
                     table[n] = wider = max(ms, 1e-9)
             self._tables[block] = self._step, table

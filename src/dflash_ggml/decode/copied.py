@@ -13,9 +13,6 @@ from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .text_index import LONGEST
 
 PRIOR = 8.0  # samples that other texts are worth for a new one
@@ -26,6 +23,7 @@ TREND_RATE = 0.5  # logits per unit of surprise
 TREND_MOST = 4.0
 FIRST_TRUST = 5.0  # samples that a draft's own word is worth
 TRUST_KEPT = 0.995  # of older samples
+LEAST = 0.02  # likelihood of a copied path below which it is not followed
 _LENGTHS = (3, 4, 6, 9, 16, 32)  # first lengths of the buckets but for that of the shortest matches
 _BUCKET = [sum(length >= first for first in _LENGTHS) for length in range(LONGEST + 256)]
 _BY_LENGTH = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95)
@@ -41,27 +39,47 @@ _MOST_WEIGHT = 16
 Cursor = tuple[int, tuple[int, ...]]
 
 
+class _Moved(dict[int, float]):
+    """Rates with a trend, each worked out when it is asked for: a step looks at a few of them."""
+
+    def __init__(self, own: Sequence[float], trend: float) -> None:
+        self._own, self._lift = own, math.exp(trend)
+
+    def __missing__(self, cell: int) -> float:
+        lifted = self._own[cell] * self._lift
+        self[cell] = rate = lifted / (1 - self._own[cell] + lifted)
+        return rate
+
+
 class CopyRates:
-    """How often copies were right, by cell. A text copies much or little, whatever the cell: a trend, in logits, follows that."""
+    """How often copies were right, by cell. A text copies much or little, whatever the cell: a trend, in logits, follows that.
+
+    of: the rate of a cell now, until `learn` is called.
+    """
 
     def __init__(self, prior: CopyRates | None = None) -> None:
         """`prior`: what is known of other texts; it learns too."""
         self._prior = prior
         self._hits, self._tried = [0.0] * N_CELLS, [0.0] * N_CELLS
         # without the trend
-        self._own: NDArray[np.float64] = np.array(_FIRST) if prior is None else prior._own.copy()
+        self._own = list(_FIRST if prior is None else prior._own)
         self.trend = 0.0 if prior is None else TREND_FIRST
         # where no vote was right: how often a draft's candidates were, and how often they said so
         self._draft_right = self._draft_said = FIRST_TRUST if prior is None else 0.0
-        self.rates = self._moved()
+        self.of = _Moved(self._own, self.trend)
+
+    @property
+    def rates(self) -> list[float]:
+        """The rates of all cells."""
+        return [self.of[cell] for cell in range(N_CELLS)]
 
     def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
         """Count samples: a cell, and whether the copy was right."""
         for cell, is_right in samples:
-            surprise = is_right - self.rates[cell]
+            surprise = is_right - self.of[cell]
             self.trend = min(max(self.trend + TREND_RATE * surprise, -TREND_MOST), TREND_MOST)
             self._count(cell, is_right)
-        self.rates = self._moved()
+        self.of = _Moved(self._own, self.trend)
 
     @property
     def trust(self) -> float:
@@ -85,15 +103,8 @@ class CopyRates:
         self._hits[cell] = fading * (self._hits[cell] + is_right)
         before, worth = _FIRST[cell], OWN_WORD
         if self._prior is not None:
-            before, worth = float(self._prior._own[cell]), PRIOR
+            before, worth = self._prior._own[cell], PRIOR
         self._own[cell] = (self._hits[cell] + worth * before) / (self._tried[cell] + worth)
-
-    def _moved(self) -> list[float]:
-        """The rates with the trend, all at once: some microseconds."""
-        p = self._own
-        lifted = p * math.exp(self.trend)
-        moved: list[float] = (lifted / (1 - p + lifted)).tolist()
-        return moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,21 @@ class Copied:
         if depth < until:
             return [(window[depth], _BUCKET[length + depth] * _PER_LENGTH + vote, (depth + 1, places))]
         return self._parted(depth, places)
+
+    def promises(self, enough: float, rates: Mapping[int, float]) -> bool:
+        """Whether a step that verifies all that the places say is expected to give `enough` tokens: a bound for trees of copies
+        alone, without growing one. Paths of less than `LEAST` are left out, as there."""
+        total, open_ = 1.0, [(self.root, 1.0)]
+        while open_:
+            cursor, path = open_.pop()
+            for _, cell, follow in self.votes(cursor):
+                p = path * rates[cell]
+                if p > LEAST:
+                    total += p
+                    open_.append((follow, p))
+            if total >= enough:
+                return True
+        return False
 
     def _agree(self, places: tuple[int, ...]) -> tuple[int, Sequence[int], int, int]:
         """See `_agreed`."""

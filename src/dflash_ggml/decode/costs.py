@@ -23,6 +23,7 @@ WINDOW = 15  # measurements that a median is taken of: a change is noticed withi
 SURE = 5  # measurements of a kind of pass that its pace is the median of
 LEAST = 1e-6  # milliseconds: a coarse clock may say 0, and no pass is free
 FEW = 3  # measurements of which one that was disturbed is not the median
+SLOPES_FOR = 32  # measurements that a slope holds for: working it out takes longer than all else
 RECENT = 20  # measurements after which a kind has no say in the pace
 
 
@@ -63,6 +64,8 @@ class Costs:
         self._ratios: dict[Pass, deque[float]] = {}
         self._last: dict[Pass, int] = {}
         self._n = 0
+        self._taken = 0
+        self._slopes: dict[tuple[Pass, int], float] = {}  # those that were asked for lately
         self.pace = 1.0  # how many times longer than usual passes take now
 
     def measured(self, kind: Pass, ms: float, width: int = 1, context: int = 0) -> None:
@@ -140,14 +143,20 @@ class Costs:
         octaves = self._seen.setdefault((point.kind, point.width), {})
         octave = octaves.setdefault(point.context.bit_length(), _Octave())
         octave.take(point.context, point.ms)
+        self._taken += 1
+        if len(octave.ms) == 1 or self._taken % SLOPES_FOR == 0:
+            self._slopes.clear()
 
     def _at_pace_one(self, kind: Pass, width: int, context: int) -> float | None:
         """The median at this context's octave, else from the nearest one along the slope over the context."""
         octaves = self._seen.get((kind, width))
         if not octaves:
             return None
-        nearest = _nearest(octaves, context)
-        return nearest.median + self._slope(kind, width) * (context - nearest.context)
+        nearest, of = _nearest(octaves, context), (kind, width)
+        slope = self._slopes.get(of)
+        if slope is None:
+            slope = self._slopes[of] = self._slope(kind, width)
+        return nearest.median + slope * (context - nearest.context)
 
     def _slope(self, kind: Pass, width: int) -> float:
         """Milliseconds per token of context.
@@ -180,18 +189,18 @@ def _rise(octaves: dict[int, _Octave]) -> float | None:
 def _nearest(octaves: dict[int, _Octave], context: int) -> _Octave:
     """The octave that speaks for a context."""
     bits = context.bit_length()
-    return octaves[min(octaves, key=lambda seen: abs(seen - bits))]
+    return octaves[bits if bits in octaves else min(octaves, key=lambda seen: abs(seen - bits))]
 
 
 def _on_line(known: list[tuple[int, float]], at: int) -> float:
     """The value at `at` of a line through points with rising places; 0 without any."""
     if not known:
         return 0.0
-    below = max((p for p in known if p[0] <= at), default=known[0])
-    above = min((p for p in known if p[0] >= at), default=known[-1])
-    if below[0] == above[0]:
-        return below[1]
-    return below[1] + (at - below[0]) / (above[0] - below[0]) * (above[1] - below[1])
+    i = bisect(known, (at,))
+    if i == len(known) or known[i][0] == at or i == 0:
+        return known[min(i, len(known) - 1)][1]
+    (x0, y0), (x1, y1) = known[i - 1], known[i]
+    return y0 + (at - x0) / (x1 - x0) * (y1 - y0)
 
 
 def _in_order(item: tuple[tuple[Pass, int], object]) -> tuple[int, int]:

@@ -18,13 +18,12 @@ import numpy as np
 
 from .accept import Accepted
 from .candidates import Candidates, Rows
-from .copied import Copied, CopyRates, Cursor, Evidence, beside_draft
+from .copied import LEAST, Copied, CopyRates, Cursor, Evidence, beside_draft
 from .tree import Tree
 
 DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
 _MOST = 0.98  # of the probability that votes may take
-_LEAST = 0.02  # likelihood of a copied path below which it is not followed
-_FAR = -log(_LEAST)
+_FAR = -log(LEAST)
 _NEVER = float("-inf")
 
 
@@ -64,7 +63,7 @@ class Merged:
     """A draft's candidates, or none, and copies."""
 
     def __init__(self, draft: Candidates | None, copied: Copied, rates: CopyRates) -> None:
-        self.draft, self.copied, self.rates, self.trust = draft, copied, rates.rates, rates.trust
+        self.draft, self.copied, self.rates, self.trust = draft, copied, rates.of, rates.trust
 
     def grow(self, root: int, budget: int, chain_seed: bool = False) -> Tree:
         """The most probable paths, up to `budget` nodes, best first; see `tree.expand`."""

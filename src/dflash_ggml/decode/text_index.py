@@ -21,6 +21,7 @@ BULK = 96  # tokens, or an eighth of the text, from which on arrays are faster t
 _SHIFT = 20
 # odd factors below 2**40: with ids below 2**20 the sums of ORDERS[0] products fit 63 bits
 _FACTORS = (0x9E3779B97F, 0x85EBCA6B2D, 0xC2B2AE3D37, 0x27D4EB2F17, 0x165667B19F, 0xD3A2646CAB)
+_A, _B, _C, _D, _E, _F = _FACTORS
 
 
 class _Chains:
@@ -31,22 +32,22 @@ class _Chains:
         self.newest, self.before = array("i", bytes(4 * size)), array("i", [0])
 
     def slot(self, ids: Sequence[int], end: int) -> int:
-        """The place in `newest` of the tokens that end before `end`."""
+        """The place in `newest` of the tokens that end before `end`. Sums are written out: it runs for every token."""
         if self.order == 2:
-            key = ids[end - 2] * _FACTORS[0] + ids[end - 1] * _FACTORS[1]
+            key = ids[end - 2] * _A + ids[end - 1] * _B
         else:
-            key = sum([a * b for a, b in zip(ids[end - self.order : end], self.factors)])
+            a, b, c, d, e, f = ids[end - 6 : end]
+            key = a * _A + b * _B + c * _C + d * _D + e * _E + f * _F
         return (key >> _SHIFT) & (len(self.newest) - 1)
 
-    def add(self, ids: array[int]) -> None:
-        """Take in the last token of ids."""
-        end = len(ids)
+    def add(self, ids: array[int], end: int) -> None:
+        """Take in the token of ids that ends before `end`, the last one."""
         if end < self.order:
             self.before.append(0)
             return
-        slot = self.slot(ids, end)
-        self.before.append(self.newest[slot])
-        self.newest[slot] = end
+        slot, newest = self.slot(ids, end), self.newest
+        self.before.append(newest[slot])
+        newest[slot] = end
 
     def drop(self, ids: array[int]) -> None:
         """Undo `add` of the last token of ids."""
@@ -91,15 +92,17 @@ class TextIndex:
 
     def extend(self, ids: Sequence[int]) -> None:
         """Put tokens behind the text; ids below 2**20."""
-        own, chains = self.ids, self._chains
-        if len(ids) > max(BULK, len(own) // 8) or len(own) + len(ids) > self._size:
+        own, end = self.ids, len(self.ids)
+        if len(ids) > max(BULK, end // 8) or end + len(ids) > self._size:
             own.extend(ids)
             self._rebuild()
             return
+        long, short = self._chains
         for token in ids:
             own.append(token)
-            for chain in chains:
-                chain.add(own)
+            end += 1
+            long.add(own, end)
+            short.add(own, end)
 
     def cut(self, n: int) -> None:
         """Keep the first n tokens."""
@@ -129,6 +132,9 @@ class TextIndex:
         """(place, length) where the last `length` tokens of `tail` stood before, at least 2, at most LONGEST; newest first."""
         ids, have, matched = self.ids, len(tail), 0
         found: list[tuple[int, int]] = []
+        short = self._chains[-1]
+        if have < short.order or not short.newest[short.slot(tail, have)]:
+            return found  # a longer match would be one of the shortest length too
         for chain in self._chains:
             order = chain.order
             if have < order:

@@ -51,6 +51,7 @@ class SideBySide(Stepper):
     def _step_all(self, runs: Items[Run], others: Items[Sequence]) -> list[Step | Exception]:
         sequences, clock = [run.sequence for run in runs], Clock()
         plans = self._plans(runs)
+        clock.lap("tree")
         trees = self._trees(runs, plans, clock)
         if len(runs) > 1:
             trees = self.together.share(trees)

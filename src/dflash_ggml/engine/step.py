@@ -38,7 +38,8 @@ log = logging.getLogger("dflash_ggml")
 
 @dataclass(slots=True)
 class StepTimes:
-    """Wall milliseconds of one step. `host` is what the other four leave: masks, sampling, bookkeeping."""
+    """Wall milliseconds of one step. tree: planning it and growing its tree. `host` is what the other four leave: masks,
+    sampling, bookkeeping."""
 
     draft: float = 0.0
     tree: float = 0.0
@@ -141,9 +142,11 @@ class Stepper:
         if run.sequence.undraftable or (self.drafter is None and run.copies is None):
             step = self._plain(run)
         else:
+            clock = Clock()
             plan = run.controller.next(run.sequence, self.costs)
+            clock.lap("tree")  # planning is paid for by the step, so it counts in what the step costs
             try:
-                step = self._plain(run) if plan.kind == "plain" else self._speculate(run, plan)
+                step = self._plain(run, clock) if plan.kind == "plain" else self._speculate(run, plan, clock)
             except NoNumbers:
                 self._give_up_drafting(run.sequence)
                 step = self._plain(run)
@@ -159,14 +162,14 @@ class Stepper:
             )
         self._gave_up = True
 
-    def _speculate(self, run: Run, plan: Plan) -> Step:
+    def _speculate(self, run: Run, plan: Plan, clock: Clock) -> Step:
         """Draft, build the tree, verify it, walk it, commit the accepted path; a plain step if there is nothing to verify."""
-        sequence, clock, start = run.sequence, Clock(), run.sequence.n_tokens
+        sequence, start = run.sequence, run.sequence.n_tokens
         assert sequence.pending is not None
         drafter = self.drafter if plan.drafts else None
         copied = run.copies.look_up(sequence) if run.copies else None
         if drafter is None and copied is None:
-            return self._plain(run)
+            return self._plain(run, clock)
         candidates = self._propose(run, plan, drafter, copied, clock)
         tree = plan.build(sequence.pending, candidates)
         watched = self._watch(run, tree.tokens)
@@ -287,9 +290,9 @@ class Stepper:
 
         return walk(tree, choose, run.emit)
 
-    def _plain(self, run: Run) -> Step:
+    def _plain(self, run: Run, clock: Clock | None = None) -> Step:
         """Run the pending token alone; its features are kept for the draft."""
-        sequence, clock, start = run.sequence, Clock(), run.sequence.n_tokens
+        sequence, clock, start = run.sequence, clock or Clock(), run.sequence.n_tokens
         assert sequence.pending is not None
         column = None
         if self.drafter is not None and self.drafter.taps and not sequence.undraftable:
@@ -325,13 +328,14 @@ class Stepper:
         run.emit(choice)
         clock.lap("host")
         if graph.is_warm:  # sampling counts: a drafted step's is in its `host`
-            self.costs.measured("plain", clock.times.verify + clock.times.host, context=start)
+            spent = clock.times.tree + clock.times.verify + clock.times.host
+            self.costs.measured("plain", spent, context=start)
         rows = (row,) if run.keep_rows and row is not None else None
         return Step((choice,), "plain", rows=rows, timings=clock.times)
 
 
 class Clock:
-    """Laps of one step, each name once."""
+    """Laps of one step, summed by name."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
@@ -341,5 +345,5 @@ class Clock:
         """Note the milliseconds since the last lap under `name`."""
         now = time.perf_counter()
         ms, self._at = (now - self._at) * 1e3, now
-        setattr(self.times, name, ms)
+        setattr(self.times, name, getattr(self.times, name) + ms)
         return ms
