@@ -37,6 +37,8 @@ from .tree import Tree
 
 PROBE_COST = 0.01  # share of the time that trying may take
 PRIOR_WORTH = 1.0  # drafted steps that what is guessed of a draft before it was tried counts for
+AHEAD = 1.04  # times plain decoding from which drafting goes on: a tie is not worth what a wrong guess costs
+GAVE = 1.1  # of one step, from which a try is followed by another
 MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
@@ -267,9 +269,9 @@ class Adaptive:
         worth = known.of(self._block)
         if not worth.tried and not worth.weight:
             # at most a tie: what is hoped for may not outweigh the first steps that say otherwise
-            worth.mean, worth.weight = min(self._guess(took, plain), 1.0), PRIOR_WORTH
-        self._probing = worth.mean < 1
-        if not self._probing or self._gave > 1:
+            worth.mean, worth.weight = min(self._guess(took, plain), AHEAD), PRIOR_WORTH
+        self._probing = worth.mean < AHEAD
+        if not self._probing or self._gave > GAVE:
             return self._draft(costs, context)
         # a new text may be another kind of text: it may borrow one try
         if repeats or known.owed - PROBE_COST * plain <= (known.last_loss if self._step == 1 else 0.0):
