@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_engine_state import cache_rows, commit, random_tree
+from test_stale_rows import spoil
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
@@ -62,6 +63,18 @@ def write(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[list[int],
     engine.prefill(ids)
     steps = list(engine.generate(Sampler(GREEDY, engine.n_vocab), max_tokens=n, mode=mode))
     return [t for s in steps for t in s.tokens], len(steps) - 1
+
+
+@pytest.mark.parametrize("n", [5, 40, 100])
+def test_a_text_after_one_without_numbers(gpu, n):
+    """Kernels multiply hidden rows by 0: none may hold NaN."""
+    ids = (gpu.tokenizer.encode(PROMPTS[0]) * 30)[:400]
+    expected = {mode: write(gpu, ids[:n], mode, 20) for mode in ("plain", "tree")}
+    for mode, written in expected.items():
+        write(gpu, ids, mode, 20)
+        spoil(gpu, np.nan)
+        assert write(gpu, ids[:n], mode, 20) == written
+        assert not gpu.sequence.undraftable
 
 
 def test_logits(cpu, gpu, capsys):

@@ -37,6 +37,7 @@ class Committed:
         self._lent: range | None = rows
         # tokens whose K/V rows outlive a reset or restore, until the next write
         self._rows: tuple[int, ...] = ()
+        self._written = 0  # rows that earlier texts may have left something in; see `_overwrite`
         self._claim = Claim()  # who may change the text now
 
     @property
@@ -71,12 +72,33 @@ class Committed:
             self._there()
             sequence = self.sequence
             rows = () if sequence.torn else max(self._rows, tuple(sequence.tokens), key=len)
-            sequence.torn, self._rows = True, ()
+            sequence.torn, self._rows, self._written = True, (), self._touched
             sequence.clear()
             self.engine.passes.state.reset(sequence.lane)
             if self.engine.drafter:
                 self.engine.drafter.reset(sequence)
             sequence.torn, self._rows = False, rows
+
+    @property
+    def _touched(self) -> int:
+        """Rows that passes of this text or of earlier ones may have written."""
+        n = self.sequence.n_tokens
+        return max(self._written, min(n + self.engine.over, len(self._lent or ())) if n else 0)
+
+    def _overwrite(self) -> None:
+        """The rows of earlier texts behind this one are nobody's from now on, and hold zeros.
+
+        Attention multiplies rows that a mask hides by 0, and a NaN among them would come through: a text that overflowed would
+        spoil all that follow. Clearing always was chosen over asking every text for its numbers when it ends: on a GPU it takes
+        some 10 us a layer and text, and greedy decoding never looks at a logit.
+        """
+        self._rows, n = (), self.sequence.n_tokens
+        if self._written > n:
+            self.engine.device.synchronize()
+            tensors = self._tensors()
+            tensors.clear_rows(n, self._written)
+            tensors.clear_rings(n)
+        self._written = 0
 
     @property
     def lane(self) -> int:
@@ -125,6 +147,7 @@ class Committed:
         except NoRoomError:
             return None
         held = max(len(self._rows), sequence.n_tokens)
+        left, touched = self._tensors(), self._touched
         kept = Snapshot((), (), self._tensors().read_rows(held), np.zeros(0, bool), None)
         seen = drafter.seen(sequence) if drafter else None
         if drafter:
@@ -133,6 +156,7 @@ class Committed:
         self._tensors().write(kept)
         if drafter and seen is not None:
             drafter.restore_seen(sequence, seen)
+        left.clear_rows(0, touched)
         pool.give_back(rows)
         return longer
 
@@ -187,7 +211,8 @@ class Committed:
     ) -> None:
         sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
         self.engine.passes.bucket(sequence.slots(len(ids)).stop)
-        sequence.torn, self._rows = True, ()
+        self._overwrite()
+        sequence.torn, self._written = True, sequence.n_tokens + len(ids)
         began = time.perf_counter()
         graph = self.engine.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
         if self.engine.drafter:
@@ -260,6 +285,7 @@ class Committed:
                 take(self.engine.passes.hidden_rows(self.engine.passes.linear(other, part, outputs="hidden")))
                 other.tokens.extend(part)
         finally:
+            self._written = max(self._touched, other.first_slot - sequence.first_slot + n)
             tensors.write(saved)
             sequence.torn = False
 
@@ -329,7 +355,7 @@ class Committed:
             rows = snapshot.tokens
             if snapshot.rows is None:
                 rows = max(self._rows, tuple(sequence.tokens), key=len)
-            sequence.torn, self._rows = True, ()
+            sequence.torn, self._rows, self._written = True, (), self._touched
             sequence.clear()
             self._tensors().write(snapshot)
             if self.engine.drafter:
@@ -366,11 +392,15 @@ class Committed:
                 self.engine.left(self.sequence.lane)
 
     def _leave(self) -> None:
-        """Give the rows back."""
+        """Give the rows back, with zeros in them."""
         assert self._lent is not None
+        self.engine.device.synchronize()
+        tensors = self._tensors()
+        tensors.clear_rows(0, self._touched)
+        tensors.clear_rings(0)
         if self.engine.drafter:
             self.engine.drafter.leave(self.sequence)
         if self.copies:
             self.copies.leave()
         self.engine.passes.rows.give_back(self._lent)
-        self._lent, self._rows, self.sequence.unseen = None, (), ()
+        self._lent, self._rows, self._written, self.sequence.unseen = None, (), 0, ()

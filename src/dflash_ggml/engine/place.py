@@ -52,7 +52,7 @@ class Place(Committed):
         """
         with self._claim.by("a generation"):
             run = self._run(sampler, max_tokens, mode, budget, stop, keep_rows)
-            self._rows = ()
+            self._guarded(self._overwrite)
             step = self._guarded(partial(self.engine.stepper.first, run))
             while True:
                 if run.finish is None and should_stop and should_stop():
@@ -88,7 +88,7 @@ class Place(Committed):
         """A generation as `generate` has it, for `first` and `Engine.step`."""
         with self._claim.by("begin"):
             run = self._run(sampler, max_tokens, mode, budget, stop, keep_rows)
-            self._rows = ()
+            self._guarded(self._overwrite)
             return run
 
     def first(self, run: Run) -> Step:

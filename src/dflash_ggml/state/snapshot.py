@@ -104,5 +104,22 @@ class Tensors:
         for t, data in zip(self.live, snapshot.live):
             self.device.write(t, data)
 
+    def clear_rows(self, first: int, end: int) -> None:
+        """Zero the rows of the tokens from `first` to before `end`."""
+        for t in self.caches:
+            self._clear(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
+
+    def clear_rings(self, n: int) -> None:
+        """Zero the rows of the lane's rings that hold none of the last tokens of n."""
+        for t, rows, kept in self.rings:
+            dead, at = rows - min(n, kept), n % rows
+            before = min(rows - at, dead)
+            self._clear(t, (self.lane * rows + at) * t.nb[1], before * t.nb[1])
+            self._clear(t, self.lane * rows * t.nb[1], (dead - before) * t.nb[1])
+
+    def _clear(self, t, offset: int, size: int) -> None:
+        if size:
+            lib.ggml_backend_tensor_memset(t, 0, offset, size)
+
     def _read(self, t, offset: int, size: int) -> np.ndarray:
         return self.device.read_bytes(t, np.empty(size, np.uint8), offset)

@@ -1,0 +1,137 @@
+"""Cache rows that a text leaves behind: what follows in their place is the text of a fresh engine, whatever numbers they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.place import Place
+from dflash_ggml.ggml.device import F32
+from reference import toys
+
+IDS = np.random.default_rng(3).integers(0, 60, 400).tolist()
+# around the tiles of 64 rows that a prompt is read in, and longer than a ring's window
+PROMPTS = [5, 40, 100, 300]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A draft with a ring and with rows of all tokens."""
+    return toys.write_pair(
+        tmp_path_factory.mktemp("stale"), 5, window=100, full_layers=1, draft_layers=2, n_ctx=4096
+    )
+
+
+def load(pair: tuple[Path, Path], types: tuple[str, str] = ("f16", "f16"), **options: Any) -> Engine:
+    base = {"n_ctx": 600, "n_batch": 64, "n_threads": 1, "n_gpu_layers": 0, "mode": "tree"}
+    base |= {"type_k": types[0], "type_v": types[1], "calibrate": "never"}
+    return Engine.load(EngineConfig(*pair, **base | options))
+
+
+def write(place: Place, n_prompt: int, n: int = 8) -> tuple[np.ndarray, list[int]]:
+    """The logits after a prompt, and n tokens behind it."""
+    place.reset()
+    place.prefill(IDS[:n_prompt])
+    logits = place.logits.copy()
+    return logits, go_on(place, n)
+
+
+def go_on(place: Place, n: int = 8) -> list[int]:
+    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
+    steps = place.generate(sampler, max_tokens=n, stop=lambda t: False)
+    tokens = [token for step in steps for token in step.tokens]
+    assert not place.sequence.undraftable
+    return tokens
+
+
+def spoil(place: Place, value: float, first: int = 0) -> None:
+    """Let all rows that the text has written from `first` on hold `value`, or scales of it."""
+    device, tensors = place.engine.device, place._tensors()
+    for t, row, n in [
+        *((t, place.first_slot + first, place.n_tokens + place.engine.over - first) for t in tensors.caches),
+        *((t, place.lane * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
+    ]:
+        number = np.array(value, np.float32 if t.type == F32 else np.float16).tobytes()
+        data = np.frombuffer(number * (n * t.nb[1] // len(number)), np.uint8)
+        device.write(t, data, row * t.nb[1])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q4_0")], ids="/".join)
+def test_a_text_after_one_without_numbers(pair, types, value):
+    with load(pair, types) as engine:
+        expected = [write(engine, n) for n in PROMPTS]
+    with load(pair, types) as engine:
+        for n, (logits, tokens) in zip(PROMPTS, expected):
+            write(engine, 400)
+            spoil(engine, value)
+            found = write(engine, n)
+            np.testing.assert_array_equal(found[0], logits)
+            assert found[1] == tokens
+
+
+def test_a_place_after_one_without_numbers(pair):
+    """Also where a text moved away from rows, and another comes there."""
+    with load(pair, parallel=3, n_ctx=1024) as engine:
+        first = engine.open(300)
+        expected = [write(first, n) for n in PROMPTS[:3]]
+        for n, (logits, tokens) in zip(PROMPTS, expected):
+            write(first, 250)
+            second = engine.open(100)
+            spoil(first, np.nan, first=60)
+            first.close()
+            first = engine.open(300)
+            found = write(first, n)
+            np.testing.assert_array_equal(found[0], logits)
+            assert found[1] == tokens
+            second.close()
+        write(first, 250)
+        blocking = engine.open(20)
+        spoil(first, np.nan)
+        at = first.first_slot
+        assert first.grow(500) and first.first_slot != at
+        other = engine.open(100)
+        assert other.first_slot == at
+        assert write(other, 40)[1] == expected[1][1]
+        blocking.close()
+
+
+def test_a_text_that_goes_on_from_a_snapshot(pair):
+    """One with its rows, and one whose rows are still there."""
+    with load(pair) as engine:
+        texts = []
+        for value, with_rows in ((None, True), (np.nan, True), (np.nan, False)):
+            engine.reset()
+            engine.prefill(IDS[:40])
+            kept = engine.snapshot(with_rows)
+            engine.prefill(IDS[40:400])
+            if value is not None:
+                spoil(engine, value, first=0 if with_rows else 40)
+            engine.restore(kept)
+            engine.prefill(IDS[200:240])
+            texts.append(go_on(engine))
+        assert texts[0] == texts[1] == texts[2]
+
+
+def test_rows_that_may_be_wanted_again_stay(pair):
+    """Until something is written over them."""
+    with load(pair) as engine:
+        engine.prefill(IDS[:300])
+        before = engine.snapshot()
+        kept = engine.snapshot(with_rows=False)
+        engine.reset()
+        assert engine.can_restore(kept)
+        engine.restore(kept)
+        for a, b in zip(engine.snapshot().rows, before.rows):
+            np.testing.assert_array_equal(a, b)
+        engine.reset()
+        engine.prefill(IDS[100:110])
+        for t in engine._tensors().caches:
+            dead = engine.device.read_bytes(t, np.empty(290 * t.nb[1], np.uint8), 10 * t.nb[1])
+            assert not dead.any()
