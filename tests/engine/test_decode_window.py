@@ -13,9 +13,10 @@ from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.state.mask import SlotMask
+from dflash_ggml.state.memory import GRAPHS
 from dflash_ggml.state.window import SINKS, DecodeWindow
 
-IDS = np.random.default_rng(4).integers(0, 60, 900).tolist()
+IDS = np.random.default_rng(4).integers(0, 60, 1800).tolist()
 WINDOW = 80
 
 
@@ -54,13 +55,14 @@ def test_all_modes_write_one_text(toy_pair, types):
 
 @pytest.mark.parametrize("n_prompt", [SINKS + WINDOW - 2, SINKS + WINDOW + 1, 200, 853])
 @pytest.mark.parametrize("first_slot", [0, 300])
-def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot):
+@pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "q5_1"), ("q8_0", "q4_0")], ids="/".join)
+def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot, types):
     """A pass over a tree against the whole cache under a mask that is written out."""
     rng = np.random.default_rng(n_prompt)
     parents = np.array([-1, 0, 0, 1, 1, 3, 5, 2], np.int32)
     depths = np.array([0, 1, 1, 2, 2, 3, 4, 2], np.int32)
     tree = Tree(rng.integers(0, 60, 8).astype(np.int32), parents, depths, np.zeros(8, np.float32))
-    with load(toy_pair, fa_window=WINDOW) as engine:
+    with load(toy_pair, fa_window=WINDOW, type_k=types[0], type_v=types[1]) as engine:
         engine.sequence.first_slot = first_slot
         engine.prefill(IDS[:n_prompt])
         passes = engine.passes
@@ -118,6 +120,20 @@ def test_the_start_says_that_it_changes_the_text(toy_pair, caplog):
         assert engine.passes.window is None
     with pytest.raises(ConfigError, match="fa_window"):
         EngineConfig(toy_pair[0], fa_window=-1)
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree"])
+def test_what_it_gathers_is_planned_and_reserved(toy_pair, mode):
+    """Where it is more than a batch of a prompt takes: nothing grows while a text is written."""
+    options = {"n_batch": 16, "type_k": "q8_0", "type_v": "q4_0", "mode": mode}
+    with load(toy_pair, **options) as engine:
+        usual = engine.memory.parts[GRAPHS], engine.passes.workspace.nbytes
+    with load(toy_pair, fa_window=1600, **options) as engine:
+        planned, taken = engine.memory.parts[GRAPHS], engine.passes.workspace.nbytes
+        assert usual[0] < planned and usual[1] < taken <= planned
+        write(engine, 1700, 20, mode)
+        assert any("window" in name for _, graph in engine.passes.graphs for name in graph.inputs)
+        assert engine.passes.workspace.nbytes == taken
 
 
 def test_when_a_window_hides_something():

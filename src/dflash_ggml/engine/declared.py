@@ -30,6 +30,7 @@ from ..state.memory import (
 )
 from ..state.pool import UNIT
 from ..state.state import state_parts
+from ..state.window import DecodeWindow
 from .batches import CHOICES, CPU_BATCH
 from .kept import expert_sizes, fewest_layers, kept_experts, kept_names, lent_bytes
 from .kv_types import KvTypes, kv_types
@@ -184,7 +185,7 @@ def declare(
         over_all(over, lanes),
         over,
         notes,
-        partial(memory_parts, device, target, weights, draft, width),
+        partial(memory_parts, device, target, weights, draft, width, decode_window(config)),
         experts,
         lanes,
     )
@@ -195,18 +196,24 @@ def over_all(over: int, lanes: int) -> int:
     return over + (lanes - 1) * padded(over + UNIT - 1, UNIT)
 
 
+def decode_window(config: EngineConfig) -> DecodeWindow | None:
+    """All that is seen while decoding, where that is not all."""
+    return DecodeWindow(config.fa_window) if config.fa_window else None
+
+
 def memory_parts(
     device: Device,
     target: Target,
     weights: Weights,
     draft: DraftSource | None,
     width: int,
+    window: DecodeWindow | None,
     lanes: int,
     kv: KvTypes,
     n_batch: int,
 ) -> list[Part]:
-    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted; `lanes`:
-    texts side by side."""
+    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted; `window`:
+    all that is seen while decoding; `lanes`: texts side by side."""
     taps = draft.taps if draft else ()
     n_weights, columns = weights.wanted, most_columns(width, lanes)
     parts = [
@@ -237,7 +244,11 @@ def memory_parts(
 
     def scratch(rows: int) -> int:
         copied = target.state_spec().f16_copy(rows, kv.target) if device.is_gpu else 0
-        return max(target.scratch_bytes(n_batch, rows, len(taps)) + copied, logits)
+        prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied
+        if window is None:
+            return max(prompt, logits)
+        gathered = window.nbytes(max(columns, 1), target.state_spec(), kv.target)
+        return max(prompt, logits + gathered, target.scratch_bytes(columns, rows, len(taps)) + gathered)
 
     return [*parts, Part(GRAPHS, scratch, "lower the batch size (-b)")]
 

@@ -20,10 +20,9 @@ from ..models.experts import LENT
 from ..models.registry import read_target
 from ..models.target import Target
 from ..state.memory import SCRATCH, MemoryPlan, cache_rows
-from ..state.window import DecodeWindow
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
-from .declared import choose_device, declare_fitting, plan_declared, usual_places
+from .declared import choose_device, declare_fitting, decode_window, plan_declared, usual_places
 from .known_costs import known_costs
 from .passes import TargetPasses
 from .products import without_kernels
@@ -177,7 +176,7 @@ def _on_device(
     depth, taps = (draft.depth, draft.taps) if draft else (0, ())
     rows = cache_rows(n_ctx, wanted.over)
     weights.fill(progress, "target", is_short=wanted.kept is not None and wanted.kept.is_short)
-    window = DecodeWindow(config.fa_window) if config.fa_window else None
+    window = decode_window(config)
     if window is not None:
         log.warning(
             "--fa-window %d: what is more than %d tokens back is out of sight while decoding, but for the first %d of the text: "

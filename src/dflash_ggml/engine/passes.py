@@ -99,6 +99,9 @@ class TargetPasses:
         # with all rows: caches of other types than float16 are copied for a batch
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
+        if self.window is not None:  # what its passes gather may be more
+            batch = Batch(max(self.max_width, 1), 0, self.tree_mask, self.taps, window=self.window)
+            self.target.build(batch, self.state, self.weights).place(self.workspace).close()
 
     def linear_rows(self, columns: int, rows: int) -> int:
         """The rows that the graph of a linear pass sees when `rows` are in use. Where hidden rows cost nothing, or little beside

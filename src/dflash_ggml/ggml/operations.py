@@ -58,6 +58,15 @@ class Operations:
         strides = (t.nb[1], lib.ggml_row_size(t.type, head_dim))
         return self.view(t, (head_dim, rows, t.ne[0] // head_dim), strides)
 
+    def rows_as(self, t, type_: int, row: int):
+        """The bytes of the rows of `t` [.., rows] as `row` elements of another type each: a view [row, rows]."""
+        if lib.ggml_row_size(type_, row) > t.nb[1]:
+            raise ValueError(f"rows of {t.nb[1]} bytes have no room for {row} such elements")
+        apart = t.nb[1], t.nb[1] * t.ne[1], t.nb[1] * t.ne[1]
+        rows = lib.ggml_view_4d(self.ctx, t, t.ne[0], t.ne[1], 1, 1, *apart, 0)
+        rows.type, rows.ne[0], rows.nb[0] = type_, row, lib.ggml_type_size(type_)
+        return rows
+
     def land(self, t, home, index: int):
         """Let the result `t` [d, n] be computed right into slice `index` of home [d, max columns, slices]: no copy."""
         address = ffi.cast("char *", home.data) + index * home.nb[2]

@@ -61,10 +61,16 @@ class LayerCache:
         """
         both, n = (self.keys, self.values), n_kv
         if rows is not None:
-            both, n = tuple(g.expand(g.get_rows(t, rows)) for t in both), rows.ne[0]
+            both, n = tuple(_gathered(g, t, rows) for t in both), rows.ne[0]
         keys, values = (g.heads(t, q.ne[0], n) for t in both)
         o = attention(g, g.permute(q, 0, 2, 1, 3), keys, values, q.ne[0] ** -0.5)
         return self.rotation.of_values(g, o)
+
+
+def _gathered(g: Graph, t, rows):
+    """Rows of keys or values as they are: as numbers, `get_rows` would make float32 of them, up to seven times the bytes."""
+    words = g.expand(g.get_rows(g.rows_as(t, F32, t.nb[1] // 4), rows))
+    return g.rows_as(words, t.type, t.ne[0])
 
 
 class KvCache:

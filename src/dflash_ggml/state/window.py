@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from ..ggml.device import F16, I32
 from ..ggml.graph import Graph
+from .kv_type import KvType, row_bytes
 from .mask import HIDDEN
 from .memory import padded
+from .spec import StateSpec
 
 SINKS = 64  # first tokens that stay in sight: attention leans on them whatever they say
 
@@ -33,6 +35,12 @@ class DecodeWindow:
     def _rows(self, columns: int) -> int:
         """Rows that a pass gathers, its own included."""
         return padded(self.sinks + self.tokens + columns, 256)
+
+    def nbytes(self, columns: int, spec: StateSpec, kv_type: KvType) -> int:
+        """Scratch bytes of what a pass of so many columns gathers for a layer, and of its mask, for a graph's estimate."""
+        widest = max((layer.row for layer in spec.kv), default=0)
+        a_row = row_bytes(kv_type.k, widest) + row_bytes(kv_type.v, widest)
+        return self._rows(columns) * (a_row + 2 * columns)
 
     def build(self, g: Graph, columns: int) -> tuple[Any, Any]:
         """Inputs of graph `g`, which `fill` provides: the rows int32 [n] that it gathers, and the mask over them, float16
