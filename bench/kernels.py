@@ -1,15 +1,19 @@
 """Kernels of a step on a GPU, counted and timed through PyTorch's profiler (which sees every kernel of the process).
 
-    python bench/kernels.py -m TARGET -md DRAFT [--widths 1 24] [--context 2048] [--top 25]
+    python bench/kernels.py -m TARGET -md DRAFT [--widths 1 24] [--users 4 8] [--context 2048] [--top 25]
 
-Times are the profiler's own and add up to less than a step: gaps between kernels are not in them.
+Times are the profiler's own and add up to less than a step: gaps between kernels are not in them. `wall` is the same call without
+a profiler, its host work included. With --users also passes over so many texts of that context: plain, drafts and trees of 64
+columns in all, and their commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +22,10 @@ from common import add_cache_types, cache_types
 from step_time import random_tree
 
 from dflash_ggml.config import DRAFTS, EngineConfig
+from dflash_ggml.decode.forest import Forest, root_only
 from dflash_ggml.engine.engine import Engine
+
+JOINT = 64  # columns of all texts together
 
 
 def short(name: str) -> str:
@@ -27,61 +34,120 @@ def short(name: str) -> str:
     return re.sub(r"^void ", "", name)[:90]
 
 
+def of_one(engine: Engine, widths: list[int], context: int, rng: np.random.Generator) -> dict[str, Callable]:
+    """The passes of one text."""
+    passes, sequence = engine.passes, engine.sequence
+    engine.prefill(rng.integers(0, engine.n_vocab, context).tolist())
+
+    def draft():
+        sequence.pending, sequence.unseen = 5, (0, 1, 2)
+        return engine.drafter.propose(sequence, 31)
+
+    calls: dict[str, Callable] = {
+        "plain": lambda: passes.choices(passes.linear(sequence, [5])),
+        "draft": draft,
+    }
+    for width in widths:
+        tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
+        calls[f"verify {width}"] = lambda tree=tree: passes.choices(passes.verify(sequence, tree))
+    return calls
+
+
+def of_several(engine: Engine, users: int, context: int, rng: np.random.Generator) -> dict[str, Callable]:
+    """The passes of several texts, for which places are opened."""
+    passes, drafter, each = engine.passes, engine.drafter, JOINT // users
+    places = [engine.open(context + JOINT) for _ in range(users)]
+    for place in places:
+        place.prefill(rng.integers(0, engine.n_vocab, context).tolist())
+    sequences = [place.sequence for place in places]
+    for sequence in sequences:
+        sequence.pending = 5
+    trees = [random_tree(rng, each, engine.n_vocab, drafter.depth) for _ in places]
+    plain, wide = Forest.of(sequences, [root_only(5)] * users), Forest.of(sequences, trees)
+    depth, none = min(max(each - 1, 3), drafter.depth), [None] * users
+
+    def verify(forest: Forest):
+        return passes.choices(passes.verify_each(forest, none, range(forest.width)))
+
+    def draft():
+        for i, sequence in enumerate(sequences):
+            sequence.unseen = (3 * i, 3 * i + 1, 3 * i + 2)
+        return drafter.propose_each(sequences, 31, depth)
+
+    def commit():
+        passes.commit_each(wide, [(0, 1)] * users)
+        engine.device.synchronize()
+
+    return {
+        f"{users} plain": lambda: verify(plain),
+        f"{users} drafts of {depth}": draft,
+        f"{users} trees of {each}": lambda: verify(wide),
+        f"{users} commits": commit,
+    }
+
+
+def measure(engine: Engine, name: str, call: Callable, repeat: int, top: int) -> None:
+    """Print a call's kernels, the longest first."""
+    for _ in range(4):
+        call()
+    engine.device.synchronize()
+    walls = []
+    for _ in range(2 * repeat):
+        began = time.perf_counter()
+        call()
+        engine.device.synchronize()
+        walls.append((time.perf_counter() - began) * 1e3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeat):
+            call()
+        engine.device.synchronize()
+    found: dict[str, list[float]] = defaultdict(list)
+    for event in profile.events():
+        found[short(event.name)].append(event.time_range.elapsed_us())
+    kernels = {k: v for k, v in found.items() if not k.startswith(("Memcpy", "Memset", "cuda"))}
+    total = sum(map(sum, kernels.values())) / repeat
+    print(
+        f"{name}: wall {np.median(walls):.3f} ms; {sum(map(len, kernels.values())) / repeat:.0f} kernels, "
+        f"{total / 1e3:.3f} ms in kernels"
+    )
+    for kernel, times in sorted(kernels.items(), key=lambda kv: -sum(kv[1]))[:top]:
+        print(
+            f"  {sum(times) / repeat / 1e3:8.3f} ms {len(times) / repeat:7.1f} x {np.median(times):8.2f} us  {kernel}"
+        )
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("-m", "--model", required=True)
     p.add_argument("-md", "--model-draft", required=True)
     p.add_argument("--widths", type=int, nargs="*", default=[24])
-    p.add_argument("--context", type=int, default=2048)
+    p.add_argument("--users", type=int, nargs="*", default=[])
+    p.add_argument("--context", type=int, default=2048, help="tokens of each text")
     p.add_argument("--top", type=int, default=25)
     p.add_argument("--repeat", type=int, default=5)
     add_cache_types(p)
     a = p.parse_args()
     rng = np.random.default_rng(0)
+    most = max(a.users, default=1)
     with Engine.load(
         EngineConfig(
             Path(a.model),
             Path(a.model_draft),
-            n_ctx=max(8192, a.context + 1024),
+            n_ctx=max(8192, most * (a.context + 1024)),
             budget=max(31, *a.widths),
             chain_seed=True,
             spec=DRAFTS,
+            parallel=most,
             **cache_types(a),
         )
     ) as engine:
-        passes, sequence = engine.passes, engine.sequence
-        engine.prefill(rng.integers(0, engine.n_vocab, a.context).tolist())
-
-        def draft():
-            sequence.pending, sequence.unseen = 5, (0, 1, 2)
-            return engine.drafter.propose(sequence, 31)
-
-        calls = {
-            "plain": lambda: passes.choices(passes.linear(sequence, [5])),
-            "draft": draft,
-        }
-        for width in a.widths:
-            tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
-            calls[f"verify {width}"] = lambda tree=tree: passes.choices(passes.verify(sequence, tree))
-        for name, call in calls.items():
-            for _ in range(4):
-                call()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                for _ in range(a.repeat):
-                    call()
-                engine.device.synchronize()
-            found: dict[str, list[float]] = defaultdict(list)
-            for event in profile.events():
-                found[short(event.name)].append(event.time_range.elapsed_us())
-            kernels = {k: v for k, v in found.items() if not k.startswith(("Memcpy", "Memset", "cuda"))}
-            total = sum(map(sum, kernels.values())) / a.repeat
-            print(
-                f"{name}: {sum(map(len, kernels.values())) / a.repeat:.0f} kernels, {total / 1e3:.3f} ms in kernels"
-            )
-            for kernel, times in sorted(kernels.items(), key=lambda kv: -sum(kv[1]))[: a.top]:
-                print(
-                    f"  {sum(times) / a.repeat / 1e3:8.3f} ms {len(times) / a.repeat:7.1f} x {np.median(times):8.2f} us  {kernel}"
-                )
+        for name, call in of_one(engine, a.widths, a.context, rng).items():
+            measure(engine, name, call, a.repeat, a.top)
+        for users in a.users:
+            for name, call in of_several(engine, users, a.context, rng).items():
+                measure(engine, name, call, a.repeat, a.top)
+            for place in engine.places:
+                place.close()
 
 
 if __name__ == "__main__":

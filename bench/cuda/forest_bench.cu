@@ -463,6 +463,7 @@ int main(int argc, char ** argv) {
     }
     time_net(ctx, "8 x 8", { 8, 8, 8, 8, 8, 8, 8, 8 }, 0, 8);
     time_net(ctx, "8 x 1", { 1, 1, 1, 1, 1, 1, 1, 1 }, 0, 8);
+    time_net(ctx, "4 x 1", { 1, 1, 1, 1 }, 0, 8);
     time_net(ctx, "4 x 16", { 16, 16, 16, 16 }, 0, 8);
     time_net(ctx, "1 x 24", { 24 }, 0, 8);
     time_net(ctx, "2 x 32", { 32, 32 }, 0, 8);
