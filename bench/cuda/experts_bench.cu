@@ -10,6 +10,7 @@
 #define GGML_COMMON_DECL_CUDA
 #define GGML_COMMON_IMPL_CUDA
 #include "ggml-common.h"
+#include "mmn-f32-kernel.cuh"
 #include "mmn-id-convert.cuh"
 #include "mmn-id-kernel.cuh"
 #include "mmn-id-wide-product.cuh"
@@ -100,6 +101,7 @@ int main(int argc, char ** argv) {
     float * x = device<float>((size_t) MAX_COLS*D), * h = device<float>(max_pairs*F), * y = device<float>(max_pairs*D), * out = device<float>((size_t) MAX_COLS*D);
     float * weights = device<float>(max_pairs), * dots = device<float>(64*D/256);
     char * xc = device<char>((size_t) MAX_COLS*(D/256)*MMNI_COL_BYTES), * hc = device<char>(max_pairs*(F/256)*MMNI_COL_BYTES);
+    float * logits = device<float>(64*E), * router = device<float>((size_t) sets*E*D);
     int32_t * ids = device<int32_t>(40*max_pairs);
     mmni_list * lists = device<mmni_list>(40);
     int * n_items = device<int>(1), * pairs = device<int>(max_pairs);
@@ -113,9 +115,14 @@ int main(int argc, char ** argv) {
     }
     CHECK(cudaMemcpy(x, host.data(), host.size()*4, cudaMemcpyHostToDevice));
     CHECK(cudaMemset(weights, 0, max_pairs*4));
+    for (int i = 0; i < sets; ++i) {
+        for (int64_t at = 0; at < (int64_t) E*D; at += MAX_COLS*D/2) { // other numbers for each set
+            CHECK(cudaMemcpy(router + i*(int64_t) E*D + at, host.data() + (i + 1)*97, std::min<int64_t>((int64_t) E*D - at, MAX_COLS*D/2)*4, cudaMemcpyHostToDevice));
+        }
+    }
 
     for (const double overlap : { 0.0, 0.6, 1.0 }) {
-        for (const int n : { 1, 2, 4, 8, 16, 32, 64, 65, 128, 512, 2048, 4096 }) {
+        for (const int n : { 1, 2, 4, 8, 16, 24, 32, 64, 65, 128, 512, 2048, 4096 }) {
             const bool wide = n > 64;
             const int n_pairs = n*K, layers = wide ? 4 : 40;
             double distinct = 0;
@@ -136,8 +143,19 @@ int main(int argc, char ** argv) {
 
             // shared: with the expert that all columns use, up to the sum
             auto convert = [&](const int l, const bool shared) {
-                launch(s, mmni_convert, dim3((n*(D/256) + 7)/8 + !wide), 256, 0, (const float *) x, (int64_t) D, D/256, n, xc, (const int32_t *) ids + l*max_pairs, K, K, n_pairs, E,
-                    shared ? n : 0, wide ? nullptr : lists + l, (const float *) x, shared ? dots : nullptr);
+                launch(s, mmni_convert<256, false>, dim3((n*(D/256) + 7)/8 + !wide), 256, 0, (const float *) x, (int64_t) D, D/256, n, xc, (const int32_t *) ids + l*max_pairs, K, K, n_pairs, E,
+                    shared ? n : 0, wide ? nullptr : lists + l, (const float *) x, shared ? dots : nullptr, mmni_router {});
+            };
+            // ids by a router
+            auto route = [&](const int l) {
+                const int nc = n == 1 ? 1 : n == 2 ? 2 : 4;
+                launch(s, n == 1 ? mmn_f32<2, 1> : n == 2 ? mmn_f32<2, 2> : mmn_f32<2, 4>, dim3((E + 1)/2, (n + nc - 1)/nc), MMN_F32_THREADS, 0,
+                    (const float *) router + (l % sets)*(int64_t) E*D, (int64_t) D, true, (const float *) x, (int64_t) D, D, E, n, logits, (int64_t) E);
+            };
+            auto choose = [&](const int l) {
+                const mmni_router r = { nullptr, logits, nullptr, weights, false, true, 1.0f/16384, 1.0f };
+                launch(s, mmni_convert<1024, true>, dim3((n*(D/256) + 31)/32 + 1), 1024, 0, (const float *) x, (int64_t) D, D/256, n, xc, (const int32_t *) nullptr, K, K, n_pairs, E,
+                    n, lists + l, (const float *) x, dots, r);
             };
             auto gate = [&](const int l, const bool shared) {
                 char ** m = w[l % sets];
@@ -150,8 +168,8 @@ int main(int argc, char ** argv) {
             };
             auto convert_h = [&](const bool shared) {
                 const int cols = n_pairs + shared*n;
-                launch(s, mmni_convert, dim3((cols*(F/256) + 7)/8), 256, 0, (const float *) h, (int64_t) F, F/256, cols, hc, (const int32_t *) nullptr, 0, 1, 0, 0, 0, (mmni_list *) nullptr,
-                    (const float *) nullptr, (float *) nullptr);
+                launch(s, mmni_convert<256, false>, dim3((cols*(F/256) + 7)/8), 256, 0, (const float *) h, (int64_t) F, F/256, cols, hc, (const int32_t *) nullptr, 0, 1, 0, 0, 0, (mmni_list *) nullptr,
+                    (const float *) nullptr, (float *) nullptr, mmni_router {});
             };
             auto down = [&](const int l, const bool shared) {
                 char * m = w[l % sets][2];
@@ -207,27 +225,33 @@ int main(int argc, char ** argv) {
             const double e_down = nmse(y, D);
 
             auto per = [&](const std::function<void(int)> & f) { return 1e3*time_graph(s, [&]() { for (int l = 0; l < layers; ++l) f(l); })/layers; };
-            auto layer = [&](const bool shared) {
+            auto layer = [&](const bool shared, const bool routed) {
                 return per([&](const int l) {
                     if (wide) {
                         sort(l);
                     }
-                    convert(l, shared);
+                    if (routed) {
+                        route(l);
+                        choose(l);
+                    } else {
+                        convert(l, shared);
+                    }
                     gate(l, shared);
                     convert_h(shared);
                     down(l, shared);
                     sum(shared);
                 });
             };
-            const double whole = layer(false);
+            const double whole = layer(false, false);
             printf("overlap %.1f columns %4d experts %5.1f: nmse %.1e %.1e; at 3.0 TB/s %.1f + %.1f us; layer %.1f us", overlap, n, distinct, e_gate, e_down,
                 distinct*2*gate_e/3e6, distinct*down_e/3e6, whole);
             if (wide) {
                 printf(", %.0f TFLOP/s; gate and up %.1f, down %.1f\n", 6.0*n_pairs*D*F/whole*1e-6, per([&](int l) { gate(l, false); }), per([&](int l) { down(l, false); }));
             } else {
-                const double with = layer(true);
-                layer(false); // lists without the shared expert
-                printf(", with a shared expert %.1f; gate and up %.1f, down %.1f\n", with, per([&](int l) { gate(l, false); }), per([&](int l) { down(l, false); }));
+                const double with = layer(true, false), routed = layer(true, true), product = per(route), choice = per(choose);
+                layer(false, false); // lists without the shared expert
+                printf(", with a shared expert %.1f, and a router %.1f (its product %.1f, choice and conversion %.1f); gate and up %.1f, down %.1f\n", with, routed, product,
+                    choice, per([&](int l) { gate(l, false); }), per([&](int l) { down(l, false); }));
             }
             fflush(stdout);
         }
