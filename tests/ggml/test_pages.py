@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.ggml import pages
-from dflash_ggml.ggml.pages import LockedPages, spans
+from dflash_ggml.ggml.pages import LockedPages, pieces, spans
 
 
 class Driver:
@@ -74,13 +74,38 @@ def test_spans_are_whole_pages_and_never_overlap(ranges, found) -> None:
     assert spans(ranges, 4096) == found
 
 
+@pytest.mark.parametrize(
+    "address, size, found",
+    [
+        (100, 50, [50]),
+        (4000, 96, [96]),
+        (4000, 97, [96, 97]),
+        (4096, 8192, [8192]),
+        (5000, 1000, [1000]),
+        (4000, 9000, [96, 8288, 9000]),
+        (12287, 2, [1, 2]),
+        (12288, 8192, [8192]),
+        (0, 40960, [4096, 12288, 20480, 24576, 40960]),
+    ],
+)
+def test_a_copy_is_cut_where_locked_pages_begin_and_end(address: int, size: int, found: list[int]) -> None:
+    assert pieces(address, size, [(4096, 8192), (20480, 4096)]) == found
+    assert pieces(address, size, []) == [size]
+
+
 def test_what_is_locked_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     locked = LockedPages("CUDA0", [(1 << 20, 5000), (1 << 24, 10)])
-    assert locked.locked and len(driver.held) == 2 and driver.contexts == 1 and driver.current == 0
+    assert (
+        locked.locked
+        and dict(locked.held) == driver.held
+        and len(driver.held) == 2
+        and driver.contexts == 1
+        and driver.current == 0
+    )
     locked.close()
-    assert not locked.locked and not driver.held and driver.contexts == 0
+    assert not locked.locked and not locked.held and not driver.held and driver.contexts == 0
     locked.close()
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml import weights as module
+from dflash_ggml.ggml.bindings import ffi, lib
 from dflash_ggml.ggml.device import F32, I32, Device
 from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.pages import spans
 from dflash_ggml.ggml.split import Split
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights
@@ -59,8 +63,8 @@ class Locks:
     can = True
 
     def __init__(self, name: str, ranges: list[tuple[int, int]]) -> None:
-        assert [size for _, size in ranges] == [4 * N * N]
         self.locked, self.closed = self.can, False
+        self.held = spans(ranges) if self.can else []
 
     def close(self) -> None:
         self.closed = True
@@ -94,6 +98,8 @@ def test_computes_with_weights_wherever_they_lie(
     room[:] = room if not copied else 0
     pages = weights._kept._pages
     assert (pages is not None) == (where in ("pages locked", "not locked"))
+    held = sum(size for _, size in device.locked)
+    assert held >= 4 * N * N if where == "pages locked" else held == 0
     workspace = Workspace(device)
     g = Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 3))
@@ -106,8 +112,54 @@ def test_computes_with_weights_wherever_they_lie(
         np.testing.assert_allclose(found, expected(w, x), rtol=1e-4, atol=1e-4)
     g.close()
     weights.close()
-    assert not device.kept and (pages is None or pages.closed)
+    assert not device.kept and not device.locked and (pages is None or pages.closed)
     workspace.close()
+
+
+class Refusing:
+    """ggml's functions, for a device that takes copies from locked pages alone, or from beside them alone, as CUDA does."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.copies = device, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
+
+    def ggml_backend_tensor_set(self, t, data, offset: int, size: int) -> None:
+        first = int(ffi.cast("uintptr_t", data))
+        shared = [max(min(first + size, at + n) - max(first, at), 0) for at, n in self.device.locked]
+        assert sum(shared) in (0, size), "a copy from both"
+        self.copies += 1
+        lib.ggml_backend_tensor_set(t, data, offset, size)
+
+
+def test_what_shares_a_page_with_locked_weights_is_copied_in_pieces(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors before and behind a kept one in the same file, also those that another part of the file's user brings later."""
+    monkeypatch.setattr(Device, "has_pinned_memory", True)
+    monkeypatch.setattr(module, "LockedPages", Locks)
+    monkeypatch.setattr(module, "lib", asked := Refusing(device))
+    n = mmap.PAGESIZE // 4
+    room = np.empty(10 * mmap.PAGESIZE, np.uint8)
+    words = room[-room.ctypes.data % mmap.PAGESIZE + 4 :][: 32 * n].view(np.float32)  # 4 bytes into a page
+    words[:] = np.random.default_rng(0).standard_normal(len(words))
+
+    def source(first: int, end: int) -> Source:
+        return Source(F32, (end - first,), words[first:end].view(np.uint8))
+
+    # beside it none is aligned, so that none is used where it lies
+    inside = {"before": source(0, n + 90), "there": source(n + 95, 2 * n + 95)}
+    inside |= {"between": source(2 * n + 96, 2 * n + 196), "behind": source(2 * n + 200, 4 * n)}
+    weights = Weights(device, inside, kept=["there"]).fill()
+    outside = {"later": source(2 * n + 200, 5 * n), "far": source(5 * n, 6 * n)}
+    later = Weights(device, outside).fill()
+    assert asked.copies == 2 + 1 + 2 + 2 + 1
+    for w, found in ((weights, inside), (later, outside)):
+        for name, s in found.items():
+            np.testing.assert_array_equal(device.read(w[name]), s.data.view(np.float32))
+    for thing in (later, weights):
+        thing.close()
 
 
 def test_each_side_computes_its_parts(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,9 @@ class Device:
         # the CPU that computes with the weights whose keys are `kept`: they stay in its memory
         self.host: Device | None = None
         self.kept: set[int] = set()
+        self.locked: list[
+            tuple[int, int]
+        ] = []  # pages of the host, address and bytes, that it reads by itself
         self._mark = ffi.NULL
 
     @classmethod

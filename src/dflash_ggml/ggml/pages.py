@@ -36,6 +36,13 @@ def spans(ranges: Iterable[tuple[int, int]], page: int = mmap.PAGESIZE) -> list[
     return found
 
 
+def pieces(address: int, size: int, locked: Iterable[tuple[int, int]]) -> list[int]:
+    """Where the copies end that bring `size` bytes from `address` on to a device, in bytes from there: CUDA refuses one that lies
+    in locked pages (address, bytes) in part, and what stands beside a tensor in a file shares a page with it."""
+    edges = {edge - address for first, length in locked for edge in (first, first + length)}
+    return [*sorted(edge for edge in edges if 0 < edge < size), size]
+
+
 class LockedPages:
     """Pages that stay in memory, and that the device which ggml calls `name` ("CUDA0") copies without help, until `close`.
 
@@ -44,13 +51,13 @@ class LockedPages:
 
     def __init__(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
         self._driver: ctypes.CDLL | None = None
-        self._device, self._held = ctypes.c_int(), []
+        self._device, self.held = ctypes.c_int(), []  # address, bytes
         self.locked = name.startswith("CUDA") and name[4:].isdigit() and self._open(int(name[4:]))
         for address, size in spans(ranges) if self.locked else ():
             if self._call("cuMemHostRegister_v2", address, size, _PORTABLE | _READ_ONLY):
                 self.close()
                 return
-            self._held.append(address)
+            self.held.append((address, size))
 
     def _open(self, ordinal: int) -> bool:
         """Take the context that CUDA's runtime uses."""
@@ -85,8 +92,8 @@ class LockedPages:
         """Unlock them; no copy may be on its way."""
         if self._driver is None:
             return
-        for address in self._held:
+        for address, _ in self.held:
             self._call("cuMemHostUnregister", address)
-        self._held.clear()
+        self.held.clear()
         self._driver.cuDevicePrimaryCtxRelease_v2(self._device)
         self._driver, self.locked = None, False

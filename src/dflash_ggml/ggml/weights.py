@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DeviceError, ModelFileError
 from .bindings import ffi, lib
 from .device import BF16, F16, F32, I32, Device, key
-from .pages import LockedPages
+from .pages import LockedPages, pieces
 from .store import Store
 
 _READING = 4  # threads that read from the file's mapping what the host keeps: one alone waits for its pages
@@ -64,6 +64,7 @@ class Weights(Mapping):
         kept: Iterable[str] = (),
     ) -> None:
         """Raises ModelFileError for a type that the device cannot multiply."""
+        self._device = device
         self._tensors: dict[str, Any] = {}
         self._groups: list[tuple[Store, list[str]]] = []  # of what has to be copied
         self._mapped: list = []
@@ -128,12 +129,19 @@ class Weights(Mapping):
             store.allocate(clear=False, weights=True)
             for name in names:
                 s = self.sources[name]
-                lib.ggml_backend_tensor_set(self._tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
+                self._bring(self._tensors[name], s.data)
                 count(s.nbytes)
         self._sources = None
         if progress:
             progress(stage, total, total)
         return self
+
+    def _bring(self, t, data: Any) -> None:
+        """Copy the bytes of a tensor, in as many pieces as it takes beside locked pages."""
+        begin = 0
+        for end in pieces(*_place(data), self._device.locked):
+            lib.ggml_backend_tensor_set(t, ffi.from_buffer(data) + begin, begin, end - begin)
+            begin = end
 
     @property
     def sources(self) -> Mapping[str, Source]:
@@ -209,6 +217,7 @@ class Kept:
             if not is_short and self._device.has_pinned_memory:
                 ranges = [_place(s.data) for s in mapped.values()]
                 self._pages = LockedPages(self._device.info.name, ranges)
+                self._device.locked += self._pages.held
                 if not self._pages.locked:
                     self._say_copied()
                     mapped = {}
@@ -235,6 +244,7 @@ class Kept:
         self.tensors.clear()
         if self._pages is not None:
             self._device.synchronize()
+            self._device.locked = [span for span in self._device.locked if span not in self._pages.held]
             self._pages.close()
             self._pages = None
         if self._store is not None:
