@@ -109,6 +109,15 @@ def test_what_is_locked_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     locked.close()
 
 
+def test_what_is_dropped_unclosed_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    locked = LockedPages("CUDA0", [(1 << 20, 5000)])
+    assert driver.held
+    del locked
+    assert not driver.held and driver.contexts == 0
+
+
 class Old(Driver):
     """One that lacks a function."""
 

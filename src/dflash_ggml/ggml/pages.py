@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Iterable
 
 _PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_*
@@ -87,6 +88,11 @@ class LockedPages:
         answer = getattr(self._driver, function)(ctypes.c_void_p(address), *numbers)
         self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         return answer
+
+    def __del__(self) -> None:
+        # what a failed load drops unclosed must not stay locked; what is open when Python ends goes with the process
+        if not sys.is_finalizing():
+            self.close()
 
     def close(self) -> None:
         """Unlock them; no copy may be on its way."""

@@ -188,8 +188,8 @@ class Kept:
     def __init__(self, device: Device, sources: Mapping[str, Source]) -> None:
         self._device, self._sources = device, sources
         self.tensors: dict[str, Any] = {}
+        self._pages: LockedPages | None = None  # goes before the mapping
         self._mapped: list = []
-        self._pages: LockedPages | None = None
         self._store: Store | None = None
         if sources:
             assert device.host is not None, "only a host keeps weights"
