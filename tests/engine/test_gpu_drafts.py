@@ -46,11 +46,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=[(kind, name) for kind in KINDS for name in TOLERANCE], ids="-".join)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engine, Engine, float]]:
+@pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in TOLERANCE], ids="-".join)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Engine, float]]:
     """An engine on the CPU, one on the GPU, and how much numbers may differ."""
     kind, name = request.param
-    files = toys.write_pair(tmp_path, 30, toys.GGMLQuantizationType[name], **SHAPE | KINDS[kind])
+    folder: Path = tmp_path_factory.mktemp("drafts")
+    files = toys.write_pair(folder, 30, toys.GGMLQuantizationType[name], **SHAPE | KINDS[kind])
     draft = None if kind == "mtp" else files[1]
     config = {"n_ctx": 512, "calibrate": "never", "budget": 15}
     with (

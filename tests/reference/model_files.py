@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,6 +21,7 @@ Type = GGMLQuantizationType
 Rule: TypeAlias = Callable[[str, int], GGMLQuantizationType]  # (tensor name, row length) -> type of a matrix
 
 _FILE_TYPE = "general.file_type"
+_AT_ONCE = 1 << 18  # elements that a thread quantises
 
 
 def rewrite(source: Path, dest: Path, rule: Rule, file_type: int) -> Path:
@@ -73,9 +75,15 @@ def quantize(x: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     out = np.empty((*x.shape[:-1], width // block * size), np.uint8)
     rows = x.size // width
     lib.ggml_quantize_init(int(kind))
-    lib.ggml_quantize_chunk(
-        int(kind), ffi.from_buffer("float[]", x), ffi.from_buffer(out), 0, rows, width, ffi.NULL
-    )
+    source, found = ffi.from_buffer("float[]", x), ffi.from_buffer(out)
+    each = max(_AT_ONCE // width, 1)
+
+    def some(first: int) -> None:
+        n = min(each, rows - first)
+        lib.ggml_quantize_chunk(int(kind), source, found, first * width, n, width, ffi.NULL)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(some, range(0, rows, each)))
     return out
 
 
