@@ -14,11 +14,12 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.ggml.device import list_devices
 from reference import kv_toys
-from reference.engine_kit import foretold, fresh, steps
+from reference.engine_kit import foretold, fresh, sampler, steps
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
-# dense layers only: a near-tie of two experts would be another text
+# dense layers only: a near-tie of two experts would be another text. Milder than a toy is by itself: with queries of 8 a cache
+# in float16 instead of float32 moves logits by 18, as far as a fault does
 SIZES: dict[str, Any] = {"arch": "laguna", "n_vocab": 4000, "n_embd": 256, "n_ff": 512, "head_dim": 128}
 SIZES |= {
     "n_layers": 5,
@@ -28,20 +29,31 @@ SIZES |= {
     "window_heads": 6,
     "n_rot": 64,
     "yarn": 8.0,
+    "sharp": 3.0,
+    "mix": 0.3,
 }
 DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 512, "draft_layers": 3}
-TOLERANCE = 0.15  # float16 caches and other products; logits spread over about 30
+# of a logit, the largest being 41. Rounding of caches and products moves one by 0.06 with F16 on the CPU, by 0.7 with Q8_0; a
+# window of one token too many moves it by 6, a row of the ring taken for its neighbour by 9 (test_target_rings.py)
+TOLERANCE = {"F16": 0.3, "Q8_0": 1.5}
 IDS = np.random.default_rng(3).integers(0, 3990, 1500).tolist()
 
 
-@pytest.fixture(scope="module", params=["F16", "Q8_0"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    kind = kv_toys.GGMLQuantizationType[request.param]
-    return kv_toys.write_pair(tmp_path_factory.mktemp(request.param), 61, DRAFT, kind, **SIZES)
+@pytest.fixture(scope="module", params=TOLERANCE)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pair(kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    of = kv_toys.GGMLQuantizationType[kind]
+    return kv_toys.write_pair(tmp_path_factory.mktemp(kind), 61, DRAFT, of, **SIZES)
 
 
 def load(pair: tuple[Path, Path], **options: Any) -> Engine:
-    return Engine.load(EngineConfig(*pair, **{"n_ctx": 2048, "calibrate": "never", "budget": 31, **options}))
+    return Engine.load(
+        EngineConfig(*pair, **{"n_ctx": 2048, "n_threads": 4, "calibrate": "never", "budget": 31, **options})
+    )
 
 
 @pytest.fixture
@@ -59,19 +71,19 @@ def rows_of(engine: Engine, ids: list[int]) -> np.ndarray:
     return np.stack(rows)
 
 
-def close(ours: np.ndarray, theirs: np.ndarray) -> None:
+def close(kind: str, ours: np.ndarray, theirs: np.ndarray) -> None:
     assert np.isfinite(ours).all()
-    assert np.abs(ours - theirs).max() < TOLERANCE * max(1.0, np.abs(theirs).max() / 10)
+    assert np.abs(ours - theirs).max() < TOLERANCE[kind]
 
 
-def test_batches(pair: tuple[Path, Path], gpu: Engine) -> None:
+def test_batches(kind: str, pair: tuple[Path, Path], gpu: Engine) -> None:
     ours = rows_of(gpu, IDS)
     with load(pair, n_gpu_layers=0, n_batch=256) as cpu:
-        close(ours, rows_of(cpu, IDS))
+        close(kind, ours, rows_of(cpu, IDS))
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree", "chain"])
-def test_what_is_written(gpu: Engine, mode: str) -> None:
+def test_what_is_written(kind: str, gpu: Engine, mode: str) -> None:
     """The rows behind each written token are those of the same text read as a prompt; accepted rows of trees move."""
     said = [
         token for step in steps(fresh(gpu, IDS[:700]), max_tokens=300, mode="plain") for token in step.tokens
@@ -81,10 +93,36 @@ def test_what_is_written(gpu: Engine, mode: str) -> None:
     tokens = [token for step in found for token in step.tokens]
     rows = np.stack([row for step in found for row in step.rows or ()])
     assert len(tokens) == len(rows) == 300
-    close(rows, rows_of(gpu, [*IDS[:700], *tokens])[699:999])
+    assert mode == "plain" or len(found) < 200
+    close(kind, rows, rows_of(gpu, [*IDS[:700], *tokens])[699:999])
 
 
-def test_a_snapshot(gpu: Engine) -> None:
+def test_texts_side_by_side(kind: str, pair: tuple[Path, Path]) -> None:
+    """Trees and single tokens of three texts in one pass, each over its own ring."""
+    with load(pair, n_batch=256, parallel=3) as gpu:
+        prompts = [IDS[at : at + 300 + at // 10] for at in (0, 300, 600)]
+        runs, rows = [], [[], [], []]
+        for ids, mode in zip(prompts, ("tree", "plain", "chain")):
+            place = gpu.open()
+            place.prefill(ids)
+            runs.append(
+                place.begin(sampler(gpu), max_tokens=100, mode=mode, stop=lambda token: False, keep_rows=True)
+            )
+            rows[len(runs) - 1] += place.first(runs[-1]).rows
+        while any(run.finish is None for run in runs):
+            going = [i for i, run in enumerate(runs) if run.finish is None]
+            for i, step in zip(going, gpu.step([runs[i] for i in going]), strict=True):
+                assert not isinstance(step, Exception), repr(step)
+                rows[i] += step.rows
+        texts = [run.sequence.text for run in runs]
+        assert any(key[0] == "forest" for key, _ in gpu.passes.graphs)
+    with load(pair, n_batch=256) as gpu:
+        for ids, found, said in zip(prompts, rows, texts, strict=True):
+            assert len(found) == 100
+            close(kind, np.stack(found), rows_of(gpu, list(said))[len(ids) - 1 :][:100])
+
+
+def test_a_snapshot(kind: str, gpu: Engine) -> None:
     fresh(gpu, IDS[:900])
     row, kept = gpu.logits.copy(), gpu.snapshot()
     gpu.prefill(IDS[:500])
@@ -94,4 +132,4 @@ def test_a_snapshot(gpu: Engine) -> None:
     gpu.restore(kept)
     assert np.array_equal(gpu.logits, row)
     gpu.prefill(IDS[900:960])
-    close(gpu.logits, after)
+    close(kind, gpu.logits, after)

@@ -1,4 +1,4 @@
-"""A target whose window layers keep a ring writes what it writes with all rows kept. 12 seconds."""
+"""A target whose window layers keep a ring writes what it writes with all rows kept. 14 seconds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_gpu_rings
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
@@ -231,3 +232,33 @@ def test_one_pass_for_several_texts(pair: tuple[Path, Path], tight: None) -> Non
         assert any(key[0] == "forest" for key, _ in passes.graphs)
         rows = [ring.cache.wholes[0].ne[1] for ring in passes.state.rings]
         assert rows == [3 * (11 + passes.state.max_width)]
+
+
+def test_the_toy_of_gpus_shows_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding moves its logits by much less than the tolerance of test_gpu_rings.py, a fault by much more."""
+    sizes, ids = test_gpu_rings.SIZES, test_gpu_rings.IDS[:500]
+
+    def rows(window: int, cache: str = "f32") -> np.ndarray:
+        folder = tmp_path / str(window)
+        folder.mkdir(exist_ok=True)
+        target = kv_toys.write_target(
+            folder, 61, kv_toys.GGMLQuantizationType.F16, **sizes | {"window": window}
+        )
+        found: list[np.ndarray] = []
+        with load((target,), draft=None, n_batch=256, type_k=cache, type_v=cache, reference=False) as engine:
+            engine.prefill(ids, take_row=found.append)
+        return np.stack(found)
+
+    fill = Ring.fill
+
+    def swapped(ring: Ring, graph: Any, lane: int, start: int, n: int, *tree: Any) -> None:
+        fill(ring, graph, lane, start, n, *tree)
+        near = graph.inputs[f"{ring.name} rows"].array[n : -2 * n]
+        near[near == 77] = 78
+
+    right = rows(100)
+    off = {"rounding": rows(100, "f16") - right, "window": rows(101) - right}
+    monkeypatch.setattr(Ring, "fill", swapped)
+    off["row"] = rows(100) - right
+    moved = {name: np.abs(x).max() / test_gpu_rings.TOLERANCE["F16"] for name, x in off.items()}
+    assert moved["rounding"] < 0.25 and moved["window"] > 8 and moved["row"] > 8, moved
