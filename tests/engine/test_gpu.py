@@ -12,7 +12,8 @@ from test_engine_state import cache_rows, commit, random_tree
 from test_stale_rows import spoil
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.reduced import watch
+from dflash_ggml.decode.sampling import BLOCK, Sampler, SamplingParams, largest
 from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
@@ -34,7 +35,7 @@ NEAR_TIE = 0.3
 
 @pytest.fixture(scope="module")
 def cpu(demo_target, demo_draft):
-    with Engine.load(EngineConfig(demo_target, demo_draft, n_gpu_layers=0)) as e:
+    with Engine.load(EngineConfig(demo_target, demo_draft, n_gpu_layers=0, n_threads=4)) as e:
         yield e
 
 
@@ -42,6 +43,13 @@ def cpu(demo_target, demo_draft):
 def gpu(demo_target, demo_draft):
     with Engine.load(EngineConfig(demo_target, demo_draft)) as e:
         assert e.device.is_gpu
+        yield e
+
+
+@pytest.fixture(scope="module")
+def repeating(demo_target, demo_draft):
+    """A GPU whose texts do not depend on those before: what is copied from them makes trees wider, and widths round apart."""
+    with Engine.load(EngineConfig(demo_target, demo_draft, reproducible=True)) as e:
         yield e
 
 
@@ -275,52 +283,83 @@ def test_the_draft_sees_plain_steps(gpu):
         assert np.sqrt(np.mean((a - b) ** 2)) < 0.02 * np.sqrt(np.mean(b**2))
 
 
-def test_seeded_sampling(gpu):
-    """The same seed gives the same text twice."""
+def test_seeded_sampling(repeating):
+    """The same seed gives the same text, whatever was written before."""
     texts = []
-    for _ in range(2):
-        gpu.reset()
-        gpu.prefill(gpu.tokenizer.encode(PROMPTS[1]))
-        sampler = Sampler(SamplingParams(temperature=0.8, seed=7), gpu.n_vocab)
-        texts.append([t for s in gpu.generate(sampler, max_tokens=64, mode="tree") for t in s.tokens])
-    assert texts[0] == texts[1]
+    for prompt in (1, 2, 1):
+        repeating.reset()
+        repeating.prefill(repeating.tokenizer.encode(PROMPTS[prompt]))
+        sampler = Sampler(SamplingParams(temperature=0.8, seed=7), repeating.n_vocab)
+        texts.append([t for s in repeating.generate(sampler, max_tokens=64, mode="tree") for t in s.tokens])
+    assert texts[0] == texts[2]
+
+
+UNFILTERED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+SETTINGS = [
+    {"temperature": 0.8},
+    UNFILTERED,
+    {"temperature": 0.8, "top_k": 0, "top_p": 0.8, "repeat_penalty": 1.1},
+    {"temperature": 0.0, "repeat_penalty": 1.2},
+]
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.8},
-        {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-        {"temperature": 0.8, "top_k": 0, "top_p": 0.8, "repeat_penalty": 1.1},
-        {"temperature": 0.0, "repeat_penalty": 1.2},
-    ],
-    ids=str,
-)
-def test_reduced_rows_write_what_whole_rows_write(gpu, options: dict, mode: str) -> None:
-    """The same text for a seed, whichever of the two a sampled step reads; sums round apart, so a draw at the edge of a token
-    may give its neighbour, with nothing to speak of between the two."""
-    assert gpu.passes.reduces, "a GPU reduces its rows"
-    ids, texts = gpu.tokenizer.encode(PROMPTS[0]), []
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_reduced_rows_write_what_whole_rows_write(repeating, options: dict, mode: str) -> None:
+    """The same text for a seed, whichever of the two a sampled step reads. Where nothing is filtered, sums of whole rows and of
+    blocks round apart: a draw at the edge of a token may give its neighbour, with nothing to speak of between the two."""
+    assert repeating.passes.reduces, "a GPU reduces its rows"
+    ids, texts = repeating.tokenizer.encode(PROMPTS[0]), []
     try:
-        for gpu.passes.reduces in (True, False):
-            gpu.reset()
-            gpu.prefill(ids)
-            sampler = Sampler(SamplingParams(seed=7, **options), gpu.n_vocab)
-            steps = gpu.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False)
+        for repeating.passes.reduces in (True, False):
+            repeating.reset()
+            repeating.prefill(ids)
+            sampler = Sampler(SamplingParams(seed=7, **options), repeating.n_vocab)
+            steps = repeating.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False)
             texts.append([t for s in steps for t in s.tokens])
-        at = fork(*texts)
-        if at < len(texts[0]):
-            gpu.reset()
-            gpu.prefill(ids + texts[0][:at])
-            scores = gpu.logits.astype(np.float64) / options["temperature"]
-            low, high = sorted(text[at] for text in texts)
-            between = (
-                np.exp(scores - scores.max())[low + 1 : high].sum() / np.exp(scores - scores.max()).sum()
-            )
-            assert options["top_k"] == 0 and between < 1e-5, (at, low, high, between)
     finally:
-        gpu.passes.reduces = True
+        repeating.passes.reduces = True
+    if texts[0] != texts[1]:
+        at = fork(*texts)
+        repeating.reset()
+        repeating.prefill(ids + texts[0][:at])
+        low, high = sorted(text[at] for text in texts)
+        sampler = Sampler(SamplingParams(seed=7, **options), repeating.n_vocab)
+        probs = sampler.probs(repeating.logits, ids + texts[0][:at])
+        between = float(probs[low + 1 : high].sum())
+        assert options == UNFILTERED and between < 1e-5, (at, low, high, probs[low], between, probs[high])
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_reduced_rows_are_parts_of_the_whole(repeating, options: dict) -> None:
+    """What a pass says of its rows beside them: the same bits of each logit, and sums of float32. The rows are those of a pass
+    that does not reduce."""
+    ids, rng = repeating.tokenizer.encode(PROMPTS[0]), np.random.default_rng(0)
+    tree = random_tree(rng, 31, repeating.drafter.depth, repeating.n_vocab - 8)
+    sampler = Sampler(SamplingParams(**options), repeating.n_vocab)
+    text = [*ids, *rng.integers(0, repeating.n_vocab - 8, 90).tolist()]
+    whole = []
+    for seen in (watch(sampler, text, tree.tokens), None):
+        repeating.reset()
+        repeating.prefill(ids)
+        graph = repeating.passes.verify(repeating.sequence, tree, seen)
+        whole.append(np.stack([repeating.passes.logits_row(graph, node) for node in range(tree.width)]))
+        if seen is None:
+            continue
+        reduced = repeating.passes.reduced(graph, seen)
+        for node, row in enumerate(whole[0]):
+            found, best = reduced[node], largest(row, len(reduced[node].ids))
+            assert np.array_equal(found.ids, best) and np.array_equal(found.logits, row[best])
+            assert np.array_equal(found.watched, row[seen.ids])
+            scaled = (row.astype(np.float64) - row.max()) / seen.temperature
+            np.testing.assert_allclose(
+                found.masses,
+                np.add.reduceat(np.exp(scaled), np.arange(0, len(row), BLOCK)),
+                rtol=1e-5,
+                atol=1e-30,
+            )
+            assert abs(found.log_sum - row.max() - np.log(np.exp(scaled * seen.temperature).sum())) < 1e-5
+    assert np.array_equal(*whole)
 
 
 @pytest.mark.parametrize(
