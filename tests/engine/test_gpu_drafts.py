@@ -55,7 +55,7 @@ def pair(
     folder: Path = tmp_path_factory.mktemp("drafts")
     files = toys.write_pair(folder, 30, toys.GGMLQuantizationType[name], **SHAPE | KINDS[kind])
     draft = None if kind == "mtp" else files[1]
-    config = {"n_ctx": 512, "calibrate": "never", "budget": 15}
+    config = {"n_ctx": 512, "n_threads": 4, "calibrate": "never", "budget": 15}
     with (
         Engine.load(EngineConfig(files[0], draft, n_gpu_layers=0, **config)) as cpu,
         Engine.load(EngineConfig(files[0], draft, **config)) as gpu,

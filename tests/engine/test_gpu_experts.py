@@ -51,7 +51,7 @@ def pair(
     kind, name = request.param
     folder: Path = tmp_path_factory.mktemp("experts")
     target, draft = toys.write_pair(folder, 31, toys.GGMLQuantizationType[name], **SHAPE | KINDS[kind])
-    config = {"n_ctx": 512, "calibrate": "never", "budget": 31}
+    config = {"n_ctx": 512, "n_threads": 4, "calibrate": "never", "budget": 31}
     with (
         Engine.load(EngineConfig(target, draft, n_gpu_layers=0, **config)) as cpu,
         Engine.load(EngineConfig(target, draft, **config)) as gpu,
@@ -93,7 +93,7 @@ def test_the_head_drafts(pair: tuple[Engine, Engine, float]) -> None:
     cpu = pair[0]
     ids = np.random.default_rng(2).integers(0, cpu.n_vocab - 4, 40).tolist()
     target = cpu.config.model
-    config = {"n_ctx": 256, "calibrate": "never"}
+    config = {"n_ctx": 256, "n_threads": 4, "calibrate": "never"}
     found = []
     for layers in (0, -1):
         with Engine.load(EngineConfig(target, n_gpu_layers=layers, **config)) as engine:
