@@ -16,7 +16,7 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.ggml.device import HOST, list_devices
 from dflash_ggml.models.experts import LENT
 from dflash_ggml.state.memory import MARGIN
-from reference.engine_kit import fresh, text
+from reference.engine_kit import fresh, steps, text
 from reference.toys import MOE_VARIANTS, write_pair
 
 GPUS = [d for d in list_devices() if d.is_gpu]
@@ -25,10 +25,11 @@ SIZES = MOE_VARIANTS[21] | {"n_embd": 512}
 # widths of an expert. ggml's kernels read beyond quantised rows that are no multiple of 512; ours do not take those of 160
 WIDTHS = (512, 768, 160)
 PROMPT = np.random.default_rng(0).integers(0, 60, 3 * LENT + 5).tolist()
-TOLERANCE = {
-    Type.F32: 0.05,
-    Type.Q8_0: 0.25,
-}  # logits spread over about 20; the GPU multiplies float32 as TF32
+# root mean square of a row's difference as a part of the row's deviation: of three rows in four, and of any, since two experts
+# that score alike may change places. Of two kinds of kernels and caches on the CPU 0.0004 and 0.0006 with F32, which a GPU
+# multiplies as TF32, 0.011 and 0.10 with Q8_0; with one of a layer's experts missing 0.06 and 0.17
+MOST = {Type.F32: 0.005, Type.Q8_0: 0.02}
+ANY = 0.25
 
 
 @pytest.fixture(
@@ -40,7 +41,8 @@ def config(request, tmp_path_factory) -> tuple[EngineConfig, float]:
     kind, n_ff = request.param
     sizes = SIZES | {"n_ff": n_ff, "n_ff_shared": n_ff}
     pair: tuple[Path, Path] = write_pair(tmp_path_factory.mktemp("gpu"), 21, kind, **sizes)
-    return EngineConfig(*pair, n_ctx=1024, calibrate="never"), TOLERANCE[kind]
+    # the host's threads: more of them wait for each other in a toy's small products
+    return EngineConfig(*pair, n_ctx=1024, n_threads=4, calibrate="never"), MOST[kind]
 
 
 @pytest.fixture
@@ -50,30 +52,45 @@ def whole(config) -> Iterator[Engine]:
         yield engine
 
 
+def rows_of(engine: Engine, ids: list[int]) -> np.ndarray:
+    """Logits after every token of a text that is read as a prompt."""
+    rows: list[np.ndarray] = []
+    engine.reset()
+    engine.prefill(ids, take_row=rows.append)
+    return np.stack(rows)
+
+
 @pytest.mark.parametrize("layers", [1, ALL_LAYERS])
 def test_prompts_and_texts(config, whole, layers, capsys) -> None:
-    """Prompts that the host computes and some that it lends its matrices to; then the state that trees and commits leave, read
-    anew by the engine that has all on the GPU."""
-    base, tolerance = config
-    worst = 0.0
+    """Prompts that the host computes and some that it lends its matrices to; then the rows behind what plain steps and trees
+    write, read anew by the engine that has all on the GPU."""
+    base, most = config
+    off: list[np.ndarray] = []
+
+    def compare(ours: np.ndarray, theirs: np.ndarray) -> None:
+        assert np.isfinite(ours).all() and ours.shape == theirs.shape
+        off.append(np.sqrt(np.mean((ours - theirs) ** 2, axis=1)) / theirs.std(axis=1))
+
     with Engine.load(replace(base, n_cpu_moe=layers)) as engine:
         assert engine.device.is_gpu and engine.device.host is not None
         for n in (1, 7, LENT - 1, LENT, len(PROMPT)):
-            rows = [fresh(e, PROMPT[:n]).logits.copy() for e in (whole, engine)]
-            worst = max(worst, float(np.abs(rows[0] - rows[1]).max()))
+            compare(rows_of(engine, PROMPT[:n]), rows_of(whole, PROMPT[:n]))
         for mode in ("plain", "chain", "tree"):
-            said = text(fresh(engine, PROMPT[:40]), max_tokens=40, mode=mode)
-            engine.prefill(said[-1:])
-            read = fresh(whole, [*PROMPT[:40], *said])
-            worst = max(worst, float(np.abs(engine.logits - read.logits).max()))
+            found = list(steps(fresh(engine, PROMPT[:40]), max_tokens=40, mode=mode, keep_rows=True))
+            said = [token for step in found for token in step.tokens]
+            rows = np.stack([row for step in found for row in step.rows or ()])
+            compare(rows, rows_of(whole, [*PROMPT[:40], *said])[39:-1])
         snapshot = fresh(engine, PROMPT).snapshot(True)
         row = engine.logits.copy()
         text(engine, max_tokens=20, mode="tree")
         engine.restore(snapshot)
         np.testing.assert_array_equal(engine.logits, row)
+    usual, worst = [float(np.quantile(x, 0.75)) for x in off], [float(x.max()) for x in off]
     with capsys.disabled():
-        print(f"\nlargest difference of a logit, experts of {layers} layers on the host: {worst:.4f}")
-    assert worst < tolerance
+        print(
+            f"\nexperts of {layers} layers on the host: {max(usual):.4f} of a row's deviation, at worst {max(worst):.4f}"
+        )
+    assert np.quantile(np.concatenate(off), 0.75) < most and max(worst) < ANY, (usual, worst)
 
 
 def test_long_prompts_are_computed_by_the_gpu(config) -> None:
@@ -88,11 +105,13 @@ def test_long_prompts_are_computed_by_the_gpu(config) -> None:
 
 def test_what_does_not_fit_is_kept_by_the_host(config, caplog) -> None:
     """A limit of the GPU's memory below what the model takes: as few layers as it takes, within the limit."""
-    with Engine.load(replace(config[0], n_cpu_moe=0)) as engine:
+    # batches of one size: with a choice of them smaller ones are made before layers are kept
+    base = replace(config[0], n_batch=64)
+    with Engine.load(replace(base, n_cpu_moe=0)) as engine:
         experts = sum(engine.passes.weights[n].nb[3] for n in engine.passes.weights if "_exps." in n)
         taken = engine.memory.total
     limit = DRIVER + MARGIN + taken - experts // 3
-    with Engine.load(replace(config[0], gpu_memory=limit)) as engine:
+    with Engine.load(replace(base, gpu_memory=limit)) as engine:
         assert engine.memory.kept is not None and 1 <= engine.memory.kept.layers < 4
         assert "does not fit the GPU" in caplog.text
         assert len(text(fresh(engine), max_tokens=20, mode="tree")) == 20
