@@ -16,7 +16,7 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.ggml.device import HOST, list_devices
 from dflash_ggml.models.experts import LENT
 from dflash_ggml.state.memory import MARGIN
-from reference.engine_kit import fresh, steps, text
+from reference.engine_kit import fresh, rows_side_by_side, steps, text
 from reference.toys import MOE_VARIANTS, write_pair
 
 GPUS = [d for d in list_devices() if d.is_gpu]
@@ -91,6 +91,20 @@ def test_prompts_and_texts(config, whole, layers, capsys) -> None:
             f"\nexperts of {layers} layers on the host: {max(usual):.4f} of a row's deviation, at worst {max(worst):.4f}"
         )
     assert np.quantile(np.concatenate(off), 0.75) < most and max(worst) < ANY, (usual, worst)
+
+
+def test_texts_side_by_side(config, whole) -> None:
+    """Passes of three texts are cut like those of one."""
+    base, most = config
+    prompts = [PROMPT[at : at + 50 + at] for at in (0, 60, 120)]
+    with Engine.load(replace(base, n_cpu_moe=2, parallel=3)) as engine:
+        found = rows_side_by_side(engine, prompts, ("tree", "plain", "chain"), 30)
+        assert any(key[0] == "forest" and graph._split is not None for key, graph in engine.passes.graphs)
+    off = []
+    for ids, (said, rows) in zip(prompts, found, strict=True):
+        theirs = rows_of(whole, said)[len(ids) - 1 :][:30]
+        off.append(np.sqrt(np.mean((rows - theirs) ** 2, axis=1)) / theirs.std(axis=1))
+    assert np.quantile(np.concatenate(off), 0.75) < most and np.max(off) < ANY, off
 
 
 def test_long_prompts_are_computed_by_the_gpu(config) -> None:

@@ -14,7 +14,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.ggml.device import list_devices
 from reference import kv_toys
-from reference.engine_kit import foretold, fresh, sampler, steps
+from reference.engine_kit import foretold, fresh, rows_side_by_side, steps
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -99,27 +99,14 @@ def test_what_is_written(kind: str, gpu: Engine, mode: str) -> None:
 
 def test_texts_side_by_side(kind: str, pair: tuple[Path, Path]) -> None:
     """Trees and single tokens of three texts in one pass, each over its own ring."""
+    prompts = [IDS[at : at + 300 + at // 10] for at in (0, 300, 600)]
     with load(pair, n_batch=256, parallel=3) as gpu:
-        prompts = [IDS[at : at + 300 + at // 10] for at in (0, 300, 600)]
-        runs, rows = [], [[], [], []]
-        for ids, mode in zip(prompts, ("tree", "plain", "chain")):
-            place = gpu.open()
-            place.prefill(ids)
-            runs.append(
-                place.begin(sampler(gpu), max_tokens=100, mode=mode, stop=lambda token: False, keep_rows=True)
-            )
-            rows[len(runs) - 1] += place.first(runs[-1]).rows
-        while any(run.finish is None for run in runs):
-            going = [i for i, run in enumerate(runs) if run.finish is None]
-            for i, step in zip(going, gpu.step([runs[i] for i in going]), strict=True):
-                assert not isinstance(step, Exception), repr(step)
-                rows[i] += step.rows
-        texts = [run.sequence.text for run in runs]
+        found = rows_side_by_side(gpu, prompts, ("tree", "plain", "chain"), 100)
         assert any(key[0] == "forest" for key, _ in gpu.passes.graphs)
     with load(pair, n_batch=256) as gpu:
-        for ids, found, said in zip(prompts, rows, texts, strict=True):
-            assert len(found) == 100
-            close(kind, np.stack(found), rows_of(gpu, list(said))[len(ids) - 1 :][:100])
+        for ids, (said, rows) in zip(prompts, found, strict=True):
+            assert len(rows) == 100
+            close(kind, rows, rows_of(gpu, said)[len(ids) - 1 :][:100])
 
 
 def test_a_snapshot(kind: str, gpu: Engine) -> None:

@@ -49,3 +49,25 @@ def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
         return Rows(ids.astype(np.int32), np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
 
     drafter.propose = propose
+
+
+def rows_side_by_side(
+    engine: Any, prompts: list[list[int]], modes: tuple[str, ...], max_tokens: int
+) -> list[tuple[list[int], np.ndarray]]:
+    """Texts written at the same time, each in a place of its own: what each text is then, and the logits behind its tokens."""
+    runs, rows = [], []
+    for ids, mode in zip(prompts, modes, strict=True):
+        place = engine.open()
+        place.prefill(ids)
+        runs.append(
+            place.begin(
+                sampler(engine), max_tokens=max_tokens, mode=mode, stop=lambda t: False, keep_rows=True
+            )
+        )
+        rows.append([*place.first(runs[-1]).rows])
+    while going := [i for i, run in enumerate(runs) if run.finish is None]:
+        for i, step in zip(going, engine.step([runs[i] for i in going]), strict=True):
+            if isinstance(step, Exception):
+                raise step
+            rows[i] += step.rows
+    return [(list(run.sequence.text), np.stack(found)) for run, found in zip(runs, rows, strict=True)]
