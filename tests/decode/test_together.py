@@ -18,7 +18,14 @@ from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.shared_heap import best_first
 from dflash_ggml.decode.together import PLAIN, Member, Together, blocks
 from dflash_ggml.decode.tree import Tree
-from reference.virtual_clock import JOINT_CPU, JOINT_H100, JointMachine, Placed, decode_together
+from reference.virtual_clock import (
+    JOINT_CPU,
+    JOINT_H100,
+    SEVERAL_H100,
+    JointMachine,
+    Placed,
+    decode_together,
+)
 
 DEPTH = 15
 EASY, HARD = (0.92, 0.8, 0.4), (0.47, 1.5, 0.6)
@@ -161,6 +168,21 @@ def test_one_heap_is_worth_more_than_equal_shares():
 
     shared = decode_together(texts(8, EASY, HARD), JOINT_H100, 200)
     assert shared.rate >= 1.08 * decode_together(texts(8, EASY, HARD), JOINT_H100, 200, share=equal).rate
+
+
+@pytest.mark.parametrize("n", [4, 8])
+def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(n: int):
+    """Half easy, half hard, by what passes were measured to take; shares of 64 columns, after drafts as long."""
+    columns = 64 // n
+    plan = Plan("tree", columns - 1, depth=columns - 1)
+
+    def equal(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
+        together.share(trees)
+        return [tree.first(columns - 1) for tree in trees]
+
+    shared = decode_together(texts(n, EASY, HARD), SEVERAL_H100, 160)
+    others = decode_together(texts(n, EASY, HARD), SEVERAL_H100, 80, share=equal, plan=lambda p: [plan] * n)
+    assert shared.rate >= 1.08 * others.rate
 
 
 def test_drafts_shrink_when_there_are_many():

@@ -215,6 +215,11 @@ class Together:
             else:
                 member.controller.observe(tree, what)
 
+    @property
+    def members(self) -> list[Member]:
+        """Those of the step under way."""
+        return self._now
+
     def prospect(self, adaptive: Adaptive) -> Prospect:
         """What drafting is expected to give a text."""
         if adaptive.prospect is None:
