@@ -38,6 +38,7 @@ from .tree import Tree
 PROBE_COST = 0.01  # share of the time that trying may take
 PRIOR_WORTH = 1.0  # drafted steps that what is guessed of a draft before it was tried counts for
 AHEAD = 1.04  # times plain decoding from which drafting goes on: a tie is not worth what a wrong guess costs
+COPIES_AHEAD = 1.25  # the same of a step of copies alone: what they promise errs more, and most of what they give is in long ones
 GAVE = 1.1  # of one step, from which a try is followed by another
 MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
@@ -117,8 +118,8 @@ class CopySource(Protocol):
 
     rates: CopyRates
 
-    def look_up(self, sequence: Sequence) -> Copied | None:
-        """What followed where the end of the text stood before."""
+    def look_up(self, sequence: Sequence, least: int = 2) -> Copied | None:
+        """What followed where the end of the text, its last `least` tokens or more, stood before."""
         ...
 
 
@@ -205,7 +206,8 @@ class Adaptive:
             self._foretold = None
             if n == sequence.n_tokens:
                 self.copies.rates.learn([(cell, token == sequence.pending) for token, cell, _ in votes])
-        return self.copies.look_up(sequence)
+        # two tokens alone stand often before, and foretell too little to be worth a pass, or a look, where decoding is plain
+        return self.copies.look_up(sequence, 3 if self._waiting else 2)
 
     def _copy(
         self, sequence: Sequence, copied: Copied, costs: Costs, plain: float
@@ -220,7 +222,7 @@ class Adaptive:
         ):
             return None  # a draft that is worth its pass has more to say
         took = self._costs(costs, COPIES_ALONE, sequence.n_tokens)
-        wanted = {n: (1 + MARGIN) * ms / plain for n, ms in took.items()}
+        wanted = {n: COPIES_AHEAD * ms / plain for n, ms in took.items()}
         enough = min([tokens for n, tokens in wanted.items() if tokens <= n + 1], default=inf)
         if not copied.promises(enough, rates):
             return None  # growing the tree takes some per cent of a short step
@@ -228,10 +230,8 @@ class Adaptive:
         if tree.width == 1:
             return None
         gains = list(accumulate([exp(p) for p in tree.log_probs.tolist()]))
-        if gains[-1] < 1 + MARGIN:
-            return None
         best = self._best(gains, COPIES_ALONE, took, plain)
-        return (tree.first(best.nodes), best) if best.nodes and best.times > 1 + MARGIN else None
+        return (tree.first(best.nodes), best) if best.nodes and best.times > COPIES_AHEAD else None
 
     def _drafted_times(self, tree: Tree, best: Cut, costs: Costs, plain: float, context: int) -> float:
         """How many times plain decoding a step would be worth that runs the draft beside these copies."""
