@@ -222,16 +222,10 @@ class Adaptive:
         ):
             return None  # a draft that is worth its pass has more to say
         took = self._costs(costs, COPIES_ALONE, sequence.n_tokens)
-        wanted = {n: COPIES_AHEAD * ms / plain for n, ms in took.items()}
-        enough = min([tokens for n, tokens in wanted.items() if tokens <= n + 1], default=inf)
-        if not copied.promises(enough, rates):
-            return None  # growing the tree takes some per cent of a short step
-        tree = Merged(None, copied, self.copies.rates).grow(sequence.pending, self.budget)
-        if tree.width == 1:
+        best = self._best(copied.gains(rates, self.budget), COPIES_ALONE, took, plain)
+        if not best.nodes or best.times < COPIES_AHEAD:
             return None
-        gains = list(accumulate([exp(p) for p in tree.log_probs.tolist()]))
-        best = self._best(gains, COPIES_ALONE, took, plain)
-        return (tree.first(best.nodes), best) if best.nodes and best.times > COPIES_AHEAD else None
+        return Merged(None, copied, self.copies.rates).grow(sequence.pending, best.nodes), best
 
     def _drafted_times(self, tree: Tree, best: Cut, costs: Costs, plain: float, context: int) -> float:
         """How many times plain decoding a step would be worth that runs the draft beside these copies."""

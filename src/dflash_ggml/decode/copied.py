@@ -12,6 +12,7 @@ import math
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .text_index import LONGEST
 
@@ -23,6 +24,7 @@ TREND_RATE = 0.5  # logits per unit of surprise
 TREND_MOST = 4.0
 FIRST_TRUST = 5.0  # samples that a draft's own word is worth
 TRUST_KEPT = 0.995  # of older samples
+MOST = 0.98  # of the probability that votes may take
 LEAST = 0.02  # likelihood of a copied path below which it is not followed
 _LENGTHS = (3, 4, 6, 9, 16, 32)  # first lengths of the buckets but for that of the shortest matches
 _BUCKET = [sum(length >= first for first in _LENGTHS) for length in range(LONGEST + 256)]
@@ -139,20 +141,23 @@ class Copied:
             return [(window[depth], _BUCKET[length + depth] * _PER_LENGTH + vote, (depth + 1, places))]
         return self._parted(depth, places)
 
-    def promises(self, enough: float, rates: Mapping[int, float]) -> bool:
-        """Whether a step that verifies all that the places say is expected to give `enough` tokens: a bound for trees of copies
-        alone, without growing one. Paths of less than `LEAST` are left out, as there."""
-        total, open_ = 1.0, [(self.root, 1.0)]
+    def gains(self, rates: Mapping[int, float], budget: int) -> list[float]:
+        """Expected tokens of a step by the nodes of a tree of copies alone, 1 for none, up to `budget`: what growing it
+        would give, for a part of the time."""
+        kept: list[float] = []
+        open_ = [(self.root, 1.0)]
         while open_:
             cursor, path = open_.pop()
-            for _, cell, follow in self.votes(cursor):
+            votes = self.votes(cursor)
+            if len(votes) > 1:
+                path /= max(sum([rates[cell] for _, cell, _ in votes]) / MOST, 1.0)
+            for _, cell, follow in votes:
                 p = path * rates[cell]
+                kept.append(p)
                 if p > LEAST:
-                    total += p
                     open_.append((follow, p))
-            if total >= enough:
-                return True
-        return False
+        kept.sort(reverse=True)
+        return list(accumulate(kept[:budget], initial=1.0))
 
     def _agree(self, places: tuple[int, ...]) -> tuple[int, Sequence[int], int, int]:
         """See `_agreed`."""

@@ -18,11 +18,10 @@ import numpy as np
 
 from .accept import Accepted
 from .candidates import Candidates, Rows
-from .copied import LEAST, Copied, CopyRates, Cursor, Evidence, beside_draft
+from .copied import LEAST, MOST, Copied, CopyRates, Cursor, Evidence, beside_draft
 from .tree import Tree
 
 DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
-_MOST = 0.98  # of the probability that votes may take
 _FAR = -log(LEAST)
 _NEVER = float("-inf")
 
@@ -192,7 +191,7 @@ class _Growth:
                 )
                 return
             total = sum([rates[cell] for _, cell, _ in votes])
-            lost = log(max(total / _MOST, 1.0))
+            lost = log(max(total / MOST, 1.0))
             for i, (token, cell, follow) in enumerate(votes):
                 entry = (token, cell, follow, None, COPIES)
                 heappush(heap, (cost + lost - log(rates[cell]), depth, node, -1 - i, entry))
@@ -209,7 +208,7 @@ class _Growth:
                 said, sources, taken, other = 0.0, COPIES, (), 0
                 under = depth if cursors is None else None
             cell = beside_draft(cell, said)
-            p = min(rates[cell], _MOST)
+            p = min(rates[cell], MOST)
             heappush(heap, (cost - log(p), depth, node, -1, (token, cell, follow, under, sources)))
             if other < len(tokens) and scores[other] > _NEVER:
                 self.rests[node] = rest = 1 - p
@@ -232,7 +231,7 @@ class _Growth:
             cell = beside_draft(cell, said)
             total += rates[cell]
             offers.append((token, cell, follow, under, sources))
-        scale = _MOST / total if total > _MOST else 1.0
+        scale = MOST / total if total > MOST else 1.0
         for i, offer in enumerate(offers):
             heappush(heap, (cost - log(scale * rates[offer[1]]), depth, node, -1 - i, offer))
         rank = _after(-1, several)
