@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -128,3 +130,11 @@ def test_a_closed_engine_takes_nothing(engine):
     engine.close()
     engine.close()
     assert engine.nbytes["scratch"] == 0
+
+
+def test_a_limit_for_a_gpu_says_once_that_it_limits_nothing_on_the_cpu(toy_pair, caplog):
+    config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, n_gpu_layers=0, calibrate="never")
+    for limit, said in ((None, 0), (1 << 30, 1)):
+        caplog.clear()
+        with Engine.load(replace(config, gpu_memory=limit)):
+            assert sum("gpu_memory" in r.getMessage() for r in caplog.records) == said

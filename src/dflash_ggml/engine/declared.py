@@ -176,6 +176,10 @@ def declare(
         notes.append(experts.note)
     if config.n_cpu_moe and has_own_memory(device) and not kept:
         notes.append(f"n_cpu_moe: {config.model} has no experts in its first {layers} layers")
+    if config.gpu_memory is not None and not device.is_gpu:
+        notes.append(
+            "gpu_memory: the model is on the CPU, where this limits nothing; name a shorter context (-c)"
+        )
     return Declared(
         weights,
         target.n_ctx_train,
