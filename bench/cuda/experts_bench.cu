@@ -3,6 +3,7 @@
 //   nvcc -O3 -std=c++17 -arch=native -DTYPE=MMN_Q4_K -DDOWN=MMN_Q6_K -I <patched ggml>/include -I <patched ggml>/src \
 //       -I <patched ggml>/src/ggml-cuda bench/cuda/experts_bench.cu -o experts_bench
 //   ./experts_bench [experts used]          256 8
+//   ./experts_bench small                   errors of few columns, no times, for compute-sanitizer
 //
 // TYPE: of gate and up, DOWN: of down. Random weights. The ids of a layer: independent columns, columns that take 6 of 10 experts from those
 // before them, and all columns alike. Times are per layer in a CUDA graph of 40 layers (4 with many columns), weights larger than the L2 cache.
@@ -78,19 +79,23 @@ template <typename K> static int resident(const K & k) {
 }
 
 int main(int argc, char ** argv) {
-    const int E = argc > 2 ? atoi(argv[1]) : 256, K = argc > 2 ? atoi(argv[2]) : 8, sets = 8;
+    const bool small = argc == 2 && std::string(argv[1]) == "small";
+    const int E = argc > 2 ? atoi(argv[1]) : small ? 16 : 256, K = argc > 2 ? atoi(argv[2]) : small ? 4 : 8, sets = small ? 1 : 8;
     cudaDeviceProp prop;
     CHECK(cudaGetDeviceProperties(&prop, 0));
     n_sm = prop.multiProcessorCount;
     cudaStream_t s;
     CHECK(cudaStreamCreate(&s));
-    copy_bandwidth(s);
+    if (!small) {
+        copy_bandwidth(s);
+    }
 
     // gate, up, down of E + 1 experts, of which the last is shared
     const int bytes = mmn_row<TYPE>::bytes, bytes_down = mmn_row<DOWN>::bytes;
     const int64_t gate_e = (int64_t) F*(D/256)*bytes, down_e = (int64_t) D*(F/256)*bytes_down;
     char * w[8][3];
-    for (auto & layer : w) {
+    for (int i = 0; i < sets; ++i) {
+        char ** layer = w[i];
         for (int m = 0; m < 3; ++m) {
             const int64_t blocks = (E + 1)*(int64_t) D*F/256;
             layer[m] = device<char>(blocks*(m == 2 ? bytes_down : bytes));
@@ -124,7 +129,10 @@ int main(int argc, char ** argv) {
     for (const double overlap : { 0.0, 0.6, 1.0 }) {
         for (const int n : { 1, 2, 4, 8, 16, 24, 32, 64, 65, 128, 512, 2048, 4096 }) {
             const bool wide = n > 64;
-            const int n_pairs = n*K, layers = wide ? 4 : 40;
+            if (small && (overlap != 0.6 || n == 2 || n == 4 || n > 65)) {
+                continue;
+            }
+            const int n_pairs = n*K, layers = small ? 1 : wide ? 4 : 40;
             double distinct = 0;
             for (int l = 0; l < layers; ++l) {
                 const std::vector<int> v = make_ids(n, K, E, overlap, rng);
@@ -223,6 +231,17 @@ int main(int argc, char ** argv) {
             const double e_gate = nmse(h, F);
             reference_of(2, h, r);
             const double e_down = nmse(y, D);
+            if (small) {
+                convert(0, !wide);
+                gate(0, !wide);
+                convert_h(!wide);
+                down(0, !wide);
+                sum(!wide);
+                CHECK(cudaStreamSynchronize(s));
+                printf("columns %d: nmse %.1e %.1e\n", n, e_gate, e_down);
+                fflush(stdout);
+                continue;
+            }
 
             auto per = [&](const std::function<void(int)> & f) { return 1e3*time_graph(s, [&]() { for (int l = 0; l < layers; ++l) f(l); })/layers; };
             auto layer = [&](const bool shared, const bool routed) {
