@@ -2,9 +2,9 @@
 
     python bench/kernels.py -m TARGET -md DRAFT [--widths 1 24] [--users 4 8] [--context 2048] [--top 25]
 
-Times are the profiler's own and add up to less than a step: gaps between kernels are not in them. `wall` is the same call without
-a profiler, its host work included. With --users also passes over so many texts of that context: plain, drafts and trees of 64
-columns in all, and their commit.
+Times are the profiler's own: gaps between kernels are not in them, and a kernel that starts while the one before it still runs
+has its waiting in them. `wall` is the same call without a profiler, its host work included. With --users also passes over so many
+texts of that context: plain, drafts and trees of 64 columns in all, and their commit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -86,34 +86,43 @@ def of_several(engine: Engine, users: int, context: int, rng: np.random.Generato
     }
 
 
-def measure(engine: Engine, name: str, call: Callable, repeat: int, top: int) -> None:
-    """Print a call's kernels, the longest first."""
-    for _ in range(4):
-        call()
-    engine.device.synchronize()
-    walls = []
-    for _ in range(2 * repeat):
+def all_calls(
+    engine: Engine, widths: list[int], users: list[int], context: int
+) -> Iterator[tuple[str, Callable]]:
+    """Every pass with its name, warm; places of several texts are open while theirs run."""
+    rng = np.random.default_rng(0)
+    for n in (0, *users):
+        calls = of_several(engine, n, context, rng) if n else of_one(engine, widths, context, rng)
+        for name, call in calls.items():
+            for _ in range(4):
+                call()
+            engine.device.synchronize()
+            yield name, call
+        for place in engine.places:
+            place.close()
+
+
+def wall(engine: Engine, call: Callable, repeat: int) -> float:
+    """Median milliseconds of a call."""
+    times = []
+    for _ in range(repeat):
         began = time.perf_counter()
         call()
         engine.device.synchronize()
-        walls.append((time.perf_counter() - began) * 1e3)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        times.append((time.perf_counter() - began) * 1e3)
+    return float(np.median(times))
+
+
+def profile(engine: Engine, call: Callable, repeat: int) -> dict[str, list[float]]:
+    """Microseconds of each run of every kernel of so many calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         for _ in range(repeat):
             call()
         engine.device.synchronize()
     found: dict[str, list[float]] = defaultdict(list)
-    for event in profile.events():
+    for event in profiled.events():
         found[short(event.name)].append(event.time_range.elapsed_us())
-    kernels = {k: v for k, v in found.items() if not k.startswith(("Memcpy", "Memset", "cuda"))}
-    total = sum(map(sum, kernels.values())) / repeat
-    print(
-        f"{name}: wall {np.median(walls):.3f} ms; {sum(map(len, kernels.values())) / repeat:.0f} kernels, "
-        f"{total / 1e3:.3f} ms in kernels"
-    )
-    for kernel, times in sorted(kernels.items(), key=lambda kv: -sum(kv[1]))[:top]:
-        print(
-            f"  {sum(times) / repeat / 1e3:8.3f} ms {len(times) / repeat:7.1f} x {np.median(times):8.2f} us  {kernel}"
-        )
+    return {k: v for k, v in found.items() if not k.startswith(("Memcpy", "Memset", "cuda", "Activity"))}
 
 
 def main() -> None:
@@ -127,7 +136,6 @@ def main() -> None:
     p.add_argument("--repeat", type=int, default=5)
     add_cache_types(p)
     a = p.parse_args()
-    rng = np.random.default_rng(0)
     most = max(a.users, default=1)
     with Engine.load(
         EngineConfig(
@@ -141,13 +149,23 @@ def main() -> None:
             **cache_types(a),
         )
     ) as engine:
-        for name, call in of_one(engine, a.widths, a.context, rng).items():
-            measure(engine, name, call, a.repeat, a.top)
-        for users in a.users:
-            for name, call in of_several(engine, users, a.context, rng).items():
-                measure(engine, name, call, a.repeat, a.top)
-            for place in engine.places:
-                place.close()
+        # once a profiler was there, launches take longer
+        walls = {
+            name: wall(engine, call, 4 * a.repeat)
+            for name, call in all_calls(engine, a.widths, a.users, a.context)
+        }
+        for name, call in all_calls(engine, a.widths, a.users, a.context):
+            kernels = profile(engine, call, a.repeat)
+            total = sum(map(sum, kernels.values())) / a.repeat
+            print(
+                f"{name}: wall {walls[name]:.3f} ms; {sum(map(len, kernels.values())) / a.repeat:.0f} kernels, "
+                f"{total / 1e3:.3f} ms in kernels"
+            )
+            for kernel, times in sorted(kernels.items(), key=lambda kv: -sum(kv[1]))[: a.top]:
+                print(
+                    f"  {sum(times) / a.repeat / 1e3:8.3f} ms {len(times) / a.repeat:7.1f} x {np.median(times):8.2f} us  "
+                    f"{kernel}"
+                )
 
 
 if __name__ == "__main__":

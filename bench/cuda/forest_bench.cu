@@ -433,6 +433,45 @@ static void time_tree(ggml_backend_cuda_context & ctx, int n) {
     clear();
 }
 
+// what comes before, with the commit of sequences of one column: 48 layers
+static void time_conv(ggml_backend_cuda_context & ctx, const char * name, const std::vector<int> & widths, int n_slots) {
+    const int S = 128, n_norm = 32, H = 48, d = S*(n_norm + H), L = 48;
+    forest f(widths, n_slots, 0);
+    ggml_tensor * whole = dev(ggml_new_tensor_4d(C, GGML_TYPE_F32, 3, d, L, n_slots));
+    ggml_tensor * w = dev(ggml_new_tensor_3d(C, GGML_TYPE_F32, 4, d, L)), * x = dev(ggml_new_tensor_3d(C, GGML_TYPE_F32, d, f.n, L));
+    for (ggml_tensor * t : { whole, w, x }) cudaMemset(t->data, 0, ggml_nbytes(t));
+    ggml_tensor * a = fill(ggml_new_tensor_2d(C, GGML_TYPE_F32, H, f.n), [&](int64_t) { return nor(); });
+    ggml_tensor * b = fill(ggml_new_tensor_2d(C, GGML_TYPE_F32, H, f.n), [&](int64_t) { return nor(); });
+    ggml_tensor * bias = fill(ggml_new_tensor_1d(C, GGML_TYPE_F32, H), [&](int64_t) { return nor(); });
+    ggml_tensor * parents = ints(f.parents, f.n), * seqs = ints(f.seqs, 3, f.n_seqs);
+    std::vector<ggml_cgraph *> graphs;
+    for (int l = 0; l < L; ++l) {
+        ggml_tensor * window = view_like(ggml_view_3d(C, whole, 3, d, n_slots, whole->nb[1], whole->nb[3], l*whole->nb[2]));
+        ggml_tensor * live = view_like(ggml_view_4d(C, whole, 3, d, n_slots, 1, whole->nb[1], whole->nb[3], whole->nb[2], l*whole->nb[2]));
+        ggml_tensor * xl = view_like(ggml_view_2d(C, x, d, f.n, x->nb[1], l*x->nb[2])), * wl = view_like(ggml_view_2d(C, w, 4, d, w->nb[1], l*w->nb[2]));
+        ggml_tensor * silu = ggml_silu(C, ggml_ssm_conv_forest(C, window, xl, wl, parents, seqs));
+        ggml_tensor * heads = ggml_view_3d(C, silu, S, n_norm, f.n, S*4, silu->nb[1], 0);
+        ggml_tensor * qk = ggml_scale(C, ggml_rms_norm(C, heads, 1e-6f/S), 1/sqrtf(S));
+        ggml_tensor * decay = ggml_mul(C, ggml_softplus(C, ggml_add(C, a, bias)), bias), * beta = ggml_sigmoid(C, b);
+        ggml_tensor * commit = ggml_ssm_conv_forest_commit(C, live, xl, nullptr, seqs);
+        commit->data = live->data;
+        for (ggml_tensor * t : { silu->src[0], silu, qk->src[0], qk, decay->src[0]->src[0], decay->src[0], decay, beta }) dev(t);
+        heads->data = silu->data;
+        ggml_cgraph * gr = ggml_new_graph_custom(C, 32, false);
+        for (ggml_tensor * t : { qk, decay, beta, commit, silu }) ggml_build_forward_expand(gr, t);
+        graphs.push_back(gr);
+    }
+    const float t = time_graph(ctx, [&] {
+        for (ggml_cgraph * gr : graphs) {
+            int at = 0;
+            while (gr->nodes[at]->op != GGML_OP_SSM_CONV_TREE) ++at;
+            if (ggml_cuda_fused_delta_net_input(ctx, gr, at) == 0) printf("not fused\n");
+        }
+    });
+    printf("%-26s convolution, norms and gates %7.3f ms = %5.1f us a layer\n", name, t, 1000*t/L);
+    clear();
+}
+
 int main(int argc, char ** argv) {
     ggml_init_params p = { 64*1024*1024, nullptr, true };
     C = ggml_init(p);
@@ -443,7 +482,8 @@ int main(int argc, char ** argv) {
         return 0;
     }
     if (what == "check" || what == "small") {
-        const std::vector<std::vector<int>> all = { {1}, {5, 3}, {1, 1, 1, 1, 1}, {16, 0, 1, 17, 0, 6}, {8, 8, 8, 8, 8, 8, 8, 8}, {33, 9, 2}, {60, 30, 4}, {16, 16} };
+        const std::vector<std::vector<int>> all = { {1}, {5, 3}, {1, 1, 1, 1, 1}, {16, 0, 1, 17, 0, 6}, {8, 8, 8, 8, 8, 8, 8, 8}, {33, 9, 2}, {60, 30, 4}, {16, 16},
+            {2, 4, 3, 1, 2}, {12, 13, 7, 15, 10} };
         for (const auto & widths : all) {
             for (int S : { 16, 32, 64, 128 }) {
                 if (what == "small" && (S != 64 || widths.size() > 6)) continue;
@@ -461,9 +501,14 @@ int main(int argc, char ** argv) {
         printf("checked; worst %.2f of the tolerance, %d values advanced otherwise than committed\n", worst, n_bits);
         return 0;
     }
+    time_conv(ctx, "4 x 1", { 1, 1, 1, 1 }, 8);
+    time_conv(ctx, "8 x 1", { 1, 1, 1, 1, 1, 1, 1, 1 }, 8);
+    time_conv(ctx, "16 x 1", { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 }, 16);
+    time_conv(ctx, "8 x 8", { 8, 8, 8, 8, 8, 8, 8, 8 }, 8);
     time_net(ctx, "8 x 8", { 8, 8, 8, 8, 8, 8, 8, 8 }, 0, 8);
     time_net(ctx, "8 x 1", { 1, 1, 1, 1, 1, 1, 1, 1 }, 0, 8);
     time_net(ctx, "4 x 1", { 1, 1, 1, 1 }, 0, 8);
+    time_net(ctx, "8 x 4", { 4, 4, 4, 4, 4, 4, 4, 4 }, 0, 8);
     time_net(ctx, "4 x 16", { 16, 16, 16, 16 }, 0, 8);
     time_net(ctx, "1 x 24", { 24 }, 0, 8);
     time_net(ctx, "2 x 32", { 32, 32 }, 0, 8);
