@@ -6,9 +6,9 @@
 
 Arrivals are Poisson: `--rate` requests a second in the mean (0: as fast as the clients come free), at most `--clients` at a time;
 who comes when all are taken waits, and that counts. Every number of clients is a row. A llama-server is started in the same run,
-with the options that it is given, and asked the same. A soak has clients that hang up, and compares the server's memory after
-three fifths of the requests, when graphs of all shapes have been built, with that at the end: the exit code says whether it is
-flat within 1 %.
+with the options that it is given, and asked the same. A soak has clients that hang up. It begins when the caches that fill to a
+limit have: copies of the prompts (`--cache-mb 0` has none), and graphs, one for each shape of a pass that has come, which are
+warmed up first. The exit code says whether the server's memory after the last fifth is that after the first within 1 %.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROMPTS = (
     "    return [x for x in items if",
 )
 STARTED_SECONDS = 600.0
-FLAT = 1.01  # memory at the end of a soak, to that after three fifths of it
+FLAT = 1.01  # memory at the end of a soak, to that after its first fifth
 HANG = 300.0  # seconds after which a request counts as lost
 
 
@@ -227,28 +227,41 @@ def measured(
     return rows
 
 
+def graphs_kept(port: int) -> int:
+    """The computation graphs that a dflash-serve keeps."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        found = re.search(r"^dflash_graphs (\d+)", answer.read().decode(), re.MULTILINE)
+    return int(found.group(1)) if found else 0
+
+
 def soaked(
     command: list[str], port: int, requests: int, left: int, clients: int, tokens: int
 ) -> dict[str, object]:
-    """A soak in five parts, with the memory after each."""
-    process, memory, ends = started(command, port), [], dict[str, int]()
+    """A soak in five parts, and before it as many parts, five at most, as it takes until one brings no new graph; what is known
+    after each."""
+    process, parts = started(command, port), list[dict[str, object]]()
+
+    def part(kind: str) -> None:
+        load = Load(requests // 5, clients, tokens=tokens, left=left // 5, seed=len(parts))
+        found = summary(asyncio.run(run(port, load)))
+        memory, graphs = round(resident_mib(process.pid), 1), graphs_kept(port)
+        parts.append({"kind": kind, "memory_mib": memory, "graphs": graphs, **found})
+        print(
+            f"{kind} {len(parts)}: {memory} MiB, {graphs} graphs, {found['tokens_per_second']} tokens/s, {found['ends']}",
+            flush=True,
+        )
+
     try:
-        for part in range(5):
-            load = Load(requests // 5, clients, tokens=tokens, left=left // 5, seed=part)
-            found = summary(asyncio.run(run(port, load)))
-            for end, n in found["ends"].items():  # type: ignore[attr-defined]
-                ends[end] = ends.get(end, 0) + n
-            memory.append(round(resident_mib(process.pid), 1))
-            print(
-                f"part {part + 1} of 5: {memory[-1]} MiB, {found['tokens_per_second']} tokens/s, {found['ends']}",
-                flush=True,
-            )
+        while len(parts) < 2 or (len(parts) < 5 and parts[-1]["graphs"] != parts[-2]["graphs"]):
+            part("warm-up")
+        for _ in range(5):
+            part("measured")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
             health = json.loads(answer.read())
     finally:
         process.terminate()
         process.wait(30)
-    return {"requests": requests, "left": left, "ends": ends, "memory_mib": memory, "health": health}
+    return {"requests": requests, "left": left, "parts": parts, "health": health}
 
 
 def main() -> int:
@@ -289,7 +302,7 @@ def main() -> int:
     if args.soak:
         found = soaked(ours, port, args.soak, args.disconnects, max(args.clients), args.tokens)
         save(args.json, {**facts, "soak": found})
-        first, last = found["memory_mib"][2], found["memory_mib"][-1]  # type: ignore[index]
+        first, last = (found["parts"][at]["memory_mib"] for at in (-5, -1))  # type: ignore[index]
         idle = found["health"] == {"status": "ok", "running": 0, "waiting": 0}
         print(f"memory {first} to {last} MiB; {'nothing runs or waits' if idle else found['health']}")
         return 0 if last <= FLAT * first and idle else 1

@@ -41,6 +41,7 @@ def test_a_load_with_disconnects(tool: Any) -> None:
         seen = asyncio.run(tool.run(port, load))
         wait_until(lambda: made.worker.running == 0 and made.worker.waiting == 0)
         wait_until(lambda: session.scheduler.rounds.counts == {"running": 0, "waiting": 0})
+        assert tool.graphs_kept(port) == engine.run_counts()["kept"]
     found = tool.summary(seen)
     assert sum(found["ends"].values()) == 40 and set(found["ends"]) <= {"200", "left"}
     assert found["ends"]["left"] <= 10 and found["ends"]["200"] >= 30

@@ -87,7 +87,7 @@ class FakePlaces(FakeEngine):
     broken: Any = None
 
     def run_counts(self) -> dict[str, int]:
-        return {"graphs": 1, "runs": len(self.log)}
+        return {"graphs": 1, "runs": len(self.log), "kept": 1}
 
     @property
     def free(self) -> int:

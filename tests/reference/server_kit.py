@@ -177,7 +177,18 @@ class ScriptedRunner:
 
     def load(self) -> dict[str, float]:
         counts = dict.fromkeys(
-            ("passes", "columns", "sequences", "emitted", "parkings", "running", "waiting"), 0
+            (
+                "passes",
+                "columns",
+                "sequences",
+                "emitted",
+                "parkings",
+                "running",
+                "waiting",
+                "graphs",
+                "built",
+            ),
+            0,
         )
         return {**counts, "seconds": 0.0}
 

@@ -131,8 +131,9 @@ class Engine(Place):
         return {**self.passes.nbytes, **draft, SCRATCH: self.passes.workspace.nbytes}
 
     def run_counts(self) -> dict[str, int]:
-        """Graphs built and graph runs so far."""
-        return {"graphs": self.passes.graphs.builds, "runs": self.passes.graphs.runs}
+        """Graphs built and graph runs so far, and graphs that are kept."""
+        graphs = self.passes.graphs
+        return {"graphs": graphs.builds, "runs": graphs.runs, "kept": len(graphs)}
 
     def alive(self) -> None:
         if self._closed or self._closing:

@@ -33,6 +33,9 @@ class GraphCache:
             self._drop(next(iter(self._graphs)))
         return graph
 
+    def __len__(self) -> int:
+        return len(self._graphs)
+
     def __iter__(self):
         return iter(self._graphs.items())
 

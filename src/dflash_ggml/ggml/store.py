@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import DeviceError
 from .bindings import ffi, lib
-from .device import DEVICE, HOST, Device
+from .device import DEVICE, Device
 
 
 class Store:
@@ -137,11 +137,6 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         return self._sizes()[DEVICE]
-
-    @property
-    def host_nbytes(self) -> int:
-        """Of them beside those of the device."""
-        return sum(self._sizes()[HOST:])
 
     def _sizes(self) -> list[int]:
         if self._alloc == ffi.NULL:

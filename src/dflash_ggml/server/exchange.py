@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import DflashError
-from .dialect import Encoder
+from .dialect import Encoder, StreamItem
 from .errors import ApiError, from_exception
 from .notes import HEADER, Notes
 from .series import Series
@@ -94,10 +94,10 @@ async def respond(
     """The response to a queued job; raises ApiError when it failed before anything was sent."""
     notes = call.notes.header
     headers = {HEADER: notes} if notes else {}
-    events = job.events()
+    batches = job.batches()
     if not call.stream:
-        return await _whole(request, call, job, events, headers)
-    head = asyncio.ensure_future(anext(events))
+        return await _whole(request, call, job, batches, headers)
+    head = asyncio.ensure_future(anext(batches))
     try:
         present = await _first_of(request, head, HEAD_SECONDS)
         if head.done() and head.exception() is not None:
@@ -113,7 +113,7 @@ async def respond(
     return _JobStream(
         job,
         drain_seconds,
-        content=_encoded(call, head, events),
+        content=_encoded(call, head, batches),
         headers=headers,
         media_type="application/x-ndjson" if call.lines else "text/event-stream",
         # a comment would be no JSON line
@@ -123,35 +123,45 @@ async def respond(
     )
 
 
-async def _encoded(call: Reply, head: asyncio.Task[Any], events: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Server-sent events of a job whose first event is `head`."""
-    encoder = call.encoder
+async def _encoded(
+    call: Reply, head: asyncio.Task[list[Any]], batches: AsyncIterator[list[Any]]
+) -> AsyncIterator[bytes]:
+    """What is sent of a job whose first events are `head`: what is there at once in one piece."""
+    encoder, parts = call.encoder, list[bytes]()
     try:
-        event = await head
+        batch = await head
         while True:
-            for item in encoder.feed(event):
-                yield item
-            event = await anext(events)
+            for event in batch:
+                parts += map(_bytes, encoder.feed(event))
+            if parts:
+                yield b"".join(parts)
+                parts = []
+            batch = await anext(batches)
     except StopAsyncIteration:
         return
     except (ApiError, DflashError) as error:
-        for item in encoder.error(from_exception(error)):
-            yield item
+        parts += map(_bytes, encoder.error(from_exception(error)))
+        yield b"".join(parts)
     finally:
         head.cancel()
+
+
+def _bytes(item: StreamItem) -> bytes:
+    return item if isinstance(item, bytes) else item.encode()
 
 
 async def _whole(
     request: Request,
     call: Reply,
     job: Series,
-    events: AsyncIterator[Any],
+    batches: AsyncIterator[list[Any]],
     headers: dict[str, str],
 ) -> Response:
     async def collect() -> None:
-        async for event in events:
-            for _ in call.encoder.feed(event):
-                pass
+        async for batch in batches:
+            for event in batch:
+                for _ in call.encoder.feed(event):
+                    pass
 
     task = asyncio.ensure_future(collect())
     try:

@@ -15,7 +15,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 
 class Rounds(Collector):
-    """What the engine does for several requests at once, asked for when somebody looks; see `Scheduler`."""
+    """What the engine does for several requests at once, asked for when somebody looks; see `session.rounds`."""
 
     def __init__(self, load: Callable[[], dict[str, float]]) -> None:
         self._load = load
@@ -34,6 +34,8 @@ class Rounds(Collector):
             ("parkings", "Requests that were parked for want of cache rows"),
         ):
             yield CounterMetricFamily(f"dflash_joint_{name}", text, load[name])
+        yield CounterMetricFamily("dflash_graphs_built", "Computation graphs built", load["built"])
+        yield GaugeMetricFamily("dflash_graphs", "Computation graphs that are kept", load["graphs"])
         yield CounterMetricFamily("dflash_joint_seconds", "Seconds in these passes", load["seconds"])
         yield CounterMetricFamily("dflash_joint_tokens", "Tokens that these passes gave", load["emitted"])
         per_pass = load["columns"] / load["passes"] if load["passes"] else 0.0

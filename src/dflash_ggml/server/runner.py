@@ -126,9 +126,9 @@ class Runner:
         return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
 
     def load(self) -> dict[str, float]:
-        """What runs, waits for room, and was done since the start: see `Rounds`."""
-        rounds = self.session.scheduler.rounds
-        return {**rounds.counts, **asdict(rounds.tally)}
+        """What runs, waits for room, and was done since the start: see `Rounds`. graphs: that are kept."""
+        rounds, counts = self.session.scheduler.rounds, self.session.engine.run_counts()
+        return {**rounds.counts, **asdict(rounds.tally), "graphs": counts["kept"], "built": counts["graphs"]}
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")

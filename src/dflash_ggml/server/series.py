@@ -35,13 +35,14 @@ class Series:
         for job in self._jobs:
             self._worker.abandon(job)
 
-    async def events(self) -> AsyncIterator[Any]:
-        """The events of all jobs in order; raises ApiError if one failed or was cancelled with a reason."""
+    async def batches(self) -> AsyncIterator[list[Any]]:
+        """The events of all jobs in order, as many at a time as are there; raises ApiError if one failed or was cancelled with a
+        reason."""
         try:
             while self._jobs:
                 self._queue_ahead()
-                async for event in self._jobs[0].events():
-                    yield event
+                async for batch in self._jobs[0].batches():
+                    yield batch
                     self._queue_ahead()
                 self._jobs.popleft()
                 if self._gone:

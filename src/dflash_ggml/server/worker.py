@@ -32,16 +32,18 @@ class _End:
 
 
 class Job(Generic[B]):
-    """One request: `work(runner, cancelled)` yields events in the worker's thread, `events()` receives them.
+    """One request: `work(runner, cancelled)` yields events in the worker's thread, `batches()` receives them.
 
-    Created in the event loop that will read it.
+    Created in the event loop that will read it, which is woken once for all events that it has not taken yet.
     """
 
     def __init__(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> None:
         self.client = client
         self.work = work
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._lock = threading.Lock()
+        self._waiting: list[Any] = []  # events that the reader has not taken
+        self._arrived = asyncio.Event()  # the first of them
         self._cancelled = threading.Event()
         self.reason: ApiError | None = None
 
@@ -57,20 +59,30 @@ class Job(Generic[B]):
 
     def emit(self, event: Any) -> None:
         """Hand an event to the reader; called in the worker's thread."""
+        with self._lock:
+            self._waiting.append(event)
+            is_first = len(self._waiting) == 1
         try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+            if is_first:
+                self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:  # the reader's event loop is gone, so is the reader
             self.cancel()
 
-    async def events(self) -> AsyncIterator[Any]:
-        """The events in order, until the job ends; raises ApiError if it failed or was cancelled with a reason."""
+    async def batches(self) -> AsyncIterator[list[Any]]:
+        """The events in order, as many at a time as are there, until the job ends; raises ApiError if it failed or was
+        cancelled with a reason."""
         while True:
-            event = await self._events.get()
-            if isinstance(event, _End):
-                if event.error is not None:
-                    raise from_exception(event.error) from event.error
+            await self._arrived.wait()
+            self._arrived.clear()
+            with self._lock:
+                batch, self._waiting = self._waiting, []
+            end = batch.pop() if batch and isinstance(batch[-1], _End) else None
+            if batch:
+                yield batch
+            if end is not None:
+                if end.error is not None:
+                    raise from_exception(end.error) from end.error
                 return
-            yield event
 
 
 class Worker(Generic[B]):
