@@ -1,11 +1,13 @@
 """Tokens per target pass by source, by replay: a written answer stands in for the target's choices.
 
-usage: python bench/replay.py [--json FILE] [--budget B] [--threads N]
+usage: python bench/replay.py [--json FILE] [--budget B] [--threads N] [--time RUNS]
 
 The prompts and answers are those of replay.txt. The embedded target is fed what is written, one token a pass, and the embedded
 draft proposes at every place of it, from real features; trees are then grown and walked as a step does, with the next written
 token for the target's choice. So acceptance is counted on texts that so small a model would not write. It tells what sources
 find, and nothing of speed. Earlier answers are forgotten before each.
+
+--time tells what a step takes on the host: of each step the shortest of so many runs, then the mean over the steps of a set.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 TEXTS = Path(__file__).with_name("replay.txt")
 SOURCES = ("dflash", "suffix", "merged")
+STAGES = ("look-up", "tree", "learning")  # of a step, on the host
 COPYING = ("edit", "json", "quote")  # sets whose answers repeat much of the prompt
 
 
@@ -68,31 +72,61 @@ def proposals(engine: Engine, ids: list[int], n_prompt: int, budget: int) -> lis
 
 
 def replay(
-    source: str, ids: list[int], n_prompt: int, drafted: list[Candidates], copies: Copies, budget: int
+    source: str,
+    ids: list[int],
+    n_prompt: int,
+    drafted: list[Candidates],
+    copies: Copies,
+    budget: int,
+    times: list[tuple[int, ...]] | None = None,
 ) -> dict[str, int]:
-    """Write ids behind the prompt with this source: tokens, passes, and nodes drafted and accepted."""
+    """Write ids behind the prompt with this source: tokens, passes, and nodes drafted and accepted. times: takes nanoseconds of
+    each step, see STAGES."""
     plan, sequence = Plan("tree", budget), Sequence(tokens=ids[:n_prompt], pending=ids[n_prompt])
     copies.forget()
     copies.begin(sequence)
     passes = nodes = accepted_n = 0
     while (at := sequence.n_tokens + 1) < len(ids):
         found: Any = None if source == "suffix" else drafted[at - 1 - n_prompt]
+        began = perf_counter_ns()
         copied = None if source == "dflash" else copies.look_up(sequence)
+        looked = perf_counter_ns()
         if copied is not None:
             found = Merged(found, copied, copies.rates)
+        tree = None if found is None else plan.build(ids[at - 1], found)
+        built = walked = learned = perf_counter_ns()
         n = 1
-        if found is not None:
-            tree = plan.build(ids[at - 1], found)
+        if tree is not None:
             following = iter([*ids[at:], *[-1] * budget])
             accepted = walk(tree, lambda node, following=following: next(following))
+            walked = perf_counter_ns()
             if tree.evidence is not None:
                 observe(tree, accepted, copies.rates)
+            learned = perf_counter_ns()
             n, nodes = len(accepted.tokens), nodes + tree.n_nodes
             accepted_n += accepted.n_accepted
+        if times is not None:
+            times.append((looked - began, built - looked, learned - walked))
         sequence.tokens += ids[at - 1 : at - 1 + n]
         sequence.pending = ids[min(at - 1 + n, len(ids) - 1)]
         passes += 1
     return {"tokens": len(ids) - n_prompt - 1, "passes": passes, "drafted": nodes, "accepted": accepted_n}
+
+
+def host_times(every: list[tuple[Any, ...]], budget: int, runs: int) -> dict[str, dict[str, list[float]]]:
+    """Set -> source -> microseconds of each of STAGES in a step."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for source in SOURCES:
+        best: dict[str, np.ndarray] = {}
+        for _ in range(runs):
+            copies, run = Copies(budget), {}
+            for kind, _, ids, n_prompt, drafted in every:
+                replay(source, ids, n_prompt, drafted, copies, budget, run.setdefault(kind, []))
+            best = {kind: np.minimum(best.get(kind, np.inf), steps) for kind, steps in run.items()}
+        best["copying"] = np.concatenate([best[kind] for kind in COPYING])
+        for kind, steps in best.items():
+            found.setdefault(kind, {})[source] = (steps.mean(0) / 1e3).tolist()
+    return found
 
 
 def rate(rows: list[dict[str, Any]]) -> float:
@@ -107,6 +141,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--budget", type=int, default=31)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--time", type=int, metavar="RUNS", help="also time the steps on the host")
     args = parser.parse_args()
     rows, every = [], []
     config = EngineConfig(
@@ -130,9 +165,19 @@ def main() -> None:
         best = max(found["dflash"], found["suffix"])
         cells = " ".join(f"{value:8.2f}" for value in found.values())
         print(f"{kind:8} {len(of) // len(SOURCES):3} {cells}  {found['merged'] / best:.3f}")
+    times = host_times(every, args.budget, args.time) if args.time else None
+    for kind, sources in (times or {}).items():
+        alone = sum(sources["dflash"])
+        for label, stages in sources.items():
+            parts = ", ".join(f"{name} {us:.1f}" for name, us in zip(STAGES, stages))
+            print(f"{kind:8} {label:8} {sum(stages):6.1f} us a step ({parts}), {sum(stages) - alone:+.1f}")
     if args.json:
         lines = ",\n  ".join(json.dumps(row) for row in rows)
-        args.json.write_text(f'{{"what": "replay", "budget": {args.budget}, "rows": [\n  {lines}\n]}}\n')
+        timed = (
+            "" if times is None else f', "stages": {json.dumps(STAGES)}, "microseconds": {json.dumps(times)}'
+        )
+        head = f'"what": "replay", "budget": {args.budget}{timed}'
+        args.json.write_text(f'{{{head}, "rows": [\n  {lines}\n]}}\n')
 
 
 if __name__ == "__main__":

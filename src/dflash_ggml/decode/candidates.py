@@ -9,7 +9,7 @@ DFlash block is, has a faster way in `tree.best_first`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from math import log
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,8 +60,8 @@ class Rows:
             if np.isnan(self.pairs).any():
                 raise NoNumbers("pairs must be numbers: found NaN")
             self._tokens = self.ids.tolist()
-            self._cursors = [[(i + 1, j) for j in range(self.ids.shape[1])] for i in range(len(self.ids))]
-            self._sorted: dict[int, tuple[list[list[float]], list[list[int]], list[int]]] = {}
+            self._joint: NDArray[np.float64] | None = None
+            self._children: dict[tuple[int, int], Children] = {}
 
     @property
     def depth(self) -> int:
@@ -72,31 +72,38 @@ class Rows:
         depth, index = cursor
         if depth == len(self.ids):
             return (), (), ()
-        scores = self.log_probs[depth]
         if self.pairs is None:
+            scores = self.log_probs[depth]
             return self.ids[depth].tolist(), scores.tolist(), [(depth + 1, i) for i in range(len(scores))]
-        if (found := self._sorted.get(depth)) is None:
-            found = self._sorted[depth] = self._sort(depth)
-        joint, order, counts = found
-        ranks = order[index][: counts[index]]
-        tokens, after, row = self._tokens[depth], self._cursors[depth], joint[index]
-        return [tokens[j] for j in ranks], [row[j] for j in ranks], [after[j] for j in ranks]
+        if (found := self._children.get(cursor)) is None:
+            if self._joint is None:
+                self._joint = self._after_each(self.pairs)
+            row, tokens, below = self._joint[depth, index].tolist(), self._tokens[depth], depth + 1
+            ranks = sorted(range(len(row)), key=row.__getitem__, reverse=True)
+            while ranks and row[ranks[-1]] == -np.inf:
+                ranks.pop()
+            found = (
+                list(map(tokens.__getitem__, ranks)),
+                list(map(row.__getitem__, ranks)),
+                list(zip(repeat(below), ranks)),
+            )
+            self._children[cursor] = found
+        return found
 
-    def _sort(self, depth: int) -> tuple[list[list[float]], list[list[int]], list[int]]:
-        """After every candidate before `depth`: log-probabilities [K, K], their order, and how many are possible. Of a depth at
-        once: node by node, numpy's calls would cost more than the tree."""
-        assert self.pairs is not None
-        scores = self.log_probs[depth].astype(np.float64)
+    def _after_each(self, pairs: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Log-probabilities [L, K, K] of each depth's candidates after each of the depth before. Of all at once: parent by
+        parent, or depth by depth, numpy's calls would cost more than the tree."""
+        scores = self.log_probs.astype(np.float64)
         # of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none
-        mass = min(log(np.exp(scores).sum()), 0) if scores[0] > -np.inf else 0
-        joint = scores + (self.pairs[depth] if depth else self.pairs[0, :1])
-        best = joint.max(1, keepdims=True)
+        mass = np.exp(scores).sum(1)
+        mass = np.minimum(np.log(mass, where=mass > 0, out=np.zeros_like(mass)), 0)
+        joint = scores[:, None] + pairs
+        best = joint.max(2, keepdims=True)
         possible = best > -np.inf
         joint -= np.where(possible, best, 0)
-        total = np.exp(joint).sum(1, keepdims=True)
-        joint += mass - np.log(total, where=possible, out=total)
-        counts = (joint > -np.inf).sum(1)
-        return joint.tolist(), np.argsort(-joint, axis=1, kind="stable").tolist(), counts.tolist()
+        total = np.exp(joint).sum(2, keepdims=True)
+        joint += mass[:, None, None] - np.log(total, where=possible, out=total)
+        return joint
 
 
 def checked_rows(ids: ArrayLike, log_probs: ArrayLike) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

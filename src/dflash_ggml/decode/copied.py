@@ -39,6 +39,7 @@ N_CELLS = len(_BY_LENGTH) * N_VOTES * N_DRAFT
 _MOST_WEIGHT = 16
 
 Cursor = tuple[int, tuple[int, ...]]
+Vote = tuple[int, int, Cursor]  # token, cell while no draft was asked, and where it leads
 
 
 class _Moved(dict[int, float]):
@@ -64,7 +65,12 @@ class CopyRates:
         self._prior = prior
         self._hits, self._tried = [0.0] * N_CELLS, [0.0] * N_CELLS
         # without the trend
-        self._own = list(_FIRST if prior is None else prior._own)
+        self._own: list[float] = list(_FIRST if prior is None else prior._own)
+        # of all texts and of this one: each cell's samples, and the rate that they make of the one before
+        self._levels: tuple[tuple[list[float], ...], ...] = (
+            *(() if prior is None else prior._levels),
+            (self._tried, self._hits, self._own),
+        )
         self.trend = 0.0 if prior is None else TREND_FIRST
         # where no vote was right: how often a draft's candidates were, and how often they said so
         self._draft_right = self._draft_said = FIRST_TRUST if prior is None else 0.0
@@ -77,11 +83,21 @@ class CopyRates:
 
     def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
         """Count samples: a cell, and whether the copy was right."""
-        for cell, is_right in samples:
-            surprise = is_right - self.of[cell]
-            self.trend = min(max(self.trend + TREND_RATE * surprise, -TREND_MOST), TREND_MOST)
-            self._count(cell, is_right)
-        self.of = _Moved(self._own, self.trend)
+        trend, of = self.trend, self.of
+        for cell, is_right, expected in [(cell, is_right, of[cell]) for cell, is_right in samples]:
+            trend += TREND_RATE * (is_right - expected)
+            if not -TREND_MOST <= trend <= TREND_MOST:
+                trend = TREND_MOST if trend > 0 else -TREND_MOST
+            before, worth = _FIRST[cell], OWN_WORD
+            for tried, hits, own in self._levels:
+                n = tried[cell]
+                fading = 1.0 if n < KEPT else KEPT / (KEPT + 1)
+                tried[cell] = n = fading * (n + 1)
+                hits[cell] = right = fading * (hits[cell] + is_right)
+                before = own[cell] = (right + worth * before) / (n + worth)
+                worth = PRIOR
+        self.trend = trend
+        self.of = _Moved(self._own, trend)
 
     @property
     def trust(self) -> float:
@@ -96,17 +112,6 @@ class CopyRates:
             return
         self._draft_said = (self._draft_said + said) * TRUST_KEPT
         self._draft_right = (self._draft_right + is_right) * TRUST_KEPT
-
-    def _count(self, cell: int, is_right: bool) -> None:
-        if self._prior is not None:
-            self._prior._count(cell, is_right)
-        fading = 1.0 if self._tried[cell] < KEPT else KEPT / (KEPT + 1)
-        self._tried[cell] = fading * (self._tried[cell] + 1)
-        self._hits[cell] = fading * (self._hits[cell] + is_right)
-        before, worth = _FIRST[cell], OWN_WORD
-        if self._prior is not None:
-            before, worth = self._prior._own[cell], PRIOR
-        self._own[cell] = (self._hits[cell] + worth * before) / (self._tried[cell] + worth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,8 @@ class Copied:
         # by places: how far they say the same, what they say, the longest match before it, and their vote's part of a cell
         self._agreed: dict[tuple[int, ...], tuple[int, Sequence[int], int, int]] = {}
 
-    def votes(self, cursor: Cursor) -> list[tuple[int, int, Cursor]]:
-        """The next tokens, each once: its cell while no draft was asked, and where it leads."""
+    def votes(self, cursor: Cursor) -> list[Vote]:
+        """The next tokens, each once."""
         depth, places = cursor
         agreed = self._agreed.get(places) or self._agree(places)
         until, window, length, vote = agreed
@@ -172,7 +177,7 @@ class Copied:
         self._agreed[places] = agreed
         return agreed
 
-    def _parted(self, depth: int, places: tuple[int, ...]) -> list[tuple[int, int, Cursor]]:
+    def _parted(self, depth: int, places: tuple[int, ...]) -> list[Vote]:
         """The votes of places that say different things, or of which some have ended."""
         windows, lengths = self.windows, self.lengths
         said: dict[int, list[int]] = {}

@@ -18,7 +18,7 @@ import numpy as np
 
 from .accept import Accepted
 from .candidates import Candidates, Rows
-from .copied import LEAST, MOST, Copied, CopyRates, Cursor, Evidence, beside_draft
+from .copied import LEAST, MOST, Copied, CopyRates, Evidence, Vote, beside_draft
 from .tree import Tree
 
 DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
@@ -28,14 +28,18 @@ _NEVER = float("-inf")
 
 def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
     """Count the votes at the visited nodes of a merged tree."""
-    assert tree.evidence is not None
-    kept, visited = set(accepted.kept), set(accepted.path)
-    parents = tree.parents.tolist()
-    votes = [(i, cell) for i, cell in enumerate(tree.evidence.cells[: len(parents)]) if cell >= 0]
-    samples = [(cell, i in kept) for i, cell in votes if parents[i] in visited]
+    evidence = tree.evidence
+    assert evidence is not None
+    kept, visited, parents = set(accepted.kept), set(accepted.path), tree.parents.tolist()
+    samples = [
+        (cell, i in kept)
+        for i, (cell, parent) in enumerate(zip(evidence.cells, parents))
+        if cell >= 0 and parent in visited
+    ]
     if samples:
         rates.learn(samples)
-    _observe_trust(tree, kept, accepted, rates)
+    if not visited.isdisjoint(evidence.rests):
+        _observe_trust(tree, kept, accepted, rates)
 
 
 def _observe_trust(tree: Tree, kept: set[int], accepted: Accepted, rates: CopyRates) -> None:
@@ -83,6 +87,10 @@ class Merged:
 # is None; of a draft's candidates beside votes (candidates, ranks that votes have taken, what votes cost them); of a vote,
 # whose rank is negative, (token, cell, cursor among copies, cursor in the draft or None, sources).
 _Entry = tuple[float, int, int, int, Any]
+# A draft's candidates after a node: tokens, log-probabilities and cursors, of which plain rows have none: there it is the depth.
+_Row = tuple[Sequence[int], Sequence[float], Sequence[Any] | None]
+_NO_ROW: _Row = ((), (), None)
+_NONE: tuple[int, ...] = ()
 
 
 class _Growth:
@@ -100,7 +108,7 @@ class _Growth:
         draft = merged.draft
         self.rows = _plain_rows(draft)
         self.expand = None if draft is None or self.rows is not None else draft.expand
-        self._children(0, 0.0, 1, None if draft is None else draft.root, merged.copied.root)
+        self._children(0, 0.0, 1, None if draft is None else draft.root, self.votes(merged.copied.root))
 
     def tree(self) -> Tree:
         tokens, parents, depths, cells, sources = zip(*self.nodes)
@@ -121,7 +129,7 @@ class _Growth:
             best = heappop(heap)
             waiting += heap
             heap[:] = [best]
-            self._add()
+            self._add(1)
             waiting += [entry for entry in heap if entry[2] == parent]
             heap[:] = sorted([entry for entry in heap if entry[2] != parent])
         self.heap += waiting
@@ -129,92 +137,102 @@ class _Growth:
 
     def finish(self) -> None:
         """The rest of the budget, best first."""
-        heap, nodes, budget, add = self.heap, self.nodes, self.budget, self._add
-        while heap and len(nodes) <= budget:
-            add()
+        self._add(self.budget + 1 - len(self.nodes))
 
-    def _add(self) -> None:
-        """The best of the heap becomes a node."""
-        heap, nodes, costs = self.heap, self.nodes, self.costs
-        cost, depth, parent, rank, what = heap[0]
-        node = len(nodes)
-        costs.append(cost)
-        if what is None:  # plain rows, as in `tree.best_first`
-            rows = self.rows
-            assert rows is not None
-            tokens, scores = rows[depth - 1]
-            nodes.append((tokens[rank], parent, depth, -1, DRAFT))
-            rank += 1
-            if rank < len(tokens) and scores[rank] > _NEVER:
-                heapreplace(heap, (costs[parent] - scores[rank], depth, parent, rank, None))
+    def _add(self, n: int) -> None:
+        """The best n of the heap, one after the other, become nodes. Locals, and a call for few of them: it runs once a step."""
+        heap, nodes, costs, rows = self.heap, self.nodes, self.costs, self.rows or ()
+        n_rows, end = len(rows), len(nodes) + n
+        while heap and (node := len(nodes)) < end:
+            cost, depth, parent, rank, what = heap[0]
+            if what is None:  # plain rows, as in `tree.best_first`
+                tokens, scores, _ = rows[depth - 1]
+                nodes.append((tokens[rank], parent, depth, -1, DRAFT))
+                costs.append(cost)
+                rank += 1
+                if rank < len(tokens) and scores[rank] > _NEVER:
+                    heapreplace(heap, (costs[parent] - scores[rank], depth, parent, rank, None))
+                else:
+                    heappop(heap)
+                if depth < n_rows and (best := rows[depth][1][0]) > _NEVER:
+                    heappush(heap, (cost - best, depth + 1, node, 0, None))
+            elif rank < 0:
+                self._follow(end)
             else:
-                heappop(heap)
-            if depth < len(rows) and (best := rows[depth][1][0]) > _NEVER:
-                heappush(heap, (cost - best, depth + 1, node, 0, None))
-            return
-        heappop(heap)
-        if rank < 0:
-            token, cell, cursor, at, sources = what
-            nodes.append((token, parent, depth, cell, sources))
-            self._children(node, cost, depth + 1, at, cursor)
-            return
-        (tokens, scores, cursors), taken, lost = what
-        nodes.append((tokens[rank], parent, depth, -1, DRAFT))
-        at = depth if cursors is None else cursors[rank]
-        rank = _after(rank, taken)
-        if rank < len(tokens) and scores[rank] > _NEVER:
-            heappush(heap, (costs[parent] + lost - scores[rank], depth, parent, rank, what))
-        self._children(node, cost, depth + 1, at, None)
+                (tokens, scores, cursors), taken, lost = what
+                nodes.append((tokens[rank], parent, depth, -1, DRAFT))
+                costs.append(cost)
+                at = depth if cursors is None else cursors[rank]
+                rank = _after(rank, taken)
+                if rank < len(tokens) and scores[rank] > _NEVER:
+                    heapreplace(heap, (costs[parent] + lost - scores[rank], depth, parent, rank, what))
+                else:
+                    heappop(heap)
+                self._children(node, cost, depth + 1, at, ())
 
-    def _children(self, node: int, cost: float, depth: int, at: Any, cursor: Cursor | None) -> None:
-        """Queue the children, at `depth`, of a node with these cursors: of plain rows the cursor is the depth."""
-        heap, rates = self.heap, self.rates
-        votes = self.votes(cursor) if cursor is not None and cost < _FAR else ()
-        tokens: Sequence[int] = ()
-        scores: Sequence[float] = ()
-        cursors: Sequence[Any] | None = None
-        if self.rows is not None and at is not None:
-            if depth <= len(self.rows):
-                tokens, scores = self.rows[depth - 1]
-                if not votes:
-                    if scores[0] > _NEVER:
-                        heappush(heap, (cost - scores[0], depth, node, 0, None))
-                    return
-        elif self.expand is not None and at is not None:
-            tokens, scores, cursors = self.expand(at)
-            tokens = list(tokens)
-        if not tokens:
-            if len(votes) == 1:
-                ((token, cell, follow),) = votes
-                heappush(
-                    heap, (cost - log(rates[cell]), depth, node, -1, (token, cell, follow, None, COPIES))
-                )
+    def _follow(self, end: int) -> None:
+        """The voted token on top of the heap becomes a node, and those behind it do while each is the only one that is voted for
+        and the best of all, up to `end` nodes: text that nobody disputes, most of a tree, needs no heap."""
+        heap, nodes, costs, rests = self.heap, self.nodes, self.costs, self.rests
+        rows, expand, votes, rates, trust = self.rows or (), self.expand, self.votes, self.rates, self.trust
+        cost, depth, parent, _, (token, cell, cursor, at, sources) = heappop(heap)
+        while True:
+            node = len(nodes)
+            nodes.append((token, parent, depth, cell, sources))
+            costs.append(cost)
+            found = votes(cursor) if cost < _FAR else ()
+            if len(found) != 1:
+                self._children(node, cost, depth + 1, at, found)
                 return
+            ((token, cell, cursor),) = found
+            row: _Row = _NO_ROW
+            if at is not None:
+                row = expand(at) if expand else rows[depth] if depth < len(rows) else _NO_ROW
+            tokens, scores, cursors = row
+            parent, sources, at, depth = node, COPIES, None, depth + 1
+            if not tokens:  # the draft has no word here
+                cost -= log(rates[cell])
+            else:
+                said, other, taken = 0.0, 0, _NONE
+                if cursors is None:
+                    at = depth
+                if token in tokens:
+                    rank = tokens.index(token)
+                    said, sources, taken = exp(scores[rank]), COPIES | DRAFT, (rank,)
+                    other = 0 if rank else 1
+                    if cursors is not None:
+                        at = cursors[rank]
+                cell = beside_draft(cell, said)
+                p = min(rates[cell], MOST)
+                if other < len(tokens) and scores[other] > _NEVER:
+                    rests[node] = rest = 1 - p
+                    lost = log(max(1 - said, 1e-6) / (rest * trust))
+                    what = row, taken, lost
+                    heappush(heap, (cost + lost - scores[other], depth, node, other, what))
+                cost -= log(p)
+            if len(nodes) == end or (heap and heap[0] < (cost, depth, parent, -1)):
+                heappush(heap, (cost, depth, parent, -1, (token, cell, cursor, at, sources)))
+                return
+
+    def _children(self, node: int, cost: float, depth: int, at: Any, votes: Sequence[Vote]) -> None:
+        """Queue the children, at `depth`, of a node with this cursor in the draft, of plain rows the depth, and these votes."""
+        heap, rates, row = self.heap, self.rates, _NO_ROW
+        if at is not None:
+            if self.expand is not None:
+                row = self.expand(at)
+            elif self.rows is not None and depth <= len(self.rows):
+                row = self.rows[depth - 1]
+        tokens, scores, cursors = row
+        if not tokens:
             total = sum([rates[cell] for _, cell, _ in votes])
-            lost = log(max(total / MOST, 1.0))
+            lost = log(max(total / MOST, 1.0)) if len(votes) > 1 else 0.0
             for i, (token, cell, follow) in enumerate(votes):
                 entry = (token, cell, follow, None, COPIES)
                 heappush(heap, (cost + lost - log(rates[cell]), depth, node, -1 - i, entry))
             return
-        if len(votes) == 1:  # nearly always
-            ((token, cell, follow),) = votes
-            if token in tokens:
-                rank = tokens.index(token)
-                said, sources = exp(scores[rank]), COPIES | DRAFT
-                under = depth if cursors is None else cursors[rank]
-                taken: tuple[int, ...] = (rank,)
-                other = 1 if rank == 0 else 0
-            else:
-                said, sources, taken, other = 0.0, COPIES, (), 0
-                under = depth if cursors is None else None
-            cell = beside_draft(cell, said)
-            p = min(rates[cell], MOST)
-            heappush(heap, (cost - log(p), depth, node, -1, (token, cell, follow, under, sources)))
-            if other < len(tokens) and scores[other] > _NEVER:
-                self.rests[node] = rest = 1 - p
-                lost = log(max(1 - said, 1e-6) / (rest * self.trust))
-                what = (tokens, scores, cursors), taken, lost
-                heappush(heap, (cost + lost - scores[other], depth, node, other, what))
+        if not votes and cursors is None:
+            if scores[0] > _NEVER:
+                heappush(heap, (cost - scores[0], depth, node, 0, None))
             return
         total = said_of_votes = 0.0
         several: list[int] = []
@@ -238,10 +256,7 @@ class _Growth:
         if rank < len(tokens) and scores[rank] > _NEVER:
             self.rests[node] = rest = 1 - scale * total
             lost = log(max(1 - said_of_votes, 1e-6) / (rest * self.trust))
-            heappush(
-                heap,
-                (cost + lost - scores[rank], depth, node, rank, ((tokens, scores, cursors), several, lost)),
-            )
+            heappush(heap, (cost + lost - scores[rank], depth, node, rank, (row, several, lost)))
 
 
 def _after(rank: int, taken: Sequence[int]) -> int:
@@ -252,8 +267,8 @@ def _after(rank: int, taken: Sequence[int]) -> int:
     return rank
 
 
-def _plain_rows(draft: Candidates | None) -> list[tuple[list[int], list[float]]] | None:
-    """Plain rows as lists: indexing numpy scalars one by one would dominate growth."""
+def _plain_rows(draft: Candidates | None) -> list[_Row] | None:
+    """Plain rows, without cursors, as lists: indexing numpy scalars one by one would dominate growth."""
     if not isinstance(draft, Rows) or draft.pairs is not None:
         return None
-    return list(zip(draft.ids.tolist(), draft.log_probs.tolist()))
+    return [(ids, scores, None) for ids, scores in zip(draft.ids.tolist(), draft.log_probs.tolist())]

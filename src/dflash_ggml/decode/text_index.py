@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,43 +19,40 @@ HOPS = 6  # places of one hash that are looked at, newest first
 ENOUGH = 64  # tokens matched in sum after which no more places are looked at
 ORDERS = (6, 2)  # tokens hashed; the shorter ones are asked where the longer ones find nothing
 BULK = 96  # tokens, or an eighth of the text, from which on arrays are faster than a loop
-_SHIFT = 20
-# odd factors below 2**40: with ids below 2**20 the sums of ORDERS[0] products fit 63 bits
-_FACTORS = (0x9E3779B97F, 0x85EBCA6B2D, 0xC2B2AE3D37, 0x27D4EB2F17, 0x165667B19F, 0xD3A2646CAB)
-_A, _B, _C, _D, _E, _F = _FACTORS
+_MOST = ORDERS[0]
+# The last tokens side by side are one number, the newest on top, and a hash is what a prime leaves of its top: the next
+# number comes of the last by a shift, where a sum of products begins anew.
+_BITS = 32  # of a token
+_TOP = _BITS * (_MOST - 1)  # below the newest
+_PRIME = 1500450271
+_TAIL = Struct(f"<{_MOST}i")
 
 
 class _Chains:
     """The places of one order: `before[p]` is the place before p with the hash of the tokens that end there, 0 for none."""
 
     def __init__(self, order: int, size: int) -> None:
-        self.order, self.factors = order, _FACTORS[:order]
+        self.order, self.beneath = order, _BITS * (_MOST - order)
         self.newest, self.before = array("i", bytes(4 * size)), array("i", [0])
 
-    def slot(self, ids: Sequence[int], end: int) -> int:
-        """The place in `newest` of the tokens that end before `end`. Sums are written out: it runs for every token."""
-        if self.order == 2:
-            key = ids[end - 2] * _A + ids[end - 1] * _B
-        else:
-            a, b, c, d, e, f = ids[end - 6 : end]
-            key = a * _A + b * _B + c * _C + d * _D + e * _E + f * _F
-        return (key >> _SHIFT) & (len(self.newest) - 1)
+    def slot(self, tail: int) -> int:
+        """The place in `newest` of the tokens on top of `tail`."""
+        return (tail >> self.beneath) % _PRIME & (len(self.newest) - 1)
 
-    def add(self, ids: array[int], end: int) -> None:
-        """Take in the token of ids that ends before `end`, the last one."""
-        if end < self.order:
-            self.before.append(0)
-            return
-        slot, newest = self.slot(ids, end), self.newest
-        self.before.append(newest[slot])
-        newest[slot] = end
+    def add(self, tails: Sequence[int], end: int) -> None:
+        """Take in tokens behind a text of `end`, no fewer than ORDERS[0], as the last tokens up to each."""
+        newest, before, beneath, mask = self.newest, self.before, self.beneath, len(self.newest) - 1
+        for tail in tails:
+            end += 1
+            slot = (tail >> beneath) % _PRIME & mask
+            before.append(newest[slot])
+            newest[slot] = end
 
-    def drop(self, ids: array[int]) -> None:
-        """Undo `add` of the last token of ids."""
-        end = len(ids)
+    def drop(self, tail: int, end: int) -> None:
+        """Undo `add` for the last token of a text of `end`."""
         before = self.before.pop()
         if end >= self.order:
-            self.newest[self.slot(ids, end)] = before
+            self.newest[self.slot(tail)] = before
 
     def rebuild(self, ids: NDArray[np.int64], size: int) -> None:
         """Take in all of ids anew, in a table of `size` slots, a power of two."""
@@ -62,9 +60,9 @@ class _Chains:
         n = len(ids) - self.order + 1
         if n > 0:
             keys = np.zeros(n, np.int64)
-            for i, factor in enumerate(self.factors):
-                keys += ids[i : i + n] * factor
-            slots = ((keys >> _SHIFT) & (size - 1)).astype(np.int32)
+            for i in range(self.order):
+                keys += ids[i : i + n] * pow(2, _BITS * i, _PRIME)
+            slots = (keys % _PRIME & (size - 1)).astype(np.int32)
             order = np.argsort(slots, kind="stable")
             ends, slots = order.astype(np.int32) + self.order, slots[order]
             same = slots[1:] == slots[:-1]
@@ -93,16 +91,16 @@ class TextIndex:
     def extend(self, ids: Sequence[int]) -> None:
         """Put tokens behind the text; ids below 2**20."""
         own, end = self.ids, len(self.ids)
-        if len(ids) > max(BULK, end // 8) or end + len(ids) > self._size:
-            own.extend(ids)
+        own.extend(ids)
+        if len(ids) > max(BULK, end // 8) or len(own) > self._size or end < _MOST:
             self._rebuild()
             return
-        long, short = self._chains
+        tail, tails = _packed(own[end - _MOST : end]), []
         for token in ids:
-            own.append(token)
-            end += 1
-            long.add(own, end)
-            short.add(own, end)
+            tail = tail >> _BITS | token << _TOP
+            tails.append(tail)
+        for chain in self._chains:
+            chain.add(tails, end)
 
     def cut(self, n: int) -> None:
         """Keep the first n tokens."""
@@ -110,9 +108,10 @@ class TextIndex:
             del self.ids[n:]
             self._rebuild()
             return
-        while len(self.ids) > n:
+        while (end := len(self.ids)) > n:
+            tail = _packed(self.ids[-_MOST:])
             for chain in self._chains:
-                chain.drop(self.ids)
+                chain.drop(tail, end)
             self.ids.pop()
 
     def _rebuild(self) -> None:
@@ -133,14 +132,14 @@ class TextIndex:
         newest first."""
         ids, have, matched = self.ids, len(tail), 0
         found: list[tuple[int, int]] = []
-        short = self._chains[-1]
-        if have < short.order or not short.newest[short.slot(tail, have)]:
+        short, last = self._chains[-1], _packed(tail[-_MOST:])
+        if have < short.order or not short.newest[short.slot(last)]:
             return found  # a longer match would be one of the shortest length too
         for chain in self._chains:
             order = chain.order
             if have < order:
                 continue
-            place, end = chain.newest[chain.slot(tail, have)], tail[-1]
+            place, end = chain.newest[chain.slot(last)], tail[-1]
             before, hops = chain.before, HOPS
             while place and hops and matched < ENOUGH:
                 hops -= 1
@@ -155,3 +154,9 @@ class TextIndex:
             if found:
                 break
         return found
+
+
+def _packed(tokens: Sequence[int]) -> int:
+    """Tokens, no more than ORDERS[0], as one number, the last on top; zeros stand for those that lack."""
+    missing = [0] * (_MOST - len(tokens))
+    return int.from_bytes(_TAIL.pack(*missing, *tokens), "little")
