@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..files.gguf import F32, GGUFFile
+from ..files.gguf import GGUFFile
 from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..state.memory import padded
@@ -25,6 +25,7 @@ from .layers import APPENDED, Columns, Taps, declare_outputs, swiglu
 from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
+from .tensors import attention_tensors, outer_tensors
 
 _SIGMOID = 2  # of the kinds of routers that files number
 _PERIOD = 4  # of the layers that see everything, where a file does not list them
@@ -129,22 +130,13 @@ class Laguna(Target):
         )
         shapes = params.tensors()
         params = replace(params, scales=scales_beside(file, (n for n, s in shapes.items() if len(s) > 1)))
-        check_file(file, params.tensors())
-        for name in shapes:
-            if name.endswith("ffn_gate_inp.weight") and file.tensors[name].type != F32:
-                raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
+        check_file(file, params.tensors(), floats="ffn_gate_inp.weight")
         return params
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
         d = self.n_embd
-        shapes: dict[str, tuple[int, ...]] = {
-            "token_embd.weight": (d, self.n_vocab),
-            "output_norm.weight": (d,),
-        }
-        if not self.tied_head:
-            shapes["output.weight"] = (d, self.n_vocab)
-        kv = self.n_kv_heads * self.head_dim
+        shapes = outer_tensors(d, self.n_vocab, self.tied_head)
         dense = {
             "ffn_gate.weight": (d, self.n_ff),
             "ffn_up.weight": (d, self.n_ff),
@@ -153,12 +145,7 @@ class Laguna(Target):
         for i, (heads, gate) in enumerate(zip(self.heads, self.gates)):
             layer = {
                 "attn_norm.weight": (d,),
-                "attn_q.weight": (d, heads * self.head_dim),
-                "attn_k.weight": (d, kv),
-                "attn_v.weight": (d, kv),
-                "attn_output.weight": (heads * self.head_dim, d),
-                "attn_q_norm.weight": (self.head_dim,),
-                "attn_k_norm.weight": (self.head_dim,),
+                **attention_tensors(d, heads, self.n_kv_heads, self.head_dim),
                 "attn_gate.weight": (d, gate),
                 "ffn_norm.weight": (d,),
                 **(dense if i < self.n_dense else self.experts.tensors()),

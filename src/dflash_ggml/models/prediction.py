@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..files.gguf import F32, GGUFFile
 from .checks import check_tensors
 from .feed_forward import FeedForward, scale_shape
+from .tensors import attention_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,11 @@ class Head:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor of its own."""
-        d, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        d = self.n_embd
         shapes: dict[str, tuple[int, ...]] = {
             "attn_norm.weight": (d,),
             "post_attention_norm.weight": (d,),
-            "attn_q.weight": (d, 2 * q),  # per head: query rows, then gate rows
-            "attn_k.weight": (d, kv),
-            "attn_v.weight": (d, kv),
-            "attn_output.weight": (q, d),
-            "attn_q_norm.weight": (self.head_dim,),
-            "attn_k_norm.weight": (self.head_dim,),
+            **attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim, gated=True),
             **self.ffn.tensors(self.joined),
             "nextn.eh_proj.weight": (2 * d, d),
             "nextn.enorm.weight": (d,),

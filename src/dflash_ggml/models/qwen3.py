@@ -22,6 +22,7 @@ from .layers import APPENDED, Columns, Dense, Taps, declare_outputs
 from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
+from .tensors import attention_tensors, outer_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +102,11 @@ class Qwen3(Target):
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
-        d, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "token_embd.weight": (d, self.n_vocab),
-            "output_norm.weight": (d,),
-        }
-        if not self.tied_head:
-            shapes["output.weight"] = (d, self.n_vocab)
+        d = self.n_embd
+        shapes = outer_tensors(d, self.n_vocab, self.tied_head)
         layer = {
             "attn_norm.weight": (d,),
-            "attn_q.weight": (d, q),
-            "attn_k.weight": (d, kv),
-            "attn_v.weight": (d, kv),
-            "attn_output.weight": (q, d),
-            "attn_q_norm.weight": (self.head_dim,),
-            "attn_k_norm.weight": (self.head_dim,),
+            **attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim),
             "ffn_norm.weight": (d,),
         }
         ffn = {joined: self.ffn.tensors(joined) for joined in (False, True)}

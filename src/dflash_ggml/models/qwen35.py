@@ -12,21 +12,31 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..files.gguf import F32, GGUFFile, StringArray
+from ..files.gguf import GGUFFile
 from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
-from .checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
+from .checks import MAX_HEADS, MAX_LAYERS, in_range
 from .feed_forward import FeedForward, scale_shape
-from .layers import APPENDED, Columns, Dense, Taps, declare_outputs, gated_attention, gated_delta_net
+from .layers import (
+    APPENDED,
+    Columns,
+    Dense,
+    Taps,
+    declare_outputs,
+    gated_attention,
+    gated_delta_net,
+)
 from .prediction import Head, read_head
-from .reading import Keys, settle_scales
+from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size
 from .rope import read_scaling
 from .target import Batch, Target
+from .tensors import attention_tensors, outer_tensors
 
 # what Ollama keeps in the same file: the vision tower, its projector, and its own form of the prediction block
 _OTHER_PARTS = ("v.", "mm.", "mtp.")
+_CONV = "ssm_conv1d.weight"  # no matrix of a product: its rows are filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +90,16 @@ class Qwen35(Target):
     def from_gguf(cls, file: GGUFFile) -> Qwen35:
         """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
 
-        def count(key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None) -> int:
-            return read_count(file, key, high, low, default)
-
-        def number(key: str) -> float:
-            key = f"{file.arch}.{key}"
-            return positive(file.error, f"key {key!r}", file.require(key, float))
-
+        keys = Keys(file)
+        count, number = keys.count, keys.number
         _settle_names(file)
         blocks = count("block_count", MAX_LAYERS)
         trunk = blocks - count("nextn_predict_layers", blocks - 1, 0, default=0)
         recurrent = _recurrent(file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4))
-        embedding = file.tensors.get("token_embd.weight")
-        if embedding is None or len(embedding.shape) != 2:
-            raise file.error("tensor 'token_embd.weight' is missing or not a matrix")
         params = cls(
             n_layers=trunk,
             n_embd=count("embedding_length"),
-            n_vocab=embedding.shape[1],
+            n_vocab=vocabulary_size(file),
             n_heads=_heads(file, "attention.head_count", blocks, recurrent),
             n_kv_heads=_heads(file, "attention.head_count_kv", blocks, recurrent),
             head_dim=count("attention.key_length"),
@@ -114,26 +116,16 @@ class Qwen35(Target):
             tied_head="output.weight" not in file.tensors,
             **cls._read_ffn(file, trunk),
         )
-        params._check_relations(file)
+        params._check_relations(keys)
         params._check_rope(file)
-        matrices = {
-            name.removesuffix("weight") for name, shape in params.stored(file).items() if len(shape) > 1
-        }
-        matrices -= {
-            m for m in matrices if m.startswith("token_embd.") or m.endswith("ssm_conv1d.")
-        }  # no products
-        params = replace(params, scales=tuple(f"{m}scale" for m in matrices if f"{m}scale" in file.tensors))
+        shapes = params.stored(file)
+        matrices = (name for name, shape in shapes.items() if len(shape) > 1 and not name.endswith(_CONV))
+        params = replace(params, scales=scales_beside(file, matrices))
 
         def ignored(name: str) -> bool:
-            # how activations were scaled when the weights were made: ggml scales them by what they are
-            is_input_scale = name.endswith(".input_scale") and name.removesuffix("input_scale") in matrices
-            return trunk <= _block(name) < blocks or name.startswith(_OTHER_PARTS) or is_input_scale
+            return trunk <= _block(name) < blocks or name.startswith(_OTHER_PARTS)
 
-        shapes = params.stored(file)
-        check_tensors(file.error, file.tensors, shapes, ignored)
-        for name, shape in shapes.items():
-            if (len(shape) == 1 or name.endswith("ssm_conv1d.weight")) and file.tensors[name].type != F32:
-                raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")
+        check_file(file, params.stored(file), ignored, floats=_CONV)
         return params
 
     @classmethod
@@ -148,24 +140,12 @@ class Qwen35(Target):
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
         d, keys, values = self.n_embd, self.ssm_k_heads * self.ssm_state, self.ssm_inner
-        shapes: dict[str, tuple[int, ...]] = {
-            "token_embd.weight": (d, self.n_vocab),
-            "output_norm.weight": (d,),
-        }
-        if not self.tied_head:
-            shapes["output.weight"] = (d, self.n_vocab)
+        shapes = outer_tensors(d, self.n_vocab, self.tied_head)
         common = {
             "attn_norm.weight": (d,),
             "post_attention_norm.weight": (d,),
         }
-        attention = {
-            "attn_q.weight": (d, 2 * self.n_heads * self.head_dim),  # per head: query rows, then gate rows
-            "attn_k.weight": (d, self.n_kv_heads * self.head_dim),
-            "attn_v.weight": (d, self.n_kv_heads * self.head_dim),
-            "attn_output.weight": (self.n_heads * self.head_dim, d),
-            "attn_q_norm.weight": (self.head_dim,),
-            "attn_k_norm.weight": (self.head_dim,),
-        }
+        attention = attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim, gated=True)
         delta_net = {
             "attn_qkv.weight": (d, 2 * keys + values),
             "attn_gate.weight": (d, values),
@@ -252,28 +232,23 @@ class Qwen35(Target):
         declare_outputs(g, w, self.head_name, x, eps, batch)
         return g
 
-    def _check_relations(self, file: GGUFFile) -> None:
+    def _check_relations(self, keys: Keys) -> None:
         """Sizes that must divide or equal each other do."""
-        arch = file.arch
+        file, values = keys.file, f"{self.ssm_v_heads} value heads of {self.ssm_state}"
         # Ollama's key: whether value heads that share a key head lie apart
-        if file.get(f"{arch}.ssm.v_head_reordered", bool) is self.grouped:
+        order = f"{keys.arch}.ssm.v_head_reordered"
+        if file.get(order, bool) is self.grouped:
             raise file.error(
-                f"key '{arch}.ssm.v_head_reordered' is {str(self.grouped).lower()}: value heads in that order are not supported"
+                f"key {order!r} is {str(self.grouped).lower()}: value heads in that order are not supported"
             )
-        value_dim = file.get(f"{arch}.attention.value_length", int)
-        values = f"{self.ssm_v_heads} value heads of {self.ssm_state}"
-        for key, holds, expected in (
+        value_dim = file.get(f"{keys.arch}.attention.value_length", int)
+        keys.hold(
             ("attention.value_length", value_dim in (None, self.head_dim), f"the key length {self.head_dim}"),
             ("attention.head_count_kv", self.n_heads % self.n_kv_heads == 0, f"a divisor of {self.n_heads}"),
             ("rope.dimension_count", self.n_rot in range(2, self.head_dim + 1, 2), "even, within a head"),
             ("ssm.group_count", self.ssm_v_heads % self.ssm_k_heads == 0, f"a divisor of {self.ssm_v_heads}"),
             ("ssm.inner_size", self.ssm_inner == self.ssm_v_heads * self.ssm_state, values),
-        ):
-            if not holds:
-                raise file.error(f"key '{arch}.{key}': {file.metadata[f'{arch}.{key}']}, not {expected}")
-        tokens = file.metadata.get("tokenizer.ggml.tokens")
-        if isinstance(tokens, StringArray) and len(tokens) != self.n_vocab:
-            raise file.error(f"key 'tokenizer.ggml.tokens': {len(tokens)} tokens (expected {self.n_vocab})")
+        )
 
     def _check_rope(self, file: GGUFFile) -> None:
         """Plain rotary positions give the right angles: no scaling, no pair on an axis that text lacks."""
@@ -288,16 +263,6 @@ class Qwen35(Target):
         # Pair j follows axis j % 3 while j < 3 * sections[j % 3], else the fourth axis.
         if len(sections) < 3 or any(j >= 3 * sections[j % 3] for j in range(self.n_rot // 2)):
             raise file.error(f"key {key!r}: {sections} do not cover the {self.n_rot // 2} rotated pairs")
-
-
-def read_count(
-    file: GGUFFile, key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None
-) -> int:
-    """The integer under a key of the architecture, from `low` to `high`; `default` where the key is missing."""
-    key = f"{file.arch}.{key}"
-    if default is not None and key not in file.metadata:
-        return default
-    return in_range(file.error, f"key {key!r}", file.require(key, int), low, high)
 
 
 def _block(name: str) -> int:

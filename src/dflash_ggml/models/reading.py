@@ -133,9 +133,10 @@ def check_file(
     file: GGUFFile,
     shapes: Mapping[str, tuple[int, ...]],
     ignored: Callable[[str], bool] = lambda name: False,
+    floats: str = "",
 ) -> None:
-    """The tensors are those of `shapes`; vectors are float32. How activations were scaled when the weights were made is ignored:
-    ggml scales them by what they are."""
+    """The tensors are those of `shapes`; vectors are float32, and so is what a name's end in `floats` says. How activations were
+    scaled when the weights were made is ignored: ggml scales them by what they are."""
 
     def unused(name: str) -> bool:
         matrix = name.removesuffix("input_scale") + "weight"
@@ -143,5 +144,6 @@ def check_file(
 
     check_tensors(file.error, file.tensors, shapes, unused)
     for name, shape in shapes.items():
-        if len(shape) == 1 and file.tensors[name].type != F32:
+        is_float = len(shape) == 1 or (floats and name.endswith(floats))
+        if is_float and file.tensors[name].type != F32:
             raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")

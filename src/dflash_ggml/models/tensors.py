@@ -1,0 +1,24 @@
+"""Names and shapes, in ggml's order, of tensors that targets have alike."""
+
+from __future__ import annotations
+
+
+def outer_tensors(d: int, n_vocab: int, tied_head: bool) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what a target has around its blocks; tied_head: the embedding is the output matrix."""
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (d, n_vocab), "output_norm.weight": (d,)}
+    return shapes if tied_head else shapes | {"output.weight": (d, n_vocab)}
+
+
+def attention_tensors(
+    d: int, heads: int, kv_heads: int, head_dim: int, gated: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of a layer's tensors over a width of d. gated: a head's query rows are followed by as many for its gate."""
+    q, kv = heads * head_dim, kv_heads * head_dim
+    return {
+        "attn_q.weight": (d, 2 * q if gated else q),
+        "attn_k.weight": (d, kv),
+        "attn_v.weight": (d, kv),
+        "attn_output.weight": (q, d),
+        "attn_q_norm.weight": (head_dim,),
+        "attn_k_norm.weight": (head_dim,),
+    }
