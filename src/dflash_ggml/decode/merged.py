@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import repeat
 from math import exp, log
 from typing import Any
 
@@ -203,14 +204,18 @@ class _Growth:
                     if cursors is not None:
                         at = cursors[rank]
                 cell = beside_draft(cell, said)
-                p = min(rates[cell], MOST)
+                p = rates[cell]
+                if p > MOST:
+                    p = MOST
                 if other < len(tokens) and scores[other] > _NEVER:
                     rests[node] = rest = 1 - p
-                    lost = log(max(1 - said, 1e-6) / (rest * trust))
+                    left = 1 - said
+                    lost = log((left if left > 1e-6 else 1e-6) / (rest * trust))
                     what = row, taken, lost
                     heappush(heap, (cost + lost - scores[other], depth, node, other, what))
                 cost -= log(p)
-            if len(nodes) == end or (heap and heap[0] < (cost, depth, parent, -1)):
+            is_beaten = heap and heap[0][0] <= cost and heap[0] < (cost, depth, parent, -1)
+            if is_beaten or len(nodes) == end:
                 heappush(heap, (cost, depth, parent, -1, (token, cell, cursor, at, sources)))
                 return
 
@@ -271,4 +276,4 @@ def _plain_rows(draft: Candidates | None) -> list[_Row] | None:
     """Plain rows, without cursors, as lists: indexing numpy scalars one by one would dominate growth."""
     if not isinstance(draft, Rows) or draft.pairs is not None:
         return None
-    return [(ids, scores, None) for ids, scores in zip(draft.ids.tolist(), draft.log_probs.tolist())]
+    return list(zip(draft.ids.tolist(), draft.log_probs.tolist(), repeat(None)))
