@@ -1,6 +1,6 @@
 """Is `auto` ever slower than the best fixed mode, at any acceptance? Side by side, alternating, in one run.
 
-    python bench/synthetic_acceptance.py -m TARGET -md DRAFT [-n 400] [--json FILE]
+    python bench/synthetic_acceptance.py -m TARGET -md DRAFT [-n 400] [--texts 4] [--near] [--json FILE]
 
 Files of any shape with RANDOM WEIGHTS (see shapes.py) and MADE-UP ACCEPTANCE: every pass runs and takes its time, but which node
 is right is drawn from hit rates that give the named acceptance lengths for a tree of 31 nodes; NOT MODEL TEXT. The last text
@@ -43,6 +43,15 @@ LENGTHS = {
     6.0: (0.839, 0.4),
     8.0: (0.908, 0.4),
     10.0: (0.943, 0.4),
+}
+# fixed modes within a tenth of the best one on a virtual clock with an H100's pass times, and plain where it is one of them
+NEAR = {
+    1.2: ("plain", "tree 3", "tree 7"),
+    2.0: ("tree 3", "tree 7", "tree 15"),
+    4.0: ("tree 7", "tree 15", "chain"),
+    6.0: ("tree 15", "tree 31", "chain"),
+    8.0: ("tree 15", "tree 31", "chain"),
+    10.0: ("tree 15", "chain"),
 }
 CHANGE = 150  # tokens between two changes of a text
 FORCED = "drawn from hit rates per length, for a tree of 31 nodes"
@@ -90,11 +99,19 @@ class Synthetic:
 
 
 def decoded(
-    engine: Engine, before: Snapshot, texts: Callable[[int], object], n_texts: int, n: int, name: str
+    engine: Engine,
+    before: Snapshot,
+    texts: Callable[[int], object],
+    n_texts: int,
+    n: int,
+    name: str,
+    fixed: tuple[str, ...] = (),
 ) -> list[Text]:
-    """All modes on `n_texts` made-up texts behind `before`, in turns, after a warm-up."""
+    """All modes, or those of `fixed` and auto, on `n_texts` made-up texts behind `before`, in turns, after a warm-up."""
     stand_in = Synthetic(engine)
     modes = Bench(engine, [], FULL, Lines(sys.stderr)).modes(BUDGETS)
+    if fixed:
+        modes = [mode for mode in modes if mode.label in (*fixed, "auto")]
 
     def run(job: Job, text: int) -> Text:
         engine.restore(before)
@@ -124,8 +141,8 @@ def decoded(
     return found
 
 
-def report(engine: Engine, n: int, context: int) -> Section:
-    """Texts of made-up acceptance, and one that changes."""
+def report(engine: Engine, n: int, context: int, lengths: list[float], n_texts: int, near: bool) -> Section:
+    """Texts of made-up acceptance and, after all lengths, one that changes. near: with the modes of NEAR alone."""
     engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, context).tolist())
     before = engine.snapshot()
 
@@ -144,11 +161,11 @@ def report(engine: Engine, n: int, context: int) -> Section:
         [],
     )
     section.forced, all_texts, auto = FORCED, [], {}
-    settings = [(f"{length:g}", steady(length), 2) for length in LENGTHS] + [
-        ("2 and 8 by turns", changing, 3)
-    ]
-    for name, texts, n_texts in settings:
-        found = decoded(engine, before, texts, n_texts, n, name)
+    settings = [(f"{length:g}", steady(length), NEAR[length] if near else ()) for length in lengths]
+    if len(lengths) == len(LENGTHS):
+        settings.append(("2 and 8 by turns", changing, ("tree 7", "tree 15", "chain") if near else ()))
+    for name, texts, fixed in settings:
+        found = decoded(engine, before, texts, n_texts, n, name, fixed)
         rows = compared(found, made_up=name)
         section.rows += rows
         section.notes.append(f"Length {name}: {verdict(found, rows[-1])}")
@@ -166,13 +183,16 @@ def main() -> None:
     p.add_argument("-t", "--threads", type=int)
     p.add_argument("-n", type=int, default=400, help="tokens per text")
     p.add_argument("--context", type=int, default=512, help="tokens before the made-up text")
+    p.add_argument("--lengths", type=float, nargs="+", choices=LENGTHS, default=list(LENGTHS), metavar="L")
+    p.add_argument("--texts", type=int, default=2, help="of each length")
+    p.add_argument("--near", action="store_true", help="only the fixed modes that come near the best")
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     config = EngineConfig(a.model, a.model_draft, n_threads=a.threads, calibrate="always", spec=DRAFTS)
     with Engine.load(config) as engine:
         device = engine.device.info.description
         costs = [list(point) for point in engine.costs.points()]
-        section = report(engine, a.n, a.context)
+        section = report(engine, a.n, a.context, a.lengths, a.texts, a.near)
     print(plain(section))
     facts = header(
         device=device, gpu=gpu_facts(), model=a.model.name, draft=a.model_draft.name, context=a.context

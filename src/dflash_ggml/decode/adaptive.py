@@ -37,6 +37,7 @@ from .tree import Tree
 
 PROBE_COST = 0.01  # share of the time that trying may take
 PRIOR_WORTH = 1.0  # drafted steps that what is guessed of a draft before it was tried counts for
+MOST_GUESSED = 1.5  # times plain decoding that a draft is believed to be worth before it was tried
 AHEAD = 1.04  # times plain decoding from which drafting goes on: a tie is not worth what a wrong guess costs
 COPIES_AHEAD = 1.25  # the same of a step of copies alone: what they promise errs more, and most of what they give is in long ones
 GAVE = 1.1  # of one step, from which a try is followed by another
@@ -48,7 +49,7 @@ CURIOSITY = 5e-4  # how much cheaper per step a width is hoped to have become si
 MOST_HOPE = 0.2
 HOPELESS_AFTER = 40  # drafted steps without a hit: such a draft does not belong to this target
 USUAL = 0.05  # share of the newest step in a width's usual worth
-MARGIN = 0.04  # by which a width must be ahead of the usual best to be chosen
+MARGIN = 0.07  # by which a width must be ahead of the usual best to be chosen
 FLAT = 0.03  # of a step's cost; a width that saves less than that is left out
 REFRESH, MOST_REFRESH = 8, 24  # steps between looks at the costs, when a text begins and later
 COMPARE = 2  # steps between comparisons with a shorter block
@@ -56,6 +57,7 @@ LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some 
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 REACH = 0.7  # of a draft that has not been tried: likelihood of each further token
+LOOKS, SELDOM = 8, 2  # looks for copies that found none, after which a plain step in so many is one more
 FIRST_HOST = 0.3  # milliseconds of the host's part of a drafted step, until one was measured
 UNSURE = (
     0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
@@ -167,6 +169,7 @@ class Adaptive:
         self._reach = experience.reach
         self._reach += [REACH ** (d + 1) for d in range(len(self._reach), depth)]
         self._alone = False  # whether the step's tree is of copies alone
+        self._nothing = 0  # looks in a row that found no copies
         self._foretold: tuple[int, list[tuple[int, int, Cursor]]] | None = (
             None  # votes for the token after a plain step
         )
@@ -206,8 +209,12 @@ class Adaptive:
             self._foretold = None
             if n == sequence.n_tokens:
                 self.copies.rates.learn([(cell, token == sequence.pending) for token, cell, _ in votes])
+        if self._waiting and self._nothing >= LOOKS and self._step % SELDOM:
+            return None
         # two tokens alone stand often before, and foretell too little to be worth a pass, or a look, where decoding is plain
-        return self.copies.look_up(sequence, 3 if self._waiting else 2)
+        copied = self.copies.look_up(sequence, 3 if self._waiting else 2)
+        self._nothing = 0 if copied else self._nothing + 1
+        return copied
 
     def _copy(
         self, sequence: Sequence, copied: Copied, costs: Costs, plain: float
@@ -263,7 +270,7 @@ class Adaptive:
         worth = known.of(self._block)
         if not worth.tried and not worth.weight:
             # at most a tie: what is hoped for may not outweigh the first steps that say otherwise
-            worth.mean, worth.weight = min(self._guess(took, plain), AHEAD), PRIOR_WORTH
+            worth.mean, worth.weight = min(self._guess(took, plain), MOST_GUESSED), PRIOR_WORTH
         self._probing = worth.mean < AHEAD
         if not self._probing or self._gave > GAVE:
             return self._draft(costs, context)
