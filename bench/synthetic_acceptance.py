@@ -44,13 +44,13 @@ LENGTHS = {
     8.0: (0.908, 0.4),
     10.0: (0.943, 0.4),
 }
-# fixed modes within a tenth of the best one on a virtual clock with an H100's pass times, and plain where it is one of them
+# fixed modes of which one is the best on a virtual clock with an H100's pass times
 NEAR = {
-    1.2: ("plain", "tree 3", "tree 7"),
-    2.0: ("tree 3", "tree 7", "tree 15"),
-    4.0: ("tree 7", "tree 15", "chain"),
-    6.0: ("tree 15", "tree 31", "chain"),
-    8.0: ("tree 15", "tree 31", "chain"),
+    1.2: ("plain", "tree 7"),
+    2.0: ("tree 7", "tree 15"),
+    4.0: ("tree 7", "tree 15"),
+    6.0: ("tree 15", "chain"),
+    8.0: ("tree 15", "chain"),
     10.0: ("tree 15", "chain"),
 }
 CHANGE = 150  # tokens between two changes of a text
