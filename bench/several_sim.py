@@ -103,7 +103,7 @@ def settings(kind: str, users: int) -> dict[str, dict]:
         "as decided": {},
     }
     for every in (1, 2) if kind == "half" and users > 1 else (1,):
-        for columns in range(24, 65, 8):
+        for columns in (32, 48, 64):
             for block in blocks(DEPTH):
                 name = f"heap, {columns} columns, draft of {block}" + (
                     ", easy texts alone" if every > 1 else ""
