@@ -9,13 +9,16 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from test_engine_state import random_tree
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.tree import verify_width
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
+from dflash_ggml.models import layers
 from dflash_ggml.session.prefix_cache import PrefixCache
 from dflash_ggml.session.prompt_state import PromptState
 from dflash_ggml.session.prompts import Prepared
@@ -187,3 +190,24 @@ def test_masks_far_out(window):
         start += int(rng.integers(0, 20))
     g.close()
     mask.close()
+
+
+@pytest.mark.parametrize("first_slot", [0, 300])
+def test_attention_is_told_which_of_many_rows_are_in_use(toy_pair, monkeypatch, first_slot):
+    """Which changes no bit of what a tree's columns see."""
+    found = []
+    for spanned in (1 << 30, 256):
+        monkeypatch.setattr(layers, "SPANNED", spanned)
+        with Engine.load(
+            EngineConfig(*toy_pair, n_ctx=1500, n_threads=1, n_gpu_layers=0, calibrate="never")
+        ) as engine:
+            engine.sequence.first_slot = first_slot
+            engine.prefill(np.random.default_rng(5).integers(0, 60, 700).tolist())
+            tree = random_tree(np.random.default_rng(6), 12, 6, engine.n_vocab)
+            graph = engine.passes.verify(engine.sequence, tree)
+            assert ("span" in graph.inputs) == (spanned == 256)
+            if spanned == 256:
+                rows = graph.inputs["span"].array.tolist()
+                assert rows == [first_slot, engine.sequence.slots(verify_width(tree.n_nodes)).stop]
+            found.append([engine.passes.logits_row(graph, node) for node in range(tree.n_nodes)])
+    np.testing.assert_array_equal(*found)

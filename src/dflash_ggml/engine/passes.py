@@ -157,6 +157,7 @@ class TargetPasses:
         if window is not None:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
             window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
+        _fill_span(graph, sequence, n)
         steps = np.arange(n, dtype=np.int32)
         inputs = graph.inputs["ints"].array.reshape(7, n)
         inputs[:5] = ids, sequence.n_tokens + steps, slots.start + steps, steps - 1, steps
@@ -200,6 +201,7 @@ class TargetPasses:
         positions[:n], positions[n:] = tree.depths + sequence.n_tokens, sequence.n_tokens + 1
         rows[:] = slots
         parents[:n], parents[n:] = tree.parents, 0  # padding: children of the root, never looked at
+        _fill_span(graph, sequence, width)
         seen_by = observers(tree, width)
         if window is None:
             self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
@@ -377,6 +379,13 @@ class TargetPasses:
         if self.tree_mask is not None:
             self.tree_mask.close()
         self.weights.close()
+
+
+def _fill_span(graph: Graph, sequence: Sequence, columns: int) -> None:
+    """The rows that a pass of one sequence sees, where its graph asks."""
+    if "span" in graph.inputs:
+        graph.inputs["span"].array[:] = sequence.first_slot, sequence.slots(columns).stop
+        graph.inputs["spanned"].array[:] = 0, 0, columns
 
 
 def _own(tree: Tree, width: int) -> NDArray[np.bool_]:
