@@ -80,7 +80,7 @@ template <typename K> static int resident(const K & k) {
 
 int main(int argc, char ** argv) {
     const bool small = argc == 2 && std::string(argv[1]) == "small";
-    const int E = argc > 2 ? atoi(argv[1]) : small ? 16 : 256, K = argc > 2 ? atoi(argv[2]) : small ? 4 : 8, sets = small ? 1 : 8;
+    const int E = argc > 2 ? atoi(argv[1]) : small ? 64 : 256, K = argc > 2 ? atoi(argv[2]) : small ? 4 : 8, sets = small ? 1 : 8;
     cudaDeviceProp prop;
     CHECK(cudaGetDeviceProperties(&prop, 0));
     n_sm = prop.multiProcessorCount;
@@ -232,7 +232,13 @@ int main(int argc, char ** argv) {
             reference_of(2, h, r);
             const double e_down = nmse(y, D);
             if (small) {
-                convert(0, !wide);
+                if (wide) {
+                    convert(0, false);
+                } else {
+                    convert(0, true);
+                    route(0);
+                    choose(0);
+                }
                 gate(0, !wide);
                 convert_h(!wide);
                 down(0, !wide);
