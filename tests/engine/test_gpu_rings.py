@@ -93,7 +93,8 @@ def test_what_is_written(kind: str, gpu: Engine, mode: str) -> None:
     tokens = [token for step in found for token in step.tokens]
     rows = np.stack([row for step in found for row in step.rows or ()])
     assert len(tokens) == len(rows) == 300
-    assert mode == "plain" or len(found) < 200
+    # rounding of Q8_0 soon parts the text from the one that was foretold
+    assert mode == "plain" or kind == "Q8_0" or len(found) < 200
     close(kind, rows, rows_of(gpu, [*IDS[:700], *tokens])[699:999])
 
 
