@@ -294,6 +294,19 @@ def test_seeded_sampling(repeating):
     assert texts[0] == texts[2]
 
 
+@pytest.mark.parametrize("mode", ["plain", "tree"])
+def test_the_same_rows_again(repeating, mode):
+    """Bit for bit, ten times: no kernel begins before what it reads is there."""
+    ids, found = repeating.tokenizer.encode(PROMPTS[0]), []
+    for _ in range(10):
+        repeating.reset()
+        repeating.prefill(ids)
+        sampler = Sampler(SamplingParams(temperature=0, repeat_penalty=1.2), repeating.n_vocab)
+        steps = repeating.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False, keep_rows=True)
+        found.append(np.stack([row for step in steps for row in step.rows or ()]))
+    assert all(np.array_equal(rows, found[0]) for rows in found)
+
+
 UNFILTERED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 SETTINGS = [
     {"temperature": 0.8},
