@@ -45,6 +45,7 @@ def needed(wanted: Declared, lanes: int, n_ctx: int) -> int:
 def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
     assert places(monkeypatch, GPU, wanted, 80 << 30) == 8
     assert places(monkeypatch, CPU, wanted, 80 << 30) == 4
+    assert usual_places(GPU, EngineConfig(Path("model.gguf"), fa_window=512, parallel=0), wanted) == 1  # type: ignore[arg-type]
     monkeypatch.setattr(declared, "SMALL", 1 << 20)
     assert places(monkeypatch, CPU, wanted, 80 << 30) == 2
 

@@ -328,8 +328,11 @@ def layers_to_keep(
 def usual_places(device: Device, config: EngineConfig, wanted: Declared) -> int:
     """How many texts are decoded side by side where nobody says: as many as leave one text what it would have alone.
 
-    That is caches of the same types, batches as large, and a context as long; one that memory cuts short may lose a little.
+    That is caches of the same types, batches as large, and a context as long; one that memory cuts short may lose a little. One
+    where passes take no several: with a window while decoding.
     """
+    if config.fa_window:
+        return 1
     free = memory_free(device, config.gpu_memory)
 
     def planned(lanes: int) -> tuple[KvTypes, int, MemoryPlan]:
