@@ -45,9 +45,14 @@ def needed(wanted: Declared, lanes: int, n_ctx: int) -> int:
 def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
     assert places(monkeypatch, GPU, wanted, 80 << 30) == 8
     assert places(monkeypatch, CPU, wanted, 80 << 30) == 4
-    assert usual_places(GPU, EngineConfig(Path("model.gguf"), fa_window=512, parallel=0), wanted) == 1  # type: ignore[arg-type]
     monkeypatch.setattr(declared, "SMALL", 1 << 20)
     assert places(monkeypatch, CPU, wanted, 80 << 30) == 2
+
+
+@pytest.mark.parametrize("options", [{"fa_window": 512}, {"reproducible": True}])
+def test_one_where_several_would_differ(wanted: Declared, options: dict[str, Any]) -> None:
+    device: Any = GPU
+    assert usual_places(device, EngineConfig(Path("model.gguf"), parallel=0, **options), wanted) == 1
 
 
 @pytest.mark.parametrize("n_ctx", [0, 2048])

@@ -329,9 +329,10 @@ def usual_places(device: Device, config: EngineConfig, wanted: Declared) -> int:
     """How many texts are decoded side by side where nobody says: as many as leave one text what it would have alone.
 
     That is caches of the same types, batches as large, and a context as long; one that memory cuts short may lose a little. One
-    where passes take no several: with a window while decoding.
+    where passes take no several, with a window while decoding, and where a text may not depend on who else is there by as much as
+    the rounding of a kernel.
     """
-    if config.fa_window:
+    if config.fa_window or config.reproducible:
         return 1
     free = memory_free(device, config.gpu_memory)
 
