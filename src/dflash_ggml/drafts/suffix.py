@@ -79,8 +79,8 @@ class Copies:
             past.extend(ids)
 
     def look_up(self, sequence: Sequence, least: int = 2) -> Copied | None:
-        """What followed where the last `least` tokens of the text or more stood before; None if they did nowhere. Between two commits
-        it looks once."""
+        """What followed where the last `least` tokens of the text or more stood before; None if they did nowhere. Between two
+        commits it looks once."""
         n, pending, tokens = sequence.n_tokens, sequence.pending, sequence.tokens
         if self._found[:2] == (n, pending):
             return self._found[2]

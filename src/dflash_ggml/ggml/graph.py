@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,6 @@ from .split import Split
 from .store import Store, Workspace, is_host
 
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
-# ggml initialises what it takes of a graph's megabytes
-_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Input:
@@ -47,7 +46,7 @@ class Graph(Operations):
     def __init__(self, device: Device, max_nodes: int = 8192) -> None:
         self.device = device
         size = 2 * max_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(max_nodes, False)
-        self._arena = _uncleared("char[]", size)
+        self._arena = ffi.from_buffer("char[]", _pages(size), require_writable=True)
         self.ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
@@ -196,6 +195,12 @@ class Graph(Operations):
         twin = lib.ggml_cont(self.ctx, t)
         self._crossings[key(twin)] = side
         return self.expand(twin)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Memory of its own for a graph, which ggml touches little of. From the heap, graphs that come and go leave pages behind."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    return mmap.mmap(-1, size, **private)
 
 
 def packed(graph: Graph, name: str, *lengths: int) -> list:
