@@ -6,9 +6,10 @@
 
 Arrivals are Poisson: `--rate` requests a second in the mean (0: as fast as the clients come free), at most `--clients` at a time;
 who comes when all are taken waits, and that counts. Every number of clients is a row. A llama-server is started in the same run,
-with the options that it is given, and asked the same. A soak has clients that hang up. It begins when the caches that fill to a
-limit have: copies of the prompts (`--cache-mb 0` has none), and graphs, one for each shape of a pass that has come, which are
-warmed up first. The exit code says whether the server's memory after the last fifth is that after the first within 1 %.
+with the options that it is given, and asked the same. A soak has clients that hang up. It begins once caches that fill to a limit
+have done so, after five parts at most: graphs, one for each shape of a pass that has come, and past outputs that may be copied
+from. Snapshots of prompts are another such cache; `--cache-mb 0` keeps none. The exit code says whether the server's memory after
+the last of five parts is that after the first within 1 %.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ import time
 import urllib.request
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from common import header, save
+
+from dflash_ggml.drafts.suffix import PAST_TOKENS
 
 PROMPTS = (
     "def fibonacci(n):\n",
@@ -166,6 +170,7 @@ def summary(seen: list[Seen]) -> dict[str, object]:
         "requests": len(seen),
         "ends": dict(sorted(ends.items())),
         "seconds": round(wall, 2),
+        "tokens": sum(one.tokens for one in seen),
         "tokens_per_second": round(sum(one.tokens for one in seen) / wall, 1) if wall else 0.0,
         "first_ms": [round(percentile(first, part), 1) for part in (0.5, 0.9, 0.99)],
         "own_tokens_per_second": [round(percentile(own, part), 1) for part in (0.01, 0.1, 0.5)],
@@ -236,10 +241,13 @@ def graphs_kept(port: int) -> int:
 
 def soaked(
     command: list[str], port: int, requests: int, left: int, clients: int, tokens: int
-) -> dict[str, object]:
-    """A soak in five parts, and before it as many parts, five at most, as it takes until one brings no new graph; what is known
-    after each."""
-    process, parts = started(command, port), list[dict[str, object]]()
+) -> dict[str, Any]:
+    """A soak in five parts, after those that warm up, five at most; what is known after each."""
+    process, parts = started(command, port), list[dict[str, Any]]()
+
+    def is_warm() -> bool:
+        written = sum(part["tokens"] for part in parts)
+        return len(parts) > 1 and parts[-1]["graphs"] == parts[-2]["graphs"] and written >= PAST_TOKENS
 
     def part(kind: str) -> None:
         load = Load(requests // 5, clients, tokens=tokens, left=left // 5, seed=len(parts))
@@ -252,7 +260,7 @@ def soaked(
         )
 
     try:
-        while len(parts) < 2 or (len(parts) < 5 and parts[-1]["graphs"] != parts[-2]["graphs"]):
+        while len(parts) < 5 and not is_warm():
             part("warm-up")
         for _ in range(5):
             part("measured")
@@ -302,7 +310,7 @@ def main() -> int:
     if args.soak:
         found = soaked(ours, port, args.soak, args.disconnects, max(args.clients), args.tokens)
         save(args.json, {**facts, "soak": found})
-        first, last = (found["parts"][at]["memory_mib"] for at in (-5, -1))  # type: ignore[index]
+        first, last = (found["parts"][at]["memory_mib"] for at in (-5, -1))
         idle = found["health"] == {"status": "ok", "running": 0, "waiting": 0}
         print(f"memory {first} to {last} MiB; {'nothing runs or waits' if idle else found['health']}")
         return 0 if last <= FLAT * first and idle else 1

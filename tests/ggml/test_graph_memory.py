@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import weakref
+
 import numpy as np
 import pytest
 
@@ -53,6 +56,27 @@ def test_inputs_arrive_and_small_ones_together(monkeypatch: pytest.MonkeyPatch, 
         np.testing.assert_array_equal(np.concatenate([device.read(t) for t in parts]), given["ints"])
         assert len(counting.sizes) == (0 if touchable else 2), "one for the small ones, one for the large"
     g.close()
+
+
+def test_a_graph_that_goes_gives_its_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref] = []
+
+    def noted(size: int) -> mmap.mmap:
+        found = pages(size)
+        made.append(weakref.ref(found))
+        return found
+
+    pages, device = ggml._pages, Device.cpu(1)
+    monkeypatch.setattr(ggml, "_pages", noted)
+    for _ in range(2):
+        g = Graph(device)
+        g.output(g.cont(g.input("a", F32, 8)), "b")
+        assert made[-1]() is not None
+        g.close()
+        del g
+        assert made[-1]() is None
+    assert len(made) == 2
+    device.close()
 
 
 def test_reads_through_pinned_memory_are_copies() -> None:
