@@ -209,8 +209,7 @@ class _Growth:
                     p = MOST
                 if other < len(tokens) and scores[other] > _NEVER:
                     rests[node] = rest = 1 - p
-                    left = 1 - said
-                    lost = log((max(1e-06, left)) / (rest * trust))
+                    lost = log(max(1 - said, 1e-6) / (rest * trust))
                     what = row, taken, lost
                     heappush(heap, (cost + lost - scores[other], depth, node, other, what))
                 cost -= log(p)
