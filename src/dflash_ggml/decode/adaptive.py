@@ -36,11 +36,7 @@ from .sequence import Sequence
 from .tree import Tree
 
 PROBE_COST = 0.01  # share of the time that trying may take
-PRIOR_WORTH = 1.0  # drafted steps that what is guessed of a draft before it was tried counts for
-MOST_GUESSED = 1.5  # times plain decoding that a draft is believed to be worth before it was tried
-AHEAD = 1.04  # times plain decoding from which drafting goes on: a tie is not worth what a wrong guess costs
-COPIES_AHEAD = 1.25  # the same of a step of copies alone: what they promise errs more, and most of what they give is in long ones
-GAVE = 1.1  # of one step, from which a try is followed by another
+FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
 MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
@@ -49,7 +45,7 @@ CURIOSITY = 5e-4  # how much cheaper per step a width is hoped to have become si
 MOST_HOPE = 0.2
 HOPELESS_AFTER = 40  # drafted steps without a hit: such a draft does not belong to this target
 USUAL = 0.05  # share of the newest step in a width's usual worth
-MARGIN = 0.07  # by which a width must be ahead of the usual best to be chosen
+MARGIN = 0.04  # by which a width must be ahead of the usual best to be chosen
 FLAT = 0.03  # of a step's cost; a width that saves less than that is left out
 REFRESH, MOST_REFRESH = 8, 24  # steps between looks at the costs, when a text begins and later
 COMPARE = 2  # steps between comparisons with a shorter block
@@ -58,7 +54,6 @@ REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itsel
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 REACH = 0.7  # of a draft that has not been tried: likelihood of each further token
 LOOKS, SELDOM = 8, 2  # looks for copies that found none, after which a plain step in so many is one more
-FIRST_HOST = 0.3  # milliseconds of the host's part of a drafted step, until one was measured
 UNSURE = (
     0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
 )
@@ -120,8 +115,8 @@ class CopySource(Protocol):
 
     rates: CopyRates
 
-    def look_up(self, sequence: Sequence, least: int = 2) -> Copied | None:
-        """What followed where the end of the text, its last `least` tokens or more, stood before."""
+    def look_up(self, sequence: Sequence) -> Copied | None:
+        """What followed where the end of the text stood before."""
         ...
 
 
@@ -154,7 +149,6 @@ class Adaptive:
         self._last = NOTHING
         self._plain: float | None = None  # what a plain step costs
         self._plain_until = 0  # the step at which that is looked up again
-        self._gave = 0.0  # how many times plain decoding the last drafted step was worth
         self._step = 0
         # by columns of the draft and nodes: a moving mean of tokens per millisecond
         self._rates: dict[int, dict[int, float]] = {}
@@ -211,8 +205,7 @@ class Adaptive:
                 self.copies.rates.learn([(cell, token == sequence.pending) for token, cell, _ in votes])
         if self._waiting and self._nothing >= LOOKS and self._step % SELDOM:
             return None
-        # two tokens alone stand often before, and foretell too little to be worth a pass, or a look, where decoding is plain
-        copied = self.copies.look_up(sequence, 3 if self._waiting else 2)
+        copied = self.copies.look_up(sequence)
         self._nothing = 0 if copied else self._nothing + 1
         return copied
 
@@ -230,7 +223,7 @@ class Adaptive:
             return None  # a draft that is worth its pass has more to say
         took = self._costs(costs, COPIES_ALONE, sequence.n_tokens)
         best = self._best(copied.gains(rates, self.budget), COPIES_ALONE, took, plain)
-        if not best.nodes or best.times < COPIES_AHEAD:
+        if not best.nodes or best.times <= 1 + MARGIN:
             return None
         return Merged(None, copied, self.copies.rates).grow(sequence.pending, best.nodes), best
 
@@ -268,11 +261,8 @@ class Adaptive:
             self._probing = True
             return self._draft(costs, context)
         worth = known.of(self._block)
-        if not worth.tried and not worth.weight:
-            # at most a tie: what is hoped for may not outweigh the first steps that say otherwise
-            worth.mean, worth.weight = min(self._guess(took, plain), MOST_GUESSED), PRIOR_WORTH
-        self._probing = worth.mean < AHEAD
-        if not self._probing or self._gave > GAVE:
+        self._probing = worth.tried >= FIRST_PROBES and worth.mean < 1
+        if not self._probing or self._last.times > 1:
             return self._draft(costs, context)
         # a new text may be another kind of text: it may borrow one try
         if repeats or known.owed - PROBE_COST * plain <= (known.last_loss if self._step == 1 else 0.0):
@@ -280,18 +270,12 @@ class Adaptive:
             return self._draft(costs, context)
         return self._wait(plain)
 
-    def _guess(self, took: Mapping[int, float], plain: float) -> float:
-        """How many times plain decoding a drafted step is worth if the draft's path is kept as far as `reach` says: a text that
-        begins on a machine where that would not pay begins plainly, but for one try."""
-        gains = list(accumulate([1.0, *self._reach[: self._block - 1]]))
-        return max(gains[min(n, len(gains) - 1)] * plain / ms for n, ms in took.items())
-
     def _wait(self, plain: float) -> Plan:
         """A plain step, which pays back some of what tries have cost."""
         self.experience.owed -= PROBE_COST * plain
         for worth in self.experience.worth.values():
             worth.weight *= FORGETTING
-        self._last, self._gave, self._waiting = NOTHING, 0.0, True
+        self._last, self._waiting = NOTHING, True
         return PLAIN
 
     def repeats(self, sequence: Sequence) -> bool:
@@ -315,7 +299,6 @@ class Adaptive:
         else:  # what the draft would have given without copies
             worth = (1 + by_draft) * self._last.token
         known.of(self._block).learn(worth)
-        self._gave = worth
         if self._probing:  # one that paid gives back what others cost
             known.owed = max(known.owed, 0.0) + self._last.loss
             known.last_loss = max(self._last.loss, 0.0)
@@ -394,9 +377,7 @@ class Adaptive:
         at, table = self._tables.get(block, (-REFRESH, {}))
         if self._step - at >= min(REFRESH + at // 4, MOST_REFRESH):
             table, wider = {}, inf
-            host = 0.0 if costs.curve("host") else FIRST_HOST
             for n, ms in sorted(costs.drafted(self._ends, block, context).items(), reverse=True):
-                ms += host
                 if ms < (1 - FLAT) * wider:
                     table[n] = wider = max(ms, 1e-9)
             self._tables[block] = self._step, table

@@ -127,9 +127,8 @@ class TextIndex:
         differ = np.flatnonzero(np.asarray(ids[:n], np.int32) != np.frombuffer(self.ids, np.int32, n))
         return int(differ[0]) if len(differ) else n
 
-    def find(self, tail: list[int], least: int = 2) -> list[tuple[int, int]]:
-        """(place, length) where the last `length` tokens of `tail` stood before, at least `least` (2 or more), at most LONGEST;
-        newest first."""
+    def find(self, tail: list[int]) -> list[tuple[int, int]]:
+        """(place, length) where the last `length` tokens of `tail` stood before, at least 2, at most LONGEST; newest first."""
         ids, have, matched = self.ids, len(tail), 0
         found: list[tuple[int, int]] = []
         short, last = self._chains[-1], _packed(tail[-_MOST:])
@@ -147,7 +146,7 @@ class TextIndex:
                     length, most = 1, min(have, place, LONGEST)
                     while length < most and ids[place - 1 - length] == tail[-1 - length]:
                         length += 1
-                    if length >= order and length >= least:
+                    if length >= order:
                         found.append((place, length))
                         matched += length
                 place = before[place]

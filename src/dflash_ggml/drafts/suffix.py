@@ -78,9 +78,8 @@ class Copies:
         else:
             past.extend(ids)
 
-    def look_up(self, sequence: Sequence, least: int = 2) -> Copied | None:
-        """What followed where the last `least` tokens of the text or more stood before; None if they did nowhere. Between two
-        commits it looks once."""
+    def look_up(self, sequence: Sequence) -> Copied | None:
+        """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once."""
         n, pending, tokens = sequence.n_tokens, sequence.pending, sequence.tokens
         if self._found[:2] == (n, pending):
             return self._found[2]
@@ -92,9 +91,9 @@ class Copies:
         tail = tokens[max(n - LONGEST + 1, 0) :]
         tail.append(pending)
         windows, lengths = [], []
-        places = [(length, place, text) for place, length in text.find(tail, least)]
+        places = [(length, place, text) for place, length in text.find(tail)]
         if len(self.past):
-            places += [(length, place, self.past) for place, length in self.past.find(tail, least)]
+            places += [(length, place, self.past) for place, length in self.past.find(tail)]
             if len(places) > MOST_PLACES:
                 places = sorted(places, key=_length, reverse=True)[:MOST_PLACES]
         depth = self.depth
