@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.copied import N_DRAFT, N_VOTES, Copied, CopyRates
+from dflash_ggml.decode.copied import LEAST, N_DRAFT, N_VOTES, Copied, CopyRates
 from dflash_ggml.decode.merged import COPIES, DRAFT, Merged, observe
 from dflash_ggml.decode.tree import Tree, expand
 from reference.trie import Trie
@@ -89,17 +89,27 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, bu
         path = tokens_of(tree, node)
         log_prob = 0.0
         for d in range(len(path)):
-            log_prob += np.log(distribution(rows, copied, rates, path[:d])[path[d]])
+            # copies of unlikely paths are not followed
+            followed = copied if log_prob > np.log(LEAST) else Copied([], [], 6)
+            log_prob += np.log(distribution(rows, followed, rates, path[:d])[path[d]])
         assert tree.log_probs[node] == pytest.approx(log_prob, abs=1e-3)
     assert (np.diff(tree.log_probs[1:]) <= 1e-5).all()
     # nothing better was left out: the children of every node are in the tree, or less likely than all of it
     if tree.n_nodes == budget:
         inside, least = {tokens_of(tree, n) for n in range(tree.width)}, float(tree.log_probs.min())
         for node in range(tree.width):
-            if tree.log_probs[node] > np.log(0.02):
+            if tree.log_probs[node] > np.log(LEAST):
                 path = tokens_of(tree, node)
                 for token, p in distribution(rows, copied, rates, path).items():
                     assert (*path, token) in inside or tree.log_probs[node] + np.log(p) <= least + 1e-4
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 25))
+def test_what_copies_alone_are_worth_is_what_growing_them_gives(seed, places, budget):
+    copied, rates = copies_of(np.random.default_rng(seed), places, 6), CopyRates()
+    tree = Merged(None, copied, rates).grow(7, budget)
+    gains = copied.gains(rates.of, budget)
+    assert gains == pytest.approx(np.cumsum(np.exp(tree.log_probs)).tolist(), abs=1e-3)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
