@@ -74,15 +74,15 @@ def write(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[list[int],
 
 
 @pytest.mark.parametrize("n", [5, 40, 100])
-def test_a_text_after_one_without_numbers(gpu, n):
+def test_a_text_after_one_without_numbers(repeating, n):
     """Kernels multiply hidden rows by 0: none may hold NaN."""
-    ids = (gpu.tokenizer.encode(PROMPTS[0]) * 30)[:400]
-    expected = {mode: write(gpu, ids[:n], mode, 20) for mode in ("plain", "tree")}
+    ids = (repeating.tokenizer.encode(PROMPTS[0]) * 30)[:400]
+    expected = {mode: write(repeating, ids[:n], mode, 20) for mode in ("plain", "tree")}
     for mode, written in expected.items():
-        write(gpu, ids, mode, 20)
-        spoil(gpu, np.nan)
-        assert write(gpu, ids[:n], mode, 20) == written
-        assert not gpu.sequence.undraftable
+        write(repeating, ids, mode, 20)
+        spoil(repeating, np.nan)
+        assert write(repeating, ids[:n], mode, 20) == written
+        assert not repeating.sequence.undraftable
 
 
 def test_logits(cpu, gpu, capsys):
