@@ -16,7 +16,7 @@ from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.shared_heap import best_first
-from dflash_ggml.decode.together import PLAIN, Member, Together, blocks
+from dflash_ggml.decode.together import PLAIN, Member, Together, _Choice, blocks
 from dflash_ggml.decode.tree import Tree
 from reference.virtual_clock import (
     JOINT_CPU,
@@ -131,6 +131,26 @@ def test_a_text_whose_draft_gives_no_numbers_is_not_drafted():
     members[0].sequence.undraftable = True
     for _ in range(3):
         assert together.next(members, costs)[0] == PLAIN
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_draft_without_numbers_ends_no_other_text(monkeypatch: pytest.MonkeyPatch, n: int, at: int):
+    """It shows between the plans of a step and the look at who drafts next, here everybody who can."""
+    together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    monkeypatch.setattr(
+        together, "_choices", lambda free, *rest: iter([_Choice(frozenset(free), DEPTH + 1, 1.0, 1.0)])
+    )
+    members = [free() for _ in range(n)]
+    for step in range(1, 12):
+        plans = together.next(members, costs)
+        assert [plan.kind for plan in plans] == ["tree"] * (n - 1) + ["tree" if step <= at else "plain"]
+        if step == at:
+            members[-1].sequence.undraftable = True
+            plans = [*plans[:-1], PLAIN]
+        trees = together.share(grown(members, plans, step))
+        together.meanwhile()
+        together.observe(trees, [None] * n, 10.0)
 
 
 # ---- in virtual time

@@ -135,7 +135,8 @@ class Together:
         block = self._blocks[0] if fixed and self._blocks else chosen.block
         for i in chosen.drafting:
             adaptive = members[i].adaptive
-            assert adaptive is not None
+            if adaptive is None:
+                continue
             nodes, least = self._grown(adaptive, i, block)
             self._plans[i] = Plan("tree", nodes, depth=block - 1, least=least)
         for i in free:
@@ -264,11 +265,14 @@ class Together:
         return tuple([(id(m.controller), m.adaptive is not None) for m in self._now])
 
     def _look_again(self) -> None:
-        """Choose anew who drafts."""
+        """Choose anew who drafts, of those who still can: a draft without numbers may have come since they were asked about."""
         if self._asked is None:
             return
         n, members = len(self._now), self._who()
         free, fixed, costs, context = self._asked
+        free = [i for i in free if self._now[i].adaptive]
+        if not free:
+            return
         same, chosen = members == self._members, self._chosen
         choices = list(self._choices(free, fixed, n, costs, context))
         plain = self._cost("plain", n, n, costs, context)
