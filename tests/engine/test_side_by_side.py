@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -200,6 +201,22 @@ def test_each_text_is_what_it_is_alone(engine: Engine, how: str, monkeypatch: py
     if how == "foretold" and engine.drafter:
         assert sum(job.run.sequence.statistics.accepted for job in jobs if job.run) > 60
     assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
+
+
+def test_what_is_thought_after_a_pass_is_none_of_its_time(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU a pass is over when the next plans are looked at: they would be learned as what verifying costs."""
+    if not engine.passes.takes_several:
+        pytest.skip("its texts are stepped one by one")
+    jobs = some_jobs(engine, 2, seed=9)
+    monkeypatch.setattr(engine.stepper.together, "meanwhile", lambda: time.sleep(0.1))
+    for job in jobs:
+        job.join(engine, 20)
+    for step in engine.step([job.run for job in jobs]):
+        assert not isinstance(step, Exception) and step.timings.tree >= 100
+    for job in jobs:
+        job.place.close()
 
 
 def test_the_plan_is_what_is_allocated(engine: Engine) -> None:

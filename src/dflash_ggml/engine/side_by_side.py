@@ -61,7 +61,9 @@ class SideBySide(Stepper):
         clock.lap("tree")
         graph, built = self._verify(forest, watches, columns), self.passes.graphs.builds
         if len(runs) > 1:
+            clock.lap("verify")
             self.together.meanwhile()
+            clock.lap("verify" if self.passes.device.is_gpu else "tree")  # elsewhere the pass is over by now
         choices, reduced = self._read(runs, graph, watches)
         alone = [s for s, tree in zip(sequences, trees) if tree.width == 1]
         for sequence in alone:
