@@ -14,6 +14,7 @@ from dflash_ggml.decode.controller import Fixed
 from dflash_ggml.decode.costs import Costs, Point
 from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.plan import Plan
+from dflash_ggml.decode.prospect import Prospect
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.shared_heap import best_first
 from dflash_ggml.decode.together import PLAIN, Member, Together, _Choice, blocks
@@ -151,6 +152,58 @@ def test_a_draft_without_numbers_ends_no_other_text(monkeypatch: pytest.MonkeyPa
         trees = together.share(grown(members, plans, step))
         together.meanwhile()
         together.observe(trees, [None] * n, 10.0)
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_what_copies_are_worth_cuts_no_draft(monkeypatch: pytest.MonkeyPatch, drafts: bool):
+    """Near-certain ones would: of the next draft nothing that is much less likely would be grown."""
+    together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    chosen = _Choice(frozenset([0, 1] if drafts else []), DEPTH + 1, 1.0, 1.0)
+    monkeypatch.setattr(together, "_choose", lambda *asked: chosen)
+    members = [
+        Member(Sequence([0] * 9, 7), Adaptive(31, DEPTH, Experience(), object()))  # type: ignore[arg-type]
+        for _ in range(2)
+    ]
+    for step in range(4):
+        plans = together.next(members, costs)
+        assert [plan.drafts for plan in plans] == [drafts] * 2
+        together.share(grown(members, plans, step))
+    for member in members:
+        assert member.adaptive and max(together.prospect(member.adaptive).recent)
+        assert bool(together.prospect(member.adaptive).lasts) == drafts
+
+
+def test_nodes_that_were_not_grown_are_not_worth_nothing():
+    prospect = Prospect(others=Prospect())
+    whole = [1.0, 0.8, 0.6, 0.4, 0.3, 0.2, 0.1]
+    prospect.learn(whole, [0, 1, 2, 3, 4, 5, 6], [16, 4], 16)
+    for _ in range(8):
+        prospect.learn([1.0, 0.7, 0.25], [0, 1, 2], [16, 4], 16, whole=False)
+    gains, often = prospect.of(16, 31)
+    assert sorted(gains[: len(gains) // 6], reverse=True) == [0.7, 0.25, 0.25, 0.25, 0.2, 0.1]
+    assert often.sum() == pytest.approx(6)
+    assert prospect.of(4, 31)[1].sum() == pytest.approx(3)
+    new = Prospect(others=prospect.others)
+    new.learn([1.0, 0.9], [0, 1], [16, 4], 16, whole=False)
+    assert new.gains[16][-1].tolist() == [0.9, 0.25, 0.25, 0.25, 0.2, 0.1]
+    prospect.learn([1.0, 0.7, 0.25], [0, 1, 2], [16, 4], 16)  # the draft offers no more
+    assert prospect.gains[16][-1].tolist() == [0.7, 0.25]
+
+
+def test_a_tree_that_is_cut_is_learned_as_one(monkeypatch: pytest.MonkeyPatch):
+    """What is expected of a text has as many nodes as its budget, also while few are grown."""
+    together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    chosen = _Choice(frozenset([0, 1]), DEPTH + 1, 1.0, 1.0)
+    monkeypatch.setattr(together, "_choose", lambda *asked: chosen)
+    members, cut = [free(), free()], 0
+    for step in range(15):
+        plans = together.next(members, costs)
+        trees = grown(members, plans, step)
+        cut += sum(tree.n_nodes < 31 for tree in trees)
+        together.share(trees)
+        together.meanwhile()
+        assert {len(tree) for tree in together.others.gains[DEPTH + 1]} == {31}
+    assert cut
 
 
 # ---- in virtual time

@@ -53,12 +53,25 @@ class Prospect:
         """What came of nodes whose probabilities sum to `promised`: a draft that promises too much is soon believed less."""
         self.kept, self.promised = FADING * self.kept + kept, FADING * self.promised + promised
 
-    def learn(self, probability: Items[float], depths: Items[int], blocks: Items[int], drafted: int) -> None:
-        """Take in the calibrated path probabilities of a grown tree, root first, of a draft of `drafted` columns."""
+    def learn(
+        self,
+        probability: Items[float],
+        depths: Items[int],
+        blocks: Items[int],
+        drafted: int,
+        whole: bool = True,
+    ) -> None:
+        """Take in the calibrated path probabilities of a grown tree, root first, of a draft of `drafted` columns. whole: whether
+        all was grown; what was not is worth less than the least node and no more than in the tree before, not nothing."""
         if self.others is not None:
-            self.others.learn(probability, depths, blocks, drafted)
+            self.others.learn(probability, depths, blocks, drafted, whole)
         nodes, deep = np.array(probability), np.array(depths)
+        least = min(probability[1:], default=0.0)
         for block in blocks:
             if block <= drafted:
                 found = np.sort(nodes[(deep > 0) & (deep < block)])[::-1]
-                self.gains.setdefault(block, deque(maxlen=LOOK_BACK)).append(found)
+                trees = self.gains.setdefault(block, deque(maxlen=LOOK_BACK))
+                before = trees or (self.others.gains[block] if self.others else ())
+                if not whole and before:
+                    found = np.concatenate([found, np.minimum(before[-1][len(found) :], least)])
+                trees.append(found)

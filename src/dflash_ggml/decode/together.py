@@ -112,7 +112,7 @@ class Together:
         self._promised: list[float] = []  # by member, the sum of its nodes' probabilities
         self._now: list[Member] = []
         self._plans: list[Plan] = []
-        self._unlearned: list[tuple[Adaptive, list[float], Tree, int]] = []
+        self._unlearned: list[tuple[Adaptive, list[float], Tree, int, bool]] = []
         # what the choice rests on beside prospects: who is free, how many draft anyhow, costs and context
         self._asked: tuple[list[int], int, JointCosts, int] | None = None
         self._ms: Callable[[int], float] = lambda nodes: 0.0  # of the step under way, by nodes of all
@@ -163,7 +163,8 @@ class Together:
             if plan.drafts and plan.depth is not None and tree.evidence is None:
                 prospect = self.prospect(adaptive)
                 if prospect.tried < LOOK_AT_MOST or (prospect.tried + len(gains)) % LOOK_EVERY == 0:
-                    self._unlearned.append((adaptive, probability, tree, plan.depth + 1))
+                    whole = plan.least == -inf and plan.budget >= min(adaptive.budget, self.most)
+                    self._unlearned.append((adaptive, probability, tree, plan.depth + 1, whole))
                 prospect.tried, prospect.tried_at = prospect.tried + 1, self._step
         room, promised = max(self.most - n, 0), list(gains)
         counts = [0] * n
@@ -185,14 +186,14 @@ class Together:
             if (adaptive := member.adaptive) and plan.kind != "plain":
                 prospect = self.prospect(adaptive)
                 prospect.recent.append(count)
-                if count:
+                if count and plan.drafts and tree.evidence is None:
                     prospect.lasts.append(float(tree.log_probs[count]))
         return [tree.first(count) for tree, count in zip(trees, counts)]
 
     def meanwhile(self) -> None:
         """What can be thought about while a device is busy with the pass: what the grown trees promise, and who drafts next."""
-        for adaptive, probability, tree, block in self._unlearned:
-            self.prospect(adaptive).learn(probability, tree.depths.tolist(), self._blocks, block)
+        for adaptive, probability, tree, block, whole in self._unlearned:
+            self.prospect(adaptive).learn(probability, tree.depths.tolist(), self._blocks, block, whole)
         self._unlearned.clear()
         for key, (costs, context) in self._stale.items():
             self._known[key] = self._step, costs.of(*key, context)
@@ -381,9 +382,9 @@ class Together:
         prospect, budget = self.prospect(adaptive), min(adaptive.budget, self.most)
         recent, lasts = prospect.recent, prospect.lasts
         longer = self._chosen is not None and block > self._chosen.block
-        if longer or (self._step + i) % LOOK_AT_ALL == 0 or len(recent) < 2 or not lasts:
+        if longer or (self._step + i) % LOOK_AT_ALL == 0 or len(recent) < 2 or not (lasts or any(recent)):
             return budget, -inf
-        return min(max(2 * max(recent) + 1, LEAST_GROWN), budget), min(lasts) - LESS_LIKELY
+        return min(max(2 * max(recent) + 1, LEAST_GROWN), budget), min(lasts, default=-inf) - LESS_LIKELY
 
     # ---- what it costs
 
