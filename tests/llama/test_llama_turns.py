@@ -22,7 +22,7 @@ class StrictEngine(FakeEngine):
     """May not be closed while anything runs on it or is suspended."""
 
     def close(self) -> None:
-        assert self._owner is None, "closed under a generation"
+        assert self._claim._owner is None, "closed under a generation"
         super().close()
 
 
@@ -179,7 +179,7 @@ def test_a_model_that_nobody_holds_waits_for_nobody(path: str) -> None:
     holder.start()
     while llm.n_tokens < 3:
         let_go.wait(0.01)
-    engine._owner = None
+    engine._claim._owner = None
     in_thread(llm.__del__)
     let_go.set()
     assert engine.closed

@@ -22,6 +22,7 @@ from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.batches import BatchSizes
+from dflash_ggml.engine.claim import Claim
 from dflash_ggml.engine.step import SourceUse, Step, StepTimes
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
 from dflash_ggml.text.tokenizer import Tokenizer
@@ -155,24 +156,11 @@ class FakeEngine:
         self._torn = False
         self._script: list[int] = []
         self._origin = 0
-        self._lock = threading.Lock()
-        self._owner: str | None = None
+        self._claim = Claim()
         self._passing = threading.RLock()
         self._in_pass = False
 
     # --- who may do what now
-
-    @contextmanager
-    def _owning(self, what: str) -> Iterator[None]:
-        with self._lock:
-            if self._owner is not None:
-                advice = "close it first" if self._owner == "a generation" else "wait for its end"
-                raise ConfigError(f"{what}: {self._owner} is running on this engine; {advice}")
-            self._owner = what
-        try:
-            yield
-        finally:
-            self._owner = None  # whoever comes here is the owner
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
@@ -214,14 +202,14 @@ class FakeEngine:
         return self._logits
 
     def reset(self) -> None:
-        with self._owning("reset"), self._passing:
+        with self._claim.by("reset"), self._passing:
             self._open()
             self._rows = () if self._torn else max(self._rows, tuple(self._tokens), key=len)
             self._tokens, self._state, self.pending, self._logits = [], 0, None, None
             self._torn = False
 
     def prefill(self, ids: Sequence[int], progress=None, should_stop=None, take_row=None) -> None:
-        with self._owning("prefill"):
+        with self._claim.by("prefill"):
             self._usable()
             wanted = len(self._tokens) + len(ids)
             if wanted > self.n_ctx:
@@ -271,7 +259,7 @@ class FakeEngine:
         return row
 
     def hidden_states(self, ids: Sequence[int], take, should_stop=None) -> None:
-        with self._owning("hidden_states"):
+        with self._claim.by("hidden_states"):
             self._usable()
             if not len(ids):
                 raise ConfigError("hidden_states: there are no tokens")
@@ -305,7 +293,7 @@ class FakeEngine:
         should_stop: Callable[[], bool] | None = None,
         keep_rows: bool = False,
     ) -> Iterator[Step]:
-        with self._owning("a generation"):
+        with self._claim.by("a generation"):
             self._usable()
             _ = self.logits
             if max_tokens is not None and max_tokens < 1:
@@ -389,7 +377,7 @@ class FakeEngine:
     # --- snapshots
 
     def snapshot(self, with_rows: bool = True) -> Snapshot:
-        with self._owning("snapshot"), self._passing:
+        with self._claim.by("snapshot"), self._passing:
             self._usable()
             tokens = tuple(self._tokens)
             return Snapshot(tokens, self._state, tokens if with_rows else None, self._logits)
@@ -399,7 +387,7 @@ class FakeEngine:
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
 
     def restore(self, snapshot: Snapshot) -> None:
-        with self._owning("restore"), self._passing:
+        with self._claim.by("restore"), self._passing:
             self._open()
             if not self.can_restore(snapshot):
                 raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dflash_ggml.engine.claim import Claim
 from dflash_ggml.errors import ConfigError, NoRoomError
 from reference.fake_engine import FakeEngine, Snapshot
 
@@ -20,6 +21,14 @@ class FakeRun:
     finish: str | None = None
 
 
+class Unclaimed(Claim):
+    """Refuses nobody."""
+
+    @contextmanager
+    def by(self, what: str) -> Iterator[None]:
+        yield
+
+
 class FakePlace(FakeEngine):
     """A text of an engine with several. Rows are counted in tokens; they need not follow each other."""
 
@@ -28,11 +37,8 @@ class FakePlace(FakeEngine):
     def __init__(self, engine: FakePlaces, rows: int) -> None:
         super().__init__(engine.config, engine.tokenizer, engine.has_draft, engine.replies)
         self.engine, self.rows, self.n_ctx = engine, rows, engine.n_ctx
+        self._claim = Unclaimed()
         self.lane = min(set(range(engine.parallel)) - {place.lane for place in engine.places})
-
-    @contextmanager
-    def _owning(self, what: str) -> Iterator[None]:
-        yield
 
     def grow(self, n: int) -> bool:
         if n > self.rows and n - self.rows > self.engine.free:
@@ -86,8 +92,11 @@ class FakePlaces(FakeEngine):
     log: list[Any] = field(default_factory=list)
     broken: Any = None
 
+    def graph_counts(self) -> dict[str, int]:
+        return {"graphs": 1, "kept": 1}
+
     def run_counts(self) -> dict[str, int]:
-        return {"graphs": 1, "runs": len(self.log), "kept": 1}
+        return {**self.graph_counts(), "runs": len(self.log)}
 
     @property
     def free(self) -> int:

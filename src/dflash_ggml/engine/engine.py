@@ -130,10 +130,14 @@ class Engine(Place):
         draft = self.drafter.nbytes if self.drafter else {}
         return {**self.passes.nbytes, **draft, SCRATCH: self.passes.workspace.nbytes}
 
-    def run_counts(self) -> dict[str, int]:
-        """Graphs built and graph runs so far, and graphs that are kept."""
+    def graph_counts(self) -> dict[str, int]:
+        """Graphs built so far, and graphs that are kept; from any thread, also while a pass runs."""
         graphs = self.passes.graphs
-        return {"graphs": graphs.builds, "runs": graphs.runs, "kept": len(graphs)}
+        return {"graphs": graphs.builds, "kept": len(graphs)}
+
+    def run_counts(self) -> dict[str, int]:
+        """The same, and graph runs so far; not beside a pass of another thread, which may build or drop graphs."""
+        return {**self.graph_counts(), "runs": self.passes.graphs.runs}
 
     def alive(self) -> None:
         if self._closed or self._closing:

@@ -127,7 +127,7 @@ class Runner:
 
     def load(self) -> dict[str, float]:
         """What runs, waits for room, and was done since the start: see `Rounds`. graphs: that are kept."""
-        rounds, counts = self.session.scheduler.rounds, self.session.engine.run_counts()
+        rounds, counts = self.session.scheduler.rounds, self.session.engine.graph_counts()
         return {**rounds.counts, **asdict(rounds.tally), "graphs": counts["kept"], "built": counts["graphs"]}
 
     def _text(self, token: int | None) -> str | None:
