@@ -53,6 +53,8 @@ def test_options_without_meaning_warn_once_and_unknown_ones_are_swallowed(model_
     ("options", "words"),
     [
         ({"pooling_type": 4}, "pooling_type"),
+        ({"n_seq_max": 0}, "n_seq_max: 0 is outside 1..64"),
+        ({"n_seq_max": 65}, "n_seq_max: 65 is outside"),
         ({"lora_path": "x"}, "lora_path"),
         ({"rope_freq_base": 1e6}, "rope_freq_base"),
         ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx"),

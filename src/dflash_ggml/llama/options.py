@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import ALL_LAYERS, CacheType, Calibrate, DraftType, EngineConfig, Mode
+from ..config import ALL_LAYERS, MAX_PARALLEL, CacheType, Calibrate, DraftType, EngineConfig, Mode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
@@ -106,6 +106,8 @@ class LlamaOptions:
         """Raise ConfigError for what would change the results but cannot be done; warn once of what has no meaning here."""
         if self.pooling_type not in range(-1, 4):
             raise ConfigError(f"pooling_type: {self.pooling_type} is not between -1 and 3")
+        if not isinstance(self.n_seq_max, int) or not 1 <= self.n_seq_max <= MAX_PARALLEL:
+            raise ConfigError(f"n_seq_max: {self.n_seq_max!r} is outside 1..{MAX_PARALLEL}")
         if self.lora_path is not None:
             raise ConfigError(
                 "lora_path: LoRA adapters are not supported; merge the adapter into the model file"
