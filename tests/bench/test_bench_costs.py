@@ -112,7 +112,7 @@ def test_a_target_alone(calibrate: Any, toy_pair: tuple[Path, Path], tmp_path: P
     alone = tmp_path / "alone.gguf"
     alone.symlink_to(toy_pair[0])
     done = calibrate("-m", str(alone))
-    assert done.code == 2 and "name one with -md or -hfd" in done.err and not (tmp_path / "costs").exists()
+    assert done.code == 2 and "name one with -md or -hfd\n" in done.err and not (tmp_path / "costs").exists()
 
 
 def test_it_follows_spec(calibrate: Any, tmp_path: Path) -> None:

@@ -317,8 +317,9 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
     """Measure what passes cost, keep it and print it; returns the exit code."""
     has_head = config.wants("mtp") and config.draft is None and bool(draft_beside(config.model).own)
     if config.draft is None and not has_head and not config.names_copies:
+        how = "" if config.spec is None else ", and leave --spec away"
         raise ConfigError(
-            "calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd, and leave --spec away"
+            f"calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd{how}"
         )
     meter = Meter(sys.stderr)
     config = replace(config, calibrate="always", reproducible=False)

@@ -89,7 +89,7 @@ class TextIndex:
         return 4 * (len(self.ids) + sum(len(c.newest) + len(c.before) for c in self._chains))
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Put tokens behind the text; ids below 2**20."""
+        """Put tokens behind the text; ids below 2**29, for sums of hashes in 64 bits."""
         own, end = self.ids, len(self.ids)
         own.extend(ids)
         if len(ids) > max(BULK, end // 8) or len(own) > self._size or end < _MOST:
