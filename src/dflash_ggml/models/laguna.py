@@ -179,7 +179,9 @@ class Laguna(Target):
         columns = Columns(g, batch)
         taps = Taps(g, batch, columns, state)
         near = {
-            ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
+            ring.window: ring.build(
+                g, columns.n, columns.positions, columns.is_tree, columns.seqs, columns.spanned
+            )
             for ring in state.rings
         }
         x = g.get_rows(w["token_embd.weight"], columns.ids)
