@@ -108,6 +108,7 @@ class Place(Committed):
                 raise ConfigError("resume: the place holds another text than the run")
             here.pending, here.text, here.sampler, here.logits = left.pending, left.text, left.sampler, None
             here.undraftable, here.statistics = left.undraftable, left.statistics
+            self._guarded(self._overwrite)
             run.sequence, self.copies = here, run.copies
 
     def _run(self, sampler, max_tokens, mode, budget, stop, keep_rows) -> Run:
