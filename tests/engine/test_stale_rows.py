@@ -12,8 +12,10 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
+from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.device import F32
 from dflash_ggml.ggml.operations import MOST_SPANS
+from dflash_ggml.state.snapshot import Tensors
 from reference import kv_toys, toys
 
 IDS = np.random.default_rng(3).integers(0, 60, 400).tolist()
@@ -27,6 +29,24 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return toys.write_pair(
         tmp_path_factory.mktemp("stale"), 5, window=100, full_layers=1, draft_layers=2, n_ctx=4096
     )
+
+
+@pytest.fixture(scope="module", params=["draft", "target"])
+def either(
+    request: pytest.FixtureRequest, pair: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The same, and one whose target has rings."""
+    if request.param == "draft":
+        return pair
+    sizes: dict[str, Any] = {
+        "arch": "laguna",
+        "n_layers": 3,
+        "period": 3,
+        "window": 12,
+        "n_rot": 16,
+        "yarn": 8.0,
+    }
+    return kv_toys.write_pair(tmp_path_factory.mktemp("rings"), 41, **sizes)
 
 
 def load(pair: tuple[Path, Path], types: tuple[str, str] = ("f16", "f16"), **options: Any) -> Engine:
@@ -171,6 +191,110 @@ def test_a_text_that_goes_on_from_a_snapshot(pair):
             engine.prefill(IDS[200:240])
             texts.append(go_on(engine))
         assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_parked_text_that_goes_on(pair):
+    """In a place where another overflowed that was longer."""
+
+    def parked(value: float | None) -> tuple[list[int], np.ndarray, bool]:
+        with load(pair, parallel=2, n_ctx=1500, budget=127) as engine:
+            first = engine.open(600)
+            first.prefill(IDS[:40])
+            sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
+            run = first.begin(sampler, max_tokens=20, stop=lambda t: False, keep_rows=True)
+            first.first(run)
+            engine.step([run])
+            kept = first.snapshot()
+            first.close()
+            second = engine.open(600)
+            assert second.lane == 0
+            write(second, 300)
+            longer = second.snapshot(with_rows=False)
+            if value is not None:
+                spoil(second, value)
+            second.restore(kept)
+            second.resume(run)
+            assert not second.can_restore(longer)
+            rows: list[np.ndarray] = []
+            while run.finish is None:
+                (step,) = engine.step([run])
+                assert not isinstance(step, Exception), step
+                rows += step.rows
+            return second.tokens, np.stack(rows), second.sequence.undraftable
+
+    expected, found = parked(None), parked(np.nan)
+    assert found[0] == expected[0] and not found[2]
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_a_snapshot_longer_than_the_text_without_numbers(either):
+    """The ring's rows that are in no snapshot."""
+    with load(either) as engine:
+        texts = []
+        for value in (None, np.nan):
+            engine.reset()
+            engine.prefill(IDS[:350])
+            kept = engine.snapshot()
+            engine.reset()
+            engine.prefill(IDS[100:110])
+            if value is not None:
+                spoil(engine, value)
+            engine.restore(kept)
+            engine.prefill(IDS[200:240])
+            texts.append((engine.logits.copy(), go_on(engine)))
+        np.testing.assert_array_equal(texts[0][0], texts[1][0])
+        assert texts[0][1] == texts[1][1]
+
+
+@pytest.mark.parametrize("n", [3, 40, 600])
+@pytest.mark.parametrize("held", [3, 405])
+def test_hidden_states_beside_a_text_without_numbers(either, held, n):
+    """While it is held, after it, and where there is no room behind it; they leave nothing behind."""
+
+    def hidden(engine: Engine) -> np.ndarray:
+        parts: list[np.ndarray] = []
+        engine.hidden_states((IDS + IDS)[:n], parts.append)
+        return np.concatenate(parts)
+
+    with load(either) as engine:
+        expected = hidden(engine)
+        text = write(engine, 100)
+    with load(either) as engine:
+        engine.prefill(IDS[:held])
+        spoil(engine, np.nan)
+        np.testing.assert_array_equal(hidden(engine), expected)
+        engine.reset()
+        np.testing.assert_array_equal(hidden(engine), expected)
+        engine.prefill(IDS[:held])
+        before = engine.snapshot()
+        np.testing.assert_array_equal(hidden(engine), expected)
+        after = engine.snapshot()
+        for a, b in zip(
+            (*before.live, *before.rows, *before.rings), (*after.live, *after.rows, *after.rings)
+        ):
+            np.testing.assert_array_equal(a, b)
+        found = write(engine, 100)
+        np.testing.assert_array_equal(found[0], text[0])
+        assert found[1] == text[1]
+
+
+def test_a_place_is_given_back_where_clearing_fails(pair, monkeypatch):
+    with load(pair, parallel=2, n_ctx=1024) as engine:
+        unused = engine.open(300)
+
+        def fails(*_: object) -> None:
+            raise DeviceError("out of order")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Tensors, "clear_rings", fails)
+            unused.close()  # nothing is cleared where nothing was written
+            place = engine.open(300)
+            place.prefill(IDS[:40])
+            with pytest.raises(DeviceError, match="out of order"):
+                place.close()
+        assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
+        with pytest.raises(DeviceError, match="closed"):
+            place.reset()
 
 
 def test_rows_that_may_be_wanted_again_stay(pair):

@@ -15,6 +15,8 @@ from ..decode.sequence import Sequence
 from ..drafts.suffix import Copies
 from ..errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError
 from ..models.target import Target
+from ..state.memory import padded
+from ..state.pool import UNIT
 from ..state.snapshot import Snapshot, Tensors
 from .claim import Claim
 from .shared import Shared
@@ -93,10 +95,10 @@ class Committed:
         some 10 us a layer and text, and greedy decoding never looks at a logit.
         """
         self._rows, n = (), self.sequence.n_tokens
-        if self._written > n:
+        if self._written:
             self.engine.device.synchronize()
             tensors = self._tensors()
-            tensors.clear_rows(n, self._written)
+            tensors.clear_rows(n, max(self._written, n))
             tensors.clear_rings(n)
         self._written = 0
 
@@ -263,20 +265,29 @@ class Committed:
         take: Callable[[np.ndarray], None],
         should_stop: Callable[[], bool] | None,
     ) -> None:
-        """Run ids in cache rows behind all that are held; of those, rows are copied away only where room is short."""
+        """Run ids in cache rows behind all that are held; of those, rows are copied away only where room is short.
+
+        Attention also reads what else lies in the first and the last tile of rows: they begin where a range of rows can, and
+        hold zeros before and after.
+        """
         state, sequence, n = self.engine.passes.state, self.sequence, len(ids)
         held = sequence.first_slot + max(len(self._rows), sequence.n_tokens)
+        touched = sequence.first_slot + self._touched
         assert self._lent is not None
-        other = Sequence(first_slot=min(held, self._lent.stop - n), lane=sequence.lane)
+        first = min(padded(held, UNIT), (self._lent.stop - n) // UNIT * UNIT)
+        other = Sequence(first_slot=first, lane=sequence.lane)
         live, rings = state.live(sequence.lane), [kept for ring in state.rings for kept in ring.kept]
         caches, lane = state.kv.slices, sequence.lane
         tensors = Tensors(self.engine.device, live, caches, other.first_slot, rings, lane)
-        rows = tensors.read_rows(held - other.first_slot)
+        rows = tensors.read_rows(max(held - first, 0))
         text, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
         saved = Snapshot(text, tensors.read_live(), rows, np.zeros(0, bool), None, rings=windows)
         sequence.torn = True
         try:
             state.reset(sequence.lane)
+            tensors.clear_rows(0, max(touched - first, 0))
+            if self._touched:
+                tensors.clear_rings(0)
             while other.n_tokens < n:
                 if should_stop and should_stop():
                     return
@@ -285,7 +296,9 @@ class Committed:
                 take(self.engine.passes.hidden_rows(self.engine.passes.linear(other, part, outputs="hidden")))
                 other.tokens.extend(part)
         finally:
-            self._written = max(self._touched, other.first_slot - sequence.first_slot + n)
+            self.engine.device.synchronize()
+            tensors.clear_rows(0, n)
+            tensors.clear_rings(sequence.n_tokens)
             tensors.write(saved)
             sequence.torn = False
 
@@ -388,19 +401,24 @@ class Committed:
         """Give the place back. What a suspended run holds of its text stays, for `resume`."""
         with self._claim.by("close"), self.engine.passing:
             if self._lent is not None:
-                self._leave()
-                self.engine.left(self.sequence.lane)
+                try:
+                    self._leave()
+                finally:
+                    self.engine.left(self.sequence.lane)
 
     def _leave(self) -> None:
-        """Give the rows back, with zeros in them."""
+        """Give the rows back, with zeros in them, or, where the device fails, as they are."""
         assert self._lent is not None
-        self.engine.device.synchronize()
-        tensors = self._tensors()
-        tensors.clear_rows(0, self._touched)
-        tensors.clear_rings(0)
-        if self.engine.drafter:
-            self.engine.drafter.leave(self.sequence)
-        if self.copies:
-            self.copies.leave()
-        self.engine.passes.rows.give_back(self._lent)
-        self._lent, self._rows, self._written, self.sequence.unseen = None, (), 0, ()
+        try:
+            if self._touched:
+                self.engine.device.synchronize()
+                tensors = self._tensors()
+                tensors.clear_rows(0, self._touched)
+                tensors.clear_rings(0)
+        finally:
+            self.engine.passes.rows.give_back(self._lent)
+            if self.engine.drafter:
+                self.engine.drafter.leave(self.sequence)
+            if self.copies:
+                self.copies.leave()
+            self._lent, self._rows, self._written, self.sequence.unseen = None, (), 0, ()
