@@ -193,6 +193,75 @@ def test_a_text_that_goes_on_from_a_snapshot(pair):
         assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.parametrize("types", [("f16", "f16"), ("q8_0", "q4_0")], ids="/".join)
+def test_a_text_that_grows_among_rows_without_numbers(either, types):
+    """Over many tiles of them, with buckets of rows and trees that reach further than the text."""
+    ids = np.random.default_rng(4).integers(0, 60, 2500).tolist()
+
+    def texts(value: float | None) -> list[Any]:
+        found: list[Any] = []
+        with load(either, types, n_ctx=4096, n_batch=256) as engine:
+            engine.prefill(ids)
+            if value is not None:
+                spoil(engine, value)
+            for n, m in ((5, 280), (2040, 16)):
+                engine.reset()
+                engine.prefill(ids[100 : 100 + n])
+                found += [engine.logits.copy(), go_on(engine, m), engine.tokens]
+        return found
+
+    for a, b in zip(texts(np.nan), texts(None)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_place_that_grows_into_rows_without_numbers(either):
+    """Where it stands, and elsewhere; also while it is written on in steps."""
+
+    def texts(value: float | None) -> list[list[int]]:
+        found = []
+        with load(either, parallel=3, n_ctx=1500, mode="plain") as engine:
+            places = [engine.open(300), engine.open(600)]
+            for place in places:
+                write(place, 280)
+                if value is not None:
+                    spoil(place, value)
+            for place in places:
+                place.close()
+            first = engine.open(100)
+            first.prefill(IDS[:60])
+            sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
+            run = first.begin(sampler, max_tokens=500, stop=lambda t: False)
+            first.first(run)
+            second, at = None, first.first_slot
+            while run.finish is None:
+                (step,) = engine.step([run])
+                assert not isinstance(step, Exception), step
+                if first.n_tokens > 350 and second is None:
+                    second = engine.open(100)
+                    found.append(write(second, 50)[1])
+            found.append(first.tokens)
+            assert first.first_slot != at or len(first.tokens) < 550
+        return found
+
+    assert texts(np.nan) == texts(None)
+
+
+def test_a_cpu_clears_rows_when_a_text_comes_near_them(pair, monkeypatch):
+    """The first ones when a place is closed, and none far behind the text."""
+    cleared: list[tuple[int, int]] = []
+    with load(pair, parallel=2, n_ctx=1500) as engine:
+        first = engine.open(1200)
+        first.prefill(IDS * 2)
+        monkeypatch.setattr(Tensors, "clear_rows", lambda _, first, end: cleared.append((first, end)))
+        first.close()
+        assert cleared == [(0, 256)]
+        cleared.clear()
+        second = engine.open(1200)
+        second.prefill(IDS[:40])
+        go_on(second, 8)
+        assert cleared and max(end for _, end in cleared) == 256
+
+
 def test_a_parked_text_that_goes_on(pair):
     """In a place where another overflowed that was longer."""
 
@@ -311,5 +380,5 @@ def test_rows_that_may_be_wanted_again_stay(pair):
         engine.reset()
         engine.prefill(IDS[100:110])
         for t in engine._tensors().caches:
-            dead = engine.device.read_bytes(t, np.empty(290 * t.nb[1], np.uint8), 10 * t.nb[1])
+            dead = engine.device.read_bytes(t, np.empty(246 * t.nb[1], np.uint8), 10 * t.nb[1])
             assert not dead.any()

@@ -39,7 +39,10 @@ class Committed:
         self._lent: range | None = rows
         # tokens whose K/V rows outlive a reset or restore, until the next write
         self._rows: tuple[int, ...] = ()
-        self._written = 0  # rows that earlier texts may have left something in; see `_overwrite`
+        self._written = 0  # rows that a prompt has come to
+        # those behind the text in which earlier ones may have left something; see `_overwrite`
+        self._stale = range(engine.passes.rows.take_stale(rows))
+        self._stale_rings = False
         self._claim = Claim()  # who may change the text now
 
     @property
@@ -74,33 +77,52 @@ class Committed:
             self._there()
             sequence = self.sequence
             rows = () if sequence.torn else max(self._rows, tuple(sequence.tokens), key=len)
-            sequence.torn, self._rows, self._written = True, (), self._touched
+            sequence.torn, self._rows = True, ()
+            self._forgotten()
             sequence.clear()
             self.engine.passes.state.reset(sequence.lane)
             if self.engine.drafter:
                 self.engine.drafter.reset(sequence)
             sequence.torn, self._rows = False, rows
 
+    def _forgotten(self) -> None:
+        """What the device holds is that of an earlier text from now on."""
+        self._stale, self._stale_rings = range(self._touched), self._stale_rings or self._touched > 0
+        self._written = 0
+
     @property
     def _touched(self) -> int:
         """Rows that passes of this text or of earlier ones may have written."""
         n = self.sequence.n_tokens
-        return max(self._written, min(n + self.engine.over, len(self._lent or ())) if n else 0)
+        return max(
+            self._written, self._stale.stop, min(n + self.engine.over, len(self._lent or ())) if n else 0
+        )
 
-    def _overwrite(self) -> None:
-        """The rows of earlier texts behind this one are nobody's from now on, and hold zeros.
+    def _overwrite(self, n_more: int = 0) -> None:
+        """The rows of earlier texts behind this one are nobody's from now on, and those that passes over `n_more` tokens may read
+        hold zeros.
 
         Attention multiplies rows that a mask hides by 0, and a NaN among them would come through: a text that overflowed would
         spoil all that follow. Clearing always was chosen over asking every text for its numbers when it ends: on a GPU it takes
-        some 10 us a layer and text, and greedy decoding never looks at a logit.
+        some 10 us a layer and text, and greedy decoding never looks at a logit. A CPU takes 0.3 s for 8K tokens of an 8B model;
+        there rows are cleared as the text comes near them.
         """
-        self._rows, n = (), self.sequence.n_tokens
-        if self._written:
-            self.engine.device.synchronize()
-            tensors = self._tensors()
-            tensors.clear_rows(n, max(self._written, n))
+        self._rows, n, stale = (), self.sequence.n_tokens, self._stale
+        end = min(self._seen(n + n_more + self.engine.over), stale.stop)
+        if not self._stale_rings and end <= stale.start:
+            return
+        self.engine.device.synchronize()
+        tensors = self._tensors()
+        if self._stale_rings:
             tensors.clear_rings(n)
-        self._written = 0
+            self._stale_rings = False
+        first = max(n, stale.start)
+        tensors.clear_rows(first, max(end, first))
+        self._stale = range(max(end, stale.start), stale.stop) if end < stale.stop else range(0)
+
+    def _seen(self, n: int) -> int:
+        """Rows that passes may read of a text that has come to n: a CPU skips tiles in which nobody sees anything."""
+        return self.engine.passes.n_rows if self.engine.device.is_gpu else padded(n, UNIT)
 
     @property
     def lane(self) -> int:
@@ -130,13 +152,14 @@ class Committed:
             return True
         longer = pool.extend(rows, n)
         if longer is None:
-            longer = self._move(n)
-        if longer is not None:
-            self._lent, self.sequence.end_slot = longer, longer.stop
-        return longer is not None
+            return self._move(n)
+        self._lent, self.sequence.end_slot = longer, longer.stop
+        if found := pool.take_stale(longer):
+            self._stale = range(self._stale.start if self._stale else len(rows), found)
+        return True
 
-    def _move(self, n: int) -> range | None:
-        """Take the text's rows to a range of n rows elsewhere; None where there is none."""
+    def _move(self, n: int) -> bool:
+        """Take the text's rows to a range of n rows elsewhere; False where there is none."""
         rows, pool, sequence, drafter = (
             self._lent,
             self.engine.passes.rows,
@@ -147,7 +170,7 @@ class Committed:
         try:
             longer = pool.lend(n)
         except NoRoomError:
-            return None
+            return False
         held = max(len(self._rows), sequence.n_tokens)
         left, touched = self._tensors(), self._touched
         kept = Snapshot((), (), self._tensors().read_rows(held), np.zeros(0, bool), None)
@@ -158,9 +181,10 @@ class Committed:
         self._tensors().write(kept)
         if drafter and seen is not None:
             drafter.restore_seen(sequence, seen)
-        left.clear_rows(0, touched)
-        pool.give_back(rows)
-        return longer
+        self._lent, sequence.end_slot = longer, longer.stop
+        self._written, self._stale = 0, range(max(held, pool.take_stale(longer)))
+        self._let_go(rows, left, touched)
+        return True
 
     def check_ids(self, ids: Items[int]) -> None:
         """Raise ConfigError when an id is outside the vocabulary."""
@@ -213,7 +237,7 @@ class Committed:
     ) -> None:
         sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
         self.engine.passes.bucket(sequence.slots(len(ids)).stop)
-        self._overwrite()
+        self._overwrite(len(ids))
         sequence.torn, self._written = True, sequence.n_tokens + len(ids)
         began = time.perf_counter()
         graph = self.engine.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
@@ -282,11 +306,12 @@ class Committed:
         rows = tensors.read_rows(max(held - first, 0))
         text, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
         saved = Snapshot(text, tensors.read_live(), rows, np.zeros(0, bool), None, rings=windows)
-        sequence.torn = True
+        written, sequence.torn = self._written, True
+        self._written = max(written, first - sequence.first_slot + n)
         try:
             state.reset(sequence.lane)
-            tensors.clear_rows(0, max(touched - first, 0))
-            if self._touched:
+            tensors.clear_rows(0, max(min(touched - first, self._seen(n)), 0))
+            if self._touched or self._stale_rings:
                 tensors.clear_rings(0)
             while other.n_tokens < n:
                 if should_stop and should_stop():
@@ -300,7 +325,7 @@ class Committed:
             tensors.clear_rows(0, n)
             tensors.clear_rings(sequence.n_tokens)
             tensors.write(saved)
-            sequence.torn = False
+            sequence.torn, self._written = False, written
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Run passes, during which nobody may close the engine."""
@@ -368,7 +393,8 @@ class Committed:
             rows = snapshot.tokens
             if snapshot.rows is None:
                 rows = max(self._rows, tuple(sequence.tokens), key=len)
-            sequence.torn, self._rows, self._written = True, (), self._touched
+            sequence.torn, self._rows = True, ()
+            self._forgotten()
             sequence.clear()
             self._tensors().write(snapshot)
             if self.engine.drafter:
@@ -407,18 +433,28 @@ class Committed:
                     self.engine.left(self.sequence.lane)
 
     def _leave(self) -> None:
-        """Give the rows back, with zeros in them, or, where the device fails, as they are."""
+        """Give the rows back, and clear the rings."""
         assert self._lent is not None
+        touched, tensors = self._touched, self._tensors()
         try:
-            if self._touched:
-                self.engine.device.synchronize()
-                tensors = self._tensors()
-                tensors.clear_rows(0, self._touched)
+            self._let_go(self._lent, tensors, touched)
+            if touched:
                 tensors.clear_rings(0)
         finally:
-            self.engine.passes.rows.give_back(self._lent)
             if self.engine.drafter:
                 self.engine.drafter.leave(self.sequence)
             if self.copies:
                 self.copies.leave()
-            self._lent, self._rows, self._written, self.sequence.unseen = None, (), 0, ()
+            self._lent, self._rows, self.sequence.unseen = None, (), ()
+            self._written, self._stale, self._stale_rings = 0, range(0), False
+
+    def _let_go(self, rows: range, tensors: Tensors, touched: int) -> None:
+        """Give rows back with zeros in them; on a CPU in the first, which a pass's padding may see. Who has them next is told."""
+        pool, left = self.engine.passes.rows, range(rows.start, rows.start + touched)
+        pool.give_back(rows)
+        pool.left_in(left)
+        if touched:
+            cleared = touched if self.engine.device.is_gpu else min(touched, UNIT)
+            self.engine.device.synchronize()
+            tensors.clear_rows(0, cleared)
+            pool.take_stale(left[:cleared])

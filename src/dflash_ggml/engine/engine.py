@@ -150,6 +150,7 @@ class Engine(Place):
             raise ConfigError("texts are open side by side on this engine; close their places first")
         if self._lent is None:
             self._lent = self.passes.rows.lend(self.passes.n_rows)
+            self._stale = range(self.passes.rows.take_stale(self._lent))
             self.passes.state.reset()
 
     def close(self) -> None:

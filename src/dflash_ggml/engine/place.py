@@ -74,6 +74,7 @@ class Place(Committed):
         """Have what a step needs. Raises NoRoomError, or DeviceError after one that broke."""
         self._usable()
         self._have_rows(self.n_tokens + 1)
+        self._overwrite()
 
     def begin(
         self,

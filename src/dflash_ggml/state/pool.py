@@ -19,6 +19,7 @@ class RowPool:
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
         self._lent: list[range] = []  # in order
+        self._stale: set[int] = set()  # units in which texts that are gone have left something
 
     def lend(self, n: int) -> range:
         """A range of n rows or, up to a multiple of 256, a few more. Raises NoRoomError when none is free in one piece."""
@@ -58,3 +59,13 @@ class RowPool:
     def give_back(self, rows: range) -> None:
         """Take a lent range back. Raises ValueError for one that is not lent."""
         self._lent.remove(rows)
+
+    def left_in(self, rows: range) -> None:
+        """Rows that are given back hold something."""
+        self._stale.update(range(rows.start // UNIT, -(-rows.stop // UNIT)) if rows else ())
+
+    def take_stale(self, rows: range) -> int:
+        """How many of these rows, from the first on, may hold something of texts that are gone; told once."""
+        found = self._stale.intersection(range(rows.start // UNIT, -(-rows.stop // UNIT)))
+        self._stale -= found
+        return min((max(found) + 1) * UNIT, rows.stop) - rows.start if found else 0
