@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from test_gpu import GPUS, GREEDY, NEAR_TIE, PROMPTS, fork
-from test_stale_rows import spoil
 
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
@@ -63,37 +61,6 @@ def test_each_text_is_what_it_is_alone(engine: Engine, mode: Any) -> None:
             engine.reset()
             engine.prefill([*ids, *alone[:at]])
             assert abs(engine.logits[text[at]] - engine.logits[alone[at]]) < NEAR_TIE
-
-
-@pytest.fixture(scope="module")
-def repeating(demo_target: Path, demo_draft: Path) -> Iterator[Engine]:
-    """One whose texts do not depend on those before."""
-    with Engine.load(
-        EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096, reproducible=True)
-    ) as found:
-        yield found
-
-
-@pytest.mark.parametrize("mode", ["plain", "tree"])
-@pytest.mark.parametrize("n", [5, 40, 200])
-def test_a_text_behind_one_without_numbers(repeating: Engine, mode: Any, n: int) -> None:
-    """Its rows were moved behind those of another text, which has come to hold NaN: kernels multiply hidden rows by 0."""
-    ids = (repeating.tokenizer.encode(PROMPTS[0]) * 30)[:n]
-    written = []
-    for value in (0.0, np.nan):
-        first, second = repeating.open(20), repeating.open(20)
-        assert first.grow(600) and first.first_slot > second.first_slot
-        second.prefill(ids[:20])
-        spoil(second, value)
-        first.prefill(ids)
-        steps = first.generate(
-            Sampler(GREEDY, repeating.n_vocab), max_tokens=20, mode=mode, stop=lambda t: False
-        )
-        written.append([t for step in steps for t in step.tokens])
-        assert not first.sequence.undraftable
-        first.close()
-        second.close()
-    assert written[0] == written[1]
 
 
 def test_drawn_texts_and_few_graphs(demo_target: Path, demo_draft: Path) -> None:

@@ -14,7 +14,6 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.device import F32
-from dflash_ggml.ggml.operations import MOST_SPANS
 from dflash_ggml.state.snapshot import Tensors
 from reference import kv_toys, toys
 
@@ -121,59 +120,6 @@ def test_a_place_after_one_without_numbers(pair):
         assert other.first_slot == at
         assert write(other, 40)[1] == expected[1][1]
         blocking.close()
-
-
-def kinds(place: Place) -> set[str]:
-    """The kinds of the target's graphs by which a text goes on, behind a longer prompt."""
-    place.prefill(IDS[:5])
-    graphs = place.engine.passes.graphs
-    graphs.clear()
-    go_on(place)
-    return {"linear", "verify", "forest"} & graphs.kinds.keys()
-
-
-@pytest.mark.parametrize("mode", ["plain", "tree"])
-def test_a_text_among_others_rows_is_told_its_own(pair, mode):
-    """The graphs of one text read all rows from the first on: they are for a text that is alone there."""
-    with load(pair, parallel=2, n_ctx=1024, mode=mode) as engine:
-        usual = {"plain": "linear", "tree": "verify"}[mode]
-        first, second = engine.open(20), engine.open(20)
-        for place in (first, second):
-            place.prefill(IDS[:20])
-        assert kinds(first) == {usual}, "the other's rows are behind"
-        assert first.grow(400) and first.first_slot > second.first_slot
-        assert kinds(first) == {"forest"}
-        second.close()
-        assert kinds(first) == {usual}, "what is before is nobody's, and zeros"
-
-
-def test_rows_behind_that_a_graph_reads_too(pair):
-    """Of long texts graphs differ by more rows than those that are lent."""
-    with load(pair, parallel=2, n_ctx=4096, n_batch=512) as engine:
-        first = engine.open(2070)
-        first.prefill(IDS * 5 + IDS[:70])
-        assert kinds(first) == {"verify"}
-        second = engine.open(20)
-        assert second.first_slot < 2560
-        assert kinds(first) == {"forest"}
-
-
-@pytest.mark.parametrize("rings", [False, True])
-def test_forests_of_many_lanes_are_told_their_rows(pair, tmp_path, rings):
-    files = kv_toys.write_pair(tmp_path, 7, **kv_toys.VARIANTS[32]) if rings else pair
-    with load(files, parallel=33, n_ctx=1024) as engine:
-        first, second = engine.open(20), engine.open(20)
-        second.prefill(IDS[:20])
-        expected = go_on(second)
-        (graph,) = (graph for key, graph in engine.passes.graphs if key[0] == "forest")
-        spans = graph.inputs["spans"].array.reshape(MOST_SPANS, 2)
-        seqs = graph.inputs["spanned"].array.reshape(MOST_SPANS, 3)
-        assert spans[0, 0] == second.first_slot and second.n_tokens <= spans[0, 1] - spans[0, 0]
-        named = {name: graph.inputs[name].array.size for name in graph.inputs if name.endswith(" spans")}
-        assert bool(named) == rings and set(named.values()) <= {2 * MOST_SPANS}
-        assert seqs[0, 0] == second.lane and seqs[0, 2] > 0 and not spans[1:].any() and not seqs[1:].any()
-        first.prefill(IDS[:20])
-        assert go_on(first) == expected
 
 
 def test_a_text_that_goes_on_from_a_snapshot(pair):

@@ -47,12 +47,3 @@ def test_what_is_not_lent_is_not_taken_back():
     pool.lend(256)
     with pytest.raises(ValueError):
         pool.give_back(range(256, 512))
-
-
-def test_whose_rows_come_before_an_end():
-    pool = RowPool(8 * UNIT)
-    first, second = pool.lend(2 * UNIT), pool.lend(UNIT)
-    assert not pool.has_others(first.start, 2 * UNIT) and pool.has_others(first.start, 2 * UNIT + 1)
-    assert pool.has_others(second.start, 3 * UNIT)
-    pool.give_back(first)
-    assert not pool.has_others(second.start, 8 * UNIT)

@@ -16,10 +16,9 @@ from ..decode.sampling import BLOCK
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, observers, verify_width
 from ..errors import DeviceError
-from ..ggml.device import NARROW_COLUMNS, Device
+from ..ggml.device import Device
 from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
-from ..ggml.operations import MOST_SPANS
 from ..ggml.store import Workspace
 from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
@@ -123,12 +122,6 @@ class TargetPasses:
         """Whether a pass may have trees of several sequences: the rows of a decode window are gathered for one."""
         return self.window is None
 
-    def meets_others(self, sequence: Sequence, n_kv: int | None = None) -> bool:
-        """Whether rows of other texts are among the first `n_kv`; None: those that the graph of its widest tree sees."""
-        if n_kv is None:
-            n_kv = min(kv_bucket(sequence.slots(max(self.max_width, 1)).stop), self.n_rows)
-        return self.rows.has_others(sequence.first_slot, n_kv)
-
     # ---- passes
 
     def linear(
@@ -153,14 +146,10 @@ class TargetPasses:
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
         reduction, seqs = _REDUCTION if watch else None, int(sequence.lane > 0)
-        # a CPU leaves hidden rows out
-        spanned = self.device.is_gpu and n <= NARROW_COLUMNS and self.meets_others(sequence, n_kv)
         graph = self.graphs.get(
-            ("linear", n, n_kv, feeds, reduction, outputs, window is not None, seqs, *["spanned"] * spanned),
+            ("linear", n, n_kv, feeds, reduction, outputs, window is not None, seqs),
             lambda: self.target.build(
-                Batch(n, n_kv, None, taps, append, reduction, outputs, window, seqs, spanned=spanned),
-                self.state,
-                self.weights,
+                Batch(n, n_kv, None, taps, append, reduction, outputs, window, seqs), self.state, self.weights
             ),
         )
         if seqs:
@@ -267,12 +256,10 @@ class TargetPasses:
             (sequence,), (tree,) = forest.sequences, forest.trees
             window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
         n_kv, reduction = 0 if window else bucket, _REDUCTIONS if any(watches) else None
-        # of more lanes than attention can be told of, those that are here
-        spanned = lanes > MOST_SPANS >= len(forest.sequences) and window is None
         graph = self.graphs.get(
-            ("forest", width, n_kv, reduction, *["spanned"] * spanned),
+            ("forest", width, n_kv, reduction),
             lambda: self.target.build(
-                Batch(width, n_kv, None, self.taps, None, reduction, "every", window, lanes, True, spanned),
+                Batch(width, n_kv, None, self.taps, None, reduction, "every", window, lanes, True),
                 self.state,
                 self.weights,
             ),
@@ -295,9 +282,7 @@ class TargetPasses:
         if window is None:
             graph.inputs["ranges"].array[:] = ranges
             if "spans" in graph.inputs:
-                graph.inputs["spans"].array.reshape(-1, 2)[:] = spans[:MOST_SPANS]
-            if spanned:
-                graph.inputs["spanned"].array.reshape(-1, 3)[:] = seqs[:MOST_SPANS]
+                graph.inputs["spans"].array.reshape(lanes, 2)[:] = spans
         if window is not None:
             positions[padding] = sequence.n_tokens
             own = _own(tree, width)  # padding sees itself

@@ -39,7 +39,7 @@ class SideBySide(Stepper):
     def step_each(self, runs: Items[Run], others: Items[Sequence] = ()) -> list[Step | Exception]:
         """One step of each run; the error of those that failed alone, whose texts are as they were before it, or, without a
         pending token, one token further. others: sequences that are not stepped now."""
-        if len(runs) == 1 and self._is_alone(runs[0].sequence):
+        if len(runs) == 1 and not runs[0].sequence.lane:
             if self.drafter is not None:  # its features come to lie where theirs may be
                 self.drafter.take_in_each([s for s in others if s.unseen])
             return [_caught(self, runs[0])]
@@ -47,13 +47,6 @@ class SideBySide(Stepper):
             several = [self.step_each([run], [*others, *(r.sequence for r in runs)]) for run in runs]
             return [step for steps in several for step in steps]
         return self._step_all(runs, others)
-
-    def _is_alone(self, sequence: Sequence) -> bool:
-        """Whether the passes of one text will do: its lane is the first, and their graphs, which read all rows from the first
-        on, meet no other text's. What a mask hides is multiplied by 0, and a NaN there would come through."""
-        if sequence.lane:
-            return False
-        return not (self.passes.takes_several and self.passes.meets_others(sequence))
 
     def _step_all(self, runs: Items[Run], others: Items[Sequence]) -> list[Step | Exception]:
         sequences, clock = [run.sequence for run in runs], Clock()

@@ -179,9 +179,7 @@ class Laguna(Target):
         columns = Columns(g, batch)
         taps = Taps(g, batch, columns, state)
         near = {
-            ring.window: ring.build(
-                g, columns.n, columns.positions, columns.is_tree, columns.seqs, columns.spanned
-            )
+            ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
             for ring in state.rings
         }
         x = g.get_rows(w["token_embd.weight"], columns.ids)

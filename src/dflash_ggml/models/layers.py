@@ -35,7 +35,7 @@ class Columns:
         self._seqs = g.input("seqs", I32, 3, batch.seqs) if batch.seqs else None
         self.seqs = self._seqs if batch.is_forest else None  # of trees of several sequences
         self._spans: Any = None
-        self.spanned: Any = None  # the sequences, as in `seqs`, whose rows `_spans` are
+        self._spanned: Any = None  # the sequences, as in `seqs`, whose rows `_spans` are
         self.gathered: Any = None  # rows that are seen, where it is not the first n_kv
         if batch.window is not None:
             self.gathered, self._mask = batch.window.build(g, self.n)
@@ -43,10 +43,7 @@ class Columns:
             ranges = g.input("ranges", I32, self.n, 2)
             # all rows that a sequence's columns see, so that those of others need not be read
             if batch.seqs <= MOST_SPANS:
-                self._spans, self.spanned = g.input("spans", I32, 2, batch.seqs), self._seqs
-            elif batch.spanned:
-                self._spans = g.input("spans", I32, 2, MOST_SPANS)
-                self.spanned = g.input("spanned", I32, 3, MOST_SPANS)
+                self._spans, self._spanned = g.input("spans", I32, 2, batch.seqs), self._seqs
             self._mask = g.forest_mask(ranges, self.rows, self.parents, self._seqs, self.n_kv)
         elif batch.mask is not None:
             self._mask = batch.mask.build(g, "mask", self.n_kv, self.n)
@@ -54,9 +51,8 @@ class Columns:
             # the GPU's attention of few columns wants a mask: written there, from the same bounds, once for all layers
             narrow = g.device.is_gpu and self.n <= NARROW_COLUMNS
             self._mask = g.range_mask(self._ranges, self.n_kv) if narrow else None
-        of_one = not batch.is_forest and self.gathered is None and self._mask is not None
-        if of_one and (batch.spanned or self.n_kv >= SPANNED):
-            self._spans, self.spanned = g.input("span", I32, 2, 1), g.input("spanned", I32, 3, 1)
+        if not batch.is_forest and self.gathered is None and self._mask is not None and self.n_kv >= SPANNED:
+            self._spans, self._spanned = g.input("span", I32, 2, 1), g.input("spanned", I32, 3, 1)
 
     def recurrence(self, g: Graph, state: TargetState, layer: int) -> Recurrence | ForestRecurrence:
         """The state of a recurrent layer, for these columns."""
@@ -69,7 +65,7 @@ class Columns:
         [d, heads, n]."""
         if self._mask is None:
             return g.range_attention(q, keys, values, self._ranges, scale)
-        return g.attention(q, keys, values, self._mask, scale, self.spanned, self._spans)
+        return g.attention(q, keys, values, self._mask, scale, self._spanned, self._spans)
 
 
 class Taps:

@@ -56,8 +56,6 @@ class Batch:
     from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence sees, its own rows included; features
     go to the columns that the input `column` names; a sequence of one column has taken it in when the pass has run, the others
     are left alone.
-    spanned: attention is told which rows are in use, also where it is usually not: in few rows, which may be other texts', and
-    for up to MOST_SPANS sequences of a forest with more `seqs`, named once more by the input `spanned`.
     """
 
     columns: int
@@ -70,7 +68,6 @@ class Batch:
     window: DecodeWindow | None = None
     seqs: int = 0
     is_forest: bool = False
-    spanned: bool = False
 
 
 class Target(ABC):

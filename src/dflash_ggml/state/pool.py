@@ -43,10 +43,6 @@ class RowPool:
         self._lent[i] = range(rows.start, max(end, rows.stop))
         return self._lent[i]
 
-    def has_others(self, first: int, end: int) -> bool:
-        """Whether rows below `end` are lent to others than who has the range that begins at `first`."""
-        return any(rows.start < end and rows.start != first for rows in self._lent)
-
     @property
     def longest(self) -> int:
         """Rows of the longest range that is free."""

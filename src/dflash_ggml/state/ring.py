@@ -49,18 +49,14 @@ class Below:
 class Near:
     """What the columns of a pass see of a ring, for attention; as `Columns` has it for whole caches."""
 
-    def __init__(
-        self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool, seqs=None, spanned=None
-    ) -> None:
-        """seqs: see Batch; None where the columns are of one sequence. spanned: those that attention is told of, None: all, if it
-        can be."""
+    def __init__(self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool, seqs=None) -> None:
+        """seqs: see Batch; None where the columns are of one sequence."""
         self.n, self.positions, self._seqs, self._spans = n, positions, None, None
         self.n_kv = padded(window - 1 + TILE - 1 + n, 256)
         if seqs is not None:
             self.n_kv = padded(seqs.ne[1] * (window - 1 + 2 * (TILE - 1)) + n, 256)
-            told = seqs if spanned is None else spanned
-            if told.ne[1] <= MOST_SPANS:
-                self._seqs, self._spans = told, g.input(f"{name} spans", I32, 2, told.ne[1])
+            if seqs.ne[1] <= MOST_SPANS:
+                self._seqs, self._spans = seqs, g.input(f"{name} spans", I32, 2, seqs.ne[1])
         parts = packed(g, f"{name} rows", n, self.n_kv, *(() if is_tree else (2 * n,)))
         self.rows, self.gathered = parts[:2]
         self._mask: Any = None
@@ -89,9 +85,9 @@ class Ring:
         self.name, self.window, self.n_rows = name, layers[0].window, n_rows
         self.cache = KvCache(device, layers, kv_type, n_rows * lanes)
 
-    def build(self, g: Graph, n: int, positions, is_tree: bool, seqs=None, spanned=None) -> Near:
+    def build(self, g: Graph, n: int, positions, is_tree: bool, seqs=None) -> Near:
         """Inputs of a pass of n columns at `positions`, which `fill` provides, or, of several sequences, `fill_each`."""
-        return Near(g, self.name, self.window, n, positions, is_tree, seqs, spanned)
+        return Near(g, self.name, self.window, n, positions, is_tree, seqs)
 
     def rows(self, lane: int, start: int, n: int) -> NDArray[np.int32]:
         """The rows of n tokens from position `start` on."""
