@@ -25,6 +25,15 @@ __all__ = [
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Options for where and how an engine runs, and for a file of results."""
+    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
+    parser.add_argument("--json", metavar="FILE")
+    add_cache_types(parser)
+    add_memory_options(parser)
+
+
 def add_memory_options(parser: argparse.ArgumentParser) -> None:
     """Options for what may be taken of the GPU, and what the host keeps instead."""
     parser.add_argument("--gpu-memory", type=memory_size, metavar="SIZE")

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from common import add_cache_types, add_memory_options, cache_types, header, memory_options, save
+from common import add_engine_options, cache_types, header, memory_options, save
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import EngineConfig
@@ -119,11 +119,7 @@ def main() -> None:
     p.add_argument("--prompts", type=int, nargs="+", default=[500, 8000])
     p.add_argument("--times", type=int, default=3)
     p.add_argument("--tokens", type=int, default=6000, help="tokens that each writer may come to write")
-    p.add_argument("-t", "--threads", type=int)
-    p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
-    p.add_argument("--json", metavar="FILE")
-    add_cache_types(p)
-    add_memory_options(p)
+    add_engine_options(p)
     a = p.parse_args()
     config = EngineConfig(
         Path(a.model),

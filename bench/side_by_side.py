@@ -19,7 +19,7 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from common import ROOT, add_cache_types, add_memory_options, cache_types, header, memory_options, save
+from common import ROOT, add_engine_options, cache_types, header, memory_options, save
 from several_sim import texts
 
 from dflash_ggml.bench.facts import gpu_facts
@@ -187,11 +187,7 @@ def main() -> None:
     p.add_argument("--texts", nargs="+", choices=["easy", "half", "hard"], default=["easy", "half"])
     p.add_argument("--prompt", type=int, default=500, help="tokens of each text's prompt")
     p.add_argument("--steps", type=int, default=200)
-    p.add_argument("-t", "--threads", type=int)
-    p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
-    p.add_argument("--json", metavar="FILE")
-    add_cache_types(p)
-    add_memory_options(p)
+    add_engine_options(p)
     a = p.parse_args()
     most = max(a.users)
     config = EngineConfig(

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import add_cache_types, add_memory_options, cache_types, header, memory_options, save
+from common import add_engine_options, cache_types, header, memory_options, save
 
 import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
@@ -213,11 +213,7 @@ def main() -> None:
     p.add_argument("--repeat", type=int, default=20)
     p.add_argument("-n", type=int, default=256)
     p.add_argument("--fa-window", type=int, default=0, help="of the engine: not the model's own text")
-    p.add_argument("-t", "--threads", type=int)
-    p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
-    p.add_argument("--json", metavar="FILE")
-    add_cache_types(p)
-    add_memory_options(p)
+    add_engine_options(p)
     a = p.parse_args()
     config = EngineConfig(
         Path(a.model),
