@@ -13,7 +13,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build
 # the folder itself counts too: a patch that is gone must go from the build
 BUILD_INPUTS := pyproject.toml CMakeLists.txt patches $(wildcard cmake/* patches/*.patch) \
-	$(wildcard src/dflash_ggml/ggml/bindings/cdef/*.h src/dflash_ggml/ggml/bindings/shims.* src/dflash_ggml/ggml/bindings/build_ffi.py)
+	$(wildcard src/dflash_ggml/ggml/bindings/cdef/*.h src/dflash_ggml/ggml/bindings/shims.* src/dflash_ggml/ggml/bindings/build_ffi.py) \
+	$(wildcard src/dflash_ggml/decode/native/*.[ch] src/dflash_ggml/decode/native/build_ffi.py)
 
 .PHONY: demo test lint build dist clean
 

@@ -22,6 +22,7 @@ IN_WHEEL = [
     "dflash_ggml/__init__.py",
     "dflash_ggml/py.typed",
     "dflash_ggml/ggml/bindings/_bindings.abi3.so",
+    "dflash_ggml/decode/native/_native.abi3.so",
     "dflash_ggml/data/README.md",
     "dflash_ggml/data/demo-target-q8_0.gguf",
     "dflash_ggml/data/demo-draft-q8_0.gguf",

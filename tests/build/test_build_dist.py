@@ -24,6 +24,8 @@ IN_SDIST = [
     "examples/complete.py",
     "cmake/vendor.py",
     "src/dflash_ggml/ggml/bindings/shims.c",
+    "src/dflash_ggml/decode/native/trees.c",
+    "src/dflash_ggml/decode/native/trees.h",
     "src/dflash_ggml/py.typed",
     "src/dflash_ggml/server/static/index.html",
     "src/dflash_ggml/server/static/vendor/manifest.json",

@@ -9,13 +9,14 @@ found with one heap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .candidates import Candidates, Children, Rows, checked_rows
+from .candidates import Candidates, Children, Rows
 from .copied import Evidence
+from .native import ffi, lib
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,7 @@ def expand(
     are never added. chain_seed: see `best_first`. Raises ValueError if budget < 0.
     """
     if isinstance(candidates, Rows) and candidates.pairs is None:
-        ids, log_probs = candidates.ids.tolist(), candidates.log_probs.tolist()
-        return _expand_rows(root, ids, log_probs, budget, chain_seed, -least)
+        return _expand_rows(root, candidates, budget, chain_seed, -least)
     _check_budget(budget)
     nodes = _Nodes(root)
     # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank, the parent's children).
@@ -122,64 +122,33 @@ def best_first(
     Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities; or if
     budget < 0.
     """
-    ids, log_probs = checked_rows(ids, log_probs)
-    return _expand_rows(root, ids.tolist(), log_probs.tolist(), budget, chain_seed)
+    return _expand_rows(root, Rows(ids, log_probs), budget, chain_seed)
 
 
-def _expand_rows(
-    root: int,
-    token_rows: list[list[int]],
-    score_rows: list[list[float]],
-    budget: int,
-    chain_seed: bool,
-    most_cost: float = np.inf,
-) -> Tree:
-    """`expand` over plain rows, as Python lists: indexing numpy scalars one by one would dominate it."""
+def _expand_rows(root: int, rows: Rows, budget: int, chain_seed: bool, most_cost: float = np.inf) -> Tree:
+    """`expand` over plain rows, in C."""
     _check_budget(budget)
-    n_depths = len(score_rows)
-    n_ranks = len(score_rows[0]) if score_rows else 0
-    tokens, parents, depths, costs = [root], [-1], [0], [0.0]
-    # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank).
-    heap: list[tuple[float, int, int, int]] = []
-    if chain_seed:
-        for depth in range(1, min(n_depths, budget) + 1):
-            scores = score_rows[depth - 1]
-            before = costs[-1]
-            if scores[0] == -np.inf:
-                break
-            tokens.append(token_rows[depth - 1][0])
-            parents.append(depth - 1)
-            depths.append(depth)
-            costs.append(before - scores[0])
-            if n_ranks > 1:
-                heap.append((before - scores[1], depth, depth - 1, 1))
-        heapify(heap)
-    elif score_rows:
-        heap.append((-score_rows[0][0], 1, 0, 0))
-
-    for node in range(len(tokens), budget + 1):
-        if not heap:
-            break
-        cost, depth, parent, rank = heap[0]
-        if cost > most_cost or cost == np.inf:
-            break
-        tokens.append(token_rows[depth - 1][rank])
-        parents.append(parent)
-        depths.append(depth)
-        costs.append(cost)
-        rank += 1
-        if rank < n_ranks:
-            heapreplace(heap, (costs[parent] - score_rows[depth - 1][rank], depth, parent, rank))
-        else:
-            heappop(heap)
-        if depth < n_depths:
-            heappush(heap, (cost - score_rows[depth][0], depth + 1, node, 0))
-    return Tree(
-        np.array(tokens, np.int32),
-        np.array(parents, np.int32),
-        np.array(depths, np.int32),
-        0 - np.array(costs, np.float32),  # the root's is 0, not -0
+    ids, scores = (
+        np.ascontiguousarray(a, t) for a, t in ((rows.ids, np.int32), (rows.log_probs, np.float32))
     )
+    ints, floats = np.empty((3, budget + 1), np.int32), np.empty(budget + 1, np.float32)
+    n_depths, n_ranks = ids.shape
+    n = lib.tree_of_rows(
+        root,
+        ffi.from_buffer("int32_t[]", ids),
+        ffi.from_buffer("float[]", scores),
+        n_depths,
+        n_ranks,
+        budget,
+        chain_seed,
+        most_cost,
+        *[ffi.from_buffer("int32_t[]", row) for row in ints],
+        ffi.from_buffer("float[]", floats),
+    )
+    if n < 0:
+        raise MemoryError(f"a tree of {budget} nodes")
+    tokens, parents, depths = ints[:, :n]
+    return Tree(tokens, parents, depths, floats[:n])
 
 
 def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length: int | None = None) -> Tree:

@@ -1,0 +1,38 @@
+"""The extension of the decode room: what it declares is used, and nothing leaks out of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from dflash_ggml.decode.native import _native, build_ffi, lib
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "src" / "dflash_ggml" / "decode" / "native"
+
+
+def declared() -> set[str]:
+    """Functions of all headers."""
+    text = "".join((FOLDER / name).read_text(encoding="utf-8") for name in build_ffi.HEADERS)
+    return set(re.findall(r"^[a-z_ 0-9]+[ *](\w+)\(", re.sub(r"//[^\n]*", "", text), re.MULTILINE))
+
+
+def test_every_header_is_read_and_every_function_is_bound() -> None:
+    assert set(build_ffi.HEADERS) == {path.name for path in FOLDER.glob("*.h")}
+    assert declared() and declared() == {name for name in dir(lib) if callable(getattr(lib, name))}
+
+
+def test_every_function_is_called_by_the_package() -> None:
+    files = (FOLDER.parent).rglob("*.py")
+    called = {
+        name for path in files for name in re.findall(r"\blib\.(\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert declared() <= called
+
+
+def test_the_module_exports_nothing_but_its_init_function() -> None:
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", _native.__file__], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[-1] for line in symbols.stdout.splitlines()] == ["PyInit__native"]
