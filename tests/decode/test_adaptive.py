@@ -8,10 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.adaptive import HOPELESS_AFTER, Adaptive, Experience, block_choices, step_ends
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.controller import controller
 from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.tree import Tree
 from reference.virtual_clock import CPU, H100, RANKS, Machine, Run, Text, decode
 
 DEPTH, BUDGET = 15, 31
@@ -161,6 +163,23 @@ def test_repetition_that_a_draft_does_not_foretell_is_tried_ever_more_seldom():
     )
     assert sum(w > 0 for w in repeating.widths) < sum(w > 0 for w in usual.widths) + 15
     assert repeating.rate() * CPU.plain > 0.98
+
+
+class Prompt(Adaptive):
+    """Learns at once what could wait."""
+
+    def observe(self, tree: Tree, accepted: Accepted) -> None:
+        super().observe(tree, accepted)
+        self.catch_up()
+
+
+@pytest.mark.parametrize("machine", [H100, CPU], ids=["h100", "cpu"])
+def test_what_is_learned_later_is_learned_in_time(machine: Machine):
+    runs = [
+        decode(kind(BUDGET, DEPTH, Experience()), calibrated(machine), machine, Text(0.6, 1), 600)
+        for kind in (Adaptive, Prompt)
+    ]
+    assert runs[0].widths == runs[1].widths and len(set(runs[0].widths)) > 1
 
 
 def test_where_drafting_cannot_pay_it_is_not_tried():

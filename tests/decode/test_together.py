@@ -312,7 +312,9 @@ def test_a_slow_machine_is_slow_for_several_too():
     costs = JointCosts(alone)
     for _ in range(3):
         costs.measured("verify", 10.0, 8, 4)
-    alone.pace = 2.0
+    for _ in range(5):
+        alone.measured("plain", 16.0)
+        alone.measured("verify", 18.0, 8)
     assert costs.of("verify", 8, 4) == pytest.approx(20.0)
 
 

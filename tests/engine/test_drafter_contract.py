@@ -95,6 +95,9 @@ class Changing:
     def observe(self, tree, accepted):
         assert tree.n_nodes >= accepted.n_accepted
 
+    def catch_up(self):
+        pass
+
 
 @pytest.fixture()
 def engine(toy_pair):

@@ -93,6 +93,9 @@ class Mixing:
     def observe(self, tree: Any, accepted: Any) -> None:
         assert tree.n_nodes >= accepted.n_accepted
 
+    def catch_up(self) -> None:
+        pass
+
 
 @dataclass
 class Job:

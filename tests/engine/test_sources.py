@@ -38,6 +38,9 @@ class Mixing:
     def observe(self, tree: Any, accepted: Any) -> None:
         pass
 
+    def catch_up(self) -> None:
+        pass
+
 
 @pytest.fixture(scope="module")
 def config(toy_pair: tuple[Path, Path]) -> EngineConfig:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from math import exp, inf
 from typing import Protocol
@@ -70,6 +71,18 @@ class Cut:
     times: float
     loss: float
     token: float = 0.0  # how many times plain decoding each token of the step makes it worth
+
+
+@dataclass(slots=True)
+class Table:
+    """What drafted steps cost with a draft of so many columns. ms: by nodes; least: of them; is_sure: whether the draft was
+    measured more than once or twice; due: the step at which it is made anew; asked: the one at which that was put off."""
+
+    ms: dict[int, float]
+    least: float
+    is_sure: bool
+    due: int
+    asked: int | None = None
 
 
 NOTHING, PLAIN = Cut(0, 0.0, 0.0), Plan("plain", 0)
@@ -156,7 +169,8 @@ class Adaptive:
         self._probing = False  # whether the step is a try where plain decoding is ahead
         self._waiting = False  # whether the last step was plain until tries are paid back
         self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
-        self._tables: dict[int, tuple[int, dict[int, float]]] = {}
+        self._tables: dict[int, Table] = {}
+        self._later: list[Callable[[], object]] = []  # what need not be done before a pass is launched
         self._whole_at = 0  # the step at which the whole block was last drafted
         self._repetition = Repetition()
         self._wanted = REPEATED  # foretold tokens in a row at which the next try is worth its cost
@@ -221,7 +235,7 @@ class Adaptive:
             and max([rates[c] for _, c, _ in copied.votes(copied.root)]) < UNSURE
         ):
             return None  # a draft that is worth its pass has more to say
-        took = self._costs(costs, COPIES_ALONE, sequence.n_tokens)
+        took = self._costs(costs, COPIES_ALONE, sequence.n_tokens).ms
         best = self._best(copied.gains(rates, self.budget), COPIES_ALONE, took, plain)
         if not best.nodes or best.times <= 1 + MARGIN:
             return None
@@ -239,7 +253,7 @@ class Adaptive:
             reach = self._reach[depth] if depth < self.depth else 0.0
             # both know the easy places: between the better of the two and either of two that know nothing of each other
             tokens += max(p, reach) + (min(p, reach) * (1 - max(p, reach))) / 2
-        took = self._costs(costs, self._block, context)
+        took = self._costs(costs, self._block, context).ms
         wanted = max(best.nodes, self._last.nodes)
         ms = next((ms for n, ms in sorted(took.items()) if n >= wanted), max(took.values()))
         return tokens * plain / ms
@@ -252,10 +266,10 @@ class Adaptive:
             return self._wait(plain)  # looking all else up would take a per cent or two of a short step
         self._waiting = False
         self._block = self._best_block(costs, context)
-        took = self._costs(costs, self._block, context)
-        if costs.is_sure("draft", self._block, context) and not self._can_pay(took, plain):
+        table = self._costs(costs, self._block, context)
+        if table.is_sure and not self._can_pay(table.ms, plain):
             known.owed -= PROBE_COST * plain
-            if known.owed > -min(took.values()):
+            if known.owed > -table.least:
                 return PLAIN
             # wrong measurements may say so: what a try costs has been saved up
             self._probing = True
@@ -291,8 +305,10 @@ class Adaptive:
     def observe(self, tree: Tree, accepted: Accepted) -> None:
         if self._alone:
             return
+        self.catch_up()
         known = self.experience
-        by_draft = self.learn(tree, accepted)
+        by_draft = self._count(tree, accepted)
+        self._later.append(partial(self.calibration.observe, tree, accepted))
         if tree.evidence is None:
             # half of it what came: a draft that promises too much would be believed for some twenty steps
             worth = (self._last.times + len(accepted.tokens) * self._last.token) / 2
@@ -303,10 +319,20 @@ class Adaptive:
             known.owed = max(known.owed, 0.0) + self._last.loss
             known.last_loss = max(self._last.loss, 0.0)
 
-    def learn(self, tree: Tree, accepted: Accepted) -> int:
-        """What a drafted step says of the draft, whatever planned it; the accepted nodes that the draft offered."""
-        known = self.experience
+    def catch_up(self) -> None:
+        """Learn what can wait for a busy device: the next plan does without, the next cut does not."""
+        later, self._later = self._later, []
+        for work in later:
+            work()
+
+    def learn(self, tree: Tree, accepted: Accepted) -> None:
+        """What a drafted step says of the draft, whatever planned it."""
+        self._count(tree, accepted)
         self.calibration.observe(tree, accepted)
+
+    def _count(self, tree: Tree, accepted: Accepted) -> int:
+        """Count a drafted step; the accepted nodes that the draft offered."""
+        known = self.experience
         by_draft = self._learn_reach(tree, accepted)
         known.drafted += 1
         known.right += by_draft
@@ -334,20 +360,24 @@ class Adaptive:
         An order by corrected probabilities was tried: what counts of a few hundred samples say of each cell errs, and 2 % of the
         tokens were lost where the draft's own order was right.
         """
-        probability, plain = self.calibration.path_probabilities(tree), costs.of("plain", 1, context) or 0.0
-        for block in self._blocks:
-            if block == self._block or (block < self._block and self._step % COMPARE == 0):
-                within = probability
+        self.catch_up()
+        probability, plain = self.calibration.path_probabilities(tree), self._plain or 0.0
+        took = self._costs(costs, self._block, context).ms
+        self._last = self._best(list(accumulate(probability)), self._block, took, plain)
+        self._later.append(partial(self._chose, tree, probability, costs, context, plain))
+        return tree.first(self._last.nodes)
+
+    def _chose(self, tree: Tree, probability: list[float], costs: Costs, context: int, plain: float) -> None:
+        """Note what was chosen of a tree, and now and then what a shorter draft would have been worth."""
+        if self._step % COMPARE == 0:
+            for block in self._blocks:
                 if block < self._block:
                     within = [p for p, depth in zip(probability, tree.depths.tolist()) if depth < block]
-                best = self._best(list(accumulate(within)), block, self._costs(costs, block, context), plain)
-                if block == self._block:
-                    self._last = best
-                else:
+                    took = self._costs(costs, block, context).ms
+                    best = self._best(list(accumulate(within)), block, took, plain)
                     self.experience.of(block).learn(best.times)
         self._used[self._last.nodes] = self._step
         self._recent.append(self._last.nodes)
-        return tree.first(self._last.nodes)
 
     def _best(self, gains: list[float], block: int, took: Mapping[int, float], plain: float) -> Cut:
         """The best of the step ends; `gains`: expected tokens of a step by its drafted nodes, 1 for none.
@@ -371,17 +401,27 @@ class Adaptive:
         n, ms = min(best, most), took[best]
         return Cut(n, gains[n] * plain / ms, ms - gains[n] * plain, plain / ms)
 
-    def _costs(self, costs: Costs, block: int, context: int) -> dict[int, float]:
-        """Milliseconds of a drafted step by its nodes, looked up anew every few steps; without ends that save next to nothing
-        against a wider one, since every width needs graphs of its own."""
-        at, table = self._tables.get(block, (-REFRESH, {}))
-        if self._step - at >= min(REFRESH + at // 4, MOST_REFRESH):
-            table, wider = {}, inf
-            for n, ms in sorted(costs.drafted(self._ends, block, context).items(), reverse=True):
-                if ms < (1 - FLAT) * wider:
-                    table[n] = wider = max(ms, 1e-9)
-            self._tables[block] = self._step, table
+    def _costs(self, costs: Costs, block: int, context: int) -> Table:
+        """What drafted steps cost, looked up anew every few steps, once a device is busy."""
+        table = self._tables.get(block)
+        if table is None or (table.asked is not None and table.asked < self._step):
+            return self._look_at(costs, block, context)
+        if self._step >= table.due and table.asked is None:
+            table.asked = self._step
+            self._later.append(partial(self._look_at, costs, block, context))
         return table
+
+    def _look_at(self, costs: Costs, block: int, context: int) -> Table:
+        """Look the costs of drafted steps up, without ends that save next to nothing against a wider one: every width needs
+        graphs of its own."""
+        ms, wider = dict[int, float](), inf
+        for n, took in sorted(costs.drafted(self._ends, block, context).items(), reverse=True):
+            if took < (1 - FLAT) * wider:
+                ms[n] = wider = max(took, 1e-9)
+        due = self._step + min(REFRESH + self._step // 4, MOST_REFRESH)
+        found = Table(ms, min(ms.values()), costs.is_sure("draft", block, context), due)
+        self._tables[block] = found
+        return found
 
     def _draft(self, costs: Costs, context: int) -> Plan:
         whole = self._block == self._blocks[0]
@@ -412,7 +452,7 @@ class Adaptive:
         known = self.experience
         if self._step - self._whole_at > OTHER_BLOCK and self._last.nodes:
             return whole
-        least, less = (min(self._costs(costs, block, context).values()) for block in (whole, half))
+        least, less = (self._costs(costs, block, context).least for block in (whole, half))
         if least - less < WORTH_SAVING * least:
             return whole
         return half if known.of(half).mean > known.of(whole).mean else whole

@@ -31,6 +31,10 @@ class Controller(Protocol):
         """What came of a drafted step."""
         ...
 
+    def catch_up(self) -> None:
+        """Do what `next` and `observe` have left for a time when a device is busy; asked for or not, it is done in time."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
@@ -42,6 +46,9 @@ class Fixed:
         return self.plan
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
+        pass
+
+    def catch_up(self) -> None:
         pass
 
 

@@ -4,6 +4,8 @@ A moving median is kept per kind of pass, width and octave of the context. What 
 between widths, on a line over the context. All costs share a pace: a machine that throttles, or is busy, slows all
 widths at once, also those that have not run since. It moves only when passes of several kinds agree, so that one wrong
 measurement moves nothing else.
+
+A measurement is noted when it is made, and taken in when a cost is asked for, or earlier, while a device is busy (`catch_up`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal, NamedTuple, get_args
 
 from .tree import verify_width
@@ -25,6 +26,7 @@ LEAST = 1e-6  # milliseconds: a coarse clock may say 0, and no pass is free
 FEW = 3  # measurements of which one that was disturbed is not the median
 SLOPES_FOR = 32  # measurements that a slope holds for: working it out takes longer than all else
 RECENT = 20  # measurements after which a kind has no say in the pace
+MOST_NOTED = 64  # measurements that wait to be taken in
 
 
 class Point(NamedTuple):
@@ -47,7 +49,21 @@ class _Octave:
     def take(self, context: int, ms: float) -> None:
         self.context = context
         self.ms.append(ms)
-        self.median = median(self.ms)
+        self.median = _median(self.ms)
+
+
+@dataclass(slots=True)
+class _Slowdown:
+    """How many times longer than usual the last passes of a kind took, and when that was, in measurements."""
+
+    at: int = 0
+    median: float = 0.0
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=SURE))
+
+    def take(self, at: int, times: float) -> None:
+        self.at = at
+        self.times.append(times)
+        self.median = _median(self.times)
 
 
 class Costs:
@@ -60,41 +76,60 @@ class Costs:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Pass, int], dict[int, _Octave]] = {}
-        # by kind: how many times longer than usual the last passes took, and when that was, in measurements
-        self._ratios: dict[Pass, deque[float]] = {}
-        self._last: dict[Pass, int] = {}
+        self._slowdowns: dict[Pass, _Slowdown] = {}
         self._n = 0
         self._taken = 0
         self._slopes: dict[tuple[Pass, int], float] = {}  # those that were asked for lately
-        self.pace = 1.0  # how many times longer than usual passes take now
+        self._pace = 1.0
+        self._noted: list[tuple[Pass, float, int, int]] = []
 
     def measured(self, kind: Pass, ms: float, width: int = 1, context: int = 0) -> None:
-        """Take in a measurement."""
-        ms = max(LEAST, ms)
-        if kind in ("plain", "verify", "draft"):
-            self._n += 1
-            usual = self._at_pace_one(kind, width, context)
-            if usual:
-                self._ratios.setdefault(kind, deque(maxlen=SURE)).append(ms / usual)
-                self._last[kind] = self._n
-                self.pace = self._common_pace()
-        self._take(Point(kind, width, context, ms / self.pace))
+        """Note a measurement."""
+        self._noted.append((kind, ms, width, context))
+        if len(self._noted) >= MOST_NOTED:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Take in what was noted."""
+        noted, self._noted = self._noted, []
+        for kind, ms, width, context in noted:
+            ms = max(LEAST, ms)
+            if kind in ("plain", "verify", "draft"):
+                self._n += 1
+                usual = self._at_pace_one(kind, width, context)
+                if usual:
+                    slowdown = self._slowdowns.get(kind)
+                    if slowdown is None:
+                        slowdown = self._slowdowns[kind] = _Slowdown()
+                    slowdown.take(self._n, ms / usual)
+                    self._pace = self._common_pace()
+            self._take(kind, width, context, ms / self._pace)
+
+    @property
+    def pace(self) -> float:
+        """How many times longer than usual passes take now."""
+        if self._noted:
+            self.catch_up()
+        return self._pace
 
     def _common_pace(self) -> float:
         """What the kinds of passes that ran lately have in common: the least of their slowdowns, or of their speedups."""
-        recent = [kind for kind, at in self._last.items() if self._n - at < RECENT]
-        found = [median(self._ratios[kind]) for kind in recent if len(self._ratios[kind]) == SURE]
+        since = self._n - RECENT
+        found = [s.median for s in self._slowdowns.values() if s.at > since and len(s.times) == SURE]
         if len(found) < 2:
-            return self.pace
+            return self._pace
         return max(min(found), 1.0) if min(found) > 1 else min(max(found), 1.0)
 
     def of(self, kind: Pass, width: int = 1, context: int = 0) -> float | None:
         """What a pass costs now; None where no context has been measured."""
+        if self._noted:
+            self.catch_up()
         usual = self._at_pace_one(kind, width, context)
-        return None if usual is None else usual * self.pace
+        return None if usual is None else usual * self._pace
 
     def is_sure(self, kind: Pass, width: int = 1, context: int = 0) -> bool:
         """Whether what `of` says rests on more than a measurement or two."""
+        self.catch_up()
         octaves = self._seen.get((kind, width))
         return octaves is not None and len(_nearest(octaves, context).ms) >= FEW
 
@@ -104,6 +139,7 @@ class Costs:
         A plain step is the narrowest verify pass. Wider passes bound narrower ones from above: a width that was measured while
         something else ran may not be shunned for ever.
         """
+        self.catch_up()
         widths = sorted(width for seen, width in self._seen if seen == kind)
         known = [(w, self.of(kind, w, context) or 0.0) for w in widths]
         if kind == "verify" and (plain := self.of("plain", 1, context)) is not None:
@@ -127,22 +163,28 @@ class Costs:
 
     def points(self) -> list[Point]:
         """All medians, as `learn` takes them."""
+        self.catch_up()
         return [
-            Point(kind, width, octave.context, octave.median * self.pace)
+            Point(kind, width, octave.context, octave.median * self._pace)
             for (kind, width), octaves in sorted(self._seen.items(), key=_in_order)
             for _, octave in sorted(octaves.items())
         ]
 
     def learn(self, points: Iterable[Point]) -> None:
         """Take in measurements of another time, as what is usual: they outweigh the first few of this time."""
-        for point in points:
+        self.catch_up()
+        for kind, width, context, ms in points:
             for _ in range(SURE + 1):
-                self._take(point)
+                self._take(kind, width, context, ms)
 
-    def _take(self, point: Point) -> None:
-        octaves = self._seen.setdefault((point.kind, point.width), {})
-        octave = octaves.setdefault(point.context.bit_length(), _Octave())
-        octave.take(point.context, point.ms)
+    def _take(self, kind: Pass, width: int, context: int, ms: float) -> None:
+        octaves = self._seen.get((kind, width))
+        if octaves is None:
+            octaves = self._seen[kind, width] = {}
+        octave = octaves.get(context.bit_length())
+        if octave is None:
+            octave = octaves[context.bit_length()] = _Octave()
+        octave.take(context, ms)
         self._taken += 1
         if len(octave.ms) == 1 or self._taken % SLOPES_FOR == 0:
             self._slopes.clear()
@@ -176,6 +218,13 @@ class Costs:
         i = min(max(bisect([w for w, _ in known], width), 1), len(known) - 1)
         (w0, rise0), (w1, rise1) = known[i - 1], known[i]
         return max(rise0 + (width - w0) / (w1 - w0) * (rise1 - rise0), 0.0)
+
+
+def _median(values: deque[float]) -> float:
+    """As `statistics.median`, which takes longer to check what it is given than to sort so few."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _rise(octaves: dict[int, _Octave]) -> float | None:

@@ -151,7 +151,20 @@ class Stepper:
                 self._give_up_drafting(run.sequence)
                 step = self._plain(run)
         run.sequence.statistics.took(step.tokens, step.n_draft, step.n_accepted)
+        if run.finish is None:
+            self._meanwhile(run)
+        else:
+            run.controller.catch_up()
         return step
+
+    def _meanwhile(self, run: Run) -> None:
+        """Have what was learned taken in beside the next pass."""
+
+        def catch_up() -> None:
+            run.controller.catch_up()
+            self.costs.catch_up()
+
+        self.passes.device.meanwhile(catch_up)
 
     def _give_up_drafting(self, sequence: Sequence) -> None:
         """The draft gave no numbers: say so once, and go on without it until the sequence is reset."""
@@ -175,6 +188,7 @@ class Stepper:
         watched = self._watch(run, tree.tokens)
         clock.lap("tree")
         graph = self.passes.verify(sequence, tree, watched)
+        self._meanwhile(run)
         found = self.passes.reduced(graph, watched) if watched else self.passes.choices(graph)
         clock.lap("verify")
         width = verify_width(tree.n_nodes)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +168,7 @@ class Device:
         self._count = ThreadCount(self.n_threads) if yielding and self.n_threads > 1 else None
         self._computed, self._waited = 0.0, waited()  # seconds, since the last judgement and before it
         self._ended = 0.0  # when the last graph had run
+        self._meanwhile: Callable[[], None] | None = None
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
         if self.backend == ffi.NULL:
             raise DeviceError(f"{info.name}: ggml could not open this device ({info.description})")
@@ -245,6 +247,13 @@ class Device:
             found.append(listed[len(found)])
         return found
 
+    def meanwhile(self, work: Callable[[], None]) -> None:
+        """Have `work` done when the next read waits for a GPU; now, where nothing is ever waited for. The last one counts."""
+        if self.is_gpu:
+            self._meanwhile = work
+        else:
+            work()
+
     def read(self, t, count: int | None = None, offset: int = 0) -> np.ndarray:
         """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""
         dtype = NUMPY_TYPES[t.type]
@@ -253,6 +262,9 @@ class Device:
 
     def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
         """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
+        if (work := self._meanwhile) is not None:
+            self._meanwhile = None
+            work()
         if out.nbytes:
             with self.lock:
                 pinned = self._pinned.array[: out.nbytes]
