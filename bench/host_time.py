@@ -105,14 +105,13 @@ class MadeUp:
         self.is_gpu = setting.machine is H100
         self._rows, self._right = [], []
         for place in range(n + 64):
-            rows, _ = text.at(place, depth)
-            at = np.arange(place + 1, place + 1 + depth)
-            words = self._words(at, setting.repeats)
+            of = place % PERIOD if setting.repeats else place
+            rows, _ = text.at(of, depth)
+            words = self._words(np.arange(place + 1, place + 1 + depth), setting.repeats)
             self._rows.append(((words[:, None] + rows.ids % RANKS) % self.n_vocab, rows.log_probs))
-            found, far = text.right(place, 1)[0], RANKS * 100
-            word = int(self._words(np.array([place + 1]), setting.repeats)[0])
-            # a word that no candidate has is the place's own too: a text that repeats itself repeats those as well
-            self._right.append((word + (RANKS if found == far else int(found))) % self.n_vocab)
+            right = int(text.right(of, 1)[0])
+            # a word that no candidate has is its place's own too
+            self._right.append(int(words[0] + (right if right < RANKS else RANKS)) % self.n_vocab)
         self.first = 0
 
     def _words(self, at: np.ndarray, repeats: bool) -> np.ndarray:

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.decode.text_index import BULK, ENOUGH, LONGEST, ORDERS, TextIndex
+from dflash_ggml.decode.text_index import ENOUGH, LONGEST, Continuations, TextIndex
+from reference import text_index as reference
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -30,11 +31,13 @@ def check(index: TextIndex, text: list[int], tail: list[int]) -> None:
     places = [place for place, _ in found]
     assert places == sorted(places, reverse=True)
     longest = max(every.values(), default=0)
-    if longest >= ORDERS[-1]:
+    if longest >= reference.ORDERS[-1]:
         assert found
-        order = next(order for order in ORDERS if longest >= order)
+        order = next(order for order in reference.ORDERS if longest >= order)
         newest = max(place for place, length in every.items() if length >= order)
-        if order == ORDERS[-1]:  # hops may end among other texts of the same hash, not in so short a one
+        if (
+            order == reference.ORDERS[-1]
+        ):  # hops may end among other texts of the same hash, not in so short a one
             assert newest == found[0][0]
 
 
@@ -51,14 +54,57 @@ def test_places_and_lengths_are_right_whatever_came_before(first, more, data):
         check(index, text, [3, 2, 1, 0])
 
 
-def test_a_loop_and_arrays_make_the_same_index():
+# ids of few kinds, whose places are many, and of 31 bits, where hashes meet
+IDS = st.one_of(st.integers(0, 2), st.integers(0, 40), st.integers(0, 2**31 - 1))
+
+
+@given(st.integers(0, 2**32), st.sampled_from([3, 40, 2**31]), st.data())
+def test_places_are_those_of_plain_python(seed, kinds, data):
+    rng = np.random.default_rng(seed)
+    index, plain = TextIndex(), reference.TextIndex()
+    for n in data.draw(st.lists(st.integers(0, 1500), min_size=1, max_size=4)):
+        part = rng.integers(0, kinds, n).tolist()
+        index.extend(part)
+        plain.extend(part)
+        keep = len(index) - int(rng.integers(0, n + 1)) if rng.random() < 0.5 else len(index)
+        index.cut(keep)
+        plain.cut(keep)
+        assert len(index) == len(plain.ids) and index.ids.tolist() == plain.ids.tolist()
+        for end in rng.integers(0, keep + 1, 20).tolist():
+            tail = [*plain.ids[max(end - LONGEST, 0) : end], *data.draw(st.lists(IDS, max_size=1))]
+            if tail:
+                assert index.find(tail) == plain.find(tail)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 400), st.integers(0, 200), st.integers(1, 40))
+def test_what_followed_is_that_of_plain_python(seed, n, n_past, depth):
+    rng = np.random.default_rng(seed)
+    kinds = int(rng.choice([2, 4, 30]))
+    indices, plain = (TextIndex(), TextIndex()), (reference.TextIndex(), reference.TextIndex())
+    for i, length in enumerate((n, n_past)):
+        part = rng.integers(0, kinds, length).tolist()
+        indices[i].extend(part)
+        plain[i].extend(part)
+    for most in (6, 3):
+        for pending in range(min(kinds, 4)):
+            found = Continuations(most, depth).of(*indices, pending)
+            windows, lengths = reference.continuations(*plain, pending, depth, most)
+            if found is None:
+                assert not windows
+                continue
+            followed, ends, matched = (part.tolist() for part in found)
+            assert [row[:end] for row, end in zip(followed, ends, strict=True)] == windows
+            assert matched == lengths and len(windows) <= most
+
+
+def test_a_text_that_grows_in_one_piece_or_in_many_is_the_same():
     rng = np.random.default_rng(0)
-    text = rng.integers(0, 30, 4 * BULK).tolist()
+    text = rng.integers(0, 30, 3000).tolist()
     whole, single = TextIndex(), TextIndex()
     whole.extend(text)
     for token in text:
         single.extend([token])
-    for end in range(2, len(text)):
+    for end in range(2, len(text), 7):
         assert whole.find(text[max(end - LONGEST, 0) : end]) == single.find(text[max(end - LONGEST, 0) : end])
 
 
@@ -76,10 +122,17 @@ def test_cutting_back_leaves_what_there_was():
     assert len(other) == 0 and not any(other.find(tail) for tail in tails)
 
 
+def test_memory_stays_bounded_at_every_length():
+    index = TextIndex()
+    for _ in range(300):
+        index.extend([1, 2, 3, 4, 5, 6, 7] * 13)
+        assert index.nbytes <= 29 * len(index) + (1 << 14)
+
+
 def test_memory_is_bounded_and_few_places_are_looked_at():
     index = TextIndex()
     index.extend([5] * 50_000)
-    assert index.nbytes <= 28 * 50_000 + (1 << 14)
+    assert index.nbytes <= 29 * 50_000 + (1 << 14)
     found = index.find([5] * LONGEST)
     assert sum(length for _, length in found) <= ENOUGH + LONGEST
     assert index.shared([5] * 10) == 10 and index.shared([5, 5, 6]) == 2 and index.shared([]) == 0

@@ -1,161 +1,114 @@
 """Where the end of a text has stood before.
 
 Hash chains over the last 6 and the last 2 tokens, as Lempel-Ziv coders keep them: the newest place of each hash, and for each
-place the one before it. A suffix automaton, which knows all lengths at once, was the other design: it takes some hundred bytes a
-token in Python and does not forget its end cheaply; here a token takes at most 28 bytes, and a text is cut back by undoing.
+place the one before it. A suffix automaton, which knows all lengths at once, was the other design: it takes some hundred bytes
+a token and does not forget its end cheaply; here a token takes at most 29 bytes, and a text is cut back by undoing. The loops
+are in `native/text_index.c`; the arrays are here.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from struct import Struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST = 48  # tokens of a match that are looked at
-HOPS = 6  # places of one hash that are looked at, newest first
-ENOUGH = 64  # tokens matched in sum after which no more places are looked at
-ORDERS = (6, 2)  # tokens hashed; the shorter ones are asked where the longer ones find nothing
-BULK = 96  # tokens, or an eighth of the text, from which on arrays are faster than a loop
-_MOST = ORDERS[0]
-# The last tokens side by side are one number, the newest on top, and a hash is what a prime leaves of its top: the next
-# number comes of the last by a shift, where a sum of products begins anew.
-_BITS = 32  # of a token
-_TOP = _BITS * (_MOST - 1)  # below the newest
-_PRIME = 1500450271
-_TAIL = Struct(f"<{_MOST}i")
+from .native import ffi, lib
 
+LONGEST: int = lib.TEXT_LONGEST  # tokens of a match that are looked at
+ENOUGH: int = lib.TEXT_ENOUGH  # tokens matched in sum after which no more places are looked at
+_HOPS: int = lib.TEXT_HOPS
+_LEAST = 1 << 10  # slots of a table
+_RESERVE = 64  # a text has room to grow by one in so many
 
-class _Chains:
-    """The places of one order: `before[p]` is the place before p with the hash of the tokens that end there, 0 for none."""
-
-    def __init__(self, order: int, size: int) -> None:
-        self.order, self.beneath = order, _BITS * (_MOST - order)
-        self.newest, self.before = array("i", bytes(4 * size)), array("i", [0])
-
-    def slot(self, tail: int) -> int:
-        """The place in `newest` of the tokens on top of `tail`."""
-        return (tail >> self.beneath) % _PRIME & (len(self.newest) - 1)
-
-    def add(self, tails: Sequence[int], end: int) -> None:
-        """Take in tokens behind a text of `end`, no fewer than ORDERS[0], as the last tokens up to each."""
-        newest, before, beneath, mask = self.newest, self.before, self.beneath, len(self.newest) - 1
-        for tail in tails:
-            end += 1
-            slot = (tail >> beneath) % _PRIME & mask
-            before.append(newest[slot])
-            newest[slot] = end
-
-    def drop(self, tail: int, end: int) -> None:
-        """Undo `add` for the last token of a text of `end`."""
-        before = self.before.pop()
-        if end >= self.order:
-            self.newest[self.slot(tail)] = before
-
-    def rebuild(self, ids: NDArray[np.int64], size: int) -> None:
-        """Take in all of ids anew, in a table of `size` slots, a power of two."""
-        newest, before = np.zeros(size, np.int32), np.zeros(len(ids) + 1, np.int32)
-        n = len(ids) - self.order + 1
-        if n > 0:
-            keys = np.zeros(n, np.int64)
-            for i in range(self.order):
-                keys += ids[i : i + n] * pow(2, _BITS * i, _PRIME)
-            slots = (keys % _PRIME & (size - 1)).astype(np.int32)
-            order = np.argsort(slots, kind="stable")
-            ends, slots = order.astype(np.int32) + self.order, slots[order]
-            same = slots[1:] == slots[:-1]
-            before[ends[1:][same]] = ends[:-1][same]
-            last = np.append(~same, True)
-            newest[slots[last]] = ends[last]
-        self.newest, self.before = array("i", newest.tobytes()), array("i", before.tobytes())
+# int32 [places, depth], the tokens there are of each, at least 1, and the tokens matched before it
+Windows = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 
 class TextIndex:
-    """A text that grows, and is cut back now and then. A place p stands before token p."""
+    """A text that grows, and is cut back now and then. A place p stands before token p. native: for the functions in C."""
 
     def __init__(self) -> None:
-        self.ids: array[int] = array("i")
-        self._size = 1 << 10
-        self._chains = tuple(_Chains(order, self._size) for order in ORDERS)
+        self.native: Any = ffi.new("struct text_index *")
+        self._ids = self._before = np.zeros(0, np.int32)
+        self._newest = np.zeros(0, np.int32)
+        self._make_room(0)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.native.n
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """The text; the array is of use until it changes."""
+        return self._ids[: self.native.n]
 
     @property
     def nbytes(self) -> int:
-        """Host bytes: 12 a token, and 8 a slot, of which there are at most two a token."""
-        return 4 * (len(self.ids) + sum(len(c.newest) + len(c.before) for c in self._chains))
+        """Host bytes: 12 a token, with the reserve, and 8 a slot, of which there are at most two a token."""
+        return self._ids.nbytes + self._before.nbytes + self._newest.nbytes
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Put tokens behind the text; ids below 2**29, for sums of hashes in 64 bits."""
-        own, end = self.ids, len(self.ids)
-        own.extend(ids)
-        if len(ids) > max(BULK, end // 8) or len(own) > self._size or end < _MOST:
-            self._rebuild()
-            return
-        tail, tails = _packed(own[end - _MOST : end]), []
-        for token in ids:
-            tail = tail >> _BITS | token << _TOP
-            tails.append(tail)
-        for chain in self._chains:
-            chain.add(tails, end)
+        """Put tokens behind the text. Raises OverflowError for ids that are not int32."""
+        new = ffi.new("int32_t[]", ids if isinstance(ids, (list, tuple)) else list(ids))
+        if lib.text_index_extend(self.native, new, len(new)):
+            self._make_room(self.native.n + len(new))
+            lib.text_index_extend(self.native, new, len(new))
 
     def cut(self, n: int) -> None:
         """Keep the first n tokens."""
-        if len(self.ids) - n > max(BULK, n // 8):
-            del self.ids[n:]
-            self._rebuild()
-            return
-        while (end := len(self.ids)) > n:
-            tail = _packed(self.ids[-_MOST:])
-            for chain in self._chains:
-                chain.drop(tail, end)
-            self.ids.pop()
-
-    def _rebuild(self) -> None:
-        while self._size < len(self.ids):
-            self._size *= 2
-        ids = np.array(self.ids, np.int64)
-        for chain in self._chains:
-            chain.rebuild(ids, self._size)
+        lib.text_index_cut(self.native, n)
 
     def shared(self, ids: Sequence[int]) -> int:
         """How many leading tokens equal those of ids."""
-        n = min(len(ids), len(self.ids))
-        differ = np.flatnonzero(np.asarray(ids[:n], np.int32) != np.frombuffer(self.ids, np.int32, n))
+        n = min(len(ids), len(self))
+        differ = np.flatnonzero(np.asarray(ids[:n], np.int32) != self._ids[:n])
         return int(differ[0]) if len(differ) else n
 
-    def find(self, tail: list[int]) -> list[tuple[int, int]]:
+    def find(self, tail: Sequence[int]) -> list[tuple[int, int]]:
         """(place, length) where the last `length` tokens of `tail` stood before, at least 2, at most LONGEST; newest first."""
-        ids, have, matched = self.ids, len(tail), 0
-        found: list[tuple[int, int]] = []
-        short, last = self._chains[-1], _packed(tail[-_MOST:])
-        if have < short.order or not short.newest[short.slot(last)]:
-            return found  # a longer match would be one of the shortest length too
-        for chain in self._chains:
-            order = chain.order
-            if have < order:
-                continue
-            place, end = chain.newest[chain.slot(last)], tail[-1]
-            before, hops = chain.before, HOPS
-            while place and hops and matched < ENOUGH:
-                hops -= 1
-                if ids[place - 1] == end:
-                    length, most = 1, min(have, place, LONGEST)
-                    while length < most and ids[place - 1 - length] == tail[-1 - length]:
-                        length += 1
-                    if length >= order:
-                        found.append((place, length))
-                        matched += length
-                place = before[place]
-            if found:
-                break
-        return found
+        places, lengths = ffi.new("int32_t[]", _HOPS), ffi.new("int32_t[]", _HOPS)
+        n = lib.text_index_find(self.native, ffi.new("int32_t[]", list(tail)), len(tail), places, lengths)
+        return [(places[i], lengths[i]) for i in range(n)]
+
+    def _make_room(self, n: int) -> None:
+        """Have room for n tokens; where the tables are too small for them, the text is taken in anew."""
+        index, text, capacity = self.native, self.ids, n + n // _RESERVE + 64
+        slots = max(_LEAST, 1 << (n - 1).bit_length() if n else 0, len(self._newest) // 2)
+        grows = slots > index.slots
+        before = np.zeros((2, capacity + 1), np.int32)
+        if grows:
+            self._newest = np.zeros(2 * slots, np.int32)
+        else:
+            before[:, : len(text) + 1] = self._before.reshape(2, -1)[:, : len(text) + 1]
+        self._ids, self._before = np.zeros(capacity, np.int32), before.reshape(-1)
+        self._ids[: len(text)] = text
+        index.capacity, index.slots = capacity, slots
+        index.ids = _pointer(self._ids)
+        for order in range(2):
+            index.before[order] = _pointer(before[order])
+            index.newest[order] = _pointer(self._newest[order * slots :])
+        if grows:
+            index.n = 0
+            lib.text_index_extend(index, _pointer(text), len(text))
 
 
-def _packed(tokens: Sequence[int]) -> int:
-    """Tokens, no more than ORDERS[0], as one number, the last on top; zeros stand for those that lack."""
-    missing = [0] * (_MOST - len(tokens))
-    return int.from_bytes(_TAIL.pack(*missing, *tokens), "little")
+class Continuations:
+    """What followed where the end of a text stood before."""
+
+    def __init__(self, most: int, depth: int) -> None:
+        """`most`: places that are followed, of those with the longest matches; `depth`: tokens behind each."""
+        self._most, self._depth = min(most, 2 * _HOPS), depth
+        self._windows = np.zeros((self._most, depth), np.int32)
+        self._ends, self._matched = np.zeros(self._most, np.int32), np.zeros(self._most, np.int32)
+        self._into = tuple(_pointer(array) for array in (self._windows, self._ends, self._matched))
+
+    def of(self, text: TextIndex, past: TextIndex, pending: int) -> Windows | None:
+        """What stood behind the end of `text` and the token `pending`, in it or in `past`; None if that end stood nowhere."""
+        n = lib.text_continuations(text.native, past.native, pending, self._depth, self._most, *self._into)
+        return (self._windows[:n].copy(), self._ends[:n].copy(), self._matched[:n].copy()) if n else None
+
+
+def _pointer(array: NDArray[np.int32]) -> Any:
+    """To an array that is kept for as long as the pointer is used."""
+    return ffi.cast("int32_t *", array.ctypes.data)

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 
 from ..decode.copied import Copied, CopyRates
 from ..decode.sequence import Sequence
-from ..decode.text_index import LONGEST, TextIndex
+from ..decode.text_index import Continuations, TextIndex
 
 NAME = "suffix"
 MOST_PLACES = 6  # that a look-up follows
@@ -31,11 +31,12 @@ class Copies:
         self._rates: CopyRates = CopyRates() if others is None else others._rates  # of all texts
         self.rates = CopyRates(self._rates)
         self._written: list[tuple[int, int]] = []  # where outputs lie in the text
+        self._continuations = Continuations(MOST_PLACES, depth)
         self._found: tuple[int, int | None, Copied | None] = (-1, None, None)
 
     @property
     def nbytes(self) -> int:
-        """Host bytes, at most 28 a token of the text and of `past_tokens`."""
+        """Host bytes, at most 29 a token of the text and of `past_tokens`."""
         return self.text.nbytes + self.past.nbytes
 
     def forget(self) -> None:
@@ -88,28 +89,9 @@ class Copies:
         if len(text) < n:
             text.extend(tokens[len(text) :])
             self._written[-1] = (self._written[-1][0], n)
-        tail = tokens[max(n - LONGEST + 1, 0) :]
-        tail.append(pending)
-        windows, lengths = [], []
-        places = [(length, place, text) for place, length in text.find(tail)]
-        if len(self.past):
-            places += [(length, place, self.past) for place, length in self.past.find(tail)]
-            if len(places) > MOST_PLACES:
-                places = sorted(places, key=_length, reverse=True)[:MOST_PLACES]
-        depth = self.depth
-        for length, place, where in places:
-            window = where.ids[place : place + depth].tolist()
-            if len(window) < depth and where is text:
-                window.append(pending)
-                period = len(window)  # a copy that reaches its own beginning goes on with itself
-                window = (window * (depth // period + 1))[:depth]
-            if window:
-                windows.append(window)
-                lengths.append(length)
-        found = Copied(windows, lengths, depth) if windows else None
+        found = None
+        if (followed := self._continuations.of(text, self.past, pending)) is not None:
+            windows, ends, matched = (part.tolist() for part in followed)
+            found = Copied([window[:end] for window, end in zip(windows, ends)], matched, self.depth)
         self._found = (n, pending, found)
         return found
-
-
-def _length(place: tuple[int, int, TextIndex]) -> int:
-    return place[0]

@@ -12,7 +12,7 @@ import cffi
 
 MODULE = "dflash_ggml.decode.native._native"
 FOLDER = Path(__file__).resolve().parent
-HEADERS = ("trees.h",)  # those that others build on first
+HEADERS = ("trees.h", "text_index.h")  # those that others build on first
 
 
 def make_ffi() -> cffi.FFI:
