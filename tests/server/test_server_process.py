@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,29 @@ def test_sigterm_cancels_a_long_answer() -> None:
         assert process.wait(60) == 0
 
 
+def test_ctrl_c_while_draining_ends_what_runs() -> None:
+    with started("--drain", "60", "-c", "4096") as (process, port):
+        response = post(port, {**LONG, "max_tokens": 3900, "ignore_eos": True})
+        assert response.readline().startswith(b"data: ")
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionRefusedError):  # it has been heard
+            while True:
+                socket.create_connection(("127.0.0.1", port)).close()
+        process.send_signal(signal.SIGINT)
+        assert "shutting down" in response.read().decode()
+        assert process.wait(60) == 0 and process.stderr is not None and process.stderr.read() == ""
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        # a file that no loading survives: the port is looked at first
+        command = [*COMMAND, "--port", str(port), "-m", __file__, "--mode", "plain"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"--port: {port} of 127.0.0.1 is taken by another program" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -77,6 +101,8 @@ def test_sigterm_cancels_a_long_answer() -> None:
         (["--queue", "0"], 2, "--queue"),
         (["--queue", "4", "--queue-per-client", "5"], 2, "--queue-per-client: 5 is outside 1..4"),
         (["--port", "99999"], 2, "--port: 99999 is outside 0..65535"),
+        (["--host", "nowhere.invalid", "--api-key", "k"], 2, "is the name of no machine"),
+        (["--host", "192.0.2.1", "--api-key", "k"], 2, "is no address of this machine"),
         (["--temp", "nan"], 2, "--temp"),
         (["-hf", "no-slash"], 2, "user/repo"),
         (["-md", "/nonexistent"], 2, "-md"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ try:
     from .dialect import Settings
     from .engine_side import EngineSide, Progress
     from .limits import Limits
+    from .listening import listen
     from .opening import Opener
     from .supervisor import Supervised
 except ImportError as error:  # the server extra is optional
@@ -181,19 +183,31 @@ def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; at SIGTERM or SIGINT the worker takes no more requests and gets `drain_seconds`."""
+    """uvicorn's server; at SIGTERM or SIGINT the worker takes no more requests and gets `drain_seconds`.
+
+    A Ctrl-C after that ends the running answers at their next step, with an error; one more ends the process.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self._is_urged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        worker = self._service.worker
-        worker.drain()
-        timer = threading.Timer(self._service.drain_seconds, worker.cancel_running)
+        if not self.should_exit:
+            self._service.worker.drain()
+            self._cancel_after(self._service.drain_seconds)
+            super().handle_exit(sig, frame)
+        elif sig == signal.SIGINT:
+            if self._is_urged:
+                os._exit(130)  # uvicorn's way to end at once is a traceback for each client
+            self._is_urged = True
+            self._cancel_after(0)
+
+    def _cancel_after(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._service.worker.cancel_running)
         timer.daemon = True
         timer.start()
-        super().handle_exit(sig, frame)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -225,6 +239,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--cache-disk-mb: {args.cache_disk_mb} is below 1")
     if args.cache_disk is not None and args.cache_mb < 1:
         raise ConfigError("--cache-disk: needs cached prefixes; give --cache-mb")
+    sockets = listen(args.host, args.port)
     opener = Opener(
         config,
         args.cache_mb << 20,
@@ -277,7 +292,7 @@ def run(args: argparse.Namespace) -> int:
     # other threads' Python gives way to the event loop this soon
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.Thread(target=_announce, args=(server, service), daemon=True).start()
-    server.run()
+    server.run(sockets)
     failure = service.worker.failure
     return 2 if isinstance(failure, ConfigError) else 0 if failure is None else 1
 
