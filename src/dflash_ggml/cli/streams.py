@@ -32,5 +32,5 @@ def end_output(command: str, error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
-    print(f"{command}: {error}", file=sys.stderr)
+    print(f"{command}: can't write to standard output: {error.strerror or error}", file=sys.stderr)
     return 1
