@@ -230,7 +230,7 @@ def test_any_tool_is_a_call_of_one_of_them(client: Any, runner: ScriptedRunner) 
         ({"messages": []}, "messages"),
         ({"tools": [{"name": "f"}]}, r"tools\[0\].input_schema"),
         ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [TOOL]}, "tool_choice.name"),
-        ({"stop_sequences": [""]}, r"stop_sequences\[0\]"),
+        ({"stop_sequences": ["x" * 300]}, r"stop_sequences\[0\]"),
         ({"top_p": 2}, "top_p"),
     ],
 )

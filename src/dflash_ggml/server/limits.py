@@ -32,7 +32,7 @@ class Limits:
     tokens: int = 65_536
     messages: int = 4096
     tools: int = 256
-    stops: int = 16
+    stops: int = 64
     stop_chars: int = 256
     send_seconds: float = 60.0
 
@@ -134,13 +134,11 @@ def check_count(items: Sequence[Any], most: int, param: str) -> None:
 
 
 def check_stops(stops: Sequence[str], limits: Limits, param: str = "stop") -> tuple[str, ...]:
-    """Validate stop strings: their number, their length, and that none is empty."""
+    """Validate the number of stop strings and their length; empty ones stop nothing and are left out."""
     check_count(stops, limits.stops, param)
     for i, stop in enumerate(stops):
-        if not stop:
-            raise bad_request("a stop string must not be empty", f"{param}[{i}]")
         if len(stop) > limits.stop_chars:
             raise bad_request(
                 f"a stop string may have at most {limits.stop_chars} characters", f"{param}[{i}]"
             )
-    return tuple(stops)
+    return tuple(stop for stop in stops if stop)

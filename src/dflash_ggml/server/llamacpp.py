@@ -148,7 +148,7 @@ def _options(body: LlamaBody, settings: Settings, tokenizer: Vocabulary) -> dict
     return {
         "sampling": replace(sampling, logit_bias=bias),
         "max_tokens": None if limit < 0 else limit,
-        "stop": check_stops([s for s in stops if s], settings.limits),
+        "stop": check_stops(stops, settings.limits),
         "grammar": grammar or response_format_spec(response_format),
         "logprobs": body.n_probs or None,
         "return_tokens": True,

@@ -160,7 +160,7 @@ def _options(body: OllamaBody, settings: Settings, notes: Notes) -> dict[str, An
     return {
         "sampling": options.sampling(settings.sampling),
         "max_tokens": None if limit is None or limit < 0 else limit,
-        "stop": check_stops([s for s in stops if s], settings.limits, "options.stop"),
+        "stop": check_stops(stops, settings.limits, "options.stop"),
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
         **options.endings(),
     }
