@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import os
 import sys
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.arguments import Parser, add_model_options, engine_config
+from ..cli.command import run_command
 from ..cli.interrupt import Interrupt
 from ..cli.report import Meter
-from ..cli.streams import can_write, end_output
 from ..config import EngineConfig
 from ..drafts.beside import draft_beside
 from ..engine.engine import Engine
-from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
+from ..errors import ConfigError, DflashError
 from ..files.hub import Hub
 from ..files.pairs import EMBEDDED_TARGET
 from .costs import costs_report
@@ -227,7 +226,7 @@ def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Se
             )  # names of files are any bytes
             say(f"{file} written")
         except OSError as e:  # the others are still worth writing
-            error = OSError(f"can't write {file}: {e.strerror}")
+            error = DflashError(f"can't write {file}: {e.strerror}")
     if error is not None:
         raise error
 
@@ -335,27 +334,7 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
-    if not can_write("dflash-bench"):
-        return 1
-    args = build_parser().parse_args(argv)
-    logging.basicConfig(
-        format="dflash-bench: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
-    )
-    try:
-        return run(args)
-    except (ConfigError, ModelFileError, ContextOverflowError) as error:
-        say(str(error))
-        return 2
-    except DflashError as error:
-        say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError as error:
-        return end_output("dflash-bench", error)
-    except OSError as error:
-        say(str(error))
-        return 1
+    return run_command("dflash-bench", build_parser, run, argv)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ..engine.engine import Engine
-from ..errors import ConfigError, DflashError, ModelFileError
+from ..errors import ConfigError
 from ..session.session import Session
 from .arguments import (
     Parser,
@@ -27,11 +26,11 @@ from .arguments import (
     thinking_choice,
     warn_of_threads,
 )
+from .command import run_command
 from .interrupt import leave
 from .repl import Conversation, Quit, Save, read_save
 from .report import Meter
 from .sampling_options import add_sampling_options, check_biases, sampling_params
-from .streams import can_write, end_output
 from .terminal import HISTORY, Keyboard, line_history
 
 FENCE = '"""'
@@ -140,8 +139,8 @@ def _saved(name: str) -> Save:
         raise ConfigError(f"--load: {name}: {error.strerror}") from None
 
 
-def run(args: argparse.Namespace) -> None:
-    """Load the model and talk."""
+def run(args: argparse.Namespace) -> int:
+    """Load the model and talk; returns the exit code."""
     if args.predict is not None and args.predict < 1:
         raise ConfigError(f"-n: {args.predict} is below 1")
     sampling_params(args)  # a bad value is told of before anything is loaded
@@ -188,29 +187,12 @@ def run(args: argparse.Namespace) -> None:
         history = None if args.no_history else args.history.expanduser()
         with line_history(history, conversation.note):
             talk(conversation, read_line, keyboard)
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
-    if not can_write("dflash-chat"):
-        return 1
-    args = build_parser().parse_args(argv)
-    logging.basicConfig(
-        format="dflash-chat: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
-    )
-    try:
-        run(args)
-    except (ConfigError, ModelFileError) as error:
-        print(f"dflash-chat: {error}", file=sys.stderr)
-        return 2
-    except DflashError as error:
-        print(f"dflash-chat: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        return end_output("dflash-chat", error)
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_command("dflash-chat", build_parser, run, argv)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import secrets
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 from ..decode.sampling_params import SamplingParams
 from ..engine.engine import Engine
-from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
+from ..errors import ConfigError, ContextOverflowError
 from ..session.events import Event, Finish, Progress, ReasoningDelta, TextDelta, Usage
 from ..session.hooks import Hooks
 from ..session.prompts import Prepared
@@ -30,10 +29,10 @@ from .arguments import (
     thinking_choice,
     warn_of_threads,
 )
+from .command import run_command
 from .interrupt import Interrupt
 from .report import Meter, Report, Steps, sizes
 from .sampling_options import add_sampling_options, check_biases, sampling_params
-from .streams import can_write, end_output
 from .versus import decode_plainly, versus_line
 from .writer import Writer
 
@@ -253,24 +252,7 @@ def write_out(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad option or file, 130 interrupted."""
-    if not can_write("dflash-run"):
-        return 1
-    args = build_parser().parse_args(argv)
-    logging.basicConfig(
-        format="dflash-run: %(message)s", level=logging.INFO if args.verbose else logging.WARNING
-    )
-    try:
-        return run(args)
-    except (ConfigError, ModelFileError, ContextOverflowError) as e:
-        print(f"dflash-run: {e}", file=sys.stderr)
-        return 2
-    except DflashError as e:
-        print(f"dflash-run: {e}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except OSError as e:
-        return end_output("dflash-run", e)
+    return run_command("dflash-run", build_parser, run, argv)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,15 @@ def can_write(command: str) -> bool:
 
 
 def end_output(command: str, error: OSError) -> int:
-    """The exit code when standard output broke: 0 where its reader has seen enough, else 1 and a line about it."""
+    """The exit code when standard output, or a file that the error names, broke.
+
+    0 where the reader of the output has seen enough, else 1 and a line about it.
+    """
     with contextlib.suppress(ValueError):  # no file behind it
         # keep the interpreter from complaining again when it flushes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
-    print(f"{command}: can't write to standard output: {error.strerror or error}", file=sys.stderr)
+    what = error.filename or "standard output"
+    print(f"{command}: {what}: {error.strerror or error}", file=sys.stderr)
     return 1
