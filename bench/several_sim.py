@@ -82,7 +82,7 @@ def heap(columns: int) -> Callable[[Together, list[Tree], list[Plan]], list[Tree
     def share(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
         together.share(trees)
         known = [member.adaptive.calibration for member in together.members if member.adaptive]
-        gains = [calibration.path_probabilities(tree)[1:] for calibration, tree in zip(known, trees)]
+        gains = [calibration.path_probabilities(tree)[1:].tolist() for calibration, tree in zip(known, trees)]
         counts = [0] * len(trees)
         for i, _ in best_first(gains, columns - len(trees)):
             counts[i] += 1

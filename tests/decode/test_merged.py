@@ -108,7 +108,7 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, bu
 def test_what_copies_alone_are_worth_is_what_growing_them_gives(seed, places, budget):
     copied, rates = copies_of(np.random.default_rng(seed), places, 6), CopyRates()
     tree = Merged(None, copied, rates).grow(7, budget)
-    gains = copied.gains(rates.of, budget)
+    gains = copied.gains(rates, budget)
     assert gains == pytest.approx(np.cumsum(np.exp(tree.log_probs)).tolist(), abs=1e-3)
 
 

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.tree import Tree, expand
-from reference.trees import grown_of_rows
+from dflash_ggml.decode.candidates import Candidates, Children, Rows
+from dflash_ggml.decode.copied import Copied, CopyRates
+from dflash_ggml.decode.merged import Merged
+from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
+from reference import copying, merging
+from reference.trees import Pairs, grown, grown_of_rows, spine_of
+from reference.trees import observers as observers_in_python
+
+seeds = st.integers(0, 2**32)
+
+
+class Asked:
+    """Rows that C does not know as such."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.root, self.expand = rows.root, rows.expand
+
+
+class Possible(Asked):
+    """The same without what has no probability."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows)
+        self.rows, self.expand = rows, self.possible
+
+    def possible(self, cursor: tuple[int, int]) -> Children:
+        tokens, log_probs, below = self.rows.expand(cursor)
+        n = sum(score > -np.inf for score in log_probs)
+        return tokens[:n], log_probs[:n], below[:n]
 
 
 def rows_of(rng: np.random.Generator, depths: int, ranks: int) -> Rows:
@@ -21,28 +48,189 @@ def rows_of(rng: np.random.Generator, depths: int, ranks: int) -> Rows:
     return Rows(ids.astype(np.int32), -np.sort(-scores.astype(np.float32), axis=1))
 
 
+def paired(rng: np.random.Generator, depths: int, ranks: int) -> Rows:
+    rows = rows_of(rng, depths, ranks)
+    pairs = rng.normal(size=(depths, ranks, ranks))
+    pairs[rng.random(pairs.shape) < rng.choice([0.0, 0.3])] = -np.inf
+    return Rows(rows.ids, rows.log_probs, pairs)
+
+
+def places_of(rng: np.random.Generator, places: int, depth: int) -> tuple[list[list[int]], list[int], int]:
+    """Windows of places, some of which agree for a while, and the lengths of their matches."""
+    windows = [rng.integers(0, 12, rng.integers(1, depth + 3)).tolist() for _ in range(places)]
+    for window in windows[1:]:
+        if rng.random() < 0.6:
+            agreed = int(rng.integers(1, depth + 1))
+            window[:agreed] = windows[0][: len(window)][:agreed]
+    return windows, rng.integers(2, 49, places).tolist(), depth
+
+
+def rates_of(rng: np.random.Generator) -> tuple[CopyRates, copying.CopyRates]:
+    """Rates with a history, in C and in Python."""
+    first, second = CopyRates(), copying.CopyRates()
+    both = (CopyRates(first), copying.CopyRates(second)) if rng.random() < 0.7 else (first, second)
+    for _ in range(rng.integers(0, 6)):
+        samples = [(int(cell), bool(rng.random() < 0.6)) for cell in rng.integers(0, 210, rng.integers(0, 9))]
+        for rates in both:
+            rates.learn(samples)
+    for _ in range(rng.integers(0, 4)):
+        said, is_right = float(rng.random()), bool(rng.random() < 0.3)
+        copying.CopyRates.learn_trust(both[1], said, is_right)
+        first.native.draft_said = second._draft_said
+        first.native.draft_right = second._draft_right
+    return both
+
+
 def assert_equal(a: Tree, b: Tree) -> None:
-    for name in ("tokens", "parents", "depths", "log_probs"):
+    names = ["tokens", "parents", "depths", "log_probs"]
+    if b.sources is not None:
+        names.append("sources")
+    for name in names:
         x, y = getattr(a, name), getattr(b, name)
         assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), name
 
 
-seeds = st.integers(0, 2**32)
-
-
 @given(seeds, st.integers(0, 9), st.integers(1, 9), st.integers(0, 90), st.booleans(), st.floats(-20, 0))
 def test_plain_rows(seed: int, depths: int, ranks: int, budget: int, chain_seed: bool, least: float) -> None:
-    rng = np.random.default_rng(seed)
-    rows = rows_of(rng, depths, ranks)
+    rows = rows_of(np.random.default_rng(seed), depths, ranks)
     lists = rows.ids.tolist(), rows.log_probs.tolist()
     for most_cost in (np.inf, -least):
         expected = grown_of_rows(7, *lists, budget, chain_seed, most_cost)
-        assert_equal(expand(7, rows, budget, chain_seed, -most_cost), expected)
+        for candidates in (rows, Asked(rows)):
+            assert_equal(expand(7, candidates, budget, chain_seed, -most_cost), expected)
+            assert_equal(grown(7, candidates, budget, chain_seed, -most_cost), expected)
+
+
+@given(seeds, st.integers(1, 6), st.integers(1, 9), st.integers(0, 60), st.booleans(), st.floats(-20, 0))
+def test_rows_with_pairs(
+    seed: int, depths: int, ranks: int, budget: int, chain_seed: bool, least: float
+) -> None:
+    """Bit for bit as the same rows walked from Python; beside numpy's exponentials, which differ in the last place from libm's,
+    the same probabilities."""
+    rows = paired(np.random.default_rng(seed), depths, ranks)
+    for low in (-np.inf, least):
+        tree = expand(7, rows, budget, chain_seed, low)
+        assert_equal(tree, grown(7, rows, budget, chain_seed, low))
+        assert_equal(tree, expand(7, Asked(rows), budget, chain_seed, low))
+    by_numpy = grown(7, Pairs(rows), budget, chain_seed)
+    tree = expand(7, rows, budget, chain_seed)
+    np.testing.assert_allclose(tree.log_probs, by_numpy.log_probs, atol=1e-5)
+
+
+@given(seeds, st.integers(0, 6), st.integers(1, 6), st.integers(0, 9))
+def test_chains(seed: int, depths: int, ranks: int, length: int) -> None:
+    rng = np.random.default_rng(seed)
+    for rows in (rows_of(rng, depths, ranks), paired(rng, depths, ranks)):
+        possible = Rows(rows.ids, np.maximum(rows.log_probs, -50), rows.pairs)
+        for candidates in (possible, Asked(possible)):
+            assert_equal(spine(7, candidates, length), spine_of(7, candidates, length))
+
+
+def test_a_chain_ends_where_nothing_is_possible() -> None:
+    rows = Rows([[1, 2], [3, 4]], [[-1, -2], [-np.inf, -np.inf]])
+    assert spine(0, rows, 5).tokens.tolist() == spine(0, Asked(rows), 5).tokens.tolist() == [0, 1]
 
 
 def test_rows_that_are_views_of_a_wider_block() -> None:
     rows = rows_of(np.random.default_rng(1), 6, 9)
-    part = Rows(rows.ids[::2, :5], rows.log_probs[::2, :5])
-    copied = Rows(part.ids.copy(), part.log_probs.astype(np.float64))
-    assert not part.ids.flags.c_contiguous
-    assert_equal(expand(7, part, 30), expand(7, copied, 30))
+    ids, log_probs = rows.ids[::2, :5], rows.log_probs[::2, :5]
+    copied = Rows(ids.copy(), log_probs.astype(np.float64))
+    assert not ids.flags.c_contiguous
+    assert_equal(expand(7, Rows(ids, log_probs), 30), expand(7, copied, 30))
+
+
+@given(
+    seeds,
+    st.sampled_from(["none", "plain", "pairs", "asked"]),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(0, 60),
+    st.sampled_from(["best", "seeded", "spine"]),
+)
+def test_merged_trees(seed: int, kind: str, depths: int, places: int, budget: int, order: str) -> None:
+    rng = np.random.default_rng(seed)
+    drafts: dict[str, Candidates | None] = {"none": None, "plain": rows_of(rng, depths, 5)}
+    drafts["pairs"] = paired(rng, depths, 5)
+    drafts["asked"] = Possible(drafts["plain"])  # type: ignore[arg-type]
+    draft = drafts[kind]
+    windows = places_of(rng, places, int(rng.integers(1, 20)))
+    rates, rates_in_python = rates_of(rng)
+    merged = Merged(draft, Copied(*windows), rates)
+    expected_of = merging.Merged(draft, copying.Copied(*windows), rates_in_python)
+    if order == "spine":
+        tree, expected = merged.spine(7, budget), expected_of.spine(7, budget)
+    else:
+        tree = merged.grow(7, budget, order == "seeded")
+        expected = expected_of.grow(7, budget, order == "seeded")
+    assert_equal(tree, expected)
+    found, known = tree.evidence, expected.evidence
+    assert found is not None and known is not None and found.trust == known.trust
+    assert found.cells[: tree.width].tolist() == list(known.cells)
+    # of the last node, whose children are in no tree, C knows nothing
+    rests = [known.rests.get(node, 0.0) for node in range(tree.width)]
+    assert found.rests[: tree.n_nodes].tolist() == rests[:-1]
+
+
+@given(seeds, st.integers(1, 6), st.integers(1, 20), st.integers(0, 60))
+def test_what_copies_say_and_are_worth(seed: int, places: int, depth: int, budget: int) -> None:
+    rng = np.random.default_rng(seed)
+    windows = places_of(rng, places, depth)
+    copied, expected = Copied(*windows), copying.Copied(*windows)
+    rates, rates_in_python = rates_of(rng)
+    assert copied.gains(rates, budget) == expected.gains(rates_in_python.of, budget)
+    open_ = [(copied.root, expected.root)]
+    while open_:
+        cursor, cursor_in_python = open_.pop()
+        votes = copied.votes(cursor), expected.votes(cursor_in_python)
+        assert [vote[:2] for vote in votes[0]] == [vote[:2] for vote in votes[1]]
+        open_ += [(a[2], b[2]) for a, b in zip(*votes)]
+
+
+def test_places_and_their_numbers_are_checked() -> None:
+    assert len(Copied([[1]] * 64, [2] * 64, 1).votes((0, 2**64 - 1))) == 1
+    for windows, lengths in (([[1]] * 65, [2] * 65), ([[1]], [2, 3]), ([[1]], [-1])):
+        with pytest.raises(ValueError, match="lengths"):
+            Copied(windows, lengths, 1)
+    block = np.zeros((2, 3), np.int32)
+    with pytest.raises(ValueError, match="ends"):
+        Copied.of(block, np.array([3, 4], np.int32), np.array([2, 2], np.int32))
+    assert Copied.of(block, np.array([3, 0], np.int32), np.array([2, 2], np.int32)).windows == [[0] * 3, []]
+
+
+@given(st.lists(st.integers(-1, 20), min_size=1, max_size=40), st.integers(0, 30))
+def test_who_attends_to_whom(wanted: list[int], more: int) -> None:
+    parents = [min(parent, node - 1) for node, parent in enumerate(wanted)]
+    assert (
+        observers(parents, len(parents) + more) == observers_in_python(parents, len(parents) + more)
+    ).all()
+
+
+def test_a_width_that_is_too_narrow_is_refused() -> None:
+    with pytest.raises(ValueError, match="width of 2"):
+        observers([-1, 0, 1], 2)
+
+
+class Uneven:
+    """Candidates that say more tokens than probabilities."""
+
+    root = 0
+
+    def expand(self, cursor: int) -> tuple[list[int], list[float], list[int]]:
+        return [1, 2], [-1.0], [0, 0]
+
+
+def test_candidates_that_say_different_numbers_of_things_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 tokens, 1 log"):
+        expand(0, Uneven(), 4)
+
+
+def test_odd_numbers_of_a_source_end_the_tree() -> None:
+    """A source that breaks its word gives a smaller tree, and nothing worse."""
+
+    class Odd(Uneven):
+        def expand(self, cursor: int) -> tuple[list[int], list[float], list[int]]:
+            return [1, 2, 3], [-0.5, float("nan"), -1.0], [0, 0, 0]
+
+    assert expand(0, Odd(), 4).tokens.tolist() == [0, 1, 1, 1, 1]
+    infinite = Rows([[1, 2]], [[-1, -2]], np.full((1, 2, 2), np.inf))
+    assert grow(0, infinite, 4, 0).n_nodes == 0

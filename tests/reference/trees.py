@@ -1,11 +1,13 @@
-"""Draft trees grown in Python: what the C of the decode room is held against, bit for bit."""
+"""Draft trees grown in Python: what the C of the decode room is held against."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from dflash_ggml.decode.candidates import Candidates, Children, Rows
 from dflash_ggml.decode.tree import Tree
 
 
@@ -62,3 +64,124 @@ def grown_of_rows(
         np.array(depths, np.int32),
         0 - np.array(costs, np.float32),  # the root's is 0, not -0
     )
+
+
+def grown(
+    root: int, candidates: Candidates, budget: int, chain_seed: bool = False, least: float = -np.inf
+) -> Tree:
+    """`tree.expand` over candidates that are walked with cursors."""
+    nodes = _Nodes(root)
+    # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank, the parent's children).
+    heap: list[tuple[float, int, int, int, Children]] = []
+
+    def queue(parent: int, rank: int, children: Children) -> None:
+        if rank < len(children[0]) and children[1][rank] > -np.inf:
+            cost = nodes.costs[parent] - children[1][rank]
+            heappush(heap, (cost, nodes.depths[parent] + 1, parent, rank, children))
+
+    cursor = candidates.root
+    while chain_seed and len(nodes.tokens) <= budget:
+        children = candidates.expand(cursor)
+        if not len(children[0]) or children[1][0] == -np.inf:
+            break
+        parent = len(nodes.tokens) - 1
+        nodes.add(children[0][0], parent, nodes.costs[parent] - children[1][0])
+        queue(parent, 1, children)
+        cursor = children[2][0]
+    if len(nodes.tokens) <= budget:
+        queue(len(nodes.tokens) - 1, 0, candidates.expand(cursor))
+    while heap and len(nodes.tokens) <= budget:
+        cost, _, parent, rank, children = heappop(heap)
+        if cost > -least:
+            break
+        node = nodes.add(children[0][rank], parent, cost)
+        queue(parent, rank + 1, children)
+        queue(node, 0, candidates.expand(children[2][rank]))
+    return nodes.tree()
+
+
+def spine_of(root: int, candidates: Candidates, length: int) -> Tree:
+    """`tree.spine` over the same."""
+    nodes, cursor = _Nodes(root), candidates.root
+    while len(nodes.tokens) <= length:
+        tokens, log_probs, cursors = candidates.expand(cursor)
+        if not len(tokens):
+            break
+        nodes.add(tokens[0], len(nodes.tokens) - 1, nodes.costs[-1] - log_probs[0])
+        cursor = cursors[0]
+    return nodes.tree()
+
+
+class Pairs:
+    """Rows with pair scores, walked with cursors, by numpy's exponentials and sums."""
+
+    root = (0, 0)
+
+    def __init__(self, rows: Rows) -> None:
+        assert rows.pairs is not None
+        self.ids, self.joint = rows.ids.tolist(), after_each(rows, rows.pairs)
+
+    def expand(self, cursor: tuple[int, int]) -> Children:
+        depth, index = cursor
+        if depth == len(self.ids):
+            return (), (), ()
+        row = self.joint[depth, index].tolist()
+        ranks = sorted(range(len(row)), key=row.__getitem__, reverse=True)
+        ranks = [rank for rank in ranks if row[rank] > -np.inf]
+        tokens = [self.ids[depth][rank] for rank in ranks]
+        return tokens, [row[rank] for rank in ranks], [(depth + 1, rank) for rank in ranks]
+
+
+def after_each(rows: Rows, pairs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Log-probabilities [L, K, K] of each depth's candidates after each of the depth before."""
+    scores = rows.log_probs.astype(np.float64)
+    # of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none
+    mass = np.exp(scores).sum(1)
+    mass = np.minimum(np.log(mass, where=mass > 0, out=np.zeros_like(mass)), 0)
+    joint = scores[:, None] + pairs
+    best = joint.max(2, keepdims=True)
+    possible = best > -np.inf
+    joint -= np.where(possible, best, 0)
+    total = np.exp(joint).sum(2, keepdims=True)
+    joint += mass[:, None, None] - np.log(total, where=possible, out=total)
+    return joint
+
+
+def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.uint8]:
+    """`tree.observers`, with Python's integers for bits."""
+    parents = np.asarray(tree.parents if isinstance(tree, Tree) else tree).tolist()
+    width = width or len(parents)
+    bits = [1 << node for node in range(width)]
+    # children hand what they collected to their parents, last child first
+    for node in range(len(parents) - 1, -1, -1):
+        parent = parents[node]
+        if 0 <= parent < node:
+            bits[parent] |= bits[node]
+        elif parent != -1:
+            raise ValueError(f"parents[{node}] = {parent}: a parent must come before its child (-1 = none)")
+    n_bytes = (width + 7) // 8
+    rows = b"".join([row.to_bytes(n_bytes, "little") for row in bits])
+    return np.frombuffer(rows, np.uint8).reshape(width, n_bytes)
+
+
+class _Nodes:
+    """A tree in the making, root first."""
+
+    def __init__(self, root: int) -> None:
+        self.tokens, self.parents, self.depths, self.costs = [root], [-1], [0], [0.0]
+
+    def add(self, token: int, parent: int, cost: float) -> int:
+        """Add a node; its index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.costs.append(cost)
+        return len(self.tokens) - 1
+
+    def tree(self) -> Tree:
+        return Tree(
+            np.array(self.tokens, np.int32),
+            np.array(self.parents, np.int32),
+            np.array(self.depths, np.int32),
+            0 - np.array(self.costs, np.float32),  # the root's is 0, not -0
+        )

@@ -228,7 +228,7 @@ class Adaptive:
     ) -> tuple[Tree, Cut] | None:
         """The tree of copies alone that is worth most, where that is more than plain decoding."""
         assert self.copies is not None and sequence.pending is not None
-        rates = self.copies.rates.of
+        rates = self.copies.rates
         if (
             self.depth
             and not self._waiting
@@ -239,7 +239,7 @@ class Adaptive:
         best = self._best(copied.gains(rates, self.budget), COPIES_ALONE, took, plain)
         if not best.nodes or best.times <= 1 + MARGIN:
             return None
-        return Merged(None, copied, self.copies.rates).grow(sequence.pending, best.nodes), best
+        return Merged(None, copied, rates).grow(sequence.pending, best.nodes), best
 
     def _drafted_times(self, tree: Tree, best: Cut, costs: Costs, plain: float, context: int) -> float:
         """How many times plain decoding a step would be worth that runs the draft beside these copies."""
@@ -361,7 +361,7 @@ class Adaptive:
         tokens were lost where the draft's own order was right.
         """
         self.catch_up()
-        probability, plain = self.calibration.path_probabilities(tree), self._plain or 0.0
+        probability, plain = self.calibration.path_probabilities(tree).tolist(), self._plain or 0.0
         took = self._costs(costs, self._block, context).ms
         self._last = self._best(list(accumulate(probability)), self._block, took, plain)
         self._later.append(partial(self._chose, tree, probability, costs, context, plain))

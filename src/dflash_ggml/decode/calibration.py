@@ -4,145 +4,79 @@ Every node that a walk visits is a labelled sample: the target's choice there is
 wrong. Counts are kept by depth and by the probability that the draft gave the child; where there are few, the draft's own
 word, or what other texts showed, stands. A text that turns easy or hard moves all depths at once, and deep nodes are seldom
 visited: a trend, in logits, follows that faster than counts can. Temperature, penalties and grammars change what is
-accepted: what counts is what was, not why.
+accepted: what counts is what was, not why. The arithmetic is in `native/`.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .accept import Accepted
-from .copied import Evidence
+from .native import NONE, doubles, ffi, floats, ints, lib
 from .tree import Tree
 
-N_DEPTHS = 8  # depths told apart; deeper ones count as the last
-N_BUCKETS = 8  # of the draft's probability
-PRIOR = 8.0  # samples that other texts are worth for a new one
-OWN_WORD = 2.0  # samples that the draft's own word is worth where there are no other texts
-KEPT = 400.0  # samples of a cell after which old ones fade
-TREND_RATE = 0.2  # logits per unit of surprise
-TREND_MOST = 5.0
-_SURE = 1 - 1e-6
-_HALVINGS = 1 / math.log(2)
-_HALF, _QUARTERS = -math.log(2), -4 * _HALVINGS
+_CALIBRATION = ffi.typeof("struct calibration *")
 
 
 class Calibration:
-    """Hit counts of one draft on one target. Plain lists: a tree has few nodes, and an array operation costs more than a loop."""
+    """Hit counts of one draft on one target."""
 
     def __init__(self, prior: Calibration | None = None) -> None:
         """`prior`: what is known of other texts; it learns too."""
-        self.hits = [0.0] * (N_DEPTHS * N_BUCKETS)
-        self.tried = [0.0] * (N_DEPTHS * N_BUCKETS)
-        self.trend = 0.0
         self._prior = prior
-        # the corrected probability of a cell is linear in what the draft says: base + slope * said
-        self._base = [0.0] * len(self.hits)
-        self._slope = [1.0] * len(self.hits)
-        for cell in range(len(self.hits)):
-            self._correct(cell)
+        self._native = ffi.new(_CALIBRATION)
+        lib.calibration_init(self._native, NONE if prior is None else prior._native)
 
-    def path_probabilities(self, tree: Tree) -> list[float]:
+    @property
+    def hits(self) -> list[float]:
+        """Samples that were right, by cell."""
+        return list(self._native.hits)
+
+    @property
+    def tried(self) -> list[float]:
+        """Samples, by cell."""
+        return list(self._native.tried)
+
+    @property
+    def trend(self) -> float:
+        """Of the text, in logits."""
+        found: float = self._native.trend
+        return found
+
+    def path_probabilities(self, tree: Tree) -> NDArray[np.float64]:
         """How likely each node is to be accepted, 1 at the root: the product of its path's calibrated probabilities."""
-        if tree.evidence is not None:
-            return self._merged_probabilities(tree, tree.evidence)
-        parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
-        base, slope, exp, last = self._base, self._slope, math.exp, N_BUCKETS - 1
-        edges, sums = [1.0] * len(parents), [0.0] * len(parents)
-        for node in range(1, len(parents)):
-            parent, depth = parents[node], depths[node]
-            log_prob = log_probs[node] - log_probs[parent]
-            # `_cell`, written out: this runs for every node of every text, while a device waits
-            bucket = int(_QUARTERS * log_prob) if log_prob > _HALF else int(3 - _HALVINGS * log_prob)
-            if bucket > last:
-                bucket = last
-            cell = (depth - 1 if depth < N_DEPTHS else N_DEPTHS - 1) * N_BUCKETS + bucket
-            edges[node] = edge = base[cell] + slope[cell] * exp(log_prob)
-            sums[parent] += edge
-        lift = exp(self.trend)  # the children of a node share it: one of them is right, or none
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            total = sums[parent]
-            if total < _SURE:
-                edges[node] *= edges[parent] * lift / (1 - total + total * lift)
-            else:
-                edges[node] *= edges[parent]
-        return edges
-
-    def _merged_probabilities(self, tree: Tree, evidence: Evidence) -> list[float]:
-        """`path_probabilities` where votes for copies have a word, which is calibrated already: the draft has the rest."""
-        parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
-        cells, rests, lift = evidence.cells, evidence.rests, math.exp(self.trend)
-        edges, sums = [1.0] * len(parents), [0.0] * len(parents)
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            edges[node] = said = math.exp(log_probs[node] - log_probs[parent])
-            if cells[node] < 0:
-                if parent in rests:
-                    said /= rests[parent] * evidence.trust
-                log_prob = math.log(max(min(said, 1.0), 1e-30))
-                cell = _cell(depths[node], log_prob)
-                edges[node] = edge = self._base[cell] + self._slope[cell] * math.exp(log_prob)
-                sums[parent] += edge
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            if cells[node] < 0:
-                edges[node] *= rests.get(parent, 1.0) * _moved(sums[parent], lift)
-            edges[node] *= edges[parent]
-        return edges
+        found = np.empty(tree.width)
+        _check(lib.calibration_paths(self._native, *_arrays(tree), doubles(found)))
+        return found
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
         """Count the children of the visited nodes; of a merged tree those of the draft alone, where no copy was right."""
-        parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
-        kept, evidence = accepted.kept, tree.evidence
-        expected, right = dict.fromkeys(accepted.path, 0.0), dict.fromkeys(kept[:-1], 1.0)
-        if evidence is not None:
-            for node in kept[1:]:
-                if evidence.cells[node] >= 0:
-                    del expected[parents[node]]
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            if parent in expected:
-                log_prob = log_probs[node] - log_probs[parent]
-                if evidence is not None:
-                    if evidence.cells[node] >= 0:
-                        continue
-                    if parent in evidence.rests:
-                        log_prob = min(log_prob - math.log(evidence.rests[parent] * evidence.trust), 0.0)
-                cell = _cell(depths[node], log_prob)
-                expected[parent] += self._base[cell] + self._slope[cell] * math.exp(log_prob)
-                self._count(cell, node in kept)
-        for node, p in expected.items():
-            if p:
-                surprise = right.get(node, 0.0) - min(p * _moved(p, math.exp(self.trend)), 1.0)
-                self.trend = min(max(self.trend + TREND_RATE * surprise, -TREND_MOST), TREND_MOST)
+        kept = accepted.kept
+        done = lib.calibration_observe(self._native, *_arrays(tree), kept, len(kept), len(accepted.path))
+        _check(done)
 
-    def _count(self, cell: int, is_right: bool) -> None:
-        if self._prior is not None:
-            self._prior._count(cell, is_right)
-        fading = 1.0 if self.tried[cell] < KEPT else KEPT / (KEPT + 1)
-        self.tried[cell] = fading * (self.tried[cell] + 1)
-        self.hits[cell] = fading * (self.hits[cell] + is_right)
-        self._correct(cell)
 
-    def _correct(self, cell: int) -> None:
-        """What was believed before counts as some samples more."""
-        before, slope = (
-            (0.0, 1.0) if self._prior is None else (self._prior._base[cell], self._prior._slope[cell])
+def _arrays(tree: Tree) -> tuple[Any, ...]:
+    """A tree as C takes it: nodes, parents, depths, log-probabilities, and of a merged one cells, rests and trust."""
+    n, evidence = tree.width, tree.evidence
+    parts = ints(tree.parents), ints(tree.depths), floats(tree.log_probs)
+    if not len(parts[0]) == len(parts[1]) == len(parts[2]) == n:
+        raise ValueError(f"parents, depths and log_probs must all be of {n} nodes")
+    if evidence is None:
+        return n, *parts, NONE, NONE, 1.0
+    cells, rests = ints(evidence.cells), doubles(evidence.rests)
+    if len(cells) < n or len(rests) < n:
+        raise ValueError(f"the evidence of {n} nodes has {len(cells)} cells and {len(rests)} rests")
+    return n, *parts, cells, rests, evidence.trust
+
+
+def _check(done: int) -> None:
+    if done == -1:
+        raise MemoryError("no memory to calibrate a tree")
+    if done < 0:
+        raise ValueError(
+            "parents must come before their children, at depths from 1, and a walk's nodes must be the tree's"
         )
-        prior = OWN_WORD if self._prior is None else PRIOR
-        weight = prior / (self.tried[cell] + prior)
-        self._base[cell] = self.hits[cell] / (self.tried[cell] + prior) + weight * before
-        self._slope[cell] = weight * slope
-
-
-def _moved(probability: float, lift: float) -> float:
-    """The factor that moves a probability by a trend, given as exp(trend)."""
-    return lift / (1 - probability + probability * lift) if probability < _SURE else 1.0
-
-
-def _cell(depth: int, log_prob: float) -> int:
-    """The cell of a depth and a log-probability: 1 to 0.84, 0.71, 0.59, 0.5, then halves."""
-    halvings = -log_prob * _HALVINGS
-    bucket = int(4 * halvings) if halvings < 1 else int(min(3 + halvings, N_BUCKETS - 1))
-    return (min(depth, N_DEPTHS) - 1) * N_BUCKETS + max(bucket, 0)

@@ -3,218 +3,156 @@
 The places vote for the next token, each with a weight that doubles with every token of its match; those that agree go on
 together. A place's own word is worth little (1 of 1 is not p = 1), so a probability is what came of such votes: `CopyRates`
 keeps (tried, right) by the length of the match, by how many places agree, and by what the model draft says of the token. Depth
-needs no place of its own there: a path lengthens the match that it rests on.
+needs no place of its own there: a path lengthens the match that it rests on. The arithmetic is in `native/`.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from .text_index import LONGEST
+import numpy as np
+from numpy.typing import NDArray
 
-PRIOR = 8.0  # samples that other texts are worth for a new one
-OWN_WORD = 5.0  # samples that the table below is worth
-KEPT = 200.0  # samples of a cell after which old ones fade
-TREND_FIRST = -0.6  # of a text that has not been seen to copy
-TREND_RATE = 0.5  # logits per unit of surprise
-TREND_MOST = 4.0
-FIRST_TRUST = 5.0  # samples that a draft's own word is worth
-TRUST_KEPT = 0.995  # of older samples
-MOST = 0.98  # of the probability that votes may take
-LEAST = 0.02  # likelihood of a copied path below which it is not followed
-_LENGTHS = (3, 4, 6, 9, 16, 32)  # first lengths of the buckets but for that of the shortest matches
-_BUCKET = [sum(length >= first for first in _LENGTHS) for length in range(LONGEST + 256)]
-_BY_LENGTH = (0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95)
-# one place alone, two that agree, more; a majority, a good part, less
-_BY_VOTE = (0.0, 0.4, 0.8, -0.3, -1.2, -2.2)
-# what a draft says of a token, below each and above, and what that adds in logits
-_SAID = (0.1, 0.5, 0.9)
-_BY_SAID = (-0.8, 0.3, 1.3, 2.5)
-N_VOTES, N_DRAFT = len(_BY_VOTE), 1 + len(_BY_SAID)
-N_CELLS = len(_BY_LENGTH) * N_VOTES * N_DRAFT
-_MOST_WEIGHT = 16
+from .native import NONE, ffi, ints, lib
 
-Cursor = tuple[int, tuple[int, ...]]
+MOST_PLACES: int = lib.MOST_PLACES
+N_VOTES: int = lib.N_VOTES
+N_DRAFT: int = lib.N_DRAFT
+N_CELLS: int = lib.N_CELLS
+LEAST: float = lib.copy_least  # likelihood of a copied path below which it is not followed
+_RATES, _COPIES, _VOTES = (ffi.typeof(t) for t in ("struct copy_rates *", "struct copies *", "struct vote[]"))
+
+Cursor = tuple[int, int]
 Vote = tuple[int, int, Cursor]  # token, cell while no draft was asked, and where it leads
-
-
-class _Moved(dict[int, float]):
-    """Rates with a trend, each worked out when it is asked for: a step looks at a few of them."""
-
-    def __init__(self, own: Sequence[float], trend: float) -> None:
-        self._own, self._lift = own, math.exp(trend)
-
-    def __missing__(self, cell: int) -> float:
-        lifted = self._own[cell] * self._lift
-        self[cell] = rate = lifted / (1 - self._own[cell] + lifted)
-        return rate
 
 
 class CopyRates:
     """How often copies were right, by cell. A text copies much or little, whatever the cell: a trend, in logits, follows that.
 
-    of: the rate of a cell now, until `learn` is called.
+    rates[cell] is the rate of a cell now.
     """
 
     def __init__(self, prior: CopyRates | None = None) -> None:
         """`prior`: what is known of other texts; it learns too."""
         self._prior = prior
-        self._hits, self._tried = [0.0] * N_CELLS, [0.0] * N_CELLS
-        # without the trend
-        self._own: list[float] = list(_FIRST if prior is None else prior._own)
-        # of all texts and of this one: each cell's samples, and the rate that they make of the one before
-        self._levels: tuple[tuple[list[float], ...], ...] = (
-            *(() if prior is None else prior._levels),
-            (self._tried, self._hits, self._own),
-        )
-        self.trend = 0.0 if prior is None else TREND_FIRST
-        # where no vote was right: how often a draft's candidates were, and how often they said so
-        self._draft_right = self._draft_said = FIRST_TRUST if prior is None else 0.0
-        self.of = _Moved(self._own, self.trend)
+        self.native = ffi.new(_RATES)
+        lib.copy_rates_init(self.native, NONE if prior is None else prior.native)
+
+    def __getitem__(self, cell: int) -> float:
+        if not 0 <= cell < N_CELLS:
+            raise IndexError(f"no cell {cell}: there are {N_CELLS}")
+        found: float = lib.copy_rate(self.native, cell)
+        return found
 
     @property
     def rates(self) -> list[float]:
         """The rates of all cells."""
-        return [self.of[cell] for cell in range(N_CELLS)]
+        return [self[cell] for cell in range(N_CELLS)]
 
-    def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
-        """Count samples: a cell, and whether the copy was right."""
-        trend, of = self.trend, self.of
-        for cell, is_right, expected in [(cell, is_right, of[cell]) for cell, is_right in samples]:
-            trend += TREND_RATE * (is_right - expected)
-            if not -TREND_MOST <= trend <= TREND_MOST:
-                trend = TREND_MOST if trend > 0 else -TREND_MOST
-            before, worth = _FIRST[cell], OWN_WORD
-            for tried, hits, own in self._levels:
-                n = tried[cell]
-                fading = 1.0 if n < KEPT else KEPT / (KEPT + 1)
-                tried[cell] = n = fading * (n + 1)
-                hits[cell] = right = fading * (hits[cell] + is_right)
-                before = own[cell] = (right + worth * before) / (n + worth)
-                worth = PRIOR
-        self.trend = trend
-        self.of = _Moved(self._own, trend)
+    @property
+    def trend(self) -> float:
+        """Of the text, in logits."""
+        found: float = self.native.trend
+        return found
 
     @property
     def trust(self) -> float:
         """What a draft's word is worth where votes have one, at most 1."""
-        known = self if self._prior is None else self._prior
-        return min(known._draft_right / known._draft_said, 1.0)
+        found: float = lib.copy_trust(self.native)
+        return found
 
-    def learn_trust(self, said: float, is_right: bool) -> None:
-        """Count a place where no vote was right: what the draft's candidates promised together, and whether one was."""
-        if self._prior is not None:
-            self._prior.learn_trust(said, is_right)
-            return
-        self._draft_said = (self._draft_said + said) * TRUST_KEPT
-        self._draft_right = (self._draft_right + is_right) * TRUST_KEPT
+    def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
+        """Count samples: a cell, and whether the copy was right."""
+        pairs = list(samples)
+        cells, right = [cell for cell, _ in pairs], bytes([is_right for _, is_right in pairs])
+        checked(lib.copy_rates_learn(self.native, len(pairs), cells, right))
+
+
+def checked(done: int) -> None:
+    """Raise what a function of `native/copy_rates.h` says by a number below 0."""
+    if done == -1:
+        raise MemoryError("no memory for what a walk says of copies")
+    if done == -2:
+        raise IndexError(f"cells of copies are 0 to {N_CELLS - 1}")
+    if done < 0:
+        raise ValueError("parents must come before their children, and a walk's nodes must be the tree's")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the probabilities of a merged tree rest on. cells: of `CopyRates`, by node, -1 for the draft's own word; rests: what
-    votes leave to the draft's other children of a node, where it is not all; trust: how much of that they got."""
+    """What the probabilities of a merged tree rest on, each for as many nodes as were grown.
 
-    cells: Sequence[int]
-    rests: Mapping[int, float]
+    cells: int32, of `CopyRates`, -1 for the draft's own word; rests: float64, what votes leave to the draft's other children of
+    a node, 0 where they have no word or the draft no child; trust: how much of that they got.
+    """
+
+    cells: NDArray[np.int32]
+    rests: NDArray[np.float64]
     trust: float
 
 
 class Copied:
-    """What followed at each place. windows: ids behind it; lengths: tokens matched before it.
-
-    Cursors are (depth, places that carry the whole path).
-    """
+    """What followed at each place; lengths: tokens matched before it. Cursors are (depth, places that carry the whole path), the
+    latter as bits."""
 
     def __init__(self, windows: Sequence[Sequence[int]], lengths: Sequence[int], depth: int) -> None:
-        """`depth`: the longest path."""
-        self.windows, self.lengths, self.depth = windows, lengths, depth
-        self.root: Cursor = (0, tuple(range(len(windows))))
-        # by places: how far they say the same, what they say, the longest match before it, and their vote's part of a cell
-        self._agreed: dict[tuple[int, ...], tuple[int, Sequence[int], int, int]] = {}
+        """windows: ids behind each place; `depth`: the longest path. Raises ValueError as `of` does."""
+        block, ends = np.zeros((len(windows), max(depth, 0)), np.int32), []
+        for row, window in zip(block, windows):
+            window = window[: len(row)]
+            row[: len(window)] = window
+            ends.append(len(window))
+        self._take(block, np.array(ends, np.int32), np.array(lengths, np.int32))
+
+    @classmethod
+    def of(cls, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]) -> Copied:
+        """Of arrays: windows [places, depth], of which the first ends[i] ids of a row stood there; lengths [places].
+
+        Raises ValueError for more than MOST_PLACES places, or if shapes differ, lengths are negative or ends reach beyond depth.
+        """
+        self = cls.__new__(cls)
+        self._take(windows, ends, lengths)
+        return self
+
+    def _take(self, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        native = ffi.new(_COPIES)
+        n, self.depth = windows.shape
+        native.n_places, native.depth = n, self.depth
+        self._arrays = windows, ends, lengths
+        self._held = native.windows, native.ends, native.matched = ints(windows), ints(ends), ints(lengths)
+        if not n == len(ends) == len(lengths) <= MOST_PLACES:
+            raise ValueError(
+                f"{n} windows, {len(ends)} ends and {len(lengths)} lengths: one of each for up to {MOST_PLACES} places"
+            )
+        if lib.copies_fault(native):
+            raise ValueError(f"lengths must not be negative, nor ends reach beyond a depth of {self.depth}")
+        self.native = native  # for C
+        self.root: Cursor = (0, (1 << n) - 1)
+
+    @property
+    def windows(self) -> list[list[int]]:
+        """Ids behind each place, no more than `depth`."""
+        return [row[:end].tolist() for row, end in zip(*self._arrays[:2])]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens matched before each place."""
+        return self._arrays[2].tolist()
 
     def votes(self, cursor: Cursor) -> list[Vote]:
         """The next tokens, each once."""
         depth, places = cursor
-        agreed = self._agreed.get(places) or self._agree(places)
-        until, window, length, vote = agreed
-        if depth < until:
-            return [(window[depth], _BUCKET[length + depth] * _PER_LENGTH + vote, (depth + 1, places))]
-        return self._parted(depth, places)
+        votes = ffi.new(_VOTES, max(self.native.n_places, 1))
+        n = lib.copies_votes(self.native, depth, places, votes)
+        return [(vote.token, vote.cell, (depth + 1, vote.places)) for vote in votes[0:n]]
 
-    def gains(self, rates: Mapping[int, float], budget: int) -> list[float]:
+    def gains(self, rates: CopyRates, budget: int) -> list[float]:
         """Expected tokens of a step by the nodes of a tree of copies alone, 1 for none, up to `budget`: what growing it
         would give, for a part of the time."""
-        kept: list[float] = []
-        open_ = [(self.root, 1.0)]
-        while open_:
-            cursor, path = open_.pop()
-            votes = self.votes(cursor)
-            if len(votes) > 1:
-                path /= max(sum([rates[cell] for _, cell, _ in votes]) / MOST, 1.0)
-            for _, cell, follow in votes:
-                p = path * rates[cell]
-                kept.append(p)
-                if p > LEAST:
-                    open_.append((follow, p))
-        kept.sort(reverse=True)
-        return list(accumulate(kept[:budget], initial=1.0))
-
-    def _agree(self, places: tuple[int, ...]) -> tuple[int, Sequence[int], int, int]:
-        """See `_agreed`."""
-        first = self.windows[places[0]]
-        until = min(len(first), self.depth)
-        for place in places[1:]:
-            other = self.windows[place]
-            if other[:until] != first[:until]:
-                until = next((i for i, (a, b) in enumerate(zip(first, other)) if a != b), len(other))
-        length = max([self.lengths[place] for place in places])
-        agreed = until, first, length, (min(len(places), 3) - 1) * N_DRAFT
-        self._agreed[places] = agreed
-        return agreed
-
-    def _parted(self, depth: int, places: tuple[int, ...]) -> list[Vote]:
-        """The votes of places that say different things, or of which some have ended."""
-        windows, lengths = self.windows, self.lengths
-        said: dict[int, list[int]] = {}
-        for place in places:
-            if depth < min(len(windows[place]), self.depth):
-                said.setdefault(windows[place][depth], []).append(place)
-        if len(said) == 1:
-            ((token, who),) = said.items()
-            length, vote = max([lengths[p] for p in who]), min(len(who), 3) - 1
-            cell = _BUCKET[length + depth] * _PER_LENGTH + vote * N_DRAFT
-            return [(token, cell, (depth + 1, tuple(who)))]
-        weights = [1 << min(length, _MOST_WEIGHT) for length in lengths]
-        total = sum([weights[p] for who in said.values() for p in who])
-        out = []
-        for token, who in said.items():
-            share = sum([weights[p] for p in who]) / total
-            vote = 3 if share >= 0.6 else 4 if share >= 0.25 else 5
-            cell = _BUCKET[max([lengths[p] for p in who]) + depth] * _PER_LENGTH + vote * N_DRAFT
-            out.append((token, cell, (depth + 1, tuple(who))))
-        return out
-
-
-def beside_draft(cell: int, said: float) -> int:
-    """The cell of a token of which a draft says that it comes with probability `said`."""
-    return cell + 1 + bisect(_SAID, said)
-
-
-def _first() -> list[float]:
-    """Rates before any sample, cell by cell."""
-    out = []
-    for p in _BY_LENGTH:
-        for vote in _BY_VOTE:
-            logit = math.log(p / (1 - p)) + vote
-            logits = [logit, *(logit + said for said in _BY_SAID)]
-            out += [1 / (1 + math.exp(-x)) for x in logits]
-    return out
-
-
-_PER_LENGTH = N_VOTES * N_DRAFT
-_FIRST = _first()
+        gains = ffi.new("double[]", budget + 1)
+        n = lib.copies_gains(self.native, rates.native, budget, gains)
+        if n < 0:
+            raise MemoryError("no memory for what copies are worth")
+        found: list[float] = ffi.unpack(gains, n)
+        return found

@@ -158,7 +158,7 @@ class Together:
                 gains.append(np.exp(tree.log_probs[1:].astype(np.float64)).tolist())
                 asked += tree.n_nodes
                 continue
-            probability = adaptive.calibration.path_probabilities(tree)
+            probability = adaptive.calibration.path_probabilities(tree).tolist()
             gains.append(probability[1:])
             if plan.drafts and plan.depth is not None and tree.evidence is None:
                 prospect = self.prospect(adaptive)

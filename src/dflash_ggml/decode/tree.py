@@ -9,14 +9,18 @@ found with one heap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .candidates import Candidates, Children, Rows
-from .copied import Evidence
-from .native import ffi, lib
+from .candidates import Candidates, Rows
+from .copied import Copied, CopyRates, Evidence
+from .native import NONE, doubles, ffi, ints, lib, octets
+
+BEST_FIRST: int = lib.BEST_FIRST
+CHAIN_SEED: int = lib.CHAIN_SEED
+SPINE: int = lib.SPINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +79,7 @@ def expand(
     only if the candidates run out, or what they offer is less likely than `least`, a log-probability; paths of probability 0
     are never added. chain_seed: see `best_first`. Raises ValueError if budget < 0.
     """
-    if isinstance(candidates, Rows) and candidates.pairs is None:
-        return _expand_rows(root, candidates, budget, chain_seed, -least)
-    _check_budget(budget)
-    nodes = _Nodes(root)
-    # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank, the parent's children).
-    heap: list[tuple[float, int, int, int, Children]] = []
-
-    def queue(parent: int, rank: int, children: Children) -> None:
-        if rank < len(children[0]) and children[1][rank] > -np.inf:
-            cost = nodes.costs[parent] - children[1][rank]
-            heappush(heap, (cost, nodes.depths[parent] + 1, parent, rank, children))
-
-    cursor = candidates.root
-    while chain_seed and len(nodes.tokens) <= budget:
-        children = candidates.expand(cursor)
-        if not len(children[0]) or children[1][0] == -np.inf:
-            break
-        parent = len(nodes.tokens) - 1
-        nodes.add(children[0][0], parent, nodes.costs[parent] - children[1][0])
-        queue(parent, 1, children)
-        cursor = children[2][0]
-    if len(nodes.tokens) <= budget:
-        queue(len(nodes.tokens) - 1, 0, candidates.expand(cursor))
-    while heap and len(nodes.tokens) <= budget:
-        cost, _, parent, rank, children = heappop(heap)
-        if cost > -least:
-            break
-        node = nodes.add(children[0][rank], parent, cost)
-        queue(parent, rank + 1, children)
-        queue(node, 0, candidates.expand(children[2][rank]))
-    return nodes.tree()
+    return grow(root, candidates, budget, CHAIN_SEED if chain_seed else BEST_FIRST, least)
 
 
 def best_first(
@@ -122,33 +96,62 @@ def best_first(
     Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities; or if
     budget < 0.
     """
-    return _expand_rows(root, Rows(ids, log_probs), budget, chain_seed)
+    return expand(root, Rows(ids, log_probs), budget, chain_seed)
 
 
-def _expand_rows(root: int, rows: Rows, budget: int, chain_seed: bool, most_cost: float = np.inf) -> Tree:
-    """`expand` over plain rows, in C."""
-    _check_budget(budget)
-    ids, scores = (
-        np.ascontiguousarray(a, t) for a, t in ((rows.ids, np.int32), (rows.log_probs, np.float32))
-    )
-    ints, floats = np.empty((3, budget + 1), np.int32), np.empty(budget + 1, np.float32)
-    n_depths, n_ranks = ids.shape
-    n = lib.tree_of_rows(
-        root,
-        ffi.from_buffer("int32_t[]", ids),
-        ffi.from_buffer("float[]", scores),
-        n_depths,
-        n_ranks,
-        budget,
-        chain_seed,
-        most_cost,
-        *[ffi.from_buffer("int32_t[]", row) for row in ints],
-        ffi.from_buffer("float[]", floats),
-    )
+def grow(
+    root: int,
+    draft: Candidates | None,
+    budget: int,
+    order: int,
+    least: float = -np.inf,
+    copied: Copied | None = None,
+    rates: CopyRates | None = None,
+) -> Tree:
+    """The most probable paths of a draft, of copies with their rates, or of both: `expand` and `merged.Merged`, in C.
+
+    order: BEST_FIRST, CHAIN_SEED or SPINE. Rows are read in C; another draft is asked for the children of a node when C has come
+    to it. Raises ValueError if budget < 0.
+    """
+    if budget < 0:
+        raise ValueError(f"budget must not be negative, got {budget}")
+    block = np.empty((4 if copied is None else 5, budget + 1), np.int32)
+    rests, sources = NONE, NONE
+    if copied is not None:
+        assert rates is not None
+        evidence = Evidence(block[4], np.empty(budget + 1), rates.trust)
+        offered = np.empty(budget + 1, np.uint8)
+        rests, sources = doubles(evidence.rests), octets(offered)
+    into = root, budget, ints(block), rests, sources
+    beside = NONE if copied is None else copied.native, NONE if rates is None else rates.native, order, -least
+    if draft is None or isinstance(draft, Rows):
+        n = lib.tree_grow(*into, NONE if draft is None else draft.native, *beside)
+    else:
+        n = _ask(draft, lib.growth_new(*into, *beside))
     if n < 0:
-        raise MemoryError(f"a tree of {budget} nodes")
-    tokens, parents, depths = ints[:, :n]
-    return Tree(tokens, parents, depths, floats[:n])
+        raise MemoryError(f"no memory for a tree of {budget} nodes")
+    tokens, parents, depths, log_probs = block[:4, :n]
+    if copied is None:
+        return Tree(tokens, parents, depths, log_probs.view(np.float32))
+    return Tree(tokens, parents, depths, log_probs.view(np.float32), offered[:n], evidence)
+
+
+def _ask(draft: Candidates, growth: Any) -> int:
+    """Grow with what a draft says when it is asked; the nodes, or -1 without memory."""
+    if growth == NONE:
+        return -1
+    growth, cursors = ffi.gc(growth, lib.growth_free), [draft.root]
+    while (at := lib.growth_run(growth)) >= 0:
+        tokens, log_probs, below = draft.expand(cursors[at])
+        if not len(tokens) == len(log_probs) == len(below):
+            raise ValueError(
+                f"{len(tokens)} tokens, {len(log_probs)} log-probabilities and {len(below)} cursors of one node"
+            )
+        cursors += below
+        if lib.growth_give(growth, len(tokens), ints(tokens), doubles(log_probs)) < 0:
+            return -1
+    nodes: int = lib.growth_end(growth) if at == -1 else -1
+    return nodes
 
 
 def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length: int | None = None) -> Tree:
@@ -173,17 +176,8 @@ def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length:
 
 
 def spine(root: int, candidates: Candidates, length: int) -> Tree:
-    """The chain of best candidates, at most `length` long."""
-    if isinstance(candidates, Rows) and candidates.pairs is None:
-        return chain(root, candidates.ids, candidates.log_probs, length)
-    nodes, cursor = _Nodes(root), candidates.root
-    while len(nodes.tokens) <= length:
-        tokens, log_probs, cursors = candidates.expand(cursor)
-        if not len(tokens):
-            break
-        nodes.add(tokens[0], len(nodes.tokens) - 1, nodes.costs[-1] - log_probs[0])
-        cursor = cursors[0]
-    return nodes.tree()
+    """The chain of best candidates, at most `length` long. Raises ValueError if length < 0."""
+    return grow(root, candidates, length, SPINE)
 
 
 def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.uint8]:
@@ -192,44 +186,15 @@ def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.ui
     Takes a Tree or parents with -1 for roots; uint8 [width, width / 8 rounded up]. Nodes up to `width` that the tree does
     not have attend to themselves only. Raises ValueError if a parent does not precede its child.
     """
-    parents = np.asarray(tree.parents if isinstance(tree, Tree) else tree).tolist()
-    width = width or len(parents)
-    bits = [1 << node for node in range(width)]
-    # children hand what they collected to their parents, last child first
-    for node in range(len(parents) - 1, -1, -1):
-        parent = parents[node]
-        if 0 <= parent < node:
-            bits[parent] |= bits[node]
-        elif parent != -1:
-            raise ValueError(f"parents[{node}] = {parent}: a parent must come before its child (-1 = none)")
-    n_bytes = (width + 7) // 8
-    rows = b"".join([row.to_bytes(n_bytes, "little") for row in bits])
-    return np.frombuffer(rows, np.uint8).reshape(width, n_bytes)
-
-
-class _Nodes:
-    """A tree in the making, root first."""
-
-    def __init__(self, root: int) -> None:
-        self.tokens, self.parents, self.depths, self.costs = [root], [-1], [0], [0.0]
-
-    def add(self, token: int, parent: int, cost: float) -> int:
-        """Add a node; its index."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self.costs.append(cost)
-        return len(self.tokens) - 1
-
-    def tree(self) -> Tree:
-        return Tree(
-            np.array(self.tokens, np.int32),
-            np.array(self.parents, np.int32),
-            np.array(self.depths, np.int32),
-            0 - np.array(self.costs, np.float32),  # the root's is 0, not -0
+    parents = ints(tree.parents if isinstance(tree, Tree) else tree)
+    n = len(parents)
+    width = width or n
+    if width < n:
+        raise ValueError(f"{n} nodes do not fit a width of {width}")
+    bits = np.zeros((width, (width + 7) // 8), np.uint8)
+    node = lib.tree_observers(n, parents, width, octets(bits))
+    if node >= 0:
+        raise ValueError(
+            f"parents[{node}] = {parents[node]}: a parent must come before its child (-1 = none)"
         )
-
-
-def _check_budget(budget: int) -> None:
-    if budget < 0:
-        raise ValueError(f"budget must not be negative, got {budget}")
+    return bits

@@ -89,9 +89,7 @@ class Copies:
         if len(text) < n:
             text.extend(tokens[len(text) :])
             self._written[-1] = (self._written[-1][0], n)
-        found = None
-        if (followed := self._continuations.of(text, self.past, pending)) is not None:
-            windows, ends, matched = (part.tolist() for part in followed)
-            found = Copied([window[:end] for window, end in zip(windows, ends)], matched, self.depth)
+        followed = self._continuations.of(text, self.past, pending)
+        found = None if followed is None else Copied.of(*followed)
         self._found = (n, pending, found)
         return found

@@ -14,6 +14,36 @@ in float64 and in the order of the formulas, without fused operations: every com
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
 from ._native import ffi, lib
 
-__all__ = ["ffi", "lib"]
+__all__ = ["NONE", "doubles", "ffi", "floats", "ints", "lib", "octets"]
+
+NONE = ffi.NULL
+_INTS, _FLOATS, _DOUBLES, _BYTES = (
+    ffi.typeof(f"{name}[]") for name in ("int32_t", "float", "double", "uint8_t")
+)
+
+
+def ints(array: ArrayLike) -> Any:
+    """An array's memory as int32, which lives as long as what is returned; an array of another type is copied."""
+    return ffi.from_buffer(_INTS, np.ascontiguousarray(array, np.int32))
+
+
+def floats(array: ArrayLike) -> Any:
+    """The same as float32."""
+    return ffi.from_buffer(_FLOATS, np.ascontiguousarray(array, np.float32))
+
+
+def doubles(array: ArrayLike) -> Any:
+    """The same as float64."""
+    return ffi.from_buffer(_DOUBLES, np.ascontiguousarray(array, np.float64))
+
+
+def octets(array: ArrayLike) -> Any:
+    """The same as uint8."""
+    return ffi.from_buffer(_BYTES, np.ascontiguousarray(array, np.uint8))

@@ -12,7 +12,7 @@ import cffi
 
 MODULE = "dflash_ggml.decode.native._native"
 FOLDER = Path(__file__).resolve().parent
-HEADERS = ("trees.h", "text_index.h")  # those that others build on first
+HEADERS = ("copy_rates.h", "copies.h", "calibration.h", "trees.h", "text_index.h")  # each after those it builds on
 
 
 def make_ffi() -> cffi.FFI:
@@ -20,7 +20,10 @@ def make_ffi() -> cffi.FFI:
     ffi = cffi.FFI()
     for name in HEADERS:
         ffi.cdef((FOLDER / name).read_text(encoding="utf-8"))
-    ffi.set_source(MODULE, "#include <stdint.h>\n" + "".join(f'#include "{name}"\n' for name in HEADERS))
+    ffi.set_source(
+        MODULE,
+        "#include <stddef.h>\n#include <stdint.h>\n" + "".join(f'#include "{name}"\n' for name in HEADERS),
+    )
     return ffi
 
 

@@ -1,8 +1,41 @@
-// Growing draft trees; see tree.py for what they are. Also read by cffi: plain declarations only.
+// Growing draft trees; see tree.py and merged.py for what they are.
 
-// The `budget` most probable paths of a block of rows, ids and log_probs [n_depths][n_ranks], as `tree.expand` says. Rows fall and
-// hold no NaN. tokens, parents, depths, log_probs: [budget + 1], the root first. Returns the nodes with the root, or -1 where
-// there is no memory.
-int tree_of_rows(int32_t root, const int32_t *ids, const float *log_probs, int n_depths, int n_ranks, int budget,
-                 int chain_seed, double most_cost, int32_t *tokens, int32_t *parents, int32_t *depths,
-                 float *path_log_probs);
+// What a model draft offers. Plain rows: ids and log_probs [n_depths][n_ranks], which fall and hold no NaN; pairs
+// [n_depths][n_ranks][n_ranks] or NULL. asked: not rows, but whatever `growth_give` says when it is asked.
+struct draft {
+    int n_depths, n_ranks, asked;
+    const int32_t *ids;
+    const float *log_probs, *pairs;
+};
+
+// Whether rows hold NaN or values above 0, 1, or do not fall, 2; whether pairs hold NaN.
+int rows_fault(int n_depths, int n_ranks, const float *log_probs);
+int pairs_fault(size_t n, const float *pairs);
+
+// The candidates of rows with pairs at a depth, behind the one of the depth before at `index`, best first: their number. tokens, ranks
+// (places in the row), log_probs: [n_ranks].
+int pairs_after(const struct draft *draft, int depth, int index, int32_t *tokens, int32_t *ranks, double *log_probs);
+
+#define BEST_FIRST 0
+#define CHAIN_SEED 1 // the chain of best children, then best first
+#define SPINE 2      // that chain alone
+
+// The most probable paths of a draft, of copies, or of both, each or NULL, up to a cost, a negative log-probability. Returns the nodes
+// with the root, or -1 without memory. ints: [4][budget + 1], tokens, parents, depths and, as floats, log-probabilities; of copies also
+// cells, and beside them rests and sources [budget + 1].
+int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources, const struct draft *draft,
+              const struct copies *copies, const struct copy_rates *rates, int order, double most_cost);
+
+// The same for a draft that is asked. growth_run returns the cursor whose children it wants, -1 at the end, -2 without memory. Cursors
+// count candidates in the order in which they were given; the root's is 0. growth_give: children, best first; -1 without memory.
+struct growth;
+struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
+                          const struct copies *copies, const struct copy_rates *rates, int order, double most_cost);
+int growth_run(struct growth *growth);
+int growth_give(struct growth *growth, int n, const int32_t *tokens, const double *log_probs);
+int growth_end(const struct growth *growth);
+void growth_free(struct growth *growth);
+
+// Which nodes attend to each of `width` >= n nodes: bits [width][(width + 7) / 8] of zeros. Returns -1, or the last node whose parent
+// is none of those before it and not -1.
+int tree_observers(int n, const int32_t *parents, int width, uint8_t *bits);
