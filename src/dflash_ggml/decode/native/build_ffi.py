@@ -12,7 +12,13 @@ import cffi
 
 MODULE = "dflash_ggml.decode.native._native"
 FOLDER = Path(__file__).resolve().parent
-HEADERS = ("copy_rates.h", "copies.h", "calibration.h", "trees.h", "text_index.h")  # each after those it builds on
+HEADERS = (
+    "copy_rates.h",
+    "copies.h",
+    "calibration.h",
+    "trees.h",
+    "text_index.h",
+)  # each after those it builds on
 
 
 def make_ffi() -> cffi.FFI:
