@@ -111,7 +111,7 @@ class MadeUp:
             self._rows.append(((words[:, None] + rows.ids % RANKS) % self.n_vocab, rows.log_probs))
             right = int(text.right(of, 1)[0])
             # a word that no candidate has is its place's own too
-            self._right.append(int(words[0] + (right if right < RANKS else RANKS)) % self.n_vocab)
+            self._right.append(int(words[0] + min(right, RANKS)) % self.n_vocab)
         self.first = 0
 
     def _words(self, at: np.ndarray, repeats: bool) -> np.ndarray:

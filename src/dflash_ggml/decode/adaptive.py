@@ -350,8 +350,7 @@ class Adaptive:
         n = len(kept)
         if tree.sources is not None:
             n = next((i for i, node in enumerate(kept) if not tree.sources[node] & DRAFT), n)
-        for depth in range(self.depth):
-            self._reach[depth] += ((depth < n) - self._reach[depth]) / MEMORY
+        self._reach[:] = [reach + ((depth < n) - reach) / MEMORY for depth, reach in enumerate(self._reach)]
         return n
 
     def best_cut(self, tree: Tree, costs: Costs, context: int) -> Tree:
@@ -385,18 +384,19 @@ class Adaptive:
         Probabilities err, and the best of several is the one that errs upwards: another width than the usual best must be
         ahead by a margin.
         """
-        most = len(gains) - 1
-        rates = {end: gains[min(end, most)] / ms for end, ms in took.items()}
-        usual = self._rates.setdefault(block, {})
-        for end, rate in rates.items():
-            usual[end] = usual.get(end, rate) + USUAL * (rate - usual.get(end, rate))
-
-        def hoped(end: int) -> float:
-            unused = self._step - self._used.get(end, self._step)
-            return rates[end] / (1 - min(CURIOSITY * unused, MOST_HOPE))
-
-        best, base = max(rates, key=hoped), max(rates, key=usual.__getitem__)
-        if hoped(best) < (1 + MARGIN) * rates[base]:
+        most, usual = len(gains) - 1, self._rates.setdefault(block, {})
+        best = base = 0
+        rates, hope, best_usual = dict[int, float](), 0.0, 0.0
+        for end, ms in took.items():
+            rates[end] = rate = gains[min(end, most)] / ms
+            before = usual.get(end, rate)
+            usual[end] = now = before + USUAL * (rate - before)
+            if now > best_usual:
+                best_usual, base = now, end
+            rate /= 1 - min(CURIOSITY * (self._step - self._used.get(end, self._step)), MOST_HOPE)
+            if rate > hope:
+                hope, best = rate, end
+        if hope < (1 + MARGIN) * rates[base]:
             best = base
         n, ms = min(best, most), took[best]
         return Cut(n, gains[n] * plain / ms, ms - gains[n] * plain, plain / ms)
@@ -438,7 +438,11 @@ class Adaptive:
         """Nodes of the tree to choose from: growing many to keep few costs time. Now and then all are looked at."""
         if self._step % LOOK_AT_ALL == 0 or len(self._recent) < LOOK_BACK:
             return self.budget
-        return next((end for end in self._ends if end > 1.3 * max(self._recent)), self.budget)
+        wanted = 1.3 * max(self._recent)
+        for end in self._ends:
+            if end > wanted:
+                return end
+        return self.budget
 
     def _can_pay(self, took: Mapping[int, float], plain: float) -> bool:
         """Whether any width could win if all that one path can hold were accepted."""

@@ -82,6 +82,7 @@ class TargetPasses:
         self.window = window
         self.rows = RowPool(n_rows)
         self._spare = np.arange(n_rows, n_rows + SPARE)
+        self._steps = np.arange(max(self.most_columns, 1), dtype=np.int32)
         self.workspace = Workspace(device)
         self.graphs = GraphCache(self.workspace, limit=GRAPHS * min(lanes, 2))
 
@@ -158,11 +159,15 @@ class TargetPasses:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
             window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
         _fill_span(graph, sequence, n)
-        steps = np.arange(n, dtype=np.int32)
-        inputs = graph.inputs["ints"].array.reshape(7, n)
-        inputs[:5] = ids, sequence.n_tokens + steps, slots.start + steps, steps - 1, steps
-        inputs[5] = sequence.first_slot
-        np.add(steps, slots.start + 1, inputs[6])
+        first, start = sequence.first_slot, slots.start
+        if n == 1:  # most passes of a text that is decoded plainly
+            graph.inputs["ints"].array[:] = ids[0], sequence.n_tokens, start, -1, 0, first, start + 1
+        else:
+            steps = np.arange(n, dtype=np.int32)
+            inputs = graph.inputs["ints"].array.reshape(7, n)
+            inputs[:5] = ids, sequence.n_tokens + steps, start + steps, steps - 1, steps
+            inputs[5] = first
+            np.add(steps, start + 1, inputs[6])
         for ring in self.state.rings:
             ring.fill(graph, sequence.lane, sequence.n_tokens, n)
         for fill in graph.fillers:
@@ -185,7 +190,9 @@ class TargetPasses:
         width, n = verify_width(tree.n_nodes), tree.width
         slots = sequence.slots(width)
         self.bucket(slots.start + self.tree_rows(tree.n_nodes))  # the commit's rows must exist too
-        window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
+        window = None
+        if self.window is not None:
+            window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
         n_kv = 0 if window else self.bucket(slots.stop)
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
@@ -197,10 +204,11 @@ class TargetPasses:
             ),
         )
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
-        ids[:n], ids[n:] = tree.tokens, tree.tokens[0]
-        positions[:n], positions[n:] = tree.depths + sequence.n_tokens, sequence.n_tokens + 1
-        rows[:] = slots
-        parents[:n], parents[n:] = tree.parents, 0  # padding: children of the root, never looked at
+        ids[:n], parents[:n] = tree.tokens, tree.parents
+        np.add(tree.depths, sequence.n_tokens, positions[:n])
+        if n < width:  # children of the root, never looked at
+            ids[n:], positions[n:], parents[n:] = tree.tokens[0], sequence.n_tokens + 1, 0
+        np.add(self._steps[:width], slots.start, rows)
         _fill_span(graph, sequence, width)
         seen_by = observers(tree, width)
         if window is None:

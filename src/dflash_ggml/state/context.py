@@ -52,6 +52,7 @@ class ContextRows:
         self.end = self.n_rows * (lanes if self.is_ring else 1)
         self.cache = KvCache(device, layers, kv_type, self.end + block)
         self.mask = SlotMask(device, block, block, self.n_rows, self.window, self.is_ring)
+        self._spare = self.end + np.arange(block, dtype=np.int32)
 
     def rows(self, first: int, lane: int, start: int, end: int) -> NDArray[np.int32]:
         """The rows of positions `start` to `end` of the text in the slots from `first` on, or of a lane's ring."""
@@ -60,7 +61,7 @@ class ContextRows:
 
     def spare(self, n: int) -> NDArray[np.int32]:
         """n rows that nobody reads; beyond a block some of them again."""
-        return self.end + np.arange(n, dtype=np.int32) % self.block
+        return self._spare[:n] if n <= self.block else np.resize(self._spare, n)
 
     def used(self, first: int, lane: int, end: int) -> int:
         """Rows that a graph must look at for a block that ends before position `end`."""

@@ -139,14 +139,17 @@ class SlotMask:
     ) -> None:
         """Fill out [slots, width] with the values of the slots from `first` on, for a pass at `start`."""
         at = start - first  # of the own slots, which may begin before or end after the others
-        prefix = out[: max(at, 0)]
+        n = min(max(at, 0), len(out))
+        prefix = out[:n]
         prefix[:] = 0
-        before = max(-first, 0)  # slots below 0, in front of a ring's first round
-        if valid is not None and not (held := valid[first + before :][: max(len(prefix) - before, 0)]).all():
-            prefix[before:][~held] = HIDDEN
-        prefix[: max(self._origin - first, 0)] = HIDDEN
-        out[len(prefix) :] = HIDDEN
-        slots = out[max(at, 0) : max(at + len(own), 0)]
+        if valid is not None:
+            before = max(-first, 0)  # slots below 0, in front of a ring's first round
+            if not (held := valid[first + before :][: max(n - before, 0)]).all():
+                prefix[before:][~held] = HIDDEN
+        if self._origin > first:
+            prefix[: self._origin - first] = HIDDEN
+        out[n:] = HIDDEN
+        slots = out[n : max(at + len(own), 0)]
         slots[:, : own.shape[1]] = own[max(-at, 0) :][: len(slots)]
         if self.window is not None and at + self.width > self.window:
             lag = np.arange(first, first + len(out))[:, None] - np.arange(start, start + self.width)

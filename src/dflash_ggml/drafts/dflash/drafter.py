@@ -161,6 +161,7 @@ class DFlashDrafter(Drafter):
         self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block, host.lanes)
         self.held = np.zeros(n_rows, bool)  # which slots hold a token's context
         self.graphs = host.graphs
+        self._steps = np.arange(self.block, dtype=np.int32)
         every = np.ones((self.block, self.block), bool)
         # who sees each column of a block, as bits, per group of the context
         self._causal = [
@@ -206,8 +207,9 @@ class DFlashDrafter(Drafter):
         graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
         ints = graph.inputs["ints"].array.reshape(-1, block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(sequence, sequence.unseen, start)])
-        ints[2] = sequence.pending, *[0 if p.has_mask_vector else p.mask_id] * (block - 1)
-        ints[3] = range(start, start + block)
+        ints[2] = 0 if p.has_mask_vector else p.mask_id
+        ints[2, 0] = sequence.pending
+        np.add(self._steps[:block], start, ints[3])
         for i, (group, seen_by) in enumerate(zip(groups, self._seen_by)):
             ints[5 + 2 * i] = group.rows(first, 0, start, start + block)
             group.fill_mask(graph, f"mask{i}", first, start, seen_by[:block], self.held)
@@ -353,12 +355,14 @@ class DFlashDrafter(Drafter):
             start, first = end - len(taken), sequence.first_slot
             here = slice(at, at := at + len(taken))
             self.held[first + start : first + end] = True
-            columns[here], positions[here] = taken, range(start, end)
+            columns[here] = taken
+            np.add(self._steps[: len(taken)], start, positions[here])
             for group, of_group in zip(groups, rows):
                 of_group[here] = group.rows(first, sequence.lane, start, end)
-        columns[at:] = positions[at:] = 0
-        for group, of_group in zip(groups, rows):
-            of_group[at:] = group.spare(len(columns) - at)
+        if at < len(columns):
+            columns[at:] = positions[at:] = 0
+            for group, of_group in zip(groups, rows):
+                of_group[at:] = group.spare(len(columns) - at)
 
     # ---- what it has seen
 
