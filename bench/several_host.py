@@ -1,0 +1,211 @@
+"""What the host does in a step of several texts, part by part, with no device behind it: microseconds of processor time.
+
+    python bench/several_host.py [--users 4 8 16] [--texts easy half] [--steps 200] [--json FILE]
+
+The embedded pair, its passes left out once each graph has run; what they would say is MADE UP as in side_by_side.py, and what
+they would take is what one H100 took for the 27B shape (tests/reference/virtual_clock.py), so that widths and shares are those of
+such a step. Time is the thread's own: others on the machine disturb it less. Medians over steps; a part does not count those
+inside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+from common import ROOT, header, save
+from several_sim import texts
+from side_by_side import MadeUp, equal_shares
+
+from dflash_ggml.config import DRAFTS, EngineConfig
+from dflash_ggml.decode.forest import Forest
+from dflash_ggml.decode.joint_costs import JointCosts
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.together import Together
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from dflash_ggml.ggml.bindings import ffi
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference.virtual_clock import SEVERAL_H100, JointMachine
+
+WARM_UP = 60  # steps
+PROMPT = 40  # tokens
+BUSY = "meanwhile"  # a part that a GPU does not wait for
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting. parts: medians of microseconds a step; columns, tokens: means of a step."""
+
+    texts: str
+    users: int
+    setting: str
+    columns: float
+    tokens: float
+    parts: dict[str, float]
+
+    @property
+    def waited_for(self) -> float:
+        """Microseconds of a step for which a device has nothing to do."""
+        return sum(us for part, us in self.parts.items() if part != BUSY)
+
+
+class Parts:
+    """Times of methods, those inside them taken out."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, int] = {}
+        self._inner = [0]
+
+    def wrap(self, owner: Any, name: str, part: str) -> None:
+        """Count the time of this method of an object (or class) under `part`."""
+        setattr(owner, name, self.timed(getattr(owner, name), part))
+
+    def timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """`call`, with its time counted under `part`."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._inner.append(0)
+            began = time.thread_time_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                took = time.thread_time_ns() - began
+                self.now[part] = self.now.get(part, 0) + took - self._inner.pop()
+                self._inner[-1] += took
+
+        return timed
+
+
+def without_device(engine: Engine, parts: Parts, machine: JointMachine) -> None:
+    """Let graphs run once each, under `passes`, and passes be measured as the machine's."""
+    seen = set[int]()
+
+    def run(cgraph: Any) -> None:
+        if (key := int(ffi.cast("intptr_t", cgraph))) not in seen:
+            seen.add(key)
+            compute(cgraph)
+
+    compute = engine.device.run
+    engine.device.run = parts.timed(run, "passes")  # type: ignore[method-assign]
+    stepper = engine.stepper
+    joint = stepper.joint = JointCosts(machine.costs())
+    known = {
+        "verify": machine.verify_ms,
+        "plain": lambda columns, n: machine.plain_ms(n),
+        "draft": lambda columns, n: machine.draft_ms(columns) + machine.commit * n,
+        "host": lambda columns, n: machine.host_ms(n),
+        "commit": lambda columns, n: 0.05,
+    }
+    measured = joint.measured
+
+    def as_on(kind: Any, ms: float, columns: int, sequences: int, context: int = 0) -> None:
+        measured(kind, known[kind](columns, sequences), columns, sequences, context)
+
+    joint.measured = as_on  # type: ignore[method-assign]
+
+
+def watched(engine: Engine, made_up: MadeUp, parts: Parts) -> None:
+    """Count what a step is made of."""
+    stepper, passes = engine.stepper, engine.passes
+    for name in ("propose", "propose_each"):
+        parts.wrap(engine.drafter, name, "propose")
+    for owner, name, part in (
+        (made_up, "_rows", "made up"),
+        (passes, "verify_each", "fill verify"),
+        (passes, "choices", "made up"),
+        (made_up, "_choices", "read"),
+        (passes, "commit_each", "fill commit"),
+        (stepper, "_plans", "next"),
+        (stepper, "_trees", "grow"),
+        (stepper, "_columns", "columns"),
+        (stepper, "_walk", "walk"),
+        (stepper, "_commit", "commit"),
+        (stepper, "_learn_costs", "costs"),
+        (stepper, "_observe", "observe"),
+        (stepper, "_step_of", "report"),
+        (Together, "share", "share"),  # of the class: equal shares stand before the object's own
+        (Together, "share", "share"),  # of the class: equal shares stand before the object's own
+        (Together, "meanwhile", BUSY),
+        (engine, "_ready", "ready"),
+    ):
+        parts.wrap(owner, name, part)
+    Forest.of = parts.timed(Forest.of, "forest")  # type: ignore[method-assign]
+    engine.step = parts.timed(engine.step, "rest")  # type: ignore[method-assign]
+
+
+def measured(
+    engine: Engine, made_up: MadeUp, parts: Parts, kind: str, users: int, setting: str, steps: int
+) -> Row:
+    """Steps of so many texts of a kind."""
+    rng, places, runs = np.random.default_rng(users), [], []
+    for text in texts(kind, users, 1):
+        place = engine.open(PROMPT + 20 * (steps + WARM_UP))
+        made_up.of_lane[place.sequence.lane] = text
+        place.prefill(rng.integers(0, engine.n_vocab, PROMPT).tolist())
+        runs.append(place.begin(Sampler(SamplingParams(temperature=0), engine.n_vocab), stop=lambda _: False))
+        place.first(runs[-1])
+        places.append(place)
+    found, columns, tokens = list[dict[str, int]](), list[int](), list[int]()
+    with equal_shares(engine, int(setting.split()[1]) if setting.startswith("equal") else 0):
+        for step in range(WARM_UP + steps):
+            parts.now = {}
+            done = engine.step(runs)
+            if step >= WARM_UP:
+                found.append(parts.now)
+                columns.append(sum(1 + one.n_draft for one in done))
+                tokens.append(sum(len(one.tokens) for one in done))
+    for place in places:
+        place.close()
+    names = sorted({name for one in found for name in one} - {"made up", "passes"})
+    of = {name: median(one.get(name, 0) for one in found) / 1e3 for name in names}
+    return Row(kind, users, setting, mean(columns), mean(tokens), of)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--users", type=int, nargs="+", default=[4, 8, 16])
+    p.add_argument("--texts", nargs="+", choices=["easy", "half", "hard"], default=["easy", "half"])
+    p.add_argument("--steps", type=int, default=200)
+    p.add_argument("--json", metavar="FILE")
+    a = p.parse_args()
+    most = max(a.users)
+    config = EngineConfig(
+        Path(EMBEDDED_TARGET),
+        Path(EMBEDDED_DRAFT),
+        spec=DRAFTS,
+        parallel=most,
+        n_ctx=most * (PROMPT + 20 * (a.steps + WARM_UP)),
+        n_threads=1,
+        calibrate="never",
+    )
+    print("MADE-UP acceptance and no device: what the host does, in microseconds of a step", file=sys.stderr)
+    rows = []
+    with Engine.load(config) as engine:
+        parts, made_up = Parts(), MadeUp(engine)
+        without_device(engine, parts, SEVERAL_H100)
+        watched(engine, made_up, parts)
+        for kind in a.texts:
+            for users in a.users:
+                for setting in (f"equal {64 // users} columns", "as decided"):
+                    row = measured(engine, made_up, parts, kind, users, setting, a.steps)
+                    rows.append(row)
+                    each = " ".join(f"{name} {us:.0f}" for name, us in row.parts.items())
+                    print(
+                        f"{kind:5} {users:3} users  {setting:17} {row.columns:5.1f} columns, {row.tokens:5.1f} tokens, "
+                        f"{row.waited_for:6.0f} us waited for: {each}",
+                        flush=True,
+                    )
+    save(a.json, {**header(), "made_up": True, "rows": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    main()
