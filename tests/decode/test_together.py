@@ -17,7 +17,7 @@ from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.prospect import Prospect
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.shared_heap import best_first
-from dflash_ggml.decode.together import PLAIN, Member, Together, _Choice, blocks
+from dflash_ggml.decode.together import PLAIN, STARVED, Member, Together, _Choice, blocks
 from dflash_ggml.decode.tree import Tree
 from reference.virtual_clock import (
     JOINT_CPU,
@@ -139,6 +139,7 @@ def test_a_text_whose_draft_gives_no_numbers_is_not_drafted():
 def test_a_draft_without_numbers_ends_no_other_text(monkeypatch: pytest.MonkeyPatch, n: int, at: int):
     """It shows between the plans of a step and the look at who drafts next, here everybody who can."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    costs.measured("plain", SEVERAL_H100.plain_ms(n), n, n)
     monkeypatch.setattr(
         together, "_choices", lambda free, *rest: iter([_Choice(frozenset(free), DEPTH + 1, 1.0, 1.0)])
     )
@@ -206,6 +207,45 @@ def test_a_tree_that_is_cut_is_learned_as_one(monkeypatch: pytest.MonkeyPatch):
     assert cut
 
 
+def test_what_plain_batching_takes_gets_known_though_drafting_pays():
+    """What drafting is held against: a few plain steps, once, for about as many texts."""
+    together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    plain = list[tuple[int, int]]()
+    for n in (8, 16, 12):
+        members = [free() for _ in range(n)]
+        for step in range(30):
+            plans = together.next(members, costs)
+            if step and all(plan.kind == "plain" for plan in plans):
+                plain.append((n, step))
+                costs.measured("plain", SEVERAL_H100.plain_ms(n), n, n)
+            trees = together.share(grown(members, plans, step))
+            together.meanwhile()
+            together.observe(trees, [None] * n, 10.0)
+    assert [n for n, _ in plain] == [8]  # half as many and more say enough of sixteen
+    assert costs.knows("plain", 16) and not costs.knows("plain", 3) and costs.knows("plain", 1)
+
+
+@pytest.mark.parametrize("plain", [6.0, 9.0, 10.5, 12.0, 14.0])
+def test_a_width_that_would_starve_a_text_gives_way_to_a_narrower_one(plain: float):
+    """Not the whole set of drafting texts with it: of the widths that leave half of its speed the best is taken."""
+    together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    for _ in range(3):
+        costs.measured("plain", plain, 16, 16)
+    members = [free() for _ in range(16)]
+    together.next(members, costs)
+    for member in members[:8]:
+        assert member.adaptive is not None
+        for _ in range(6):
+            together.prospect(member.adaptive).learn(
+                [1.0, *(0.95 - 0.05 * i for i in range(15))], range(16), [16, 8, 4], 16
+            )
+    choice = together._rate(frozenset(range(8)), 8, 0, 16, costs, 9)
+    widest = together._rate(frozenset(range(8)), 8, 0, 16, costs, 9, starved=0.0)
+    assert choice.slowest * plain >= STARVED or choice.nodes == 0
+    assert choice.nodes <= widest.nodes == 48
+    assert (choice.nodes == widest.nodes) == (widest.slowest * plain >= STARVED)
+
+
 # ---- in virtual time
 
 
@@ -243,7 +283,7 @@ def test_one_heap_is_worth_more_than_equal_shares():
     assert shared.rate >= 1.08 * decode_together(texts(8, EASY, HARD), JOINT_H100, 200, share=equal).rate
 
 
-@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("n", [4, 8, 16])
 def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(n: int):
     """Half easy, half hard, by what passes were measured to take; shares of 64 columns, after drafts as long."""
     columns = 64 // n

@@ -49,6 +49,10 @@ class JointCosts:
             return median(cell) * self.costs.pace
         return max(self._alone(kind, columns, context) + self._extra(kind, sequences) * self.costs.pace, 0.0)
 
+    def knows(self, kind: JointPass, sequences: int) -> bool:
+        """Whether what so many sequences add was measured, or what half to twice as many do."""
+        return sequences < 2 or any(n <= 2 * sequences <= 4 * n for n in self._extras.get(kind, ()))
+
     def _alone(self, kind: JointPass, columns: int, context: int) -> float:
         """A pass of one sequence with so many columns; beyond the widest that is known on the line of the last two."""
         curve = self._of_one(kind, context)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, log
 from typing import TYPE_CHECKING
@@ -38,10 +38,10 @@ MOST_COLUMNS = 64  # of a pass: products over more are no longer read-bound on a
 REFRESH = 8  # steps between looks at who drafts, and at what passes cost
 YOUNG, SOON = 64, 4  # steps in which it is looked at who drafts of new company more often, and how often
 FIRST = 2  # texts that are drafted where nothing is known of any
-FAIR = 0.04  # of the rate of all that is given up so that the slowest text is faster
+FAIR = 0.01  # of the rate of all that is given up so that the slowest text is faster
 STARVED = 0.5  # of its speed in plain batching: less is expected of no text because others are drafted
-NARROWER = 0.015  # the same within a step
-MARGIN = 0.03  # by which another set of drafting sequences must be ahead to be chosen
+NARROWER = 0.005  # the same within a step
+MARGIN = 0.02  # by which another set of drafting sequences must be ahead to be chosen
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what a part of it misses
 SHORTEST = 4  # columns of a draft
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
@@ -243,6 +243,13 @@ class Together:
             self._look_again()
         chosen = self._chosen
         assert chosen is not None
+        if (
+            not fixed
+            and chosen.drafting
+            and (self._step - self._met_at) % SOON == 1
+            and not costs.knows("plain", n)
+        ):
+            return none  # what drafting is held against must be known too, and this is how it gets known
         block = chosen.block
         if chosen.drafting and self._step - self._whole_at > OTHER_BLOCK:
             whole = self._ms_of_draft(len(chosen.drafting), self._blocks[0], costs, context)
@@ -312,9 +319,17 @@ class Together:
         return self.prospect(adaptive).of(block, min(most, adaptive.budget))
 
     def _rate(
-        self, drafting: frozenset[int], block: int, fixed: int, n: int, costs: JointCosts, context: int
+        self,
+        drafting: frozenset[int],
+        block: int,
+        fixed: int,
+        n: int,
+        costs: JointCosts,
+        context: int,
+        starved: float = STARVED,
     ) -> _Choice:
-        """Tokens per millisecond of the best width, if these members draft."""
+        """Tokens per millisecond of the best width, if these members draft; of those that leave every text `starved` of its speed
+        in plain batching, if there is one."""
         parts = [self._gains(i, block, self.most - n) for i in drafting]
         gains, often = (np.concatenate(both) for both in zip(*parts)) if parts else (np.zeros(0), np.zeros(0))
         order = np.argsort(-gains)
@@ -322,17 +337,18 @@ class Together:
         nodes_so_far = np.concatenate([[0.0], np.cumsum(often)])
         sums = np.concatenate([[0.0], np.cumsum(falling * often)])
         ms = self._costs(n, fixed + len(drafting), block, costs, context)
-        best = _Choice(drafting, block, 0.0)
+        best, plain = _Choice(drafting, block, 0.0), self._cost("plain", n, n, costs, context)
         ends = self._ends(n, int(nodes_so_far[-1] + 0.5))
         for nodes, tokens in zip(ends, np.interp(ends, nodes_so_far, sums).tolist()):
-            took = ms(nodes)
+            took, least = ms(nodes), 0.0  # tokens of the slowest text beside its certain one
             rate = (n + tokens) / took if took > 0 else 0.0
-            if rate > best.rate:
-                best = _Choice(drafting, block, rate, 1 / took, nodes)
-        if best.nodes and len(drafting) == n:
-            at = min(int(np.searchsorted(nodes_so_far[1:], best.nodes)), len(falling) - 1)
-            slowest = min([float((g * w)[g >= falling[at]].sum()) for g, w in parts])
-            best = replace(best, slowest=best.slowest * (1 + slowest))
+            if rate <= best.rate:
+                continue
+            if nodes and len(drafting) == n:
+                at = min(int(np.searchsorted(nodes_so_far[1:], nodes)), len(falling) - 1)
+                least = min([float((g * w)[g >= falling[at]].sum()) for g, w in parts])
+            if starved * took <= plain * (1 + least) or not best.rate:
+                best = _Choice(drafting, block, rate, (1 + least) / took, nodes)
         return best
 
     def _tries(
