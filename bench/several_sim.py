@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from common import ROOT, header, save
 
+from dflash_ggml.decode.drafting import blocks
 from dflash_ggml.decode.plan import Plan
-from dflash_ggml.decode.shared_heap import best_first
-from dflash_ggml.decode.together import PLAIN, Together, blocks
+from dflash_ggml.decode.shared_heap import shares
+from dflash_ggml.decode.together import PLAIN, Together
 from dflash_ggml.decode.tree import Tree
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -82,11 +83,10 @@ def heap(columns: int) -> Callable[[Together, list[Tree], list[Plan]], list[Tree
     def share(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
         together.share(trees)
         known = [member.adaptive.calibration for member in together.members if member.adaptive]
-        gains = [calibration.path_probabilities(tree)[1:].tolist() for calibration, tree in zip(known, trees)]
-        counts = [0] * len(trees)
-        for i, _ in best_first(gains, columns - len(trees)):
-            counts[i] += 1
-        return [tree.first(count) for tree, count in zip(trees, counts)]
+        gains = [one.path_probabilities(tree) for one, tree in zip(known, trees)]
+        room = columns - len(trees)
+        counts, _ = shares(gains, [1] * len(trees), room, [room], [1.0])
+        return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
     return share
 

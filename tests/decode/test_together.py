@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import random
-from itertools import product
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from dflash_ggml.decode.adaptive import Adaptive, Experience
 from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.company import Company, Member
 from dflash_ggml.decode.controller import Fixed
 from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.drafting import STARVED, Choice, blocks
 from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.prospect import Prospect
 from dflash_ggml.decode.sequence import Sequence
-from dflash_ggml.decode.shared_heap import best_first
-from dflash_ggml.decode.together import PLAIN, STARVED, Member, Together, _Choice, blocks
+from dflash_ggml.decode.together import PLAIN, Together
 from dflash_ggml.decode.tree import Tree
 from reference.virtual_clock import (
     JOINT_CPU,
@@ -42,30 +42,6 @@ def plain_rate(machine: JointMachine, n: int) -> float:
 
 
 # ---- the heap
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_heap_takes_the_largest_sum_that_lists_allow(seed: int):
-    """Of lists that fall, no other choice of so many entries from their fronts is worth more."""
-    rng = random.Random(seed)
-    lists = [sorted((rng.random() for _ in range(rng.randint(0, 5))), reverse=True) for _ in range(4)]
-    most = rng.randint(0, 8)
-    found = sum(gain for _, gain in best_first(lists, most))
-    choices = product(*(range(len(one) + 1) for one in lists))
-    best = max(sum(sum(one[:n]) for one, n in zip(lists, ns)) for ns in choices if sum(ns) <= most)
-    assert found == pytest.approx(best)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_heap_takes_each_list_from_its_front(seed: int):
-    """Also of lists that do not fall, and never less than equal shares where it stops between two runs."""
-    rng = random.Random(seed)
-    lists = [[rng.random() ** 2 for _ in range(6)] for _ in range(5)]
-    taken = list(best_first(lists, 30))
-    for i, one in enumerate(lists):
-        assert [gain for j, gain in taken if j == i] == one
-    assert [i for i, _ in best_first([[0.1, 0.9], [0.3]], 3)] == [0, 0, 1]
-    assert list(best_first(lists, 0)) == [] and list(best_first([[], []], 4)) == []
 
 
 def grown(members: list[Member], plans: list[Plan], seed: int = 0) -> list[Tree]:
@@ -140,9 +116,12 @@ def test_a_draft_without_numbers_ends_no_other_text(monkeypatch: pytest.MonkeyPa
     """It shows between the plans of a step and the look at who drafts next, here everybody who can."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
     costs.measured("plain", SEVERAL_H100.plain_ms(n), n, n)
-    monkeypatch.setattr(
-        together, "_choices", lambda free, *rest: iter([_Choice(frozenset(free), DEPTH + 1, 1.0, 1.0)])
-    )
+
+    def everybody(company: Company, fixed: int) -> Iterator[Choice]:
+        free = [i for i, adaptive in enumerate(company.free) if adaptive]
+        return iter([Choice(frozenset(free), DEPTH + 1, 1.0, 1.0)])
+
+    monkeypatch.setattr(together.drafting, "_choices", everybody)
     members = [free() for _ in range(n)]
     for step in range(1, 12):
         plans = together.next(members, costs)
@@ -159,8 +138,8 @@ def test_a_draft_without_numbers_ends_no_other_text(monkeypatch: pytest.MonkeyPa
 def test_what_copies_are_worth_cuts_no_draft(monkeypatch: pytest.MonkeyPatch, drafts: bool):
     """Near-certain ones would: of the next draft nothing that is much less likely would be grown."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
-    chosen = _Choice(frozenset([0, 1] if drafts else []), DEPTH + 1, 1.0, 1.0)
-    monkeypatch.setattr(together, "_choose", lambda *asked: chosen)
+    chosen = Choice(frozenset([0, 1] if drafts else []), DEPTH + 1, 1.0, 1.0)
+    monkeypatch.setattr(together.drafting, "choose", lambda *asked: chosen)
     members = [
         Member(Sequence([0] * 9, 7), Adaptive(31, DEPTH, Experience(), object()))  # type: ignore[arg-type]
         for _ in range(2)
@@ -194,8 +173,8 @@ def test_nodes_that_were_not_grown_are_not_worth_nothing():
 def test_a_tree_that_is_cut_is_learned_as_one(monkeypatch: pytest.MonkeyPatch):
     """What is expected of a text has as many nodes as its budget, also while few are grown."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
-    chosen = _Choice(frozenset([0, 1]), DEPTH + 1, 1.0, 1.0)
-    monkeypatch.setattr(together, "_choose", lambda *asked: chosen)
+    chosen = Choice(frozenset([0, 1]), DEPTH + 1, 1.0, 1.0)
+    monkeypatch.setattr(together.drafting, "choose", lambda *asked: chosen)
     members, cut = [free(), free()], 0
     for step in range(15):
         plans = together.next(members, costs)
@@ -239,8 +218,8 @@ def test_a_width_that_would_starve_a_text_gives_way_to_a_narrower_one(plain: flo
             together.prospect(member.adaptive).learn(
                 [1.0, *(0.95 - 0.05 * i for i in range(15))], range(16), [16, 8, 4], 16
             )
-    choice = together._rate(frozenset(range(8)), 8, 0, 16, costs, 9)
-    widest = together._rate(frozenset(range(8)), 8, 0, 16, costs, 9, starved=0.0)
+    asked = Company(members, together.others), frozenset(range(8)), 8, 0
+    choice, widest = together.drafting.rate(*asked), together.drafting.rate(*asked, starved=0.0)
     assert choice.slowest * plain >= STARVED or choice.nodes == 0
     assert choice.nodes <= widest.nodes == 48
     assert (choice.nodes == widest.nodes) == (widest.slowest * plain >= STARVED)

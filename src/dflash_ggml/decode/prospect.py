@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 LOOK_BACK = 6  # trees of a text that are remembered
 SURE = 2.0  # nodes that a promise is believed for before any came
@@ -55,23 +55,27 @@ class Prospect:
 
     def learn(
         self,
-        probability: Items[float],
-        depths: Items[int],
+        probability: ArrayLike,
+        depths: ArrayLike,
         blocks: Items[int],
         drafted: int,
         whole: bool = True,
     ) -> None:
         """Take in the calibrated path probabilities of a grown tree, root first, of a draft of `drafted` columns. whole: whether
         all was grown; what was not is worth less than the least node and no more than in the tree before, not nothing."""
-        if self.others is not None:
-            self.others.learn(probability, depths, blocks, drafted, whole)
-        nodes, deep = np.array(probability), np.array(depths)
-        least = min(probability[1:], default=0.0)
+        nodes, deep = np.asarray(probability, np.float64)[1:], np.asarray(depths)[1:]
+        least = float(nodes.min()) if len(nodes) else 0.0
         for block in blocks:
             if block <= drafted:
-                found = np.sort(nodes[(deep > 0) & (deep < block)])[::-1]
-                trees = self.gains.setdefault(block, deque(maxlen=LOOK_BACK))
-                before = trees or (self.others.gains[block] if self.others else ())
-                if not whole and before:
-                    found = np.concatenate([found, np.minimum(before[-1][len(found) :], least)])
-                trees.append(found)
+                found = np.sort(nodes if block == drafted else nodes[deep < block])[::-1]
+                if self.others is not None:
+                    self.others._take(block, found, least, whole)
+                self._take(block, found, least, whole)
+
+    def _take(self, block: int, found: NDArray[np.float64], least: float, whole: bool) -> None:
+        """Remember a tree's gains."""
+        trees = self.gains.setdefault(block, deque(maxlen=LOOK_BACK))
+        before = trees or (self.others.gains[block] if self.others else ())
+        if not whole and before:
+            found = np.concatenate([found, np.minimum(before[-1][len(found) :], least)])
+        trees.append(found)

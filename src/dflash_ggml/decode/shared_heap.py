@@ -1,30 +1,58 @@
-"""One heap over the candidates of several trees, each of which is taken from its front."""
+"""One heap over the candidates of several trees, each of which is taken from its front.
+
+An entry that is worth more than one before it lifts that one: what stands together is taken by its mean, so that any number of
+entries has as large a sum as lists that must be taken from the front allow, but for those cut within such a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .native import doubles, ffi, lib
+
+_INTS, _DOUBLES = ffi.typeof("int32_t[]"), ffi.typeof("double[]")
 
 
-def best_first(gains: Sequence[list[float]], most: int) -> list[tuple[int, float]]:
-    """Best first over several lists: (list, gain) of up to `most` entries, each list in its own order.
+def shares(
+    gains: Items[NDArray[np.float64]],
+    counts: Items[int],
+    room: int,
+    ends: Items[int],
+    ms: Items[float],
+    flat: float = 0.0,
+    narrower: float = 0.0,
+) -> tuple[list[int], list[float]]:
+    """How many entries of each list are taken, from its front, and what they sum to: so many as are worth most per millisecond.
 
-    An entry that is worth more than one before it lifts that one: what stands together is taken by its mean, so that any number
-    of entries has as large a sum as lists that must be taken from the front allow, but for those cut within such a run.
+    gains: by list, what each entry is worth. counts: entries that are in anyhow. room: entries beside those. ends: numbers of
+    entries beside those that fill a pass, rising; ms: what a step with so many takes. flat: an end that saves less than this
+    share of the time of a wider one is left out; narrower: the same of the best rate, within which the narrowest is taken.
+    Raises ValueError for numbers outside of their ranges.
     """
-    entries = [(-key, i, at) for i, one in enumerate(gains) for at, key in enumerate(_falling(one))]
-    entries.sort()  # as the keys fall, the order in which a heap of the fronts would give them
-    return [(i, gains[i][at]) for _, i, at in entries[: max(most, 0)]]
-
-
-def _falling(gains: list[float]) -> list[float]:
-    """The means of adjacent entries, pooled until they fall."""
-    if sorted(gains, reverse=True) == gains:
-        return gains
-    pools: list[tuple[float, int]] = []
-    for gain in gains:
-        total, count = gain, 1
-        while pools and pools[-1][0] * count < total * pools[-1][1]:
-            before, n = pools.pop()
-            total, count = total + before, count + n
-        pools.append((total, count))
-    return [total / count for total, count in pools for _ in range(count)]
+    n = len(gains)
+    if not n or len(counts) != n or not ends or len(ms) != len(ends):
+        raise ValueError(f"{n} lists with {len(counts)} counts, {len(ends)} ends with {len(ms)} times")
+    all_gains = np.concatenate(gains)
+    taken, promised = ffi.new(_INTS, counts), ffi.new(_DOUBLES, n)
+    found = lib.heap_shares(
+        n,
+        doubles(all_gains),
+        ffi.new(_INTS, list(accumulate([len(one) for one in gains], initial=0))),
+        taken,
+        room,
+        len(ends),
+        ffi.new(_INTS, ends),
+        ffi.new(_DOUBLES, ms),
+        flat,
+        narrower,
+        promised,
+    )
+    if found == -1:
+        raise MemoryError(f"a heap of {len(all_gains)} entries")
+    if found < 0:
+        raise ValueError(f"counts {list(counts)} or ends {list(ends)} are out of range")
+    return ffi.unpack(taken, n), ffi.unpack(promised, n)

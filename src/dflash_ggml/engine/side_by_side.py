@@ -12,6 +12,7 @@ import numpy as np
 
 from ..decode.accept import Accepted
 from ..decode.candidates import Candidates, NoNumbers
+from ..decode.company import Member
 from ..decode.costs import Costs
 from ..decode.forest import Forest, root_only
 from ..decode.joint_costs import JointCosts, JointPass
@@ -19,7 +20,7 @@ from ..decode.merged import Merged, observe
 from ..decode.plan import Plan
 from ..decode.reduced import ReducedRows, Watch
 from ..decode.sequence import Sequence
-from ..decode.together import Member, Together
+from ..decode.together import Together
 from ..decode.tree import Tree
 from ..drafts.drafter import Drafter
 from ..errors import as_exception

@@ -12,13 +12,14 @@ import cffi
 
 MODULE = "dflash_ggml.decode.native._native"
 FOLDER = Path(__file__).resolve().parent
-HEADERS = (
+HEADERS = (  # each after those it builds on
     "copy_rates.h",
     "copies.h",
     "calibration.h",
     "trees.h",
+    "shared_heap.h",
     "text_index.h",
-)  # each after those it builds on
+)
 
 
 def make_ffi() -> cffi.FFI:
