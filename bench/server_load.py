@@ -1,15 +1,19 @@
 """Real HTTP clients at a server: requests arrive at random, so many at a time at most; speed in sum, first tokens, percentiles.
 
-    python bench/server_load.py [--requests 64] [--clients 1 8] [--rate R] [--json FILE] [dflash-serve options]
+    python bench/server_load.py [--requests 64] [--clients 1 8] [--rounds N] [--rate R] [--json FILE] [dflash-serve options]
     python bench/server_load.py --llama-server PATH --llama-options "-m MODEL.gguf -np 8 ..." [...]
     python bench/server_load.py --soak 5000 --disconnects 1000 [dflash-serve options]
 
 Arrivals are Poisson: `--rate` requests a second in the mean (0: as fast as the clients come free), at most `--clients` at a time;
-who comes when all are taken waits, and that counts. Every number of clients is a row. A llama-server is started in the same run,
-with the options that it is given, and asked the same. A soak has clients that hang up. It begins once caches that fill to a limit
-have done so, after five parts at most: graphs, one for each shape of a pass that has come, and past outputs that may be copied
-from. Snapshots of prompts are another such cache; `--cache-mb 0` keeps none. The exit code says whether the server's memory after
-the last of five parts is that after the first within 1 %.
+who comes when all are taken waits, and that counts. Every number of clients is a row, with a server of its own: the next row asks
+the same, and could copy from answers that were kept. A llama-server is started in the same run, in turn with ours, with the
+options that it is given, and asked the same. Beside what the clock says stands processor time, of the server and of the clients
+here: on a machine that others use only that is to be trusted.
+
+A soak has clients that hang up. It begins once caches that fill to a limit have done so, after five parts at most: graphs, one
+for each shape of a pass that has come, and past outputs that may be copied from. Snapshots of prompts are another such cache;
+`--cache-mb 0` keeps none. The exit code says whether the server's memory after the last of five parts is that after the first
+within 1 %.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import shlex
@@ -44,6 +49,7 @@ PROMPTS = (
     "def read_config(path: str) -> dict:\n",
     "    return [x for x in items if",
 )
+TEXT = re.compile(rb'"text":"[^"]')  # a piece of an answer that is not empty
 STARTED_SECONDS = 600.0
 FLAT = 1.01  # memory at the end of a soak, to that after its first fifth
 HANG = 300.0  # seconds after which a request counts as lost
@@ -112,12 +118,13 @@ async def ask(port: int, body: dict[str, object], seen: Seen, leave_after: int |
         while line := await reader.readline():
             if not line.startswith(b"data: {"):
                 continue
-            event = json.loads(line[6:])
-            if any(choice.get("text") for choice in event.get("choices", ())):
+            if (
+                b'"usage":{' in line
+            ):  # the last; the others are not parsed, for these clients share the server's cores
+                seen.tokens = json.loads(line[6:])["usage"]["completion_tokens"]
+            elif TEXT.search(line):
                 pieces += 1
                 seen.first = seen.first or time.perf_counter() - start - seen.arrived
-            if event.get("usage"):
-                seen.tokens = event["usage"]["completion_tokens"]
             if leave_after is not None and pieces >= leave_after:
                 seen.end = "left"
                 return
@@ -157,7 +164,7 @@ def percentile(values: list[float], part: float) -> float:
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
-def summary(seen: list[Seen]) -> dict[str, object]:
+def summary(seen: list[Seen]) -> dict[str, Any]:
     """A row: counts, tokens per second in sum, percentiles of first tokens (ms) and of a request's own tokens per second."""
     done = [one for one in seen if one.end == "200"]
     wall = max((one.arrived + one.seconds for one in seen), default=0.0)
@@ -177,12 +184,24 @@ def summary(seen: list[Seen]) -> dict[str, object]:
     }
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started (Linux)."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for listed in lists for child in listed.read_text().split()]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and of those that it started, in seconds (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(child) for child in children(pid))
+
+
 def resident_mib(pid: int) -> float:
     """Resident set of a process and of those that it started, in MiB (Linux)."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    others = [child for listed in lists for child in listed.read_text().split()]
-    return (int(found.group(1)) / 1024 if found else 0.0) + sum(resident_mib(int(child)) for child in others)
+    own = int(found.group(1)) / 1024 if found else 0.0
+    return own + sum(resident_mib(child) for child in children(pid))
 
 
 def started(command: list[str], port: int) -> subprocess.Popen[bytes]:
@@ -210,26 +229,32 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def measured(
-    name: str, command: list[str], port: int, loads: list[Load], warm: int = 8
-) -> list[dict[str, object]]:
-    """The rows of one server, a warm-up before them."""
-    process, rows = started(command, port), []
+def measured(name: str, command: list[str], port: int, load: Load, warm: int = 8) -> dict[str, Any]:
+    """The row of a load, from a server that is started for it and warmed up."""
+    process = started(command, port)
     try:
         asyncio.run(run(port, Load(warm, 4, tokens=16, seed=99)))
-        for load in loads:
-            row = {"server": name, "clients": load.clients, **summary(asyncio.run(run(port, load)))}
-            row["resident_mib"] = round(resident_mib(process.pid), 1)
-            rows.append(row)
-            print(
-                f"{name:14} {load.clients:3} clients {row['tokens_per_second']:8} tokens/s, first token ms "
-                f"{row['first_ms']} (50, 90, 99 %), own tokens/s {row['own_tokens_per_second']} (1, 10, 50 %), {row['ends']}",
-                flush=True,
-            )
+        spent, own = cpu_seconds(process.pid), time.process_time()
+        found = summary(asyncio.run(run(port, load)))
+        per_token = 1e3 / max(int(found["tokens"]), 1)
+        row = {
+            "server": name,
+            "clients": load.clients,
+            **found,
+            "cpu_ms_per_token": round(per_token * (cpu_seconds(process.pid) - spent), 3),
+            "clients_cpu_ms_per_token": round(per_token * (time.process_time() - own), 3),
+            "resident_mib": round(resident_mib(process.pid), 1),
+        }
     finally:
         process.terminate()
         process.wait(30)
-    return rows
+    print(
+        f"{name:14} {load.clients:3} clients {row['tokens_per_second']:8} tokens/s, processor ms/token "
+        f"{row['cpu_ms_per_token']} + {row['clients_cpu_ms_per_token']}, first token ms {row['first_ms']} (50, 90, 99 %), "
+        f"own tokens/s {row['own_tokens_per_second']} (1, 10, 50 %), {row['ends']}",
+        flush=True,
+    )
+    return row
 
 
 def graphs_kept(port: int) -> int:
@@ -279,6 +304,7 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], help="at a time, a row each")
+    parser.add_argument("--rounds", type=int, default=1, help="of all rows, in turn")
     parser.add_argument(
         "--rate", type=float, default=0.0, help="requests a second, 0: as fast as clients come free"
     )
@@ -318,12 +344,23 @@ def main() -> int:
         Load(args.requests, clients, args.rate, args.tokens, args.temp, words=args.words)
         for clients in args.clients
     ]
-    rows = measured("dflash-serve", ours, port, loads)
-    if args.llama_server:
-        port = free_port()
-        other = [args.llama_server, "--port", str(port), *shlex.split(args.llama_options)]
-        rows += measured("llama-server", other, port, loads)
-    save(args.json, {**facts, "load": asdict(loads[0]), "options": rest, "rows": rows})
+    rows = []
+    for load in loads * args.rounds:
+        rows.append(measured("dflash-serve", ours, port, load))
+        if args.llama_server:
+            other = free_port()
+            command = [args.llama_server, "--port", str(other), *shlex.split(args.llama_options)]
+            rows.append(measured("llama-server", command, other, load))
+    save(
+        args.json,
+        {
+            **facts,
+            "load": asdict(loads[0]),
+            "options": rest,
+            "llama_options": args.llama_options,
+            "rows": rows,
+        },
+    )
     return 0
 
 
