@@ -36,6 +36,7 @@ def test_every_patch_is_a_mail(path: Path) -> None:
     assert re.fullmatch(r"\[PATCH\] \S.{5,}", mail["Subject"])
     message, _, rest = mail.get_payload(decode=True).partition(b"\n---\n")
     assert len(message.split()) >= 20  # says why, and what was measured
+    assert max(map(len, message.splitlines())) <= 80
     stat, _, diff = rest.partition(b"\ndiff --git ")
     assert re.search(rb"^ \d+ files? changed, ", stat, re.MULTILINE)
     assert re.search(rb"\n-- \n\S+\n\n?\Z", diff)
