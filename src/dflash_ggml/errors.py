@@ -28,6 +28,10 @@ class DeviceError(DflashError, RuntimeError):
     """A backend could not be opened, or a buffer could not be allocated on it."""
 
 
+class NoNumbersError(DflashError, ArithmeticError):
+    """The target's logits are NaN: its file is damaged, or what it adds up overflows."""
+
+
 class NoRoomError(DeviceError):
     """The caches have no room left for a text, of which others have some; nothing was changed."""
 

@@ -75,6 +75,10 @@ class ReducedRows:
         """array [columns, 3 k + 128 + blocks]: per column ids | log-probabilities | logits | watched logits | masses."""
         self.array, self.watch, self.n_vocab = array, watch, n_vocab
 
+    def without_numbers(self, n: int) -> list[int]:
+        """Which of the first n columns have NaN in their rows: their log-probabilities are."""
+        return np.flatnonzero(np.isnan(self.array[:n, min(KEPT, self.n_vocab)])).tolist()
+
     def __getitem__(self, column: int) -> Reduced:
         a, k = self.array[column], min(KEPT, self.n_vocab)
         logits = a[2 * k : 3 * k]

@@ -47,6 +47,7 @@ class Sequence:
     lane: which of the recurrent states, and of the rings of windowed layers, are its own.
     unseen: columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
     torn: a pass was broken off; the state is of no use until it is reset.
+    spoilt_from: position from which on its cache rows may hold NaN, until they are cleared (None: all are numbers).
     undraftable: the draft gave no numbers for this text; it is decoded plainly to its end.
     """
 
@@ -60,6 +61,7 @@ class Sequence:
     lane: int = 0
     unseen: tuple[int, ...] = ()
     torn: bool = False
+    spoilt_from: int | None = None
     undraftable: bool = False
     statistics: Statistics = field(default_factory=Statistics)
 

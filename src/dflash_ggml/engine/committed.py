@@ -13,13 +13,14 @@ import numpy as np
 
 from ..decode.sequence import Sequence
 from ..drafts.suffix import Copies
-from ..errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError
+from ..errors import ConfigError, ContextOverflowError, DeviceError, NoNumbersError, NoRoomError
 from ..models.target import Target
 from ..state.memory import padded
 from ..state.pool import UNIT
 from ..state.snapshot import Snapshot, Tensors
 from .claim import Claim
 from .shared import Shared
+from .step import NAN
 
 T = TypeVar("T")
 
@@ -120,6 +121,30 @@ class Committed:
         tensors.clear_rows(first, max(end, first))
         self._stale = range(max(end, stale.start), stale.stop) if end < stale.stop else range(0)
 
+    def clear_spoilt(self) -> None:
+        """Zero what the last pass left without numbers, before any other text's pass. A text that has such rows is of no use.
+
+        What a mask hides is multiplied by 0 all the same: on a GPU a NaN in rows that are only held would spoil other texts.
+        The other design, passes that read no rows but their text's, is kept by some kernels only: one for few columns of heads
+        of 128 and 256 is told where rows begin and end, that of prompts reads tiles of 80 rows, others know a mask and no more.
+        So all that is written is looked at when its pass has run, in what the host reads of it anyway: where keys or values are
+        NaN, or values overflow, their own column's logits are NaN, and those of all that follow. A key that overflows while
+        every query scores it below all others stays until one does not. For those that were in the same pass see `Place.stepped`.
+        """
+        sequence, drafter, first = self.sequence, self.engine.drafter, self.sequence.spoilt_from
+        if first is not None:
+            sequence.spoilt_from = None
+            if first < sequence.n_tokens:
+                sequence.torn, self._rows, sequence.unseen = True, (), ()
+            self.engine.device.synchronize()
+            self._tensors().clear_rows(first, self._touched)
+        if drafter is not None and sequence.undraftable and drafter.seen(sequence).any():
+            drafter.reset(sequence)
+            self.engine.device.synchronize()
+            Tensors(self.engine.device, (), list(drafter.rows), sequence.first_slot).clear_rows(
+                0, self._touched
+            )
+
     def _seen(self, n: int) -> int:
         """Rows that passes may read of a text that has come to n: a CPU skips tiles in which nobody sees anything."""
         return self.engine.passes.n_rows if self.engine.device.is_gpu else padded(n, UNIT)
@@ -203,7 +228,8 @@ class Committed:
 
         take_row gets the logits float32 [n_vocab] after every token; a batch's lie on the device together, so give few ids.
         With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
-        Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary.
+        Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary,
+        NoNumbersError where what comes out is NaN: the text is of no use then.
         """
         with self._claim.by("prefill"):
             self._usable()
@@ -247,6 +273,11 @@ class Committed:
         sequence.torn = False
         self.engine.device.synchronize()  # a GPU would be batches behind, with progress that is none
         self.batches.took(len(ids), time.perf_counter() - began)
+        is_spoilt = self.engine.passes.is_nan(graph, len(ids) - 1 if take_row else 0)
+        sequence.spoilt_from = sequence.n_tokens - len(ids) if is_spoilt else None
+        self.clear_spoilt()
+        if is_spoilt:
+            raise NoNumbersError(NAN)
         rows = [self.engine.passes.logits_row(graph, i) for i in range(len(ids))] if take_row else []
         if is_last:
             sequence.logits = rows[-1] if rows else self.engine.passes.logits_row(graph)

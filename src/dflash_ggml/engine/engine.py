@@ -99,7 +99,15 @@ class Engine(Place):
             try:
                 found = [self._ready(run) for run in runs]
                 able = [run for run, error in zip(runs, found) if error is None]
-                steps = iter(self.stepper.step_each(able, self.others(able)) if able else ())
+                places = [self._places[run.sequence.lane] for run in able]
+                try:
+                    came = self.stepper.step_each(able, self.others(able)) if able else []
+                finally:
+                    for place in places:
+                        place.clear_spoilt()
+                beside = len(able) > 1
+                came = [place.stepped(run, step, beside) for place, run, step in zip(places, able, came)]
+                steps = iter(came)
                 return [next(steps) if error is None else error for error in found]
             finally:
                 self.in_pass = False

@@ -355,6 +355,17 @@ class TargetPasses:
         """The target's best token after each column of a pass, int32."""
         return self.device.read(graph.outputs["choice"])
 
+    def without_numbers(self, graph: Graph, choices: NDArray[np.int32], first: int = 0) -> list[int]:
+        """Which of these choices, of the columns from `first` on, are of rows of NaN: of those the CPU picks 0, a GPU -1."""
+        if not (choices <= 0).any():
+            return []
+        return [i for i in np.flatnonzero(choices <= 0).tolist() if self.is_nan(graph, first + i)]
+
+    def is_nan(self, graph: Graph, column: int = 0) -> bool:
+        """Whether a column's logits are NaN: one number among what they are made from makes all of them so."""
+        offset = 4 * self.target.n_vocab * column
+        return bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
+
     def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
         """One column of a pass's logits, float32 [n_vocab], a copy; read it before the next pass runs."""
         n = self.target.n_vocab

@@ -9,7 +9,7 @@ from ..config import Mode
 from ..decode.controller import controller
 from ..decode.sampling import Sampler
 from ..drafts.suffix import NAME
-from ..errors import ConfigError, ContextOverflowError
+from ..errors import ConfigError, ContextOverflowError, NoNumbersError
 from .committed import Committed
 from .step import Run, Step
 
@@ -65,10 +65,40 @@ class Place(Committed):
 
     def _one_step(self, run: Run) -> Step:
         self.ready()
-        (step,) = self.engine.stepper.step_each([run], self.engine.others([run]))
+        try:
+            (step,) = self.engine.stepper.step_each([run], self.engine.others([run]))
+        finally:
+            self.clear_spoilt()
+        step = self.stepped(run, step)
         if isinstance(step, Exception):
             raise step
         return step
+
+    def stepped(self, run: Run, step: Step | Exception, beside: bool = False) -> Step | Exception:
+        """What came of a run's step; beside: others were in its pass. Where it came to no numbers it is made once more, alone and
+        without a tree: whatever a mask hides, a column that overflows may spoil all that a kernel computes together with it."""
+        if not isinstance(step, NoNumbersError) or (self.sequence.torn and not beside):
+            return step
+        try:
+            if self.sequence.torn:
+                self._read_again()
+            (step,) = self.engine.stepper.step_each([run], self.engine.others([run]), plain=True)
+        except NoNumbersError as error:
+            return error
+        finally:
+            self.clear_spoilt()
+        return step
+
+    def _read_again(self) -> None:
+        """Have the state before the last token anew. Raises NoNumbersError where the text itself has none."""
+        sequence = self.sequence
+        *tokens, pending = sequence.tokens
+        kept = sequence.text, sequence.sampler, sequence.undraftable, sequence.statistics
+        sequence.text = []  # its list goes on
+        self.reset()
+        self.prefill(tokens)
+        sequence.text, sequence.sampler, sequence.undraftable, sequence.statistics = kept
+        sequence.pending, sequence.logits = pending, None
 
     def ready(self) -> None:
         """Have what a step needs. Raises NoRoomError, or DeviceError after one that broke."""

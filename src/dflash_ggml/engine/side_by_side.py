@@ -37,21 +37,23 @@ class SideBySide(Stepper):
         self.joint = JointCosts(costs)
         self.together = Together(drafter.depth if drafter else 0, passes.most_columns)
 
-    def step_each(self, runs: Items[Run], others: Items[Sequence] = ()) -> list[Step | Exception]:
+    def step_each(
+        self, runs: Items[Run], others: Items[Sequence] = (), plain: bool = False
+    ) -> list[Step | Exception]:
         """One step of each run; the error of those that failed alone, whose texts are as they were before it, or, without a
-        pending token, one token further. others: sequences that are not stepped now."""
+        pending token, one token further. others: sequences that are not stepped now. plain: nothing is drafted."""
         if len(runs) == 1 and not runs[0].sequence.lane:
             if self.drafter is not None:  # its features come to lie where theirs may be
                 self.drafter.take_in_each([s for s in others if s.unseen])
-            return [_caught(self, runs[0])]
+            return [_caught(self, runs[0], plain)]
         if len(runs) > 1 and not self.passes.takes_several:
-            several = [self.step_each([run], [*others, *(r.sequence for r in runs)]) for run in runs]
+            several = [self.step_each([run], [*others, *(r.sequence for r in runs)], plain) for run in runs]
             return [step for steps in several for step in steps]
-        return self._step_all(runs, others)
+        return self._step_all(runs, others, plain)
 
-    def _step_all(self, runs: Items[Run], others: Items[Sequence]) -> list[Step | Exception]:
+    def _step_all(self, runs: Items[Run], others: Items[Sequence], plain: bool) -> list[Step | Exception]:
         sequences, clock = [run.sequence for run in runs], Clock()
-        plans = self._plans(runs)
+        plans = [Plan("plain", 0) for _ in runs] if plain else self._plans(runs)
         clock.lap("tree")
         trees = self._trees(runs, plans, clock)
         if len(runs) > 1:
@@ -193,7 +195,8 @@ class SideBySide(Stepper):
             found = choices[block]
         rows: list[np.ndarray] = []
         try:
-            return self._accept(run, tree, graph, found, rows, block.start), rows
+            start = run.sequence.n_tokens - (tree.width == 1)
+            return self._accept(run, tree, graph, found, rows, start, block.start), rows
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a sampler's processors are anybody's
@@ -287,10 +290,10 @@ class SideBySide(Stepper):
         return step
 
 
-def _caught(stepper: Stepper, run: Run) -> Step | Exception:
+def _caught(stepper: Stepper, run: Run, plain: bool) -> Step | Exception:
     """A step of one run in the first lane."""
     try:
-        step = stepper.step(run)
+        step = stepper.step(run, plain)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a sampler's processors are anybody's

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -28,12 +28,13 @@ from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
 from ..drafts.drafter import Drafter
 from ..drafts.suffix import NAME, Copies
-from ..errors import ConfigError
+from ..errors import ConfigError, NoNumbersError
 from ..ggml.graph import Graph
 from .passes import TargetPasses
 
 Finish = Literal["stop", "length", "cancelled"]
 log = logging.getLogger("dflash_ggml")
+NAN = "the target's logits are NaN: its file is damaged, or numbers overflow in it"
 
 
 @dataclass(slots=True)
@@ -137,9 +138,9 @@ class Stepper:
         clock.lap("host")
         return Step((token,), "prefill", rows=(row,) if run.keep_rows else None, timings=clock.times)
 
-    def step(self, run: Run) -> Step:
-        """One step of a run."""
-        if run.sequence.undraftable or (self.drafter is None and run.copies is None):
+    def step(self, run: Run, plain: bool = False) -> Step:
+        """One step of a run; plain: of the pending token alone. `spoilt_from` says which rows are to be cleared then."""
+        if plain or run.sequence.undraftable or (self.drafter is None and run.copies is None):
             step = self._plain(run)
         else:
             clock = Clock()
@@ -195,7 +196,7 @@ class Stepper:
         if graph.is_warm:
             self.costs.measured("verify", clock.times.verify, width, start)
         rows: list[np.ndarray] = []
-        accepted = self._accept(run, tree, graph, found, rows)
+        accepted = self._accept(run, tree, graph, found, rows, start)
         clock.lap("host")
         built = self.passes.graphs.builds
         sequence.torn = True
@@ -284,13 +285,32 @@ class Stepper:
         graph: Graph,
         found: np.ndarray | ReducedRows,
         rows: list[np.ndarray],
+        start: int,
         first: int = 0,
     ) -> Accepted:
-        """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept. first: the column of
-        the root."""
-        if run.sampler.greedy and not run.keep_rows:
+        """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept.
+
+        start, first: position and column of the root. Raises NoNumbersError where its row is NaN.
+        """
+        sequence, is_greedy = run.sequence, run.sampler.greedy and not run.keep_rows
+        if isinstance(found, ReducedRows):
+            spoilt = found.without_numbers(tree.width)
+        else:
+            choices = found if len(found) else self.passes.choices(graph)[first:]
+            spoilt = self.passes.without_numbers(graph, choices[: tree.width], first)
+        if spoilt:
+            sequence.spoilt_from = start
+            if not spoilt[0]:
+                raise NoNumbersError(NAN)
+            followed = tree.tokens.copy()
+            followed[spoilt] = -1  # its token is emitted where it is chosen, and is the next root
+            tree = replace(tree, tokens=followed)
+        if is_greedy:
             assert isinstance(found, np.ndarray)
-            return greedy(tree, found, run.emit)
+            accepted = greedy(tree, found, run.emit)
+            if spoilt:
+                sequence.spoilt_from = start + len(accepted.path)
+            return accepted
 
         def choose(node: int) -> int:
             if isinstance(found, ReducedRows):
@@ -302,7 +322,10 @@ class Stepper:
                 rows.append(row)
             return run.sample(row)
 
-        return walk(tree, choose, run.emit)
+        accepted = walk(tree, choose, run.emit)
+        if spoilt:
+            sequence.spoilt_from = start + len(accepted.path)
+        return accepted
 
     def _plain(self, run: Run, clock: Clock | None = None) -> Step:
         """Run the pending token alone; its features are kept for the draft."""
@@ -321,11 +344,17 @@ class Stepper:
             sequence.unseen += (column,)
         row = choice = reduced = None
         if run.sampler.greedy and not run.keep_rows:
-            choice = int(self.passes.choices(graph)[0])
+            choices = self.passes.choices(graph)
+            choice, is_spoilt = int(choices[0]), bool(self.passes.without_numbers(graph, choices))
         elif watched:
             reduced = self.passes.reduced(graph, watched)
+            is_spoilt = bool(reduced.without_numbers(1))
         else:
             row = self.passes.logits_row(graph)
+            is_spoilt = bool(np.isnan(row[0]))
+        if is_spoilt:
+            sequence.spoilt_from = start
+            raise NoNumbersError(NAN)
         # from here on the state is whole: a sampler that raises leaves the row to start from again
         sequence.pending, sequence.logits, sequence.torn = choice, row, False
         clock.lap("verify")

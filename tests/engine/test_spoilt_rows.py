@@ -1,0 +1,371 @@
+"""A text in which numbers overflow: it ends with an error that says so, leaves no NaN in the caches, and nobody else hears of it.
+
+A token's embedding is NaN or infinite, so that its keys and values are, and those of all that follow. Where this build and
+machine have a GPU the same is tested there: it multiplies rows that a mask hides by 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.tree import expand
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.place import Place
+from dflash_ggml.engine.step import Run
+from dflash_ggml.errors import DeviceError, NoNumbersError
+from dflash_ggml.ggml.device import F16, F32, list_devices
+from reference import kv_toys, toys
+from reference.engine_kit import sampler, text
+
+BAD = 61  # <|im_start|>, which the toys never write
+IDS = np.random.default_rng(3).integers(0, 50, 300).tolist()
+DEVICES = ["cpu", *(["gpu"] if any(d.is_gpu for d in list_devices()) else [])]
+HOW: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "drawn": {"temperature": 0.8, "seed": 3},
+    "reduced": {"temperature": 0.8, "seed": 3},
+    "whole rows": {"keep_rows": True},
+}
+
+
+def overflowing(path: Path, name: str, value: float, row: int | None = BAD) -> None:
+    """Let a tensor of a file, or one row of it, hold `value`."""
+    reader = GGUFReader(path, "r+")
+    data = next(t for t in reader.tensors if t.name == name).data
+    data[slice(None) if row is None else row] = value
+    reader.data.flush()
+
+
+@pytest.fixture(scope="module", params=[("qwen35", np.inf), ("laguna", np.nan)], ids=str)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One with recurrent layers, whose draft has a ring; and one with rings of its own."""
+    arch, value = request.param
+    folder = tmp_path_factory.mktemp("overflowing")
+    if arch == "laguna":
+        sizes: dict[str, Any] = {"n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0}
+        files = kv_toys.write_pair(
+            folder, 41, {"head_dim": 128, "own_tables": True}, arch=arch, head_dim=128, **sizes
+        )
+    else:
+        files = toys.write_pair(
+            folder, 5, window=100, full_layers=1, head_dim=128, n_ctx=4096, own_tables=True
+        )
+    overflowing(files[0], "token_embd.weight", value)
+    return files
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def engine(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> Any:
+    with load(pair, request.param) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def left_in_order(request: pytest.FixtureRequest) -> Any:
+    """Places are closed after a test, whatever came of it."""
+    yield
+    if "engine" in request.fixturenames:
+        for place in request.getfixturevalue("engine").places:
+            place.close()
+
+
+def load(pair: tuple[Path, Path], device: str = "cpu", **options: Any) -> Engine:
+    base: dict[str, Any] = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "calibrate": "never", "parallel": 3}
+    base |= {"mode": "tree", "spec": ("dflash",), "n_gpu_layers": 0 if device == "cpu" else -1}
+    found = Engine.load(EngineConfig(*pair, **base | options))
+    assert found.device.is_gpu == (device == "gpu")
+    return found
+
+
+def without_numbers(engine: Engine) -> list[int]:
+    """Rows of the caches in which there is NaN or infinity."""
+    caches, n = [*engine.passes.state.kv.slices, *engine.drafter.rows], engine.passes.n_rows
+    found = set[int]()
+    for t in caches:
+        data = engine.device.read_bytes(t, np.empty(n * t.nb[1], np.uint8)).reshape(n, -1)
+        if t.type == F32:
+            numbers = data.view(np.float32)
+        elif t.type == F16:
+            numbers = data.view(np.float16)
+        else:  # the scales of Q8_0 blocks
+            numbers = (
+                data[:, : t.ne[0] // 32 * 34].reshape(n, -1, 34)[:, :, :2].reshape(n, -1).view(np.float16)
+            )
+        found |= set(np.flatnonzero(~np.isfinite(numbers).all(1)).tolist())
+    return sorted(found)
+
+
+def written(place: Place, n: int, **options: Any) -> tuple[list[int], np.ndarray]:
+    """The next n tokens, and the logits behind them."""
+    how = {"stop": lambda token: False, "max_tokens": n, "keep_rows": True, **options}
+    found = list(place.generate(sampler(place), **how))
+    assert not place.sequence.undraftable
+    return [t for step in found for t in step.tokens], np.stack([row for step in found for row in step.rows])
+
+
+def begun(place: Place, how: dict[str, Any], mode: str, pending: int | None = None) -> Run:
+    """A run whose first token is `pending`."""
+    how = dict(how)
+    options = {"keep_rows": how.pop("keep_rows", False), "mode": mode, "stop": lambda token: False}
+    run = place.begin(sampler(place, **how), max_tokens=60, **options)
+    place.first(run)
+    if pending is not None:
+        run.sequence.pending = pending
+    return run
+
+
+@pytest.fixture(params=HOW)
+def how(request: pytest.FixtureRequest, engine: Engine) -> Any:
+    """How the text is chosen; a device may reduce rows before they are read."""
+    before, engine.passes.reduces = engine.passes.reduces, request.param == "reduced"
+    yield HOW[request.param]
+    engine.passes.reduces = before
+
+
+def beside(engine: Engine, spoil: Callable[[Place], None], lane: int) -> list[Any]:
+    """What a text in this lane writes, alone, after a step of both, and with the other one gone; `spoil` is called for another,
+    whose place is held meanwhile."""
+    for place in engine.places:
+        place.close()
+    places = [engine.open(300), engine.open(300)]
+    mine, other = places[lane], places[1 - lane]
+    mine.prefill(IDS[:70])
+    other.prefill(IDS[100:170])
+    spoil(other)
+    assert not without_numbers(engine)
+    found: list[Any] = []
+    for mode in ("plain", "tree"):
+        found += written(mine, 12, mode=mode)
+        for n in (3, 40, 100):
+            mine.prefill(IDS[200 : 200 + n])
+            found.append(mine.logits)
+    found += [a.copy() for a in mine.snapshot().live]
+    other.close()
+    found += written(mine, 5)
+    mine.close()
+    return found
+
+
+def same(found: list[Any], expected: list[Any]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def keeps_none(place: Place, begin: int) -> None:
+    """The text is of no use if something of it has no numbers; what was before it can be had again."""
+    engine = place.engine
+    if place.n_tokens > begin:
+        with pytest.raises(DeviceError, match="reset"):
+            place.snapshot()
+    else:
+        place.snapshot()
+    place.reset()
+    assert not without_numbers(engine)
+    place.prefill(IDS[100:110])
+    text(place, max_tokens=4)
+
+
+@pytest.mark.parametrize(("lane", "rows"), [(0, "every"), (1, "last")])
+def test_prompts(engine: Engine, lane: int, rows: str) -> None:
+    """Of one batch or in the first of two; what was there before goes on."""
+
+    def spoil(place: Place) -> None:
+        kept = place.snapshot(with_rows=False)
+        text_then = text(place, max_tokens=6)
+        place.restore(kept)
+        taken: list[np.ndarray] = []
+        for prompt in ([BAD], [*IDS[:70], BAD, *IDS[:70]]):
+            with pytest.raises(NoNumbersError, match="NaN"):
+                place.prefill(prompt, take_row=taken.append if rows == "every" else None)
+            assert not without_numbers(engine)
+            with pytest.raises(DeviceError, match="reset"):
+                place.prefill([1])
+            place.restore(kept)
+            assert text(place, max_tokens=6) == text_then
+            place.restore(kept)
+        with pytest.raises(NoNumbersError):
+            place.prefill([BAD])
+
+    same(beside(engine, spoil, lane), beside(engine, lambda _: None, lane))
+
+
+@pytest.mark.parametrize(("lane", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
+def test_steps_of_one(engine: Engine, lane: int, mode: str, how: dict[str, Any]) -> None:
+    def spoil(place: Place) -> None:
+        begin = place.n_tokens
+        run = begun(place, how, mode, BAD)
+        (step,) = engine.step([run])
+        assert isinstance(step, NoNumbersError), step
+        assert not without_numbers(engine)
+        keeps_none(place, begin)
+
+    same(beside(engine, spoil, lane), beside(engine, lambda _: None, lane))
+
+
+@pytest.mark.parametrize("mode", ["plain", "tree"])
+def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> None:
+    """Those beside it go on as if it had been another token."""
+    found = []
+    for pending in (58, BAD):
+        places, told = [engine.open(300) for _ in range(3)], list[Any]()
+        for i, place in enumerate(places):
+            place.prefill(IDS[10 * i : 10 * i + 50])
+        runs = [
+            begun(place, how if i == 1 else {"keep_rows": True}, "tree" if i else mode)
+            for i, place in enumerate(places)
+        ]
+        runs[1].sequence.pending = pending
+        for _ in range(3):
+            steps = engine.step(runs)
+            assert not without_numbers(engine)
+            if len(runs) == 3:
+                assert isinstance(steps[1], NoNumbersError) == (pending == BAD), steps[1]
+                del runs[1], steps[1]
+            told += [part for step in steps for part in (step.tokens, *step.rows)]
+        found.append(told)
+        for place in places:
+            place.close()
+    for a, b in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 if not engine.device.is_gpu else 0.02)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_nodes_that_are_not_kept(engine: Engine, monkeypatch, how: dict[str, Any], several: bool) -> None:
+    """A draft offers the token, beside one that is kept: the text is what it is without."""
+    places = [engine.open(300), engine.open(300)]
+    found = []
+    for patched in (False, True):
+        for i, place in enumerate(places):
+            place.reset()
+            place.prefill(IDS[: 50 + i])
+        runs = [begun(place, how, "tree" if patched else "plain") for place in places]
+        runs = runs if several else runs[:1]
+        if patched:
+            offer(
+                engine,
+                {run.sequence.lane: run.sequence.text + text for run, text in zip(runs, found)},
+                monkeypatch,
+            )
+        drafted = 0
+        while any(run.finish is None for run in runs):
+            going = [run for run in runs if run.finish is None]
+            for run, step in zip(going, engine.step(going), strict=True):
+                assert not isinstance(step, Exception), step
+                drafted += step.n_draft
+                if len(run.sequence.text) > 90:
+                    run.finish = "length"
+            assert not without_numbers(engine), [r.sequence.tokens for r in runs]
+        texts = [run.sequence.text[50 + i + 1 :][:38] for i, run in enumerate(runs)]
+        if patched:
+            assert texts == found
+            for place in places:
+                place.snapshot()
+        found = texts
+
+
+def test_a_node_without_numbers_is_not_followed(engine: Engine, monkeypatch) -> None:
+    """Also one whose token is chosen: the text goes on from that token."""
+    place = engine.open(300)
+    place.prefill(IDS[:50])
+    run = begun(place, {}, "tree")
+    tree = expand(run.sequence.pending, Rows([[7, 8]], [[-0.5, -1.5]]), 2)
+    monkeypatch.setattr(engine.passes, "is_nan", lambda graph, column: column == 5 + 1)
+    accepted = engine.stepper._accept(run, tree, None, np.array([7, 0, 9], np.int32), [], 50, 5)
+    assert (accepted.path, accepted.tokens) == ((0,), (7,))
+    assert run.sequence.spoilt_from == 51
+    place.clear_spoilt()
+
+
+def offer(engine: Engine, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the draft of each lane offer what comes next, and, at every depth and first, the token that overflows."""
+
+    def propose(sequence: Any, budget: int, depth: int | None = None) -> Rows:
+        if sequence.unseen:
+            engine.drafter.take_in(sequence)
+        at = sequence.n_tokens + 1
+        right = np.array((texts[sequence.lane][at : at + 3] + [1] * 3)[:3])
+        ids = np.stack([np.full(3, BAD), right], axis=1).astype(np.int32)
+        return Rows(ids, np.tile(np.float32([-0.2, -1.7]), (3, 1)))
+
+    monkeypatch.setattr(engine.drafter, "propose", propose)
+    monkeypatch.setattr(
+        engine.drafter, "propose_each", lambda sequences, *args: [propose(s, *args) for s in sequences]
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q8_0")], ids="/".join)
+def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, str]) -> None:
+    with load(pair, device, type_k=types[0], type_v=types[1]) as engine:
+
+        def spoil(place: Place) -> None:
+            (step,) = engine.step([begun(place, {}, "tree", BAD)])
+            assert isinstance(step, NoNumbersError)
+
+        same(beside(engine, spoil, 0), beside(engine, lambda _: None, 0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_draft_without_numbers_leaves_none(tmp_path: Path, device: str) -> None:
+    files = toys.write_pair(tmp_path, 5, head_dim=128, n_ctx=4096)
+    overflowing(files[1], "blk.0.attn_v.weight", np.nan, None)
+    with load(files, device) as engine:
+        places = [engine.open(300), engine.open(300)]
+        for place in places:
+            place.prefill(IDS[:50])
+        assert without_numbers(engine)
+        for place in places:
+            text(place, max_tokens=4)
+            assert place.sequence.undraftable
+        assert not without_numbers(engine)
+
+
+@pytest.mark.parametrize(
+    ("kv", "value", "lane"), [("f32", np.nan, 0), ("f16", np.inf, 1), ("q8_0", np.nan, 1)]
+)
+def test_rows_that_are_only_held_on_a_cpu(pair: tuple[Path, Path], kv: Any, value: float, lane: int) -> None:
+    """A CPU reads no tile in which nobody sees anything: there it does not matter what they hold."""
+    with load(pair, type_k=kv, type_v=kv) as engine:
+
+        def beside_one(value: float | None) -> list[Any]:
+            places = [engine.open(300), engine.open(300)]
+            mine, other = places[lane], places[1 - lane]
+            mine.prefill(IDS[:70])
+            other.prefill(IDS[100:170])
+            if value is not None:
+                hold(other, value)
+            found: list[Any] = []
+            for mode in ("plain", "tree"):
+                found += written(mine, 12, mode=mode)
+                for n in (3, 40, 100):
+                    mine.prefill(IDS[200 : 200 + n])
+                    found.append(mine.logits)
+            found += [a.copy() for a in mine.snapshot().live]
+            for place in places:
+                place.close()
+            return found
+
+        same(beside_one(value), beside_one(None))
+
+
+def hold(place: Place, value: float) -> None:
+    """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
+    engine, tensors, state = place.engine, place._tensors(), place.engine.passes.state
+    parts = [
+        (t, place.first_slot * t.nb[1], (place.n_tokens + engine.over) * t.nb[1]) for t in tensors.caches
+    ]
+    parts += [(t, place.lane * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]
+    parts += [(t, 0, int(np.prod(list(t.ne))) * 4) for t in tensors.live]
+    if state.features.tensor is not None:
+        parts += [(state.features.tensor, 0, state.features.nbytes)]
+    for t, offset, size in parts:
+        number = np.array(value, np.float32 if t.type == F32 else np.float16).tobytes()
+        engine.device.write(t, np.frombuffer(number * (size // len(number)), np.uint8), offset)
