@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.text.bounded_schema import SchemaLimits, bounded_schema
+from dflash_ggml.text.bounded_schema import bounded_schema
 from dflash_ggml.text.grammar import JSON_OPTIONS, GrammarCompiler
 from dflash_ggml.text.grammar_limits import check_text
 from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec
+from dflash_ggml.text.schema_size import SchemaLimits
 from dflash_ggml.text.tool_grammar import forced_call_grammar
 from reference.fake_engine import byte_vocabulary
 
