@@ -60,7 +60,7 @@ def texts() -> list[tuple[str, str, str, str]]:
 
 
 def proposals(engine: Engine, ids: list[int], n_prompt: int, budget: int) -> list[Candidates]:
-    """What the draft says at every place behind the prompt where another token follows."""
+    """What the draft says with each token of `ids` pending, from the first behind the prompt to the last but one."""
     engine.reset()
     engine.prefill(ids[:n_prompt])
     assert engine.drafter is not None

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from common import ROOT, header, save
-from replay import Written, replay
+from replay import proposals, replay
 from upstream_drafts import acceptance, compile_driver, theirs
 
 from dflash_ggml.config import EngineConfig
@@ -50,18 +50,6 @@ def texts(target: Path, n: int, tokens: int) -> dict[str, list[tuple[list[int], 
                 steps = engine.generate(sampler, max_tokens=tokens, mode="plain", stop=lambda token: False)
                 found[mood].append(([*prompt, *(t for step in steps for t in step.tokens)], len(prompt)))
     return found
-
-
-def proposals(engine: Engine, ids: list[int], n_prompt: int, budget: int) -> list[Candidates]:
-    """What the draft says with each token of `ids` pending, from the first behind the prompt to the last but one."""
-    engine.reset()
-    engine.prefill(ids[:n_prompt])
-    assert engine.drafter is not None
-    found = []
-    sampler, n = Written(ids, engine.n_vocab), len(ids) - n_prompt
-    for _ in engine.generate(sampler, max_tokens=n, mode="plain", stop=lambda token: False):
-        found.append(engine.drafter.propose(engine.sequence, budget))
-    return found[:-1]
 
 
 def walked(ids: list[int], n_prompt: int, drafted: list[Candidates], plan: Plan) -> tuple[int, int]:
