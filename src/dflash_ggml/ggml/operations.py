@@ -96,6 +96,7 @@ class Operations:
         return lib.ggml_cont_4d(self.ctx, t, *(*ne, 1, 1, 1)[:4]) if ne else lib.ggml_cont(self.ctx, t)
 
     def concat(self, a, b, dim: int):
+        """`b` behind `a` along dimension `dim`, the others equal."""
         return lib.ggml_concat(self.ctx, a, b, dim)
 
     def copy(self, src, dst):
@@ -138,6 +139,7 @@ class Operations:
         return y
 
     def add(self, a, b):
+        """a + b, `b` repeated over the missing dimensions."""
         return lib.ggml_add(self.ctx, a, b)
 
     def sub(self, a, b):
@@ -149,6 +151,7 @@ class Operations:
         return lib.ggml_div(self.ctx, a, b)
 
     def exp(self, a):
+        """e^a, value by value."""
         return lib.ggml_exp(self.ctx, a)
 
     def sum_rows(self, a):
@@ -176,15 +179,19 @@ class Operations:
         return lib.ggml_mul(self.ctx, a, b)
 
     def scale(self, a, factor: float):
+        """factor * a, value by value."""
         return lib.ggml_scale(self.ctx, a, factor)
 
     def sigmoid(self, a):
+        """1 / (1 + e^-a), value by value."""
         return lib.ggml_sigmoid(self.ctx, a)
 
     def silu(self, a):
+        """a * sigmoid(a), value by value."""
         return lib.ggml_silu(self.ctx, a)
 
     def softplus(self, a):
+        """log(1 + e^a), value by value."""
         return lib.ggml_softplus(self.ctx, a)
 
     def swiglu(self, gate, up):

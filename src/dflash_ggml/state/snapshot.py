@@ -53,12 +53,15 @@ class Tensors:
     lane: int = 0
 
     def read_live(self) -> tuple[np.ndarray, ...]:
+        """The bytes of what is kept of the lane whatever its length, an array per tensor."""
         return tuple(self._read(t, 0, lib.ggml_nbytes(t)) for t in self.live)
 
     def read_rows(self, n: int) -> tuple[np.ndarray, ...]:
+        """The bytes of the first n cache rows, an array per tensor."""
         return tuple(self._read(t, self.first_slot * t.nb[1], n * t.nb[1]) for t in self.caches)
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
+        """The bytes of the rows that rings keep of n tokens, in the order of the text, an array per tensor."""
         return tuple(
             np.concatenate([self._read(t, at, size) for at, size in self._pieces(t, rows, kept, n)])
             for t, rows, kept in self.rings

@@ -123,6 +123,7 @@ def _identified(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
+    """Whether a keyword's value is a finite number; booleans are none."""
     return (isinstance(value, int) and not isinstance(value, bool)) or (
         isinstance(value, float) and math.isfinite(value)
     )
@@ -135,4 +136,5 @@ def without_point(number: float) -> int:
 
 
 def first_number(schema: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
+    """The number of the first of these keywords that has one."""
     return next((schema[key] for key in keys if is_number(schema.get(key))), None)

@@ -126,6 +126,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    """JSON as transformers writes it: no escapes for HTML, other letters as they are. Refused where it becomes too long."""
     written = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -61,6 +61,7 @@ def spend(n: int) -> None:
 
 
 def refuse(message: str) -> NoReturn:
+    """Raise TemplateError."""
     raise jinja2.TemplateError(message)
 
 
@@ -138,12 +139,14 @@ def made_value(value: Any) -> Any:
 
 
 def as_weighed(values: list[Any], weight: int, depth: int) -> Weighed:
+    """A copy of a list that knows its weight and depth."""
     made = Weighed(values)
     made.weight, made.depth = weight, depth
     return made
 
 
 def as_list(value: Iterable[Any]) -> list[Any]:
+    """A list of what an iterable gives, a step for each."""
     out = []
     for item in value:
         spend(1)
@@ -174,4 +177,5 @@ def concat_pieces(pieces: Iterable[str]) -> str:
 
 
 def joined_values(values: tuple[Any, ...]) -> str:
+    """The texts of values, one behind the other."""
     return concat_pieces([value if type(value) is str else str(value) for value in values])
