@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.decode.candidates import Candidates, Children, Rows
+from dflash_ggml.decode.candidates import Candidates, Children, Rows, Several
 from dflash_ggml.decode.copied import Copied, CopyRates
 from dflash_ggml.decode.merged import Merged
 from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
@@ -19,9 +19,9 @@ seeds = st.integers(0, 2**32)
 
 
 class Asked:
-    """Rows that C does not know as such."""
+    """Candidates that C could walk, but does not know as such."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows | Several) -> None:
         self.root, self.expand = rows.root, rows.expand
 
 
@@ -53,6 +53,17 @@ def paired(rng: np.random.Generator, depths: int, ranks: int) -> Rows:
     pairs = rng.normal(size=(depths, ranks, ranks))
     pairs[rng.random(pairs.shape) < rng.choice([0.0, 0.3])] = -np.inf
     return Rows(rows.ids, rows.log_probs, pairs)
+
+
+def several(rng: np.random.Generator, depths: int, ranks: int) -> Several:
+    """Up to three blocks, some of which end before others, and in which everything is possible."""
+    parts = []
+    for _ in range(rng.integers(1, 4)):
+        of = paired if rng.random() < 0.5 else rows_of
+        rows = of(rng, int(rng.integers(0, depths + 1)), int(rng.integers(1, ranks + 1)))
+        pairs = None if rows.pairs is None else np.maximum(rows.pairs, -9)
+        parts.append(Rows(rows.ids, np.maximum(rows.log_probs, -9), pairs))
+    return Several(parts)
 
 
 def places_of(rng: np.random.Generator, places: int, depth: int) -> tuple[list[list[int]], list[int], int]:
@@ -117,6 +128,19 @@ def test_rows_with_pairs(
     np.testing.assert_allclose(tree.log_probs, by_numpy.log_probs, atol=1e-5)
 
 
+@given(seeds, st.integers(1, 6), st.integers(1, 9), st.integers(0, 60), st.booleans(), st.floats(-20, 0))
+def test_several_blocks(
+    seed: int, depths: int, ranks: int, budget: int, chain_seed: bool, least: float
+) -> None:
+    blocks = several(np.random.default_rng(seed), depths, ranks)
+    assert blocks.native is not None
+    for low in (-np.inf, least):
+        tree = expand(7, blocks, budget, chain_seed, low)
+        assert_equal(tree, grown(7, blocks, budget, chain_seed, low))
+        assert_equal(tree, expand(7, Asked(blocks), budget, chain_seed, low))
+    assert_equal(spine(7, blocks, budget), spine_of(7, blocks, budget))
+
+
 @given(seeds, st.integers(0, 6), st.integers(1, 6), st.integers(0, 9))
 def test_chains(seed: int, depths: int, ranks: int, length: int) -> None:
     rng = np.random.default_rng(seed)
@@ -141,7 +165,7 @@ def test_rows_that_are_views_of_a_wider_block() -> None:
 
 @given(
     seeds,
-    st.sampled_from(["none", "plain", "pairs", "asked"]),
+    st.sampled_from(["none", "plain", "pairs", "asked", "several"]),
     st.integers(1, 6),
     st.integers(1, 6),
     st.integers(0, 60),
@@ -152,6 +176,7 @@ def test_merged_trees(seed: int, kind: str, depths: int, places: int, budget: in
     drafts: dict[str, Candidates | None] = {"none": None, "plain": rows_of(rng, depths, 5)}
     drafts["pairs"] = paired(rng, depths, 5)
     drafts["asked"] = Possible(drafts["plain"])  # type: ignore[arg-type]
+    drafts["several"] = several(rng, depths, 5)
     draft = drafts[kind]
     windows = places_of(rng, places, int(rng.integers(1, 20)))
     rates, rates_in_python = rates_of(rng)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.tree import expand
 from dflash_ggml.drafts import registry
-from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource, Together
+from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError
 from reference import toys
@@ -46,7 +46,7 @@ def proposals(engine: Engine, tokens: list[int]) -> list[Rows]:
     engine.sequence.pending = 7
     assert engine.drafter is not None
     found = engine.drafter.propose(engine.sequence, 31)
-    return list(found.drafts) if isinstance(found, Together) else [found]  # type: ignore[list-item]
+    return list(found.drafts) if isinstance(found, Several) else [found]  # type: ignore[list-item]
 
 
 def test_each_proposes_what_it_does_alone(engine: Engine, files: tuple[Path, Path]) -> None:
@@ -99,7 +99,7 @@ def test_the_plan_knows_what_both_take(engine: Engine, files: tuple[Path, Path])
 def test_one_node_for_a_token_of_both() -> None:
     a = Trie({0: {5: (np.log(0.6), 1), 6: (np.log(0.2), 2)}, 1: {8: (np.log(0.5), 3)}}, 0)
     b = Trie({0: {5: (np.log(0.4), 1), 7: (np.log(0.5), 2)}}, 0)
-    both = Together([a, b])
+    both = Several([a, b])
     tokens, log_probs, cursors = both.expand(both.root)
     assert tokens == [5, 7, 6] and cursors == [(1, 1), (None, 2), (2, None)]
     np.testing.assert_allclose([exp(p) for p in log_probs], [0.5, 0.25, 0.1])

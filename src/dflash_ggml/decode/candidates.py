@@ -2,13 +2,14 @@
 
 A cursor says where in its source a node of the tree stands. Two forms were weighed: a tree of nodes that each source builds
 whole, and a source that is asked for the children of one node at a time. The second won: best-first expansion looks at a
-few of K^L paths, and several sources can be merged by keeping a cursor of each. One source of plain rows, which is what a
-block draft gives, are walked in C; see `tree.grow`.
+few of K^L paths, and several sources can be merged by keeping a cursor of each. A block of rows, which is what drafts give,
+and several of them are walked in C, by their `native`; any other source is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from math import exp, log
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from .native import ffi, floats, ints, lib
 
 _DRAFT = ffi.typeof("struct draft *")
+_MOST = 2**31 - 1  # candidates: cursors are int32
 
 
 class NoNumbers(ValueError):
@@ -105,4 +107,43 @@ class Rows:
             ffi.unpack(tokens, n),
             ffi.unpack(scores, n),
             [(depth + 1, rank) for rank in ffi.unpack(ranks, n)],
+        )
+
+
+class Several:
+    """The candidates of several drafts as one: below a node, the mean of the distributions of those that have come as far.
+
+    A cursor has one of each draft, None where its candidates do not go on; a token that several offer is one node with all of
+    their cursors.
+    """
+
+    def __init__(self, drafts: Sequence[Candidates]) -> None:
+        self.drafts = tuple(drafts)
+        self.native: Any = None  # for C, where all are blocks
+        blocks = [draft.native for draft in drafts if isinstance(draft, Rows)]
+        if len(blocks) == len(drafts):
+            self._held = ffi.new("struct draft *[]", blocks)
+            self.native = ffi.new(_DRAFT)
+            self.native.n_parts, self.native.parts = len(blocks), self._held
+
+    @property
+    def root(self) -> Hashable:
+        return tuple(draft.root for draft in self.drafts)
+
+    def expand(self, cursor: tuple[Any, ...]) -> Children:
+        """See Candidates.expand."""
+        found: dict[int, tuple[float, list[Any]]] = {}
+        speaking = 0
+        for i, (draft, at) in enumerate(zip(self.drafts, cursor)):
+            tokens, log_probs, cursors = ((), (), ()) if at is None else draft.expand(at)
+            speaking += bool(len(tokens))
+            for token, log_prob, after in zip(tokens, log_probs, cursors):
+                total, places = found.get(token, (0.0, [None] * len(self.drafts)))
+                places[i] = after
+                found[token] = total + exp(log_prob), places
+        ranked = sorted(((p, t, c) for t, (p, c) in found.items() if p > 0), key=lambda entry: -entry[0])
+        return (
+            [t for _, t, _ in ranked],
+            [log(p / speaking) for p, _, _ in ranked],
+            [tuple(c) for _, _, c in ranked],
         )

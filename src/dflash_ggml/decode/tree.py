@@ -110,8 +110,8 @@ def grow(
 ) -> Tree:
     """The most probable paths of a draft, of copies with their rates, or of both: `expand` and `merged.Merged`, in C.
 
-    order: BEST_FIRST, CHAIN_SEED or SPINE. Rows are read in C; another draft is asked for the children of a node when C has come
-    to it. Raises ValueError if budget < 0.
+    order: BEST_FIRST, CHAIN_SEED or SPINE. Blocks are read in C; another draft is asked for the children of a node when C has
+    come to it. Raises ValueError if budget < 0.
     """
     if budget < 0:
         raise ValueError(f"budget must not be negative, got {budget}")
@@ -124,8 +124,9 @@ def grow(
         rests, sources = doubles(evidence.rests), octets(offered)
     into = root, budget, ints(block), rests, sources
     beside = NONE if copied is None else copied.native, NONE if rates is None else rates.native, order, -least
-    if draft is None or isinstance(draft, Rows):
-        n = lib.tree_grow(*into, NONE if draft is None else draft.native, *beside)
+    native = NONE if draft is None else getattr(draft, "native", None)
+    if draft is None or native is not None:
+        n = lib.tree_grow(*into, native, *beside)
     else:
         n = _ask(draft, lib.growth_new(*into, *beside))
     if n < 0:

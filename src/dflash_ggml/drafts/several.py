@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from math import exp, log
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.accept import Accepted
-from ..decode.candidates import Candidates, Children, NoNumbers
+from ..decode.candidates import Candidates, NoNumbers, Several
 from ..decode.sequence import Sequence
 from ..errors import ConfigError
 from ..ggml.device import F32, Device
@@ -29,39 +28,6 @@ from ..state.memory import Part
 from .drafter import Drafter, DraftSource, Host
 
 T = TypeVar("T")
-
-
-class Together:
-    """The candidates of several drafts as one: below a node, the mean of the distributions of those that have come as far.
-
-    A cursor has one of each draft, None where its candidates do not go on; a token that several offer is one node with all of
-    their cursors.
-    """
-
-    def __init__(self, drafts: Items[Candidates]) -> None:
-        self.drafts = tuple(drafts)
-
-    @property
-    def root(self) -> Hashable:
-        return tuple(draft.root for draft in self.drafts)
-
-    def expand(self, cursor: tuple[Any, ...]) -> Children:
-        """See Candidates.expand."""
-        found: dict[int, tuple[float, list[Any]]] = {}
-        speaking = 0
-        for i, (draft, at) in enumerate(zip(self.drafts, cursor)):
-            tokens, log_probs, cursors = ((), (), ()) if at is None else draft.expand(at)
-            speaking += bool(len(tokens))
-            for token, log_prob, after in zip(tokens, log_probs, cursors):
-                total, places = found.get(token, (0.0, [None] * len(self.drafts)))
-                places[i] = after
-                found[token] = total + exp(log_prob), places
-        ranked = sorted(((p, t, c) for t, (p, c) in found.items() if p > 0), key=lambda entry: -entry[0])
-        return (
-            [t for _, t, _ in ranked],
-            [log(p / speaking) for p, _, _ in ranked],
-            [tuple(c) for _, _, c in ranked],
-        )
 
 
 class SeveralSource(DraftSource):
@@ -129,8 +95,8 @@ class SeveralDrafter(Drafter):
         self.drafters, self.spans, self._store = tuple(drafters), tuple(spans), store
         self.name, self.depth, self.taps = source.name, source.depth, source.taps
 
-    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Together:
-        return Together(self._all([sequence], lambda d: d.propose(sequence, budget, depth)))
+    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Several:
+        return Several(self._all([sequence], lambda d: d.propose(sequence, budget, depth)))
 
     def propose_each(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
@@ -140,7 +106,7 @@ class SeveralDrafter(Drafter):
         together: list[Candidates | NoNumbers] = []
         for of_sequence in zip(*found):
             wrong = [one for one in of_sequence if isinstance(one, NoNumbers)]
-            together.append(wrong[0] if wrong else Together(of_sequence))
+            together.append(wrong[0] if wrong else Several(of_sequence))
         return together
 
     def _all(self, sequences: Items[Sequence], work: Callable[[Drafter], T]) -> list[T]:

@@ -16,6 +16,7 @@ HEADERS = (  # each after those it builds on
     "copy_rates.h",
     "copies.h",
     "calibration.h",
+    "drafts.h",
     "trees.h",
     "shared_heap.h",
     "text_index.h",

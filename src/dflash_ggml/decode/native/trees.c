@@ -8,20 +8,12 @@
 
 #include "copies.h"
 
+#include "drafts.h"
+
 #include "trees.h"
 
 #define DRAFT 1 // sources of a node
 #define COPIES 2
-// A log-probability rounded in float32 may exceed 0 by an ulp or two; anything larger was never normalised.
-#define ROUNDING 1e-3f
-
-// A draft's candidates at a place, without those of probability 0. ranks: their places in a row of pairs.
-struct row {
-    int n;
-    int32_t first; // cursor of the first of those that were given
-    int32_t *tokens, *ranks;
-    double scores[];
-};
 
 // A node that may come next: the cost is the negative log-probability of its path. Ranks below 0 are votes.
 struct entry {
@@ -50,18 +42,16 @@ struct growth {
     float *log_probs;
     double *rests;
     uint8_t *sources;
-    const struct draft *draft;
+    struct reading reading;
     const struct copies *copies;
     const struct copy_rates *rates;
     double most_cost, trust, far;
-    int n, n_places, n_rows, n_given, open, order, fresh; // open: the node whose children are not queued yet, or -1
+    int n, n_places, open, order, fresh; // open: the node whose children are not queued yet, or -1
     struct entry *heap;
     int n_heap;
     struct node *nodes;
-    struct offer *offers;    // of node i from i * n_places on
-    int32_t *taken;          // the same
-    struct row **rows;       // all of them
-    const struct row **known; // by cursor, of a draft that is not asked
+    struct offer *offers; // of node i from i * n_places on
+    int32_t *taken;       // the same
 };
 
 // Cheaper first; ties go to the smaller depth, the older parent, the smaller rank. No two entries are equal.
@@ -101,91 +91,6 @@ static void queue(struct growth *g, double cost, int32_t parent, int32_t rank) {
     }
     g->n_heap++;
 }
-
-// ---- rows
-
-int rows_fault(int n_depths, int n_ranks, const float *log_probs) {
-    int falls = 1;
-    for (int depth = 0; depth < n_depths; depth++) {
-        const float *row = log_probs + (size_t)depth * n_ranks;
-        for (int i = 0; i < n_ranks; i++) {
-            if (!(row[i] <= ROUNDING)) return 1;
-            if (i && row[i] > row[i - 1]) falls = 0;
-        }
-    }
-    return falls ? 0 : 2;
-}
-
-int pairs_fault(size_t n, const float *pairs) {
-    int found = 0;
-    for (size_t i = 0; i < n; i++) found |= pairs[i] != pairs[i];
-    return found;
-}
-
-static struct row *new_row(struct growth *g, int n) {
-    size_t each = sizeof(double) + 2 * sizeof(int32_t);
-    struct row *row = malloc(sizeof(struct row) + (n > 0 ? n : 1) * each);
-    if (!row) return NULL;
-    row->n = 0, row->first = 0;
-    row->tokens = (int32_t *)(row->scores + n);
-    row->ranks = row->tokens + n;
-    return g->rows[g->n_rows++] = row;
-}
-
-int pairs_after(const struct draft *draft, int depth, int index, int32_t *tokens, int32_t *ranks, double *log_probs) {
-    int k = draft->n_ranks, n = 0;
-    const int32_t *ids = draft->ids + (size_t)depth * k;
-    const float *scores = draft->log_probs + (size_t)depth * k;
-    const float *pairs = draft->pairs + ((size_t)depth * k + index) * k;
-    double mass = 0, best = -INFINITY, total = 0;
-    for (int i = 0; i < k; i++) {
-        double joint = (double)scores[i] + pairs[i];
-        mass += exp((double)scores[i]);
-        if (joint > best) best = joint;
-    }
-    for (int i = 0; i < k; i++) total += exp((double)scores[i] + pairs[i] - best);
-    // of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none
-    double shift = fmin(mass > 0 ? log(mass) : 0, 0) - log(total);
-    for (int i = 0; i < k; i++) {
-        double joint = (double)scores[i] + pairs[i] - best + shift;
-        if (!(joint > -INFINITY)) continue;
-        int at = n++;
-        for (; at > 0 && log_probs[at - 1] < joint; at--) log_probs[at] = log_probs[at - 1], ranks[at] = ranks[at - 1];
-        log_probs[at] = joint, ranks[at] = i;
-    }
-    for (int i = 0; i < n; i++) tokens[i] = ids[ranks[i]];
-    return n;
-}
-
-// The row at a cursor of a draft that is not asked; NULL without memory.
-static const struct row *row_at(struct growth *g, int32_t cursor) {
-    if (g->known[cursor]) return g->known[cursor];
-    const struct draft *draft = g->draft;
-    int k = draft->n_ranks;
-    struct row *row = new_row(g, k);
-    if (!row) return NULL;
-    if (draft->pairs) {
-        row->n = pairs_after(draft, cursor / k, cursor % k, row->tokens, row->ranks, row->scores);
-    } else {
-        const float *scores = draft->log_probs + (size_t)cursor * k;
-        memcpy(row->tokens, draft->ids + (size_t)cursor * k, k * sizeof(int32_t));
-        while (row->n < k && scores[row->n] > -INFINITY) row->scores[row->n] = scores[row->n], row->n++;
-    }
-    return g->known[cursor] = row;
-}
-
-// The cursor of a child, at a rank of its parent's row or, where the row does not hold it, -1.
-static int32_t below(const struct growth *g, int32_t parent, int rank) {
-    const struct draft *draft = g->draft;
-    int32_t depth = g->depths[parent] + 1;
-    if (!draft || g->nodes[parent].cursor < 0) return -1;
-    if (draft->asked) return rank < 0 ? -1 : g->nodes[parent].row->first + rank;
-    if (depth >= draft->n_depths) return -1;
-    if (!draft->pairs) return depth; // a plain row goes on below any token
-    return rank < 0 ? -1 : depth * draft->n_ranks + g->nodes[parent].row->ranks[rank];
-}
-
-// ---- nodes
 
 static int is_taken(const struct growth *g, int32_t parent, int rank) {
     const int32_t *taken = g->taken + (size_t)parent * g->n_places;
@@ -227,7 +132,7 @@ static void queue_children(struct growth *g, int32_t parent) {
             } else {
                 rank = -1;
             }
-            offers[i].cursor = below(g, parent, rank);
+            offers[i].cursor = rank < 0 ? row->other : row->cursors[rank];
             offers[i].cell = copy_cell_beside(votes[i].cell, said);
         }
         total += copy_rate(g->rates, offers[i].cell);
@@ -267,8 +172,8 @@ static void add(struct growth *g, int32_t token, int32_t parent, double cost, in
 // An entry becomes a node.
 static void take(struct growth *g, struct entry best) {
     if (best.rank >= 0) {
-        int32_t token = g->nodes[best.parent].row->tokens[best.rank];
-        add(g, token, best.parent, best.cost, below(g, best.parent, best.rank), 0, -1, DRAFT);
+        const struct row *row = g->nodes[best.parent].row;
+        add(g, row->tokens[best.rank], best.parent, best.cost, row->cursors[best.rank], 0, -1, DRAFT);
     } else {
         struct offer offer = g->offers[(size_t)best.parent * g->n_places - 1 - best.rank];
         add(g, offer.token, best.parent, best.cost, offer.cursor, offer.places, offer.cell, offer.sources);
@@ -305,8 +210,8 @@ static int run(struct growth *g) {
         if (g->open >= 0) {
             struct node *node = &g->nodes[g->open];
             if (node->cursor >= 0 && !node->row) {
-                if (g->draft->asked) return node->cursor;
-                if (!(node->row = row_at(g, node->cursor))) return -2;
+                if (g->reading.draft->asked) return node->cursor;
+                if (!(node->row = reading_at(&g->reading, node->cursor))) return -2;
             }
             queue_children(g, g->open);
             g->open = -1;
@@ -323,40 +228,35 @@ static int run(struct growth *g) {
 }
 
 static void release(struct growth *g) {
-    for (int i = 0; i < g->n_rows; i++) free(g->rows[i]);
-    free(g->rows);
+    reading_close(&g->reading);
     free(g->heap);
     free(g->nodes);
     free(g->offers);
     free(g->taken);
-    free(g->known);
 }
 
 static int prepare(struct growth *g, int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
                    const struct draft *draft, const struct copies *copies, const struct copy_rates *rates, int order,
                    double most_cost) {
-    size_t width = (size_t)budget + 1, cursors = 0;
-    *g = (struct growth){.budget = budget, .rests = rests, .sources = sources, .draft = draft, .copies = copies,
-                         .rates = rates, .most_cost = most_cost, .order = order};
+    size_t width = (size_t)budget + 1;
+    *g = (struct growth){.budget = budget, .rests = rests, .sources = sources, .copies = copies, .rates = rates,
+                         .most_cost = most_cost, .order = order};
     g->tokens = ints, g->parents = ints + width, g->depths = ints + 2 * width;
     g->log_probs = (float *)(ints + 3 * width), g->cells = copies ? ints + 4 * width : NULL;
     g->n_places = copies ? copies->n_places : 0;
     g->trust = rates ? copy_trust(rates) : 1.0;
     g->far = -log(copy_least);
-    if (draft && !draft->asked) cursors = (size_t)draft->n_depths * (draft->pairs ? draft->n_ranks : 1);
     // the children that wait of a node are its votes and one of the draft
     g->heap = malloc(width * (g->n_places + 1) * sizeof(struct entry));
     g->nodes = malloc(width * sizeof(struct node));
     g->offers = malloc((width * g->n_places + 1) * sizeof(struct offer));
     g->taken = malloc((width * g->n_places + 1) * sizeof(int32_t));
-    g->rows = malloc((width < cursors || !cursors ? width : cursors) * sizeof(struct row *));
-    g->known = calloc(cursors + 1, sizeof(struct row *));
-    if (!g->heap || !g->nodes || !g->offers || !g->taken || !g->rows || !g->known) {
+    int32_t cursor = reading_open(&g->reading, draft);
+    if (!g->heap || !g->nodes || !g->offers || !g->taken || cursor == -2) {
         release(g);
         return -1;
     }
-    int has_row = draft && (draft->asked || draft->n_depths > 0);
-    add(g, root, -1, 0.0, has_row ? 0 : -1, copies ? ~(uint64_t)0 : 0, -1, 0);
+    add(g, root, -1, 0.0, cursor, copies ? ~(uint64_t)0 : 0, -1, 0);
     return 0;
 }
 
@@ -387,15 +287,8 @@ int growth_run(struct growth *g) {
 
 int growth_give(struct growth *g, int n, const int32_t *tokens, const double *log_probs) {
     if (g->open < 0 || g->nodes[g->open].row) return 0; // nothing was asked
-    struct row *row = new_row(g, n);
-    if (!row) return -1;
-    row->first = g->n_given + 1; // the root's is 0
-    g->n_given += n;
-    for (; row->n < n && log_probs[row->n] > -INFINITY; row->n++) {
-        row->tokens[row->n] = tokens[row->n], row->scores[row->n] = log_probs[row->n];
-    }
-    g->nodes[g->open].row = row;
-    return 0;
+    g->nodes[g->open].row = reading_take(&g->reading, n, tokens, log_probs);
+    return g->nodes[g->open].row ? 0 : -1;
 }
 
 int growth_end(const struct growth *g) {

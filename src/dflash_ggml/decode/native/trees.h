@@ -1,21 +1,5 @@
 // Growing draft trees; see tree.py and merged.py for what they are.
 
-// What a model draft offers. Plain rows: ids and log_probs [n_depths][n_ranks], which fall and hold no NaN; pairs
-// [n_depths][n_ranks][n_ranks] or NULL. asked: not rows, but whatever `growth_give` says when it is asked.
-struct draft {
-    int n_depths, n_ranks, asked;
-    const int32_t *ids;
-    const float *log_probs, *pairs;
-};
-
-// Whether rows hold NaN or values above 0, 1, or do not fall, 2; whether pairs hold NaN.
-int rows_fault(int n_depths, int n_ranks, const float *log_probs);
-int pairs_fault(size_t n, const float *pairs);
-
-// The candidates of rows with pairs at a depth, behind the one of the depth before at `index`, best first: their number. tokens, ranks
-// (places in the row), log_probs: [n_ranks].
-int pairs_after(const struct draft *draft, int depth, int index, int32_t *tokens, int32_t *ranks, double *log_probs);
-
 #define BEST_FIRST 0
 #define CHAIN_SEED 1 // the chain of best children, then best first
 #define SPINE 2      // that chain alone
