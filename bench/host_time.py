@@ -134,11 +134,14 @@ class MadeUp:
         right = np.array(self._right[at : at + 64], np.int32)
         return right[np.minimum(tree.depths, 63)]
 
-    def meanwhile(self, work: Callable[[], None]) -> None:
-        if self.is_gpu:
-            self._work = work
-        else:
-            work()
+    def meanwhile(self, run: Any) -> None:
+        """What the engine leaves for a time when a GPU computes."""
+
+        def work() -> None:
+            run.controller.catch_up()
+            self.engine.costs.catch_up()
+
+        self._work = work if self.is_gpu else None
 
     def _waited(self) -> None:
         if self._work is not None:
@@ -157,12 +160,12 @@ class MadeUp:
         engine.passes.verify, engine.passes.choices = self.verify, self.choices
         engine.drafter._read = self.draft
         engine.device.compute = lambda cgraph: lib.GGML_STATUS_SUCCESS
-        engine.device.meanwhile = self.meanwhile
+        engine.stepper._meanwhile = self.meanwhile
         try:
             yield
         finally:
             del engine.passes.verify, engine.passes.choices, engine.drafter._read
-            del engine.device.compute, engine.device.meanwhile
+            del engine.device.compute, engine.stepper._meanwhile
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,15 +11,25 @@ from dflash_ggml.decode.adaptive import Experience
 from dflash_ggml.decode.costs import Costs, Point
 from dflash_ggml.drafts.suffix import Copies
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.ggml.device import Device
+from dflash_ggml.engine.step import Run, Stepper
 from reference.engine_kit import foretold, fresh, steps
 
 MS = {"plain": 1.0, "draft": 0.2, "append": 0.05, "verify": 1.1, "commit": 0.1, "host": 0.1}
 
 
-def wait_for_read(device: Device, work: Callable[[], None]) -> None:
-    """As a GPU has it."""
-    device._meanwhile = work
+def as_on_a_gpu(stepper: Stepper, run: Run) -> None:
+    """What is learned waits for the next read."""
+
+    def catch_up() -> None:
+        run.controller.catch_up()
+        stepper.costs.catch_up()
+
+    stepper.passes.device.meanwhile(catch_up)
+
+
+def at_once(stepper: Stepper, run: Run) -> None:
+    run.controller.catch_up()
+    stepper.costs.catch_up()
 
 
 @pytest.fixture
@@ -54,21 +63,20 @@ def written(
 def test_waiting_changes_no_plan(engine: Engine, copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [token for step in steps(fresh(engine), mode="plain", max_tokens=200) for token in step.tokens]
     plans, text, known = written(engine, said, copies)
-    monkeypatch.setattr(Device, "meanwhile", wait_for_read)
-    again, same, learned = written(engine, said, copies)
-    assert again == plans and same == text == said
-    assert learned.calibration.tried == known.calibration.tried and sum(known.calibration.tried) > 20
+    for way in (as_on_a_gpu, at_once):
+        monkeypatch.setattr(Stepper, "_meanwhile", way)
+        again, same, learned = written(engine, said, copies)
+        assert again == plans and same == text == said
+        assert learned.calibration.tried == known.calibration.tried
+    assert sum(known.calibration.tried) > 20
     assert learned.worth == known.worth and learned.drafted == known.drafted > 5
 
 
-def test_work_is_done_once_by_the_next_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_done_once_by_the_next_read(engine: Engine) -> None:
     done: list[str] = []
-    engine.device.meanwhile(lambda: done.append("at once"))
-    assert done == ["at once"]
-    monkeypatch.setattr(Device, "meanwhile", wait_for_read)
     engine.device.meanwhile(lambda: done.append("first"))
     engine.device.meanwhile(lambda: done.append("second"))
-    assert done == ["at once"]
+    assert not done
     fresh(engine)
     fresh(engine)
-    assert done == ["at once", "second"]
+    assert done == ["second"]

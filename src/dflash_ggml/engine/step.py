@@ -159,7 +159,9 @@ class Stepper:
         return step
 
     def _meanwhile(self, run: Run) -> None:
-        """Have what was learned taken in beside the next pass."""
+        """Have what was learned taken in while a GPU is waited for; elsewhere who asks for it takes it in."""
+        if not self.passes.device.is_gpu:
+            return
 
         def catch_up() -> None:
             run.controller.catch_up()

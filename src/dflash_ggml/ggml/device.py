@@ -248,11 +248,8 @@ class Device:
         return found
 
     def meanwhile(self, work: Callable[[], None]) -> None:
-        """Have `work` done when the next read waits for a GPU; now, where nothing is ever waited for. The last one counts."""
-        if self.is_gpu:
-            self._meanwhile = work
-        else:
-            work()
+        """Have `work` done when the next read waits: a GPU computes then. The last that was asked for counts."""
+        self._meanwhile = work
 
     def read(self, t, count: int | None = None, offset: int = 0) -> np.ndarray:
         """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""

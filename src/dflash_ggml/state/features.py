@@ -38,6 +38,9 @@ class Features:
 
     def free(self, taken: Collection[int]) -> int:
         """A column that is not in `taken`."""
+        first = len(taken)  # where columns are taken in turn
+        if first < self.width and first not in taken:
+            return first
         return next(column for column in range(self.width) if column not in taken)
 
     def all_free(self, taken: Collection[int]) -> list[int]:
