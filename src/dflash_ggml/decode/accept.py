@@ -70,4 +70,17 @@ def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | 
     """
     if len(argmax) < tree.width:
         raise ValueError(f"argmax has {len(argmax)} entries for a tree of width {tree.width}")
-    return walk(tree, argmax.tolist().__getitem__, stop)
+    # as `walk`, without a call per node: what the target says does not depend on what has been emitted
+    said, node = argmax.tolist(), 0
+    token = said[0]
+    path, tokens = [0], [token]
+    for child, (parent, carried) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        if parent == node and carried == token:
+            node, token = child, said[child]
+            path.append(node)
+            tokens.append(token)
+    if stop is not None:
+        for n, token in enumerate(tokens, start=1):
+            if stop(token):
+                return Accepted(tuple(path[:n]), tuple(tokens[:n]), True, path[n] if n < len(path) else None)
+    return Accepted(tuple(path), tuple(tokens))

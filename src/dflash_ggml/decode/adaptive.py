@@ -22,8 +22,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from math import exp, inf
+from math import inf
 from typing import Protocol
+
+import numpy as np
 
 from .accept import Accepted
 from .calibration import Calibration
@@ -245,17 +247,17 @@ class Adaptive:
         """How many times plain decoding a step would be worth that runs the draft beside these copies."""
         if not self.depth:
             return 0.0
-        kept = [0.0] * max(self.depth, int(tree.depths.max()))  # likelihood that the copies are right so far
-        for depth, log_prob in zip(tree.depths.tolist()[1:], tree.log_probs.tolist()[1:]):
-            kept[depth - 1] += exp(log_prob)
-        tokens = 1.0
-        for depth, p in enumerate(kept):
-            reach = self._reach[depth] if depth < self.depth else 0.0
+        depths, n = tree.depths.tolist(), self.depth
+        kept = [0.0] * (max(n, *depths) + 1)  # likelihood that the copies are right so far
+        for depth, p in zip(depths, np.exp(tree.log_probs.astype(np.float64)).tolist()):
+            kept[depth] += p
+        tokens = kept[0] + sum(kept[n + 1 :])
+        for p, reach in zip(kept[1 : n + 1], self._reach):
             # both know the easy places: between the better of the two and either of two that know nothing of each other
-            tokens += max(p, reach) + (min(p, reach) * (1 - max(p, reach))) / 2
+            tokens += p + reach * (1 - p) / 2 if p > reach else reach + p * (1 - reach) / 2
         took = self._costs(costs, self._block, context).ms
         wanted = max(best.nodes, self._last.nodes)
-        ms = next((ms for n, ms in sorted(took.items()) if n >= wanted), max(took.values()))
+        ms = min([(n, ms) for n, ms in took.items() if n >= wanted], default=(0, max(took.values())))[1]
         return tokens * plain / ms
 
     def _next(self, sequence: Sequence, costs: Costs, plain: float, may_repeat: bool) -> Plan:
