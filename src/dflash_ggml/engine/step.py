@@ -48,6 +48,11 @@ class StepTimes:
     commit: float = 0.0
     host: float = 0.0
 
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return self.draft + self.tree + self.verify + self.commit + self.host
+
 
 @dataclass(slots=True)
 class Step:

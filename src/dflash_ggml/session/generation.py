@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,10 +240,10 @@ class Generation:
     def _count(self, step: Step) -> None:
         if step.mode != "prefill":  # the first token comes from the prompt's own pass
             self._steps += 1
-            ms = sum(getattr(step.timings, part.name) for part in fields(step.timings))
             use = self._widths.setdefault(step.n_draft, [0, 0, 0.0])
-            for i, more in enumerate((1, len(step.tokens), ms)):
-                use[i] += more
+            use[0] += 1
+            use[1] += len(step.tokens)
+            use[2] += step.timings.total
         self._draft_n += step.n_draft
         for source in step.sources:
             total = self._sources.setdefault(source.name, [0, 0, 0])

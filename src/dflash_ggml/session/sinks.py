@@ -113,6 +113,8 @@ class ChatSink(Sink):
 
 def _settled(entries: list[TokenLogprob], end: int) -> tuple[TokenLogprob, ...] | None:
     """Take the entries whose text begins before character `end`; None if there are none."""
+    if not entries:
+        return None
     n = sum(e.offset < end for e in entries)
     taken = tuple(entries[:n])
     del entries[:n]

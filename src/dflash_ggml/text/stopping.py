@@ -27,6 +27,8 @@ class StopStrings:
         """(text that may be shown now, whether a stop string was found); after a stop always ("", True)."""
         if self.matched is not None:
             return "", True
+        if not self._stops:
+            return text, False
         text = self._held + text
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
