@@ -54,7 +54,6 @@ class Setting:
     budget: int = 31
     repeats: bool = False
     copies: bool = False
-    sampling: tuple[tuple[str, float], ...] = (("temperature", 0.0),)
 
 
 SETTINGS = [
@@ -108,15 +107,15 @@ class MadeUp:
             of = place % PERIOD if setting.repeats else place
             rows, _ = text.at(of, depth)
             words = self._words(np.arange(place + 1, place + 1 + depth), setting.repeats)
-            self._rows.append(((words[:, None] + rows.ids % RANKS) % self.n_vocab, rows.log_probs))
+            self._rows.append((words[:, None] + rows.ids % RANKS, rows.log_probs))
             right = int(text.right(of, 1)[0])
             # a word that no candidate has is its place's own too
-            self._right.append(int(words[0] + min(right, RANKS)) % self.n_vocab)
+            self._right.append(int(words[0]) + min(right, RANKS))
         self.first = 0
 
     def _words(self, at: np.ndarray, repeats: bool) -> np.ndarray:
         place = at % PERIOD if repeats else at
-        return (place * (RANKS + 1)) % self.n_vocab
+        return 1 + (place * (RANKS + 1)) % (self.n_vocab - RANKS - 1)
 
     def draft(self, graph: Any, block: int, n: int = 1, places: int = 1) -> list[Rows]:
         self._waited()
@@ -211,7 +210,7 @@ def text(engine: Engine, setting: Setting, n: int, on_half: Callable[[], None]) 
     engine.prefill([7] * 8)
     made_up = MadeUp(engine, setting, n + 8)
     made_up.first = 8
-    sampler = Sampler(SamplingParams(**dict(setting.sampling)), engine.n_vocab)
+    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     how = {"max_tokens": n, "mode": setting.mode, "budget": setting.budget, "stop": lambda token: False}
     steps: list[Any] = []
     emitted, is_late = 0, False
@@ -293,8 +292,9 @@ def main() -> None:
         for setting in SETTINGS:
             if a.only and not any(setting.name.startswith(name) for name in a.only):
                 continue
-            whole(engine, setting, a.n)
-            rounds = [whole(engine, setting, a.n) for _ in range(a.rounds)]
+            n = 8 * a.n if setting.repeats else a.n  # of which a step gives many
+            whole(engine, setting, n)
+            rounds = [whole(engine, setting, n) for _ in range(a.rounds)]
             row = {name: min(r[name] for r in rounds) for name in rounds[0]}
             parts = {}
             for label, owner, name in parts_of(engine) if a.parts else ():
@@ -305,7 +305,7 @@ def main() -> None:
                         def half(times: Timed = times) -> None:
                             times.calls, times.seconds = 0, 0.0
 
-                        steps = len(text(engine, setting, a.n, half)[0])
+                        steps = len(text(engine, setting, n, half)[0])
                     us = times.seconds / steps * 1e6
                     if best is None or us < best[0]:
                         best = us, times.calls / steps
