@@ -172,6 +172,8 @@ class Adaptive:
         self._waiting = False  # whether the last step was plain until tries are paid back
         self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
         self._tables: dict[int, Table] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}  # of drafted steps, by nodes and columns
+        self._now: tuple[Costs, int]  # the costs and the context of the step
         self._later: list[Callable[[], object]] = []  # what need not be done before a pass is launched
         self._whole_at = 0  # the step at which the whole block was last drafted
         self._repetition = Repetition()
@@ -429,12 +431,17 @@ class Adaptive:
         whole = self._block == self._blocks[0]
         if whole:
             self._whole_at = self._step
-        return Plan(
-            "tree",
-            self._grown(),
-            depth=None if whole else self._block - 1,
-            choose=lambda tree: self.best_cut(tree, costs, context),
-        )
+        self._now = costs, context
+        nodes = self._grown()
+        plan = self._plans.get((nodes, self._block))
+        if plan is None:
+            depth = None if whole else self._block - 1
+            plan = self._plans[nodes, self._block] = Plan("tree", nodes, depth=depth, choose=self._choose)
+        return plan
+
+    def _choose(self, tree: Tree) -> Tree:
+        """`best_cut` for the step that was planned last."""
+        return self.best_cut(tree, *self._now)
 
     def _grown(self) -> int:
         """Nodes of the tree to choose from: growing many to keep few costs time. Now and then all are looked at."""
