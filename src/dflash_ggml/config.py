@@ -42,7 +42,7 @@ class EngineConfig:
         `n_ctx` tokens, and each may come to have all.
     n_batch: tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
         longer than half a second and the clock may decide; see engine/batches.py).
-    n_threads: CPU threads (None: physical cores, in mode auto fewer while other processes want them).
+    n_threads: CPU threads (None: physical cores, fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
     n_cpu_moe: layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all else; more
         than there are: all (None: none, or where a model does not fit the GPU as few as it takes).

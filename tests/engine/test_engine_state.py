@@ -454,6 +454,27 @@ def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
     chosen.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "yields"),
+    [
+        *(({"mode": mode}, True) for mode in ("auto", "plain", "chain", "tree")),
+        ({"n_threads": 3}, False),
+        ({"reproducible": True}, False),
+        ({"reference": True}, False),
+    ],
+    ids=str,
+)
+def test_threads_yield_where_nobody_asked_for_their_number(toy_pair, monkeypatch, options, yields):
+    """Whatever the mode: fewer compute while other processes want the cores."""
+    monkeypatch.setattr(device, "physical_cores", lambda: 3)
+    monkeypatch.setattr(device, "WINDOW", 0.0)
+    monkeypatch.setattr(device, "waited", iter(range(0, 10**9, 10**6)).__next__)
+    with Engine.load(EngineConfig(*toy_pair, n_ctx=512, n_gpu_layers=0, calibrate="never", **options)) as e:
+        e.prefill([3, 1, 4])
+        assert e.device.n_threads == 3
+        assert (e.device.threads_now < 3) == yields
+
+
 def test_a_closed_engine_says_so(toy_pair):
     e = Engine.load(EngineConfig(*toy_pair, n_ctx=512))
     e.close()

@@ -122,7 +122,7 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads (default: physical cores, in mode auto fewer on a busy machine)",
+        help="CPU threads (default: physical cores, fewer on a busy machine)",
     )
     add(
         "-ngl",

@@ -71,7 +71,7 @@ def threads_check(n_threads: int, cores: int, load: float) -> Check:
         advice = f"threads that share a core wait for each other: -t {cores}"
         return Check("threads", "note", text, advice, data)
     if load > cores - n_threads / 2 and n_threads > 1:
-        advice = "other programs want these cores: stop them; without -t, in mode auto, fewer threads run meanwhile"
+        advice = "other programs want these cores: stop them; without -t fewer threads run meanwhile"
         return Check("threads", "note", text, advice, data)
     return Check("threads", "ok", text, data=data)
 

@@ -63,9 +63,8 @@ def choose_device(config: EngineConfig) -> Device:
 
 
 def _open_cpu(config: EngineConfig) -> Device:
-    # a count or a mode by name asks for the same bits whatever else runs
-    decides = config.mode == "auto" and not config.reproducible
-    yielding = config.n_threads is None and decides and not config.reference
+    # a count asks for the same bits whatever else runs: attention of one column is summed per thread
+    yielding = config.n_threads is None and not config.reproducible and not config.reference
     return Device.cpu(config.n_threads, config.reference, yielding)
 
 
