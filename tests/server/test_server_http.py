@@ -281,7 +281,9 @@ def test_key_rules() -> None:
 
 def test_foreign_hosts_and_origins(runner: ScriptedRunner) -> None:
     with TestClient(create_app(service(runner), allowed_hosts=["127.0.0.1"])) as client:
-        assert client.get("/health", headers={"host": "evil.example"}).status_code == 400
+        refused = client.get("/health", headers={"host": "evil.example:8080"})
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "host_not_allowed"
+        assert "--allowed-host evil.example," in refused.json()["error"]["message"]
         assert client.get("/health", headers={"host": "127.0.0.1:8080"}).status_code == 200
     with TestClient(application(runner)) as client:
         answer = client.get("/health", headers={"origin": "http://evil.example"})
@@ -289,6 +291,24 @@ def test_foreign_hosts_and_origins(runner: ScriptedRunner) -> None:
     with TestClient(create_app(service(runner), cors_origins=["http://good.example"])) as client:
         answer = client.get("/health", headers={"origin": "http://good.example"})
         assert answer.headers["access-control-allow-origin"] == "http://good.example"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "let_in", "refused"),
+    [
+        (["localhost", "::1"], ["LocalHost:80", "[::1]:8080", "[::1]"], ["", "::2", "localhost.example"]),
+        (["*.home"], ["a.home", "b.a.home:1"], ["home", "ahome", "a.home.example"]),
+        (["*"], ["anything", ""], []),
+    ],
+)
+def test_names_of_hosts(
+    runner: ScriptedRunner, allowed: list[str], let_in: list[str], refused: list[str]
+) -> None:
+    with TestClient(create_app(service(runner), allowed_hosts=allowed)) as client:
+        codes = {
+            name: client.get("/health", headers={"host": name}).status_code for name in (*let_in, *refused)
+        }
+    assert codes == {**dict.fromkeys(let_in, 200), **dict.fromkeys(refused, 400)}
 
 
 def test_failed_load_is_told() -> None:

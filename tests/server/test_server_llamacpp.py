@@ -209,7 +209,7 @@ def test_props_slots_and_names(http: TestClient) -> None:
     (slot,) = http.get("/slots").json()
     assert slot["id"] == 0 and slot["n_ctx"] == 1024 and slot["is_processing"] is False
     assert http.get("/slots", params={"fail_on_no_slot": 1}).status_code == 200
-    for path in ("/v1/models", "/models"):
+    for path in ("/v1/models", "/v1/models/", "/models"):
         first = http.get(path).json()["data"][0]
         assert first["aliases"] == ["other"] and first["meta"]["n_vocab"] == props["n_vocab"]
 

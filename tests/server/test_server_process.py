@@ -103,6 +103,7 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded() -> None:
         (["--port", "99999"], 2, "--port: 99999 is outside 0..65535"),
         (["--host", "nowhere.invalid", "--api-key", "k"], 2, "is the name of no machine"),
         (["--host", "192.0.2.1", "--api-key", "k"], 2, "is no address of this machine"),
+        (["--allowed-host", "a*b"], 2, "--allowed-host: 'a*b' is no name of a host"),
         (["--temp", "nan"], 2, "--temp"),
         (["-hf", "no-slash"], 2, "user/repo"),
         (["-md", "/nonexistent"], 2, "-md"),

@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
@@ -38,6 +37,7 @@ from .embeddings import EmbeddingCall
 from .engine_side import EngineSide, Progress, Vocabulary
 from .errors import ApiError, anthropic_body, from_exception, is_anthropic, is_ollama, openai_body
 from .exchange import Reply, respond
+from .host_guard import HostGuard
 from .intake import Intake
 from .limits import parse_json
 from .metrics import CONTENT_TYPE, Metrics
@@ -84,7 +84,7 @@ def create_app(
     """
     middleware = []
     if allowed_hosts:
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts)))
+        middleware.append(Middleware(HostGuard, allowed=allowed_hosts, answer=partial(_error, service)))
     if cors_origins:
         headers = ["authorization", "x-api-key", "content-type", "anthropic-version", "anthropic-beta"]
         middleware.append(
@@ -150,7 +150,7 @@ def create_app(
         (ollama_models.read_show, ollama_models.show, "/api/show"),
     ]
     telling: list[tuple[Tell, list[str]]] = [
-        (model_list, ["/v1/models", "/models"]),
+        (model_list, ["/v1/models", "/v1/models/", "/models"]),
         (ollama_models.tags, ["/api/tags"]),
         (ollama_models.running, ["/api/ps"]),
         (ollama_models.version, ["/api/version"]),

@@ -32,6 +32,7 @@ try:
     from .auth import require_safe_bind
     from .dialect import Settings
     from .engine_side import EngineSide, Progress
+    from .host_guard import check_name
     from .limits import Limits
     from .listening import listen
     from .opening import Opener
@@ -144,7 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="further Host header to accept on loopback",
+        help="further Host header to accept on loopback, by which a proxy or a container asks; *.NAME: all below it",
     )
     add(
         "--cors-origin",
@@ -176,10 +177,13 @@ def read_keys(args: argparse.Namespace) -> list[str]:
 
 
 def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Host headers to accept: without a key those of this machine, so that no page can rebind a name."""
+    """Host headers to accept (none: all): without a key those of this machine, so that no page can rebind a name.
+
+    Raises ConfigError for a name that can be no host's.
+    """
     if keys:
         return []
-    return ["localhost", "127.0.0.1", "[::1]", host, *extra]
+    return [check_name(name) for name in ("localhost", "127.0.0.1", "::1", host, *extra)]
 
 
 class Server(uvicorn.Server):

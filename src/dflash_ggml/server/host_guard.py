@@ -1,0 +1,64 @@
+"""Which Host headers are let in: a page of any site could rebind its own name to this machine's address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import ConfigError
+from .errors import ApiError
+
+
+class HostGuard:
+    """Middleware that refuses requests to names other than `allowed` ("*.example.org": all below it; "*": any).
+
+    `answer` makes the response of an error. Raises ConfigError for a name that can be no host's.
+    """
+
+    def __init__(
+        self, app: ASGIApp, allowed: Sequence[str], answer: Callable[[Request, ApiError], Response]
+    ) -> None:
+        self._app = app
+        self._answer = answer
+        self._names = {check_name(name) for name in allowed}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._lets_in(asked := Headers(scope=scope).get("host", "")):
+            await self._app(scope, receive, send)
+            return
+        name = host_of(asked)
+        advice = (
+            f"start it with --allowed-host {name}, or with an API key" if name else "name it in the header"
+        )
+        error = ApiError(
+            400, f"the host {name!r:.200} is not served here: {advice}", "Host", "host_not_allowed"
+        )
+        await self._answer(Request(scope), error)(scope, receive, send)
+
+    def _lets_in(self, asked: str) -> bool:
+        name = host_of(asked)
+        above = name.split(".")
+        wider = ("*." + ".".join(above[i:]) for i in range(1, len(above)))
+        return bool({"*", name, *wider} & self._names)
+
+
+def host_of(header: str) -> str:
+    """The name or address in a Host header, in lower case, without port and brackets; "" where there is none."""
+    name = header.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
+def check_name(name: str) -> str:
+    """A name of `--allowed-host` as `host_of` gives it. Raises ConfigError."""
+    plain = name.strip().lower().removeprefix("[").removesuffix("]")
+    if not plain or ("*" in plain.removeprefix("*.") and plain != "*") or any(c in plain for c in "/ \t@"):
+        raise ConfigError(
+            f"--allowed-host: {name!r} is no name of a host; such as llm.home, *.example.org or *"
+        )
+    return plain
