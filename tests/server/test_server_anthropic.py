@@ -246,6 +246,8 @@ def refused(client: Any, change: dict[str, Any], words: str) -> None:
         client.post("/v1/messages", body=body, cast_to=object)
     error = caught.value.body
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+    field, _, rest = error["error"]["message"].partition(": ")
+    assert field and not rest.startswith(f"{field}: ")  # named once
     assert error["request_id"] == caught.value.response.headers["request-id"]
 
 

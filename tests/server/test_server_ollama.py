@@ -150,6 +150,8 @@ def test_errors_have_ollamas_shape() -> None:
         for path in ("/api/chat", "/api/nothing"):
             answer = http.post(path, json={"model": "toy", "messages": [{"content": "x"}]})
             assert answer.status_code in (400, 404) and isinstance(answer.json()["error"], str)
+        wrong = http.post("/api/chat", json={"model": "toy", "messages": [{"role": "user", "content": [3]}]})
+        assert wrong.json()["error"].startswith("messages[0].content")
         runner.script = lambda request: [*plain()[:2], RuntimeError("secret detail")]
         last = lines(http, "/api/chat", messages=ASK)[-1]
         assert "internal error" in last["error"] and "secret" not in last["error"]

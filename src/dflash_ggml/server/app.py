@@ -214,7 +214,7 @@ def _error(service: Service, request: Request, error: ApiError) -> Response:
     path = request.url.path
     request_id = getattr(request.state, "id", None) or new_id("req_")
     if is_ollama(path):
-        body: dict[str, Any] = {"error": error.message}
+        body: dict[str, Any] = {"error": error.named()}
     else:
         body = anthropic_body(error, request_id) if is_anthropic(path) else openai_body(error)
     return JSONResponse(body, error.status, error.headers())

@@ -42,6 +42,12 @@ class ApiError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def named(self) -> str:
+        """The message, with the field at fault in front, for bodies that have no place for it."""
+        if not self.param or self.message.startswith(self.param):
+            return self.message
+        return f"{self.param}: {self.message}"
+
     def headers(self) -> dict[str, str]:
         """Response headers that steer the clients' own retry logic."""
         headers = {"x-should-retry": "true" if self.retry else "false"}
@@ -62,7 +68,7 @@ def openai_body(error: ApiError) -> dict[str, Any]:
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The Anthropic error object: {"type": "error", "error": {type, message}, "request_id"}."""
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-    message = error.anthropic or (f"{error.param}: {error.message}" if error.param else error.message)
+    message = error.anthropic or error.named()
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 

@@ -236,7 +236,7 @@ class _Lines:
 
     def error(self, error: ApiError) -> Iterator[bytes]:
         """A failure in mid-stream."""
-        yield dumps({"error": error.message}).encode() + b"\n"
+        yield dumps({"error": error.named()}).encode() + b"\n"
 
     def body(self) -> dict[str, Any]:
         """The whole answer."""
