@@ -96,7 +96,7 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded() -> None:
         (["--host", "0.0.0.0"], 2, "give --api-key"),
         (["--api-key", " x"], 2, "API key"),
         (["-m", "/nonexistent.gguf"], 2, "does not exist"),
-        (["-m", __file__, "--mode", "plain"], 1, Path(__file__).name),
+        (["-m", __file__, "--mode", "plain"], 2, Path(__file__).name),
         (["-l", "99999+1"], 2, "-l/--logit-bias: 99999 is no token of this model"),
         (["--queue", "0"], 2, "--queue"),
         (["--queue", "4", "--queue-per-client", "5"], 2, "--queue-per-client: 5 is outside 1..4"),

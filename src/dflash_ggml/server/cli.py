@@ -43,6 +43,7 @@ except ImportError as error:  # the server extra is optional
 log = logging.getLogger("dflash_ggml.server")
 
 SWITCH_SECONDS = 0.001
+_BAD = (ConfigError, ModelFileError, ContextOverflowError)  # an option or a file is at fault
 
 EXAMPLES = """examples:
   dflash-serve -m Qwen3.5-27B-Q4_K_M.gguf -md Qwen3.5-27B-DFlash.gguf -c 32768
@@ -298,7 +299,9 @@ def run(args: argparse.Namespace) -> int:
     threading.Thread(target=_announce, args=(server, service), daemon=True).start()
     server.run(sockets)
     failure = service.worker.failure
-    return 2 if isinstance(failure, ConfigError) else 0 if failure is None else 1
+    if failure is None:
+        return 0
+    return 2 if isinstance(failure, _BAD) else 1
 
 
 def _announce(server: Server, service: Service) -> None:
@@ -330,12 +333,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="dflash-serve: %(message)s", level=level)
     try:
         return run(args)
-    except (ConfigError, ModelFileError, ContextOverflowError) as error:
-        print(f"dflash-serve: {error}", file=sys.stderr)
-        return 2
     except (DflashError, OSError) as error:
         print(f"dflash-serve: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, _BAD) else 1
 
 
 if __name__ == "__main__":
