@@ -258,9 +258,12 @@ def test_values_out_of_range_are_told_once_and_brought_in(
     assert text == llm("abc", max_tokens=8, seed=3, **taken)["choices"][0]["text"]
 
 
-def test_bytes_are_no_token_ids(llm: ToyLlama) -> None:
-    with pytest.raises(TypeError, match="prompt: .* got bytes"):
-        llm(b"abc")
+@pytest.mark.parametrize(
+    ("prompt", "got"), [(b"abc", "bytes"), (None, "None"), (5, "5"), ([1, 1.5], r"\[1, 1.5\]")]
+)
+def test_what_is_no_prompt_is_refused_in_words(llm: ToyLlama, prompt: Any, got: str) -> None:
+    with pytest.raises(TypeError, match=f"prompt: expected text or token ids, got {got}"):
+        llm(prompt)
 
 
 def test_prompt_as_tokens_and_echo(llm: ToyLlama) -> None:

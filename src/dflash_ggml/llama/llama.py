@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ..config import Calibrate, DraftType, Mode
@@ -260,7 +261,12 @@ class Llama(LlamaSeveral):
             raise TypeError("prompt: expected text or token ids, got bytes; decode them first")
         if isinstance(prompt, str) and self._options.tokenizer is not None and suffix is None:
             return list(self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True))
-        return prompt if isinstance(prompt, str) else [int(t) for t in prompt]
+        if isinstance(prompt, str):
+            return prompt
+        try:
+            return [index(token) for token in prompt]
+        except TypeError:
+            raise TypeError(f"prompt: expected text or token ids, got {prompt!r:.60}") from None
 
     def _events(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
         """Run a generation; where it is alone, with the state cache before and after it, and `scores` of it with logits_all."""

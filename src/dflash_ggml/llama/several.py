@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -43,9 +43,11 @@ def run_together(
 
 def is_one(prompt: Any) -> bool:
     """Whether a prompt is one text, or the ids of one, and not a list of several."""
-    return isinstance(prompt, (str, bytes)) or not any(
-        isinstance(part, (str, list, tuple)) for part in prompt
-    )
+    if isinstance(prompt, (str, bytes)) or not isinstance(
+        prompt, Iterable
+    ):  # what is no prompt is no list of them
+        return True
+    return not any(isinstance(part, (str, list, tuple)) for part in prompt)
 
 
 class LlamaSeveral(LlamaEmbeddings):
