@@ -53,13 +53,14 @@ class Rows:
 
     def __init__(self, ids: ArrayLike, log_probs: ArrayLike, pairs: ArrayLike | None = None) -> None:
         """Raises ValueError if shapes differ or rows do not fall; NoNumbers, one of them, if values are NaN or above 0."""
-        ids, log_probs = np.asarray(ids), np.asarray(log_probs)
+        self.ids = ids = np.ascontiguousarray(ids, np.int32)
+        self.log_probs = log_probs = np.ascontiguousarray(log_probs, np.float32)
         if ids.ndim != 2 or ids.shape != log_probs.shape or (ids.shape[0] and not ids.shape[1]):
             raise ValueError(
                 f"ids {ids.shape} and log_probs {log_probs.shape} must both be [L, K] with K >= 1"
             )
-        self.ids = np.ascontiguousarray(ids, np.int32)
-        self.log_probs = np.ascontiguousarray(log_probs, np.float32)
+        if ids.size > _MOST:
+            raise ValueError(f"ids {ids.shape} are more than {_MOST} candidates")
         self.pairs: NDArray[np.float32] | None = None
         native = ffi.new(_DRAFT)
         native.n_depths, native.n_ranks = n_depths, n_ranks = ids.shape

@@ -27,6 +27,8 @@ from .mask import SlotMask
 from .memory import padded
 from .spec import KvLayer, StateSpec
 
+Ints = int | NDArray[np.int32]
+
 
 def ring_rows(window: int | None, block: int, n_rows: int) -> int:
     """Rows for layers with this window in a context of `n_rows`, for passes of up to `block` columns.
@@ -56,8 +58,11 @@ class ContextRows:
 
     def rows(self, first: int, lane: int, start: int, end: int) -> NDArray[np.int32]:
         """The rows of positions `start` to `end` of the text in the slots from `first` on, or of a lane's ring."""
-        rows = np.arange(start, end, dtype=np.int32)
-        return rows % self.n_rows + lane * self.n_rows if self.is_ring else rows + first
+        return self.rows_of(first, lane, np.arange(start, end, dtype=np.int32))
+
+    def rows_of(self, first: Ints, lane: Ints, positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The rows of positions, each of one text or of as many as `first` and `lane` are of."""
+        return positions % self.n_rows + lane * self.n_rows if self.is_ring else positions + first
 
     def spare(self, n: int) -> NDArray[np.int32]:
         """n rows that nobody reads; beyond a block some of them again."""
@@ -75,21 +80,27 @@ class ContextRows:
         return 2 if self.is_ring else 1
 
     def ranges(
-        self, first: int, lane: int, known: int, start: int, block: int, causal: bool
+        self, first: Ints, lane: Ints, known: Ints, start: Ints, block: int, causal: bool
     ) -> NDArray[np.int32]:
         """What the columns of a block from position `start` on see of a text that is known from position `known` on: rows from
-        and to, int32 [pieces, 2, block]."""
-        at = np.arange(start, start + block)
-        low = np.full(block, known) if self.window is None else np.maximum(known, at - self.window + 1)
-        high = at + 1 if causal else np.full(block, start + block)
+        and to, int32 [pieces, 2, block]. Of several texts all four are [n, 1], and the ranges [pieces, 2, n, block]."""
+        at = start + np.arange(block, dtype=np.int32)
+        found = np.zeros((self.pieces, 2, *at.shape), np.int32)
+        low = known + np.zeros_like(at) if self.window is None else np.maximum(known, at - self.window + 1)
+        high = at + 1 if causal else start + block + np.zeros_like(at)
         if not self.is_ring:
-            return np.array([[first + low, first + high]], np.int32)
+            found[0] = first + low, first + high
+            return found
         base, size = lane * self.n_rows, self.n_rows
         low, length = low % size, high - low
         over = np.maximum(low + length - size, 0)
-        return np.array(
-            [[base + low, base + low + length - over], [np.full(block, base), base + over]], np.int32
+        found[0, 0], found[0, 1], found[1, 0], found[1, 1] = (
+            base + low,
+            base + low + length - over,
+            base,
+            base + over,
         )
+        return found
 
     def fill_mask(
         self,

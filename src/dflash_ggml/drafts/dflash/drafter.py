@@ -245,26 +245,29 @@ class DFlashDrafter(Drafter):
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(s, s.unseen, s.n_tokens) for s in sequences])
         ranges = [np.zeros((group.pieces, 2, n, block), np.int32) for group in groups]
         ids, positions, *rows = (row.reshape(n, block) for row in (*ints[2:4], *ints[5::2]))
+        m = len(sequences)
         for group, of_group, seen in zip(groups, rows, ranges):
-            of_group[len(sequences) :] = group.spare((n - len(sequences)) * block).reshape(-1, block)
-            seen[0, 1, len(sequences) :] = 1  # a column that sees nothing would have no numbers
-        for i, s in enumerate(sequences):
-            start, known = s.n_tokens, self._known_from(s)
-            ids[i] = 0 if p.has_mask_vector else (s.pending, *[p.mask_id] * (block - 1))
-            positions[i] = range(start, start + block)
-            for group, of_group, seen, causal in zip(groups, rows, ranges, self._causal):
-                of_group[i] = group.rows(s.first_slot, s.lane, start, start + block)
-                seen[:, :, i] = group.ranges(s.first_slot, s.lane, known, start, block, causal)
+            of_group[m:] = group.spare((n - m) * block).reshape(-1, block)
+            seen[0, 1, m:] = 1  # a column that sees nothing would have no numbers
+        facts = [(s.first_slot, s.lane, s.n_tokens, self._known_from(s)) for s in sequences]
+        first, lane, start, known = np.array(facts, np.int32).T[:, :, None]
+        ids[:m] = 0 if p.has_mask_vector else p.mask_id
+        if not p.has_mask_vector:
+            ids[:m, 0] = [s.pending for s in sequences]
+        positions[:m] = start + self._steps[:block]
+        for group, of_group, seen, causal in zip(groups, rows, ranges, self._causal):
+            of_group[:m] = group.rows_of(first, lane, positions[:m])
+            seen[:, :, :m] = group.ranges(first, lane, known, start, block, causal)
         roots = graph.inputs["roots"].array.reshape(3, n)
         roots[:], roots[1] = 0, np.arange(n) * block
-        roots[0, : len(sequences)] = [s.pending for s in sequences]
-        ids[len(sequences) :], positions[len(sequences) :] = 0, 0
+        roots[0, :m] = [s.pending for s in sequences]
+        ids[m:], positions[m:] = 0, 0
         for i, seen in enumerate(ranges):
             range_mask.fill(graph, i, seen)
         graph.run()
         for s in sequences:
             s.unseen = ()
-        return self._read(graph, block, len(sequences), n)
+        return self._read(graph, block, m, n)
 
     def _columns(self, depth: int | None) -> int:
         """Columns of a block that drafts so far."""
@@ -279,10 +282,10 @@ class DFlashDrafter(Drafter):
             return [checked(partial(unpack, one, depths, self.to_target, is_chain)) for one in lattices]
         output = graph.outputs["best"]
         best = self.device.read(output).reshape(-1, depths, 2, output.ne[0])
-        ids = best[:, :, 0].astype(np.int32)
+        ids, scores = best[:, :, 0].astype(np.int32), np.ascontiguousarray(best[:, :, 1])
         if self.to_target is not None:
             ids = self.to_target[ids]
-        return [checked(partial(Rows, ids[i], best[i, :, 1])) for i in range(n)]
+        return [checked(partial(Rows, ids[i], scores[i])) for i in range(n)]
 
     def _build(self, n_kv: tuple[int, ...], block: int, seqs: int = 0) -> Graph:
         """The graph of a draft of `block` columns, or of `seqs` such blocks of any sequences."""
@@ -350,15 +353,20 @@ class DFlashDrafter(Drafter):
     ) -> None:
         """Set inputs of one length: columns of the features of tokens that a pass takes in, their positions, and their cache rows
         in each group. What is left over goes to spare rows."""
-        groups, at = self.context.groups, 0
-        for sequence, taken, end in parts:
-            start, first = end - len(taken), sequence.first_slot
-            here = slice(at, at := at + len(taken))
-            self.held[first + start : first + end] = True
-            columns[here] = taken
-            np.add(self._steps[: len(taken)], start, positions[here])
-            for group, of_group in zip(groups, rows):
-                of_group[here] = group.rows(first, sequence.lane, start, end)
+        groups = self.context.groups
+        counts = [len(taken) for _, taken, _ in parts]
+        texts = [
+            (sequence.first_slot, sequence.lane, end - n) for (sequence, _, end), n in zip(parts, counts)
+        ]
+        at = sum(counts)
+        columns[:at] = [column for _, taken, _ in parts for column in taken]
+        positions[:at] = [start + i for (_, _, start), n in zip(texts, counts) for i in range(n)]
+        first, lane, _ = (
+            np.repeat(np.array(texts, np.int32), counts, axis=0).T if len(texts) > 1 else texts[0]
+        )
+        self.held[first + positions[:at]] = True
+        for group, of_group in zip(groups, rows):
+            of_group[:at] = group.rows_of(first, lane, positions[:at])
         if at < len(columns):
             columns[at:] = positions[at:] = 0
             for group, of_group in zip(groups, rows):
@@ -395,8 +403,8 @@ class DFlashDrafter(Drafter):
 
     def _known_from(self, sequence: Sequence) -> int:
         """The position from which on it has seen all tokens."""
-        missing = np.flatnonzero(~self.held[sequence.lent][: sequence.n_tokens])
-        return int(missing[-1]) + 1 if len(missing) else 0
+        held = self.held[sequence.lent][: sequence.n_tokens]
+        return 0 if held.all() else int(np.flatnonzero(~held)[-1]) + 1
 
 
 def _numbers(found: Rows | NoNumbers) -> Rows:
