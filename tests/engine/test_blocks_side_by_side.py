@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.drafts.several import Together
 from dflash_ggml.engine.engine import Engine
 from reference import toys
 from reference.checkpoints import write_checkpoint
@@ -72,7 +71,7 @@ def run_on(place: Any, prompt: list[int], steps: int) -> None:
 
 def parts(candidates: Any) -> tuple[Rows, ...]:
     """The rows of each draft that had a say."""
-    return candidates.drafts if isinstance(candidates, Together) else (candidates,)
+    return candidates.drafts if isinstance(candidates, Several) else (candidates,)
 
 
 @pytest.mark.parametrize("depth", [None, 3])
