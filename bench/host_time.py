@@ -1,6 +1,6 @@
 """What the host takes of a step of one text, by part, with passes that compute nothing.
 
-    python bench/host_time.py [-n 400] [--rounds 5] [--parts] [--only SETTING...] [--json FILE]
+    python bench/host_time.py [-n 400] [--context 8] [--rounds 5] [--parts] [--only SETTING...] [--json FILE]
 
 The embedded pair is loaded for its shapes. Its device answers at once, MADE-UP words stand for what target and draft say, and
 MADE-UP milliseconds of a machine for what passes take. What is timed is the engine's own code between two passes: planning,
@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Setting:
     budget: int = 31
     repeats: bool = False
     copies: bool = False
+    context: int = 8  # tokens before the text
 
 
 SETTINGS = [
@@ -207,9 +208,9 @@ def text(engine: Engine, setting: Setting, n: int, on_half: Callable[[], None]) 
     if not setting.copies:
         engine.copies = None
     engine.costs = engine.stepper.costs = Told(setting.machine)
-    engine.prefill([7] * 8)
+    engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, setting.context).tolist())
     made_up = MadeUp(engine, setting, n + 8)
-    made_up.first = 8
+    made_up.first = setting.context
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     how = {"max_tokens": n, "mode": setting.mode, "budget": setting.budget, "stop": lambda token: False}
     steps: list[Any] = []
@@ -279,6 +280,7 @@ def parts_of(engine: Engine) -> list[tuple[str, Any, str]]:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("-n", type=int, default=400, help="tokens per text")
+    p.add_argument("--context", type=int, default=8, help="tokens before the text")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--only", nargs="+", help="settings whose names begin so")
     p.add_argument("--parts", action="store_true", help="parts of a step too")
@@ -290,6 +292,7 @@ def main() -> None:
     found = {}
     with Engine.load(config) as engine:
         for setting in SETTINGS:
+            setting = replace(setting, context=a.context)
             if a.only and not any(setting.name.startswith(name) for name in a.only):
                 continue
             n = 8 * a.n if setting.repeats else a.n  # of which a step gives many
