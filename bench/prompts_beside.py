@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, stdev
 
 import numpy as np
 from common import add_engine_options, cache_types, header, memory_options, save
@@ -28,24 +28,24 @@ from dflash_ggml.session.events import Begin, Progress, StepReport
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
 
-ALONE = 1.0  # seconds of writing that is compared with
-CALM = (
-    0.5  # between two prompts, and more for what was borrowed: pace.py gives 0.3 of a second back per second
-)
+ALONE = 1.5  # seconds of writing before and after each prompt; what was borrowed is there again by then
 
 
 @dataclass(frozen=True)
 class Row:
-    """Prompts of one length. Seconds to the first token; what writers had of their rate meanwhile, as times slower; the longest
-    time in which one of them had no token. Medians, and the worst of the gaps."""
+    """Prompts of one length. Seconds to the first token; how many times slower writers were meanwhile than in the calm before
+    and after, means of `times` prompts with their standard errors; the longest time in which one of them had no token, the worst
+    of all. rate, alone: tokens per second of all writers. calm: by how much that after differed from that before, in the mean."""
 
     prompt: int
     first: float
     slower: float
+    slower_error: float
     gap: float
     usual_gap: float
     rate: float
     alone: float
+    calm: float
 
 
 class Writer(threading.Thread):
@@ -92,22 +92,31 @@ def rate(writers: list[Writer], began: float, ended: float) -> float:
 
 
 def measured(session: Session, writers: list[Writer], n: int, times: int, rng: np.random.Generator) -> Row:
-    """Prompts of n tokens, one after the other; the first is not counted: graphs are built for it."""
-    found = []
-    for i in range(times + 1):
-        time.sleep(CALM)
+    """Prompts of n tokens, one after the other, a calm between any two; the first is not counted: graphs are built for it."""
+
+    def calm() -> tuple[float, float]:
+        """The writers' rate, and the longest gap."""
         began = time.perf_counter()
         time.sleep(ALONE)
+        ended = time.perf_counter()
+        return rate(writers, began, ended), max(w.gap(began, ended) for w in writers)
+
+    found, before = [], calm()
+    for i in range(times + 1):
         asked = time.perf_counter()
-        alone, usual = rate(writers, began, asked), max(w.gap(began, asked) for w in writers)
         first = first_token(session, rng.integers(10, session.engine.n_vocab, n).tolist())
         came = asked + first
-        beside = rate(writers, asked, came)
+        beside, gap = rate(writers, asked, came), max(w.gap(asked, came) for w in writers)
+        after = calm()
         if i:
-            gap = max(w.gap(asked, came) for w in writers)
-            found.append((first, alone / max(beside, 1e-9), gap, usual, beside, alone))
-    first, slower, _, usual, beside, alone = (median(column) for column in zip(*found))
-    return Row(n, first, slower, max(row[2] for row in found), usual, beside, alone)
+            alone = (before[0] + after[0]) / 2
+            differs = abs(after[0] - before[0]) / alone
+            found.append((first, alone / max(beside, 1e-9), gap, after[1], beside, alone, differs))
+        before = after
+    first, slower, _, _, beside, alone, differs = (mean(column) for column in zip(*found))
+    error = stdev(row[1] for row in found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+    gap, usual = (max(row[i] for row in found) for i in (2, 3))
+    return Row(n, first, slower, error, gap, usual, beside, alone, differs)
 
 
 def main() -> None:
@@ -149,8 +158,8 @@ def main() -> None:
             rows.append(row := measured(session, writers, n, a.times, rng))
             print(
                 f"{n:6} tokens beside {a.writers} writers: first token {row.first:.3f} s; writers {row.alone:.0f} -> "
-                f"{row.rate:.0f} tokens/s ({row.slower:.2f} times slower), longest gap {row.gap * 1e3:.0f} ms "
-                f"(usually {row.usual_gap * 1e3:.0f})",
+                f"{row.rate:.0f} tokens/s ({row.slower:.3f} +- {row.slower_error:.3f} times slower), longest gap "
+                f"{row.gap * 1e3:.0f} ms (without {row.usual_gap * 1e3:.0f}); calm before and after differ by {row.calm:.1%}",
                 flush=True,
             )
         if not all(w.is_alive() for w in writers):

@@ -28,6 +28,7 @@ from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.ggml.graph import Graph
 
 sys.path.insert(0, str(ROOT / "tests"))
 from reference.virtual_clock import Placed
@@ -42,7 +43,9 @@ STAGES = ("draft", "tree", "verify", "commit", "host")
 class Row:
     """One setting: tokens per second in sum, of the slowest and the fastest text; per step milliseconds and columns.
 
-    What the made-up numbers cost is in none of the times. stages: medians. built: graphs built in the steps that were timed.
+    What the made-up numbers cost is in none of the times. stages: medians. Steps in which a graph is new are left out: they build
+    it, run it first, or capture it, which takes 10 to 25 ms and happens once. cold: how many of those that were timed;
+    with_cold: the rate with them.
     """
 
     texts: str
@@ -54,7 +57,8 @@ class Row:
     step_ms: float
     columns: float
     stages: dict[str, float]
-    built: int
+    cold: int
+    with_cold: float
     made_up_ms: float
     graphs: dict[str, int]
 
@@ -68,6 +72,14 @@ class MadeUp:
         self._propose, self._propose_each = self.drafter.propose, self.drafter.propose_each
         self._verify, self._verify_each = self.passes.verify, self.passes.verify_each
         self._choices, self._forest = self.passes.choices, None
+        self.cold = 0  # runs of graphs that were new
+        run = Graph.run
+
+        def counted(graph: Graph) -> None:
+            run(graph)
+            self.cold += not graph.is_warm
+
+        Graph.run = counted  # type: ignore[method-assign]
         self.drafter.propose, self.drafter.propose_each = self.propose, self.propose_each
         self.passes.verify, self.passes.verify_each = self.verify, self.verify_each
         self.passes.choices = self.choices
@@ -106,6 +118,37 @@ class MadeUp:
         return said
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A step: seconds and milliseconds by stage without what making it up took, tokens of each text, columns of all."""
+
+    seconds: float
+    stages: dict[str, float]
+    made_up: float
+    emitted: np.ndarray
+    columns: int
+    cold: bool
+
+    @classmethod
+    def of(cls, engine: Engine, runs: list, made_up: MadeUp) -> Timed:
+        """Make one."""
+        cold, before, began = made_up.cold, dict(made_up.seconds), time.perf_counter()
+        found = engine.step(runs)
+        seconds = time.perf_counter() - began
+        failed = [step for step in found if isinstance(step, Exception)]
+        if failed:
+            raise failed[0]
+        made = {stage: spent - before[stage] for stage, spent in made_up.seconds.items()}
+        return cls(
+            seconds - sum(made.values()),
+            {stage: getattr(found[0].timings, stage) - 1e3 * made.get(stage, 0.0) for stage in STAGES},
+            sum(made.values()),
+            np.array([len(step.tokens) for step in found]),
+            sum(1 + step.n_draft for step in found),
+            made_up.cold > cold,
+        )
+
+
 def measured(
     engine: Engine, made_up: MadeUp, kind: str, users: int, setting: str, prompt: int, steps: int
 ) -> Row:
@@ -123,29 +166,18 @@ def measured(
     with equal_shares(engine, int(setting.split()[1]) if setting.startswith("equal") else 0):
         done = calm = 0
         while done < WARM_UP or (calm < CALM and done < MOST_WARM_UP):
-            built = engine.run_counts()["graphs"]
+            before = made_up.cold
             engine.step(runs)
-            done, calm = done + 1, calm + 1 if engine.run_counts()["graphs"] == built else 0
+            done, calm = done + 1, calm + 1 if made_up.cold == before else 0
         engine.device.synchronize()
-        emitted, columns, times = np.zeros(users, int), [], []
-        built, before = engine.run_counts()["graphs"], dict(made_up.seconds)
-        began = time.perf_counter()
+        timed = list[Timed]()
         for _ in range(steps):
-            found = engine.step(runs)
-            failed = [step for step in found if isinstance(step, Exception)]
-            if failed:
-                raise failed[0]
-            emitted += [len(step.tokens) for step in found]
-            columns.append(sum(1 + step.n_draft for step in found))
-            times.append(found[0].timings)
-        engine.device.synchronize()
-        seconds = time.perf_counter() - began
-        built = engine.run_counts()["graphs"] - built
-    made = {stage: spent - before[stage] for stage, spent in made_up.seconds.items()}
-    seconds -= sum(made.values())
+            timed.append(Timed.of(engine, runs, made_up))
     for place in places:
         place.close()
-    each = emitted / seconds
+    calm_steps = [one for one in timed if not one.cold] or timed
+    each = sum(one.emitted for one in calm_steps) / sum(one.seconds for one in calm_steps)
+    all_tokens = sum(int(one.emitted.sum()) for one in timed)
     return Row(
         kind,
         users,
@@ -153,11 +185,12 @@ def measured(
         float(each.sum()),
         float(each.min()),
         float(each.max()),
-        seconds / steps * 1e3,
-        mean(columns),
-        {s: median(getattr(t, s) for t in times) - made.get(s, 0.0) / steps * 1e3 for s in STAGES},
-        built,
-        sum(made.values()) / steps * 1e3,
+        mean(one.seconds for one in calm_steps) * 1e3,
+        mean(one.columns for one in calm_steps),
+        {s: median(one.stages[s] for one in calm_steps) for s in STAGES},
+        len(timed) - len(calm_steps),
+        all_tokens / sum(one.seconds for one in timed),
+        mean(one.made_up for one in calm_steps) * 1e3,
         engine.passes.graphs.kinds,
     )
 
@@ -216,7 +249,7 @@ def main() -> None:
                     print(
                         f"{kind:5} {users:3} users  {setting:17} {row.rate:7.0f} tokens/s  each {row.slowest:5.0f} to "
                         f"{row.fastest:5.0f}  {row.columns:5.1f} columns in {row.step_ms:6.2f} ms: {stages}; "
-                        f"{row.built} graphs built",
+                        f"{row.cold} steps with new graphs, {row.with_cold:.0f} tokens/s with them",
                         flush=True,
                     )
         print(f"graphs {engine.run_counts()}: {rows[-1].graphs}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_ggml.session.pace import BORROWED, LEAST, SLOWER, Pace
+from dflash_ggml.session.pace import BORROWED, LEAST, SLOWER, Account, Pace
 
 
 def beside(
@@ -72,3 +72,76 @@ def test_what_is_built_once_is_no_debt():
     pace.read(64, 3.0, True, usual=False)
     pace.stepped(0.013)
     assert pace.may_read and pace.most() >= 64
+
+
+class Round:
+    """Prompts beside texts that are written, in virtual time: a prompt of n tokens takes `fixed` a piece and so much a token."""
+
+    def __init__(self, step: float, per_token: float, fixed: float) -> None:
+        self.pace, self.step, self.per_token, self.fixed = Pace(), step, per_token, fixed
+        self.clock = self.written = 0.0
+        self.left: dict[str, int] = {}
+        self.accounts: dict[str, Account] = {}
+        self.came: dict[str, float] = {}
+
+    def asked(self, name: str, n: int) -> None:
+        self.left[name], self.accounts[name] = n, self.pace.opened()
+
+    def make(self) -> None:
+        """A round: a piece of a prompt that may be read, of a short one first, and a step."""
+        asked = [(name, account) for name, account in self.accounts.items() if self.left[name]]
+        for name, account in sorted(asked, key=lambda of: not self.pace.is_short(of[1], self.left[of[0]])):
+            left = self.left[name]
+            if self.pace.may_read and self.pace.may_go_on(account, left):
+                piece = min(self.pace.most(), left)
+                took = self.fixed + self.per_token * piece
+                self.pace.read(piece, took, True, account=account)
+                self.clock += took
+                self.left[name] -= piece
+                if left == piece:
+                    self.came[name] = self.clock
+                break
+        self.pace.stepped(self.step)
+        self.clock, self.written = self.clock + self.step, self.written + self.step
+
+
+@pytest.mark.parametrize("n", [4000, 8000, 30000])
+@pytest.mark.parametrize(
+    ("step", "per_token", "fixed"),
+    [(0.0105, 1.2e-4, 0.02), (0.026, 1.2e-4, 0.02), (0.002, 1e-4, 0.001), (0.4, 0.02, 0.3)],
+    ids=["27B on a GPU", "16 that draft", "small on a CPU", "27B on a CPU"],
+)
+def test_a_long_prompt_borrows_nothing(step: float, per_token: float, fixed: float, n: int):
+    """While it is read the others are 1.3 times slower at most, whatever a short prompt before it has taught of its cost."""
+    rounds = Round(step, per_token, fixed)
+    rounds.asked("short", 300)
+    while rounds.left["short"] or rounds.pace.level < BORROWED:
+        rounds.make()
+    began, written = rounds.clock, rounds.written
+    rounds.asked("long", n)
+    while rounds.left["long"]:
+        rounds.make()
+    assert 1.2 <= (rounds.came["long"] - began) / (rounds.written - step - written) <= 1.3
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one():
+    rounds = Round(0.0105, 1.2e-4, 0.02)
+    rounds.asked("long", 30000)
+    asked = {}
+    for i in range(3000):
+        if i % 100 == 50 and i < 1000:
+            asked[f"short {i}"] = rounds.clock
+            rounds.asked(f"short {i}", 500)
+        rounds.make()
+    assert max(rounds.came[name] - at for name, at in asked.items()) <= 0.6
+    assert rounds.came["long"] <= 1.2 * 30000 * (1.2e-4 + 0.02 / 512) * (1 + 1 / SLOWER)
+
+
+def test_pieces_grow_to_what_may_be_waited_for():
+    """A pass over twice the tokens takes less than twice as long: one that just fits is not given up by guessing that it does."""
+    pace = Pace()
+    pace.stepped(0.01)
+    for _ in range(6):
+        n = pace.most()
+        pace.read(n, 0.022 + 1.24e-4 * n, False)
+    assert pace.most() == 512

@@ -189,30 +189,36 @@ class Rounds:
             took = self._read_piece(seen)
 
     def _read_piece(self, seen: set[Task]) -> float:
-        """A piece of a prompt that was not `seen` yet: of the oldest, or of one that a piece is enough for; the seconds that it
-        took."""
+        """A piece of a prompt that was not `seen` yet: of one that is short, or else of the oldest; the seconds that it took."""
         reading = [task for task in self.running if task.is_reading and task not in seen]
         if not reading:
             return 0.0
         beside = any(task.is_written and not task.is_short for task in self.running)
-        if beside and not self.pace.may_read:
-            return 0.0
+        if beside:
+            reading = [task for task in reading if self._may_go_on(task)] if self.pace.may_read else []
+            if not reading:
+                return 0.0
         self.seats.piece = self.pace.most() if beside else None
         piece = self.seats.piece or self.engine.batches.limit
-
-        def left(task: Task) -> int:
-            assert task.seat is not None
-            return len(task.ids) - task.seat.engine.n_tokens
-
-        task = next((task for task in reading if left(task) <= piece), reading[0])
+        task = next((task for task in reading if _left(task) <= piece or self._is_short(task)), reading[0])
         seen.add(task)
         built = self.engine.run_counts()["graphs"]
-        began, before = time.perf_counter(), left(task)
+        began, before = time.perf_counter(), _left(task)
         self._advance(task)
         took = time.perf_counter() - began
-        if task.seat is not None and (n := before - left(task)) > 0:
-            self.pace.read(n, took, beside, self.engine.run_counts()["graphs"] == built)
+        if task.seat is not None and (n := before - _left(task)) > 0:
+            self.pace.read(n, took, beside, self.engine.run_counts()["graphs"] == built, task.account)
         return took
+
+    def _is_short(self, task: Task) -> bool:
+        """Whether a prompt is read before older ones that are long."""
+        return task.account is not None and self.pace.is_short(task.account, _left(task))
+
+    def _may_go_on(self, task: Task) -> bool:
+        """Whether a prompt may be read on beside texts that are being written."""
+        if task.account is None:
+            task.account = self.pace.opened()
+        return self.pace.may_go_on(task.account, _left(task))
 
     def _step(self) -> None:
         """One step of all that are being written."""
@@ -359,3 +365,9 @@ class Rounds:
         if task.seat is not None:
             self.seats.give_back(task.seat)
             task.seat = None
+
+
+def _left(task: Task) -> int:
+    """Tokens of a prompt that are still to be read."""
+    assert task.seat is not None
+    return len(task.ids) - task.seat.engine.n_tokens

@@ -140,7 +140,9 @@ class Scheduler:
             seat = self.seats.take((), room)
         if seat is None and not busy:
             raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
-        self._owed = busy
+        with self._changed:
+            self._owed = busy
+            self._changed.notify_all()  # who makes rounds has waited for this look
         return seat
 
     def _used(self, seat: Seat, work: Callable[[Place], T]) -> T:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from .events import Event
+from .pace import Account
 from .prompts import Prepared
 from .seat import Seat
 
@@ -31,6 +32,7 @@ class Task:
         self.parked: Snapshot | None = None
         self.left: Seat | None = None  # where it was before it was parked
         self.n_tokens = 0  # that were emitted
+        self.account: Account | None = None  # of its prompt, while others write
         self.is_short = False  # of rows that others have
 
     @property
