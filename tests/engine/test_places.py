@@ -236,7 +236,7 @@ def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
     expected = [job.alone(several) for job in jobs]
 
     def damage() -> None:
-        for t in several.passes.state.live(1):
+        for t in several.passes.state.live(jobs[1].place.lane):
             several.device.write(t, np.full(int(np.prod(list(t.ne))), np.nan, np.float32))
 
     for job in jobs:

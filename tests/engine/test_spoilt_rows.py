@@ -301,6 +301,21 @@ def offer(engine: Engine, texts: dict[int, list[int]], monkeypatch: pytest.Monke
     )
 
 
+def test_hidden_states(engine: Engine) -> None:
+    """The text that is there goes on."""
+    place = engine.open(300)
+    place.prefill(IDS[:40])
+    kept = place.snapshot(with_rows=False)
+    expected = written(place, 8, mode="tree")
+    place.restore(kept)
+    for ids in ([BAD], [*IDS[:100], BAD, 3, *IDS[:100]]):
+        with pytest.raises(NoNumbersError, match="NaN"):
+            place.hidden_states(ids, lambda rows: None)
+        assert not without_numbers(engine)
+    place.restore(kept)
+    same([*written(place, 8, mode="tree")], [*expected])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q8_0")], ids="/".join)
 def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, str]) -> None:

@@ -75,16 +75,19 @@ class Committed:
     def reset(self) -> None:
         """Forget the sequence."""
         with self._claim.by("reset"), self.engine.passing:
-            self._there()
-            sequence = self.sequence
-            rows = () if sequence.torn else max(self._rows, tuple(sequence.tokens), key=len)
-            sequence.torn, self._rows = True, ()
-            self._forgotten()
-            sequence.clear()
-            self.engine.passes.state.reset(sequence.lane)
-            if self.engine.drafter:
-                self.engine.drafter.reset(sequence)
-            sequence.torn, self._rows = False, rows
+            self._reset()
+
+    def _reset(self) -> None:
+        self._there()
+        sequence = self.sequence
+        rows = () if sequence.torn else max(self._rows, tuple(sequence.tokens), key=len)
+        sequence.torn, self._rows = True, ()
+        self._forgotten()
+        sequence.clear()
+        self.engine.passes.state.reset(sequence.lane)
+        if self.engine.drafter:
+            self.engine.drafter.reset(sequence)
+        sequence.torn, self._rows = False, rows
 
     def _forgotten(self) -> None:
         """What the device holds is that of an earlier text from now on."""
@@ -232,26 +235,33 @@ class Committed:
         NoNumbersError where what comes out is NaN: the text is of no use then.
         """
         with self._claim.by("prefill"):
-            self._usable()
-            wanted = self.n_tokens + len(ids)
-            if wanted > self.n_ctx:
-                raise ContextOverflowError(
-                    f"Requested tokens ({wanted}) exceed context window of {self.n_ctx}"
-                )
-            self.check_ids(ids)
-            self._have_rows(wanted)
-            if len(ids):
-                self._guarded(self._take_in)
-                self.sequence.pending = self.sequence.logits = None
-            done = 0
-            while done < len(ids):
-                if should_stop and should_stop():
-                    return
-                part = ids[done : done + self.batches.next(len(ids) - done)]
-                done += len(part)
-                self._guarded(partial(self._prefill_batch, part, done == len(ids), take_row))
-                if progress:
-                    progress(done, len(ids))
+            self._prefill(ids, progress, should_stop, take_row)
+
+    def _prefill(
+        self,
+        ids: Items[int],
+        progress: Callable[[int, int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        take_row: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self._usable()
+        wanted = self.n_tokens + len(ids)
+        if wanted > self.n_ctx:
+            raise ContextOverflowError(f"Requested tokens ({wanted}) exceed context window of {self.n_ctx}")
+        self.check_ids(ids)
+        self._have_rows(wanted)
+        if len(ids):
+            self._guarded(self._take_in)
+            self.sequence.pending = self.sequence.logits = None
+        done = 0
+        while done < len(ids):
+            if should_stop and should_stop():
+                return
+            part = ids[done : done + self.batches.next(len(ids) - done)]
+            done += len(part)
+            self._guarded(partial(self._prefill_batch, part, done == len(ids), take_row))
+            if progress:
+                progress(done, len(ids))
 
     def _have_rows(self, n: int) -> None:
         """Have rows for a text of n tokens. Raises NoRoomError."""
@@ -300,7 +310,7 @@ class Committed:
         """Give `take` the target's hidden states after the output norm for a text of its own, float32 [tokens, n_embd] a batch.
 
         The sequence, its snapshots and the draft stay as they are. It ends early when `should_stop` is true between batches.
-        Raises ContextOverflowError, ConfigError as prefill does, and for no ids.
+        Raises ContextOverflowError, ConfigError, NoNumbersError as prefill does, and ConfigError for no ids.
         """
         with self._claim.by("hidden_states"):
             self._usable()
@@ -349,7 +359,12 @@ class Committed:
                     return
                 at = other.n_tokens
                 part = ids[at : at + self.batches.next(n - at)]
-                take(self.engine.passes.hidden_rows(self.engine.passes.linear(other, part, outputs="hidden")))
+                hidden = self.engine.passes.hidden_rows(
+                    self.engine.passes.linear(other, part, outputs="hidden")
+                )
+                if np.isnan(hidden[-1, 0]):
+                    raise NoNumbersError(NAN)
+                take(hidden)
                 other.tokens.extend(part)
         finally:
             self.engine.device.synchronize()

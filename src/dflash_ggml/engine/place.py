@@ -95,8 +95,8 @@ class Place(Committed):
         *tokens, pending = sequence.tokens
         kept = sequence.text, sequence.sampler, sequence.undraftable, sequence.statistics
         sequence.text = []  # its list goes on
-        self.reset()
-        self.prefill(tokens)
+        self._reset()
+        self._prefill(tokens)
         sequence.text, sequence.sampler, sequence.undraftable, sequence.statistics = kept
         sequence.pending, sequence.logits = pending, None
 

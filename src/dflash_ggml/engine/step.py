@@ -34,7 +34,7 @@ from .passes import TargetPasses
 
 Finish = Literal["stop", "length", "cancelled"]
 log = logging.getLogger("dflash_ggml")
-NAN = "the target's logits are NaN: its file is damaged, or numbers overflow in it"
+NAN = "the target's numbers are NaN: its file is damaged, or they overflow in it"
 
 
 @dataclass(slots=True)
