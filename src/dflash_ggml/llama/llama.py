@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import os
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ..config import Calibrate, DraftType, Mode
 from ..errors import ConfigError
-from ..session.events import Event, Usage
-from ..session.hooks import Hooks
-from ..session.openai_parts import usage_line
-from ..session.requests import ChatRequest, CompletionRequest, NamedTool
-from ..session.session import CACHE_BYTES, run_chat, run_completion
+from ..session.session import CACHE_BYTES
 from ..text.grammar import LlamaGrammar
-from ..text.tools import check_tools
-from .chat_completion import chat_body, chat_chunks
-from .chat_handlers import ChatHandler, get_chat_completion_handler
+from .chat import LlamaChat
+from .chat_handlers import ChatHandler
 from .completion import Heading, completion_body, completion_chunks
-from .left_out import CHAT_TEMPERATURE, MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
+from .left_out import MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P
 from .merged import merged
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 from .pretrained import fetch_pretrained
 from .requests import (
-    SAMPLING_OPTIONS,
-    chat_request,
     completion_request,
     hooks_of,
-    legacy_tools,
-    sampling_params,
 )
-from .several import LlamaSeveral, is_one
+from .several import is_one
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
-from .template_handler import TemplateHandler
 
 if TYPE_CHECKING:
     from ..engine.step import Step
@@ -45,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]
 
 
-class Llama(LlamaSeveral):
+class Llama(LlamaChat):
     """A model with its draft behind the interface of llama_cpp.Llama 0.3.36.
 
     Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, vocab_only,
@@ -134,29 +121,7 @@ class Llama(LlamaSeveral):
         given = locals()
         options = LlamaOptions(**{name: given[name] for name in LlamaOptions.__dataclass_fields__})
         super().__init__(options)
-        self.chat_handler = chat_handler
-        self._chat_handlers: dict[str, ChatHandler] = {
-            name[len("tokenizer.") :]: self._handler(source)
-            for name, source in self.metadata.items()
-            if name.startswith("tokenizer.chat_template.")
-        }
-        if "tokenizer.chat_template" in self.metadata:
-            self._chat_handlers["chat_template.default"] = self._handler(
-                self.metadata["tokenizer.chat_template"]
-            )
-        self.chat_format = chat_format
-        if chat_format is None and chat_handler is None:
-            self.chat_format = (
-                "chat_template.default" if "tokenizer.chat_template" in self.metadata else "chatml"
-            )
-
-    def _handler(self, source: str) -> TemplateHandler:
-        """A handler of one of the model's templates, compiled now, so that a bad one is found here."""
-        if self._session is not None:
-            self._session.templates.of(source)
-        return TemplateHandler(source)
-
-    # --- text completions
+        self._choose_handler(chat_format, chat_handler)
 
     def create_completion(
         self,
@@ -268,163 +233,6 @@ class Llama(LlamaSeveral):
         except TypeError:
             raise TypeError(f"prompt: expected text or token ids, got {prompt!r:.60}") from None
 
-    def _events(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
-        """Run a generation; where it is alone, with the state cache before and after it, and `scores` of it with logits_all."""
-        prepared = self.session.prepare(request)
-        run = run_chat if isinstance(request, ChatRequest) else run_completion
-        if self.session.runs_beside:
-            for event in run(self.session, prepared, hooks=hooks):
-                if isinstance(event, Usage):
-                    self._tell(event)
-                yield event
-            return
-        hooks = replace(hooks, logits_processor=(*self._row_keeper(), *hooks.logits_processor))
-        self._consult_cache(prepared.ids)
-        for event in run(self.session, prepared, hooks=hooks):
-            if isinstance(event, Usage):  # the generation is over, and the turn still ours
-                self._tell(event)
-                self._follow_engine()
-                if self.cache is not None:
-                    self.cache[self._input_ids.tolist()] = self._saved_state()
-            yield event
-
-    def _tell(self, usage: Usage) -> None:
-        if self.verbose:
-            print(usage_line(usage), file=sys.stderr)
-
-    def _row_keeper(self) -> list[Any]:
-        """With logits_all, a processor that changes nothing and fills `scores` for what is generated."""
-        if not self._logits_all:
-            return []
-
-        def keep(ids: Any, scores: Any) -> Any:
-            self.scores[len(ids) - 1] = scores
-            return scores
-
-        return [keep]
-
-    def _sampling(self, seed: int | None, **options: Any) -> Any:
-        """Sampler options with the call's seed, or the next of the constructor seed's chain."""
-        seed = seed if seed is not None else random.Random(self._seed).randint(0, 2**32)
-        if self.session.group is None:  # the calls of a list have their seeds drawn before
-            self.set_seed(seed)
-        options = settled(options, self._recommended)
-        return sampling_params(
-            seed=seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **options
-        )
-
-    # --- chat
-
-    def create_chat_completion(
-        self,
-        messages: list[Mapping[str, Any]],
-        functions: list[Mapping[str, Any]] | None = None,
-        function_call: str | Mapping[str, Any] | None = None,
-        tools: list[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        temperature: float = CHAT_TEMPERATURE,
-        top_p: float = TOP_P,
-        top_k: int = TOP_K,
-        min_p: float = MIN_P,
-        typical_p: float = 1.0,
-        stream: bool = False,
-        stop: str | list[str] | None = None,
-        seed: int | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repeat_penalty: float = REPEAT_PENALTY,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        model: str | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        grammar: LlamaGrammar | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        logprobs: bool | None = None,
-        top_logprobs: int | None = None,
-        **extras: Any,
-    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """Answer a conversation: one dict, or with stream=True an iterator of chunks.
-
-        Reasoning comes as `reasoning_content`, tool calls as `tool_calls` in every tool_choice. response_format takes
-        json_object and json_schema. extras, of this package alone: chat_template_kwargs, enable_thinking,
-        parallel_tool_calls, mode, budget, on_step. A chat_handler gets all of it as keywords.
-        Raises as create_completion.
-        """
-        arguments = {k: v for k, v in locals().items() if k not in ("self", "extras")}
-        unknown = sorted(set(extras) - _CHAT_EXTRAS)
-        if unknown:
-            raise TypeError(f"create_chat_completion() got an unexpected keyword argument {unknown[0]!r}")
-        handler = self.chat_handler or self._chat_handlers.get(self.chat_format or "")
-        if handler is None:
-            handler = get_chat_completion_handler(str(self.chat_format))
-        return handler(llama=self, **arguments, **extras)
-
-    def _chat(
-        self,
-        template: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        functions: Any = None,
-        function_call: Any = None,
-        tools: Any = None,
-        tool_choice: Any = None,
-        stream: bool = False,
-        seed: int | None = None,
-        model: str | None = None,
-        tfs_z: float = 1.0,
-        temperature: float = CHAT_TEMPERATURE,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        on_step: Callable[[Step], None] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        enable_thinking: bool | None = None,
-        parallel_tool_calls: bool = True,
-        **options: Any,
-    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        sampling = {name: options.pop(name) for name in (*SAMPLING_OPTIONS, "logit_bias") if name in options}
-        params = self._sampling(seed, temperature=temperature, **sampling)
-        all_tools, choice = legacy_tools(functions, function_call, tools, tool_choice)
-        request = chat_request(
-            template,
-            messages,
-            params,
-            tools=all_tools,
-            tool_choice=choice,
-            chat_template_kwargs=chat_template_kwargs,
-            enable_thinking=enable_thinking,
-            parallel_tool_calls=parallel_tool_calls,
-            penalize_prompt=self._options.penalize_prompt,
-            **options,
-        )
-        check_tools(all_tools)
-        head = Heading(self.model_path if model is None else model)
-
-        def new_id(index: int, name: str) -> str:
-            return f"call__{index}_{name}_{head.id}"
-
-        events = self._events(
-            request, hooks_of(logits_processor, stopping_criteria, on_step, new_call_id=new_id)
-        )
-        legacy = isinstance(request.tool_choice, NamedTool) or functions is not None
-        return (chat_chunks if stream else chat_body)(events, head, legacy_call=legacy)
-
-    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
-        """As create_chat_completion, in the types of the openai package (which must be installed)."""
-        try:
-            from openai.types.chat import ChatCompletion, ChatCompletionChunk
-        except ImportError:
-            raise ImportError(
-                "create_chat_completion_openai_v1 needs the openai package: pip install openai"
-            ) from None
-        answer: Any = self.create_chat_completion(*args, **kwargs)
-        if kwargs.get("stream", False):
-            return (ChatCompletionChunk(**chunk) for chunk in answer)
-        return ChatCompletion(**answer)
-
     @classmethod
     def from_pretrained(
         cls,
@@ -449,8 +257,3 @@ class Llama(LlamaSeveral):
         if draft is not None:
             kwargs["draft_model"] = draft
         return cls(model_path=path, **kwargs)
-
-
-_CHAT_EXTRAS = frozenset(
-    ("chat_template_kwargs", "enable_thinking", "parallel_tool_calls", "mode", "budget", "on_step")
-)

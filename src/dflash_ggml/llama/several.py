@@ -11,10 +11,10 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..session.session import Session
-from .embedding import LlamaEmbeddings
 from .lenient import warn
 from .merged import merged
 from .options import LLAMA_DEFAULT_SEED
+from .runs import LlamaRuns
 
 Call = Callable[[], dict[str, Any]]
 
@@ -43,14 +43,12 @@ def run_together(
 
 def is_one(prompt: Any) -> bool:
     """Whether a prompt is one text, or the ids of one, and not a list of several."""
-    if isinstance(prompt, (str, bytes)) or not isinstance(
-        prompt, Iterable
-    ):  # what is no prompt is no list of them
-        return True
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Iterable):
+        return True  # what is no prompt at all is no list of them either
     return not any(isinstance(part, (str, list, tuple)) for part in prompt)
 
 
-class LlamaSeveral(LlamaEmbeddings):
+class LlamaSeveral(LlamaRuns):
     """The part of `Llama` that answers lists."""
 
     create_completion: Any
