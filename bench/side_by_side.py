@@ -24,6 +24,7 @@ from several_sim import texts
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import DRAFTS, EngineConfig
+from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
@@ -94,7 +95,10 @@ class MadeUp:
 
     def _rows(self, sequences: Any, depth: int | None) -> list:
         began, n = time.perf_counter(), depth or self.drafter.depth
-        rows = [self.of_lane[s.lane].at(s.n_tokens, n)[0] for s in sequences]
+        found = [self.of_lane[s.lane].at(s.n_tokens, n)[0] for s in sequences]
+        rows = [
+            Rows(1 + of.ids, of.log_probs) for of in found
+        ]  # 0 is what a GPU picks where there are no numbers
         self.seconds["draft"] += time.perf_counter() - began
         return rows
 
@@ -113,7 +117,7 @@ class MadeUp:
         began = time.perf_counter()
         for sequence, tree, block in forest.blocks():
             at = sequence.n_tokens - (sequence.pending is None)  # a text of one column is committed by now
-            said[block] = self.of_lane[sequence.lane].right(at, self.drafter.depth)[tree.depths]
+            said[block] = 1 + self.of_lane[sequence.lane].right(at, self.drafter.depth)[tree.depths]
         self.seconds["verify"] += time.perf_counter() - began
         return said
 

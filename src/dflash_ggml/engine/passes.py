@@ -256,9 +256,11 @@ class TargetPasses:
 
         Sequences of one column have it committed then; the others' committed states stay as they are. watches: see `verify`.
         """
-        width, lanes = forest.width, self.state.lanes
-        ends = [s.slots(tree.width).stop for s, tree, _ in forest.blocks()]
-        bucket = max(self.bucket(end) for end in ends)
+        width, lanes, used = forest.width, self.state.lanes, forest.firsts[-1] + forest.trees[-1].width
+        widths, lasts = [tree.width for tree in forest.trees], [s.n_tokens for s in forest.sequences]
+        starts = [s.first_slot + n for s, n in zip(forest.sequences, lasts)]
+        ends = [start + n for start, n in zip(starts, widths)]
+        bucket = self.bucket(max(ends))
         window = None
         if not self.takes_several:
             (sequence,), (tree,) = forest.sequences, forest.trees
@@ -273,24 +275,29 @@ class TargetPasses:
             ),
         )
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
+        # one array for what all columns of a text share: text by text numpy's calls would take longer than the pass can wait
+        slots = [s.first_slot for s in forest.sequences]
+        shared = np.array([lasts, np.subtract(starts, forest.firsts), slots, starts], np.int32)
+        of_text, here = np.repeat(shared, widths, axis=1), slice(used)
+        np.concatenate([tree.tokens for tree in forest.trees], out=ids[here])
+        np.concatenate([tree.parents for tree in forest.trees], out=parents[here])
+        np.concatenate([tree.depths for tree in forest.trees], out=positions[here])
+        positions[here] += of_text[0]
+        np.add(np.arange(used, dtype=np.int32), of_text[1], rows[here])
         seqs = graph.inputs["seqs"].array.reshape(lanes, 3)
-        seqs[:] = 0
-        spans = np.zeros((lanes, 2), np.int32)
-        ranges = np.zeros((2, width), np.int32)
-        for i, (sequence, tree, block) in enumerate(forest.blocks()):
-            ids[block], parents[block] = tree.tokens, tree.parents
-            np.add(tree.depths, sequence.n_tokens, positions[block])
-            rows[block] = slots = sequence.slots(tree.width)
-            ranges[0, block], ranges[1, block] = sequence.first_slot, slots.start
-            seqs[i], spans[i] = (sequence.lane, block.start, tree.width), (sequence.first_slot, slots.stop)
-        padding = slice(block.stop, width)
+        seqs[: len(widths)] = list(zip([s.lane for s in forest.sequences], forest.firsts, widths))
+        seqs[len(widths) :] = 0
+        padding = slice(used, width)
         ids[padding], positions[padding], parents[padding] = 0, 0, -1
-        rows[padding] = self._spare[: width - block.stop]
-        ranges[1, padding] = 1  # a column that sees nothing would have no numbers
+        rows[padding] = self._spare[: width - used]
         if window is None:
-            graph.inputs["ranges"].array[:] = ranges
+            ranges = graph.inputs["ranges"].array.reshape(2, width)
+            ranges[:, here] = of_text[2:]
+            ranges[0, padding], ranges[1, padding] = 0, 1  # a column that sees nothing would have no numbers
             if "spans" in graph.inputs:
-                graph.inputs["spans"].array.reshape(lanes, 2)[:] = spans
+                spans = graph.inputs["spans"].array.reshape(lanes, 2)
+                spans[: len(widths)] = list(zip(slots, ends))
+                spans[len(widths) :] = 0
         if window is not None:
             positions[padding] = sequence.n_tokens
             own = _own(tree, width)  # padding sees itself
@@ -324,10 +331,11 @@ class TargetPasses:
         inputs, lanes = graph.inputs, self.state.lanes
         if self.state.spec.recurrent:
             nodes, seqs = inputs["path"].array.reshape(lanes, room), inputs["seqs"].array.reshape(lanes, 3)
-            nodes[:], seqs[:] = -1, 0
-            for i, ((sequence, tree, block), path) in enumerate(zip(forest.blocks(), paths)):
-                nodes[i, : len(path)] = path
-                seqs[i] = sequence.lane, block.start, tree.width
+            nodes[: len(paths)] = [(*path, *[-1] * (room - len(path))) for path in paths]
+            nodes[len(paths) :] = -1
+            widths = [tree.width for tree in forest.trees]
+            seqs[: len(widths)] = list(zip([s.lane for s in forest.sequences], forest.firsts, widths))
+            seqs[len(widths) :] = 0
         for (prefix, cache), ring in zip(self.state.caches if moved else (), (None, *self.state.rings)):
             moves: list[tuple[int, int]] = []
             for sequence, path in zip(forest.sequences, paths):
