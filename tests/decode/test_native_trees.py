@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Candidates, Children, Rows, Several
 from dflash_ggml.decode.copied import Copied, CopyRates
 from dflash_ggml.decode.merged import Merged
@@ -153,6 +158,21 @@ def test_chains(seed: int, depths: int, ranks: int, length: int) -> None:
 def test_a_chain_ends_where_nothing_is_possible() -> None:
     rows = Rows([[1, 2], [3, 4]], [[-1, -2], [-np.inf, -np.inf]])
     assert spine(0, rows, 5).tokens.tolist() == spine(0, Asked(rows), 5).tokens.tolist() == [0, 1]
+
+
+def test_a_tree_can_be_copied_and_written() -> None:
+    """What C knows of where it lies stays behind."""
+    tree = Merged(None, Copied([[1, 2, 3]], [9], 3), CopyRates()).grow(0, 3).first(2)
+    for other in (
+        copy.deepcopy(tree),
+        pickle.loads(pickle.dumps(tree)),
+        replace(tree, depths=tree.depths.copy()),
+    ):
+        assert_equal(other, tree)
+        assert other.native is None and tree.native is not None
+        assert (observers(other) == observers(tree)).all()
+        found = Calibration().path_probabilities(other)
+        assert (found == Calibration().path_probabilities(tree)).all() and len(found) == 3
 
 
 def test_rows_that_are_views_of_a_wider_block() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .accept import Accepted
-from .native import NONE, doubles, ffi, floats, ints, lib
+from .native import NONE, doubles, ffi, ints, lib
 from .tree import Tree
 
 _CALIBRATION = ffi.typeof("struct calibration *")
@@ -62,9 +62,7 @@ class Calibration:
 def _arrays(tree: Tree) -> tuple[Any, ...]:
     """A tree as C takes it: nodes, parents, depths, log-probabilities, and of a merged one cells, rests and trust."""
     n, evidence = tree.width, tree.evidence
-    parts = ints(tree.parents), ints(tree.depths), floats(tree.log_probs)
-    if not len(parts[0]) == len(parts[1]) == len(parts[2]) == n:
-        raise ValueError(f"parents, depths and log_probs must all be of {n} nodes")
+    parts = tree.arrays()
     if evidence is None:
         return n, *parts, NONE, NONE, 1.0
     cells, rests = ints(evidence.cells), doubles(evidence.rests)

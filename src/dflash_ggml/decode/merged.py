@@ -12,7 +12,7 @@ from __future__ import annotations
 from .accept import Accepted
 from .candidates import Candidates
 from .copied import Copied, CopyRates, checked
-from .native import doubles, floats, ints, lib
+from .native import doubles, ints, lib
 from .tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, grow
 
 DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
@@ -22,12 +22,12 @@ def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
     """Count the votes at the visited nodes of a merged tree, and where none was right what the draft's own children promised."""
     evidence, n, kept = tree.evidence, tree.width, accepted.kept
     assert evidence is not None
-    arrays = ints(tree.parents), floats(tree.log_probs), ints(evidence.cells), doubles(evidence.rests)
-    if min(map(len, arrays)) < n:
-        raise ValueError(f"a merged tree of {n} nodes lacks some of their parts")
-    checked(
-        lib.copy_rates_observe(rates.native, n, *arrays, evidence.trust, kept, len(kept), len(accepted.path))
-    )
+    parents, _, log_probs = tree.arrays()
+    cells, rests = ints(evidence.cells), doubles(evidence.rests)
+    if len(cells) < n or len(rests) < n:
+        raise ValueError(f"the evidence of {n} nodes has {len(cells)} cells and {len(rests)} rests")
+    said, walked = (parents, log_probs, cells, rests, evidence.trust), (kept, len(kept), len(accepted.path))
+    checked(lib.copy_rates_observe(rates.native, n, *said, *walked))
 
 
 class Merged:

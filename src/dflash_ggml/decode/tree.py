@@ -8,7 +8,7 @@ found with one heap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from .candidates import Candidates, Rows
 from .copied import Copied, CopyRates, Evidence
-from .native import NONE, doubles, ffi, ints, lib, octets
+from .native import NONE, doubles, ffi, floats, ints, lib, octets
 
 BEST_FIRST: int = lib.BEST_FIRST
 CHAIN_SEED: int = lib.CHAIN_SEED
 SPINE: int = lib.SPINE
+_FLOATS = ffi.typeof("float *")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Tree:
     log_probs: float32 [width], log-probability of the path from the root under the draft, 0 at the root.
     sources: uint8 [width], which sources offered each node, bits of `merged`, 0 at the root; None: one source made all of it.
     evidence: what the probabilities of a merged tree rest on.
+    native: where C finds parents, depths and log_probs of a tree that it has grown.
     """
 
     tokens: NDArray[np.int32]
@@ -39,6 +41,7 @@ class Tree:
     log_probs: NDArray[np.float32]
     sources: NDArray[np.uint8] | None = None
     evidence: Evidence | None = None
+    native: tuple[Any, Any, Any] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def width(self) -> int:
@@ -57,7 +60,25 @@ class Tree:
             return self
         sources = None if self.sources is None else self.sources[:end]
         parts = self.tokens[:end], self.parents[:end], self.depths[:end], self.log_probs[:end]
-        return Tree(*parts, sources, self.evidence)
+        return _with_native(Tree(*parts, sources, self.evidence), self.native)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Of a copy, which C finds elsewhere."""
+        return Tree, (self.tokens, self.parents, self.depths, self.log_probs, self.sources, self.evidence)
+
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """Parents, depths and log_probs for C. Raises ValueError if they are not of one length."""
+        if self.native is not None:
+            return self.native
+        n = self.width
+        if not n == len(self.parents) == len(self.depths) == len(self.log_probs):
+            raise ValueError(f"parents, depths and log_probs must all be of {n} nodes")
+        return ints(self.parents), ints(self.depths), floats(self.log_probs)
+
+
+def _with_native(tree: Tree, native: tuple[Any, Any, Any] | None) -> Tree:
+    object.__setattr__(tree, "native", native)
+    return tree
 
 
 def verify_width(nodes: int) -> int:
@@ -122,7 +143,8 @@ def grow(
         evidence = Evidence(block[4], np.empty(budget + 1), rates.trust)
         offered = np.empty(budget + 1, np.uint8)
         rests, sources = doubles(evidence.rests), octets(offered)
-    into = root, budget, ints(block), rests, sources
+    memory, width = ints(block), budget + 1
+    into = root, budget, memory, rests, sources
     beside = NONE if copied is None else copied.native, NONE if rates is None else rates.native, order, -least
     native = NONE if draft is None else getattr(draft, "native", None)
     if draft is None or native is not None:
@@ -132,9 +154,10 @@ def grow(
     if n < 0:
         raise MemoryError(f"no memory for a tree of {budget} nodes")
     tokens, parents, depths, log_probs = block[:4, :n]
-    if copied is None:
-        return Tree(tokens, parents, depths, log_probs.view(np.float32))
-    return Tree(tokens, parents, depths, log_probs.view(np.float32), offered[:n], evidence)
+    merged = (None, None) if copied is None else (offered[:n], evidence)
+    tree = Tree(tokens, parents, depths, log_probs.view(np.float32), *merged)
+    # the array keeps its memory, and the tree the array
+    return _with_native(tree, (memory + width, memory + 2 * width, ffi.cast(_FLOATS, memory + 3 * width)))
 
 
 def _ask(draft: Candidates, growth: Any) -> int:
@@ -187,8 +210,8 @@ def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.ui
     Takes a Tree or parents with -1 for roots; uint8 [width, width / 8 rounded up]. Nodes up to `width` that the tree does
     not have attend to themselves only. Raises ValueError if a parent does not precede its child.
     """
-    parents = ints(tree.parents if isinstance(tree, Tree) else tree)
-    n = len(parents)
+    parents = tree.arrays()[0] if isinstance(tree, Tree) else ints(tree)
+    n = tree.width if isinstance(tree, Tree) else len(parents)
     width = width or n
     if width < n:
         raise ValueError(f"{n} nodes do not fit a width of {width}")
