@@ -66,7 +66,9 @@ class ContextRows:
 
     def spare(self, n: int) -> NDArray[np.int32]:
         """n rows that nobody reads; beyond a block some of them again."""
-        return self._spare[:n] if n <= self.block else np.resize(self._spare, n)
+        if n > len(self._spare):
+            self._spare = np.resize(self._spare, n)
+        return self._spare[:n]
 
     def used(self, first: int, lane: int, end: int) -> int:
         """Rows that a graph must look at for a block that ends before position `end`."""

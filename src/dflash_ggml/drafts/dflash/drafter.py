@@ -236,28 +236,29 @@ class DFlashDrafter(Drafter):
         for sequence in sequences:
             if len(sequence.unseen) > block:
                 self._take_in(sequence, len(sequence.unseen) - block)
-        groups = self.context.groups
-        n_kv = tuple(
-            max(group.used(s.first_slot, s.lane, s.n_tokens + block) for s in sequences) for group in groups
-        )
+        groups, m = self.context.groups, len(sequences)
+        texts = [(s.first_slot, s.lane, s.n_tokens) for s in sequences]
+        end, longest = max([slot + n for slot, _, n in texts]), max([n for _, _, n in texts])
+        lane = max([lane for _, lane, _ in texts])
+        # where rows are everyone's the last one counts, and of rings the last ring
+        n_kv = tuple(group.used(end - longest, lane, longest + block) for group in groups)
         graph = self.graphs.get(("drafts", n_kv, block, n), lambda: self._build(n_kv, block, n))
         ints = graph.inputs["ints"].array.reshape(-1, n * block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(s, s.unseen, s.n_tokens) for s in sequences])
         ranges = [np.zeros((group.pieces, 2, n, block), np.int32) for group in groups]
         ids, positions, *rows = (row.reshape(n, block) for row in (*ints[2:4], *ints[5::2]))
-        m = len(sequences)
         for group, of_group, seen in zip(groups, rows, ranges):
             of_group[m:] = group.spare((n - m) * block).reshape(-1, block)
             seen[0, 1, m:] = 1  # a column that sees nothing would have no numbers
-        facts = [(s.first_slot, s.lane, s.n_tokens, self._known_from(s)) for s in sequences]
-        first, lane, start, known = np.array(facts, np.int32).T[:, :, None]
+        first, lanes, start = np.array(texts, np.int32).T[:, :, None]
+        known = np.array([[self._known_from(s)] for s in sequences], np.int32)
         ids[:m] = 0 if p.has_mask_vector else p.mask_id
         if not p.has_mask_vector:
             ids[:m, 0] = [s.pending for s in sequences]
         positions[:m] = start + self._steps[:block]
         for group, of_group, seen, causal in zip(groups, rows, ranges, self._causal):
-            of_group[:m] = group.rows_of(first, lane, positions[:m])
-            seen[:, :, :m] = group.ranges(first, lane, known, start, block, causal)
+            of_group[:m] = group.rows_of(first, lanes, positions[:m])
+            seen[:, :, :m] = group.ranges(first, lanes, known, start, block, causal)
         roots = graph.inputs["roots"].array.reshape(3, n)
         roots[:], roots[1] = 0, np.arange(n) * block
         roots[0, :m] = [s.pending for s in sequences]
