@@ -103,7 +103,8 @@ class Rows:
             ffi.new(f"int32_t[{n_ranks}]"),
             ffi.new(f"double[{n_ranks}]"),
         )
-        n = lib.pairs_after(self.native, depth, index, tokens, ranks, scores)
+        mass = lib.row_mass(self.native, depth)
+        n = lib.pairs_after(self.native, depth, index, mass, tokens, ranks, scores)
         return (
             ffi.unpack(tokens, n),
             ffi.unpack(scores, n),

@@ -27,20 +27,27 @@ int pairs_fault(size_t n, const float *pairs) {
     return found;
 }
 
-int pairs_after(const struct draft *draft, int depth, int index, int32_t *tokens, int32_t *ranks, double *log_probs) {
+double row_mass(const struct draft *draft, int depth) {
+    const float *scores = draft->log_probs + (size_t)depth * draft->n_ranks;
+    double mass = 0;
+    for (int i = 0; i < draft->n_ranks; i++) mass += exp((double)scores[i]);
+    // of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none
+    return fmin(mass > 0 ? log(mass) : 0, 0);
+}
+
+int pairs_after(const struct draft *draft, int depth, int index, double mass, int32_t *tokens, int32_t *ranks,
+                double *log_probs) {
     int k = draft->n_ranks, n = 0;
     const int32_t *ids = draft->ids + (size_t)depth * k;
     const float *scores = draft->log_probs + (size_t)depth * k;
     const float *pairs = draft->pairs + ((size_t)depth * k + index) * k;
-    double mass = 0, best = -INFINITY, total = 0;
+    double best = -INFINITY, total = 0;
     for (int i = 0; i < k; i++) {
         double joint = (double)scores[i] + pairs[i];
-        mass += exp((double)scores[i]);
         if (joint > best) best = joint;
     }
     for (int i = 0; i < k; i++) total += exp((double)scores[i] + pairs[i] - best);
-    // of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none
-    double shift = fmin(mass > 0 ? log(mass) : 0, 0) - log(total);
+    double shift = mass - log(total);
     for (int i = 0; i < k; i++) {
         double joint = (double)scores[i] + pairs[i] - best + shift;
         if (!(joint > -INFINITY)) continue;
@@ -68,7 +75,10 @@ int32_t reading_open(struct reading *reading, const struct draft *draft) {
     if (!draft->n_parts) {
         size_t cursors = (size_t)draft->n_depths * (draft->pairs ? draft->n_ranks : 1);
         reading->known = calloc(cursors + 1, sizeof(struct row *));
-        return !reading->known ? -2 : draft->n_depths ? 0 : -1;
+        if (draft->pairs) reading->masses = malloc((draft->n_depths + 1) * sizeof(double));
+        if (!reading->known || (draft->pairs && !reading->masses)) return -2;
+        for (int depth = 0; draft->pairs && depth < draft->n_depths; depth++) reading->masses[depth] = NAN;
+        return draft->n_depths ? 0 : -1;
     }
     reading->parts = calloc(draft->n_parts, sizeof(struct reading));
     reading->spots = malloc(draft->n_parts * sizeof(int32_t));
@@ -89,6 +99,7 @@ void reading_close(struct reading *reading) {
     free(reading->parts);
     free(reading->spots);
     free(reading->known);
+    free(reading->masses);
 }
 
 // Moves the last of n candidates to where they fall; the first of equals stays before the others.
@@ -152,7 +163,9 @@ const struct row *reading_at(struct reading *reading, int32_t cursor) {
     struct row *row = new_row(reading, k);
     if (!row) return NULL;
     if (draft->pairs) {
-        row->n = pairs_after(draft, depth, cursor % k, row->tokens, row->cursors, row->scores);
+        double *mass = &reading->masses[depth];
+        if (isnan(*mass)) *mass = row_mass(draft, depth);
+        row->n = pairs_after(draft, depth, cursor % k, *mass, row->tokens, row->cursors, row->scores);
         for (int i = 0; i < row->n; i++) row->cursors[i] = goes_on ? (depth + 1) * k + row->cursors[i] : -1;
     } else {
         const float *scores = draft->log_probs + (size_t)depth * k;

@@ -13,9 +13,13 @@ struct draft {
 int rows_fault(int n_depths, int n_ranks, const float *log_probs);
 int pairs_fault(size_t n, const float *pairs);
 
-// The candidates of rows with pairs at a depth, behind the one of the depth before at `index`, best first: their number. tokens, ranks
-// (places in the row), log_probs: [n_ranks].
-int pairs_after(const struct draft *draft, int depth, int index, int32_t *tokens, int32_t *ranks, double *log_probs);
+// The log-probability of all candidates of a depth together.
+double row_mass(const struct draft *draft, int depth);
+
+// The candidates of rows with pairs at a depth of this mass, behind the one of the depth before at `index`, best first: their number.
+// tokens, ranks (places in the row), log_probs: [n_ranks].
+int pairs_after(const struct draft *draft, int depth, int index, double mass, int32_t *tokens, int32_t *ranks,
+                double *log_probs);
 
 // Candidates at a place, best first, without those of probability 0. cursors: behind each, -1 where the draft ends; other: behind a
 // token that is none of them.
@@ -27,12 +31,14 @@ struct row {
     double scores[];
 };
 
-// A draft as far as a tree has read it. known: rows by cursor; spots [n_spots][n_parts]: of several, the cursors of each behind a
-// candidate, by its own; of one that is asked n_spots is how many candidates it gave.
+// A draft as far as a tree has read it. known: rows by cursor; masses: of pairs, by depth, NaN where nobody asked. spots
+// [n_spots][n_parts]: of several, the cursors of each behind a candidate, by its own; of one that is asked n_spots is how many
+// candidates it gave.
 struct reading {
     const struct draft *draft;
     struct row *rows;
     const struct row **known;
+    double *masses;
     struct reading *parts;
     int32_t n_spots, room, *spots;
 };
