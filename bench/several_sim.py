@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from common import ROOT, header, save
 
+from dflash_ggml.decode.calibration import path_probabilities
 from dflash_ggml.decode.drafting import blocks
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.shared_heap import shares
@@ -82,10 +83,9 @@ def heap(columns: int) -> Callable[[Together, list[Tree], list[Plan]], list[Tree
 
     def share(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
         together.share(trees)
-        known = [member.adaptive.calibration for member in together.members if member.adaptive]
-        gains = [one.path_probabilities(tree) for one, tree in zip(known, trees)]
-        room = columns - len(trees)
-        counts, _ = shares(gains, [1] * len(trees), room, [room], [1.0])
+        known = [member.adaptive and member.adaptive.calibration for member in together.members]
+        room, widths = columns - len(trees), [tree.width for tree in trees]
+        counts, _ = shares(path_probabilities(trees, known), widths, [1] * len(trees), room, [room], [1.0])
         return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
     return share

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.calibration import Calibration
+from dflash_ggml.decode.calibration import Calibration, path_probabilities
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.copied import Copied, CopyRates
 from dflash_ggml.decode.merged import Merged, observe
@@ -80,6 +80,32 @@ def test_walks(seed: int, is_first: bool) -> None:
             observe(tree, accepted, rates)
             copying.observe(with_lists, accepted, rates_in_python)
             same(rates, rates_in_python)
+
+
+@given(seeds, st.integers(1, 6))
+def test_trees_side_by_side(seed: int, n: int) -> None:
+    """Each is worth what it is alone, merged ones too; without a calibration it is what the draft says."""
+    rng, rates = np.random.default_rng(seed), CopyRates()
+    trees = [tree_of(rng, rates) for _ in range(n)]
+    known = [None if rng.random() < 0.3 else Calibration() for _ in trees]
+    for one, tree in zip(known, trees):
+        if one is not None:
+            one.observe(tree, walked(rng, tree))
+    found, at = path_probabilities(trees, known), 0
+    for one, tree in zip(known, trees):
+        here, at = found[at : at + tree.width], at + tree.width
+        if one is None:
+            np.testing.assert_allclose(here, np.exp(tree.log_probs.astype(np.float64)), rtol=1e-12)
+        else:
+            assert here.tolist() == one.path_probabilities(tree).tolist()
+    assert at == len(found)
+
+
+def test_trees_side_by_side_that_are_none() -> None:
+    with pytest.raises(ValueError, match="1 trees with 2 calibrations"):
+        path_probabilities([MERGED], [None, None])
+    with pytest.raises(ValueError, match="0 trees"):
+        path_probabilities([], [])
 
 
 @given(st.lists(st.tuples(st.integers(0, 209), st.booleans()), max_size=300), st.booleans())

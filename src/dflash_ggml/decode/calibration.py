@@ -9,6 +9,8 @@ accepted: what counts is what was, not why. The arithmetic is in `native/`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from .native import NONE, doubles, ffi, ints, lib
 from .tree import Tree
 
 _CALIBRATION = ffi.typeof("struct calibration *")
+_CALIBRATIONS = ffi.typeof("struct calibration *[]")
 
 
 class Calibration:
@@ -57,6 +60,29 @@ class Calibration:
         kept = accepted.kept
         done = lib.calibration_observe(self._native, *_arrays(tree), kept, len(kept), len(accepted.path))
         _check(done)
+
+
+def path_probabilities(trees: Items[Tree], calibrations: Items[Calibration | None]) -> NDArray[np.float64]:
+    """`Calibration.path_probabilities` of several trees, side by side; None: the draft's own word."""
+    n, widths = len(trees), [tree.width for tree in trees]
+    if not n or n != len(calibrations):
+        raise ValueError(f"{n} trees with {len(calibrations)} calibrations")
+    firsts = [0, *accumulate(widths)]
+    found = np.empty(firsts[-1])
+    parts = [
+        np.concatenate([getattr(tree, name) for tree in trees]) for name in ("parents", "depths", "log_probs")
+    ]
+    if n != len(calibrations) or not n or any(len(part) != firsts[-1] for part in parts):
+        raise ValueError(
+            f"{n} trees with {len(calibrations)} calibrations must have parents, depths and log_probs"
+        )
+    known = ffi.new(_CALIBRATIONS, [NONE if one is None else one._native for one in calibrations])
+    arrays = ints(parts[0]), ints(parts[1]), floats(parts[2])
+    _check(lib.calibration_paths_each(n, known, ints(firsts), *arrays, doubles(found)))
+    for tree, calibration, first in zip(trees, calibrations, firsts):
+        if tree.evidence is not None and calibration is not None:
+            found[first : first + tree.width] = calibration.path_probabilities(tree)
+    return found
 
 
 def _arrays(tree: Tree) -> tuple[Any, ...]:

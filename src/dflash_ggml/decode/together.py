@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from math import inf, log
+from functools import lru_cache
+from math import floor, inf, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .accept import Accepted
 from .adaptive import FLAT, Adaptive
+from .calibration import path_probabilities
 from .company import Company, Member
 from .drafting import LEAST_GROWN, Drafting
 from .joint_costs import JointCosts
@@ -36,6 +38,8 @@ LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 # trees of a text that a prospect is learned from one by one, and steps between later ones
 LOOK_AT_MOST, LOOK_EVERY = 6, 3
 LESS_LIKELY = log(4)  # than the last nodes that were kept: paths that are grown too
+STEPS = 4  # of a log-probability of paths that are not grown, so that plans are few
+PLANS = 2048
 PLAIN = Plan("plain", 0)
 
 
@@ -88,10 +92,10 @@ class Together:
                 nodes, least = self._grown(
                     company.prospect(adaptive), adaptive.budget, i, self.drafting.longer
                 )
-                plans[i] = Plan("tree", nodes, depth=block - 1, least=least)
+                plans[i] = _draft(nodes, block - 1, least)
             elif adaptive.copies:
                 nodes, _ = self._grown(company.prospect(adaptive), adaptive.budget, i)
-                plans[i] = Plan("tree", nodes, drafts=False)
+                plans[i] = _copies(nodes)
         took = self.costs.drafted(n, fixed + len(chosen.drafting), block)
         self._ends = self.costs.ends(n)
         self._ms = [took(nodes) for nodes in self._ends]
@@ -102,39 +106,34 @@ class Together:
 
         Trees of a width that was asked for stay whole while there is room for all of them.
         """
-        company = self._company
+        company, n = self._company, len(trees)
         company.update()
-        gains, asked = list[NDArray[np.float64]](), 0
-        for plan, tree, adaptive in zip(self._plans, trees, company.free):
-            if adaptive is None:
-                gains.append(np.exp(tree.log_probs.astype(np.float64)))
-                asked += tree.n_nodes
-            else:
-                gains.append(adaptive.calibration.path_probabilities(tree))
-                self._note(adaptive, plan, tree, gains[-1], len(gains))
-        room, counts = max(self.most - len(trees), 0), [1] * len(trees)  # the roots
+        widths, free = [tree.width for tree in trees], company.free
+        gains = path_probabilities(trees, [None if one is None else one.calibration for one in free])
+        self._note(trees, widths, gains)
+        asked = sum([width - 1 for width, adaptive in zip(widths, free) if adaptive is None])
+        room, counts = max(self.most - n, 0), [1] * n  # the roots
         if whole := asked <= room:
-            counts = [tree.width if adaptive is None else 1 for tree, adaptive in zip(trees, company.free)]
+            counts = [width if adaptive is None else 1 for width, adaptive in zip(widths, free)]
             room -= asked
         for i in self.drafting.trying:  # what a try is for is to see what comes of it, whatever is expected
             tried = min(LEAST_GROWN, trees[i].n_nodes, max(room, 0))
             counts[i], room = 1 + tried, room - tried
-        in_anyhow = sum(counts) - len(trees)
+        in_anyhow = sum(counts) - n
         # where not all that was asked for fits there is no choice left: the pass is full
         ends, ms = [room], [1.0]
         if whole:
             fit = [(end - in_anyhow, ms) for end, ms in zip(self._ends, self._ms) if end >= in_anyhow]
             ends, ms = [end for end, _ in fit], [ms for _, ms in fit]
-        counts, sums = shares(gains, counts, room, ends, ms, FLAT, NARROWER)
+        counts, sums = shares(gains, widths, counts, room, ends, ms, FLAT, NARROWER)
         self._promised = [promised - 1 for promised in sums]
-        cut = [tree.first(count - 1) for tree, count in zip(trees, counts)]
-        for adaptive, plan, tree, count in zip(company.free, self._plans, trees, counts):
+        for adaptive, plan, tree, count in zip(free, self._plans, trees, counts):
             if adaptive and plan.kind != "plain":
                 prospect = company.prospect(adaptive)
                 prospect.recent.append(count - 1)
                 if count > 1 and plan.drafts and tree.evidence is None:
                     prospect.lasts.append(float(tree.log_probs[count - 1]))
-        return cut
+        return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
     def meanwhile(self) -> None:
         """What can be thought about while a device is busy with the pass: what the grown trees promise, and who drafts next."""
@@ -170,17 +169,18 @@ class Together:
         """What drafting is expected to give a text."""
         return self._company.prospect(adaptive)
 
-    def _note(
-        self, adaptive: Adaptive, plan: Plan, tree: Tree, probability: NDArray[np.float64], nth: int
-    ) -> None:
-        """A grown tree of a draft, from which is learned what the next may bring: of a text that is known, now and then."""
-        if not plan.drafts or plan.depth is None or tree.evidence is not None:
-            return
-        prospect = self._company.prospect(adaptive)
-        if prospect.tried < LOOK_AT_MOST or (prospect.tried + nth) % LOOK_EVERY == 0:
-            whole = plan.least == -inf and plan.budget >= min(adaptive.budget, self.most)
-            self._unlearned.append(_Grown(adaptive, probability, tree, plan.depth + 1, whole))
-        prospect.tried, prospect.tried_at = prospect.tried + 1, self.costs.step
+    def _note(self, trees: Items[Tree], widths: Items[int], gains: NDArray[np.float64]) -> None:
+        """Grown trees of drafts, from which is learned what the next may bring: of a text that is known, now and then."""
+        step, most, first = self.costs.step, self.most, 0
+        for i, (plan, tree, adaptive) in enumerate(zip(self._plans, trees, self._company.free)):
+            probability, first = gains[first : first + widths[i]], first + widths[i]
+            if adaptive is None or not plan.drafts or plan.depth is None or tree.evidence is not None:
+                continue
+            prospect = self._company.prospect(adaptive)
+            if prospect.tried < LOOK_AT_MOST or (prospect.tried + i) % LOOK_EVERY == 0:
+                whole = plan.least == -inf and plan.budget >= min(adaptive.budget, most)
+                self._unlearned.append(_Grown(adaptive, probability, tree, plan.depth + 1, whole))
+            prospect.tried, prospect.tried_at = prospect.tried + 1, step
 
     def _grown(self, prospect: Prospect, budget: int, i: int, longer: bool = False) -> tuple[int, float]:
         """Nodes of a tree to choose from, and the log-probability of the least of them: growing many to keep few costs time. Now
@@ -189,4 +189,16 @@ class Together:
         may_cut = len(recent) > 1 and (lasts or any(recent))
         if longer or not may_cut or (self.costs.step + i) % LOOK_AT_ALL == 0:
             return budget, -inf
-        return min(max(2 * max(recent) + 1, LEAST_GROWN), budget), min(lasts, default=-inf) - LESS_LIKELY
+        least = floor(STEPS * (min(lasts) - LESS_LIKELY)) / STEPS if lasts else -inf
+        return min(max(2 * max(recent) + 1, LEAST_GROWN), budget), least
+
+
+@lru_cache(PLANS)
+def _draft(nodes: int, depth: int, least: float) -> Plan:
+    """Plans are made anew for every text and step, and are few."""
+    return Plan("tree", nodes, depth=depth, least=least)
+
+
+@lru_cache(PLANS)
+def _copies(nodes: int) -> Plan:
+    return Plan("tree", nodes, drafts=False)

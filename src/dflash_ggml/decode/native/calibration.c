@@ -91,6 +91,22 @@ int calibration_paths(const struct calibration *c, int n, const int32_t *parents
     return 0;
 }
 
+int calibration_paths_each(int n, struct calibration *const *calibrations, const int32_t *firsts, const int32_t *parents,
+                           const int32_t *depths, const float *log_probs, double *probabilities) {
+    for (int i = 0; i < n; i++) {
+        int first = firsts[i], width = firsts[i + 1] - first;
+        if (first < 0 || width < 1) return -2;
+        if (calibrations[i]) {
+            int done = calibration_paths(calibrations[i], width, parents + first, depths + first, log_probs + first, NULL,
+                                         NULL, 1.0, probabilities + first);
+            if (done < 0) return done;
+        } else {
+            for (int at = first; at < first + width; at++) probabilities[at] = exp(log_probs[at]);
+        }
+    }
+    return 0;
+}
+
 // What is known of a node of the walk. expected: of its children together, of which `right` were.
 struct visited {
     double expected, right;
