@@ -21,7 +21,8 @@ from .native import NONE, doubles, ffi, ints, lib
 from .tree import Tree
 
 _CALIBRATION = ffi.typeof("struct calibration *")
-_CALIBRATIONS = ffi.typeof("struct calibration *[]")
+_CALIBRATIONS, _INTS = ffi.typeof("struct calibration *[]"), ffi.typeof("int32_t[]")
+_POINTERS = [ffi.typeof(f"{name} *[]") for name in ("int32_t", "int32_t", "float")]
 
 
 class Calibration:
@@ -67,19 +68,12 @@ def path_probabilities(trees: Items[Tree], calibrations: Items[Calibration | Non
     n, widths = len(trees), [tree.width for tree in trees]
     if not n or n != len(calibrations):
         raise ValueError(f"{n} trees with {len(calibrations)} calibrations")
-    firsts = [0, *accumulate(widths)]
-    found = np.empty(firsts[-1])
-    parts = [
-        np.concatenate([getattr(tree, name) for tree in trees]) for name in ("parents", "depths", "log_probs")
-    ]
-    if n != len(calibrations) or not n or any(len(part) != firsts[-1] for part in parts):
-        raise ValueError(
-            f"{n} trees with {len(calibrations)} calibrations must have parents, depths and log_probs"
-        )
+    found, arrays = np.empty(sum(widths)), [tree.arrays() for tree in trees]
+    parents, depths, log_probs = (ffi.new(of, part) for of, part in zip(_POINTERS, map(list, zip(*arrays))))
     known = ffi.new(_CALIBRATIONS, [NONE if one is None else one._native for one in calibrations])
-    arrays = ints(parts[0]), ints(parts[1]), floats(parts[2])
-    _check(lib.calibration_paths_each(n, known, ints(firsts), *arrays, doubles(found)))
-    for tree, calibration, first in zip(trees, calibrations, firsts):
+    of_all = n, known, ffi.new(_INTS, widths), parents, depths, log_probs
+    _check(lib.calibration_paths_each(*of_all, doubles(found)))
+    for tree, calibration, first in zip(trees, calibrations, accumulate(widths, initial=0)):
         if tree.evidence is not None and calibration is not None:
             found[first : first + tree.width] = calibration.path_probabilities(tree)
     return found

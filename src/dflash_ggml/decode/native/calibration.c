@@ -91,17 +91,16 @@ int calibration_paths(const struct calibration *c, int n, const int32_t *parents
     return 0;
 }
 
-int calibration_paths_each(int n, struct calibration *const *calibrations, const int32_t *firsts, const int32_t *parents,
-                           const int32_t *depths, const float *log_probs, double *probabilities) {
-    for (int i = 0; i < n; i++) {
-        int first = firsts[i], width = firsts[i + 1] - first;
-        if (first < 0 || width < 1) return -2;
+int calibration_paths_each(int n, struct calibration *const *calibrations, const int32_t *widths,
+                           const int32_t *const *parents, const int32_t *const *depths, const float *const *log_probs,
+                           double *probabilities) {
+    for (int i = 0; i < n; probabilities += widths[i++]) {
         if (calibrations[i]) {
-            int done = calibration_paths(calibrations[i], width, parents + first, depths + first, log_probs + first, NULL,
-                                         NULL, 1.0, probabilities + first);
+            int done = calibration_paths(calibrations[i], widths[i], parents[i], depths[i], log_probs[i], NULL, NULL, 1.0,
+                                         probabilities);
             if (done < 0) return done;
         } else {
-            for (int at = first; at < first + width; at++) probabilities[at] = exp(log_probs[at]);
+            for (int node = 0; node < widths[i]; node++) probabilities[node] = exp(log_probs[i][node]);
         }
     }
     return 0;

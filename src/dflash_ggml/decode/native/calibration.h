@@ -19,10 +19,11 @@ int calibration_paths(const struct calibration *calibration, int n, const int32_
                       const float *log_probs, const int32_t *cells, const double *rests, double trust,
                       double *probabilities);
 
-// The same of n trees side by side that are not merged, tree i at [firsts[i], firsts[i + 1]). Without a calibration it is the draft's
-// own word. -2 where firsts do not rise.
-int calibration_paths_each(int n, struct calibration *const *calibrations, const int32_t *firsts, const int32_t *parents,
-                           const int32_t *depths, const float *log_probs, double *probabilities);
+// The same of n trees that are not merged, of `widths` nodes each; probabilities: tree after tree. Without a calibration it is the
+// draft's own word.
+int calibration_paths_each(int n, struct calibration *const *calibrations, const int32_t *widths,
+                           const int32_t *const *parents, const int32_t *const *depths, const float *const *log_probs,
+                           double *probabilities);
 
 // Counts the draft's children of the nodes [n_visited] that a walk came to, where no copy was right. kept: [n_kept], these and maybe
 // the last. Returns as calibration_paths does.
