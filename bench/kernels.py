@@ -22,7 +22,8 @@ from common import add_cache_types, cache_types
 from step_time import random_tree
 
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.decode.forest import Forest, root_only
+from dflash_ggml.decode.forest import Forest
+from dflash_ggml.decode.tree import root_only
 from dflash_ggml.engine.engine import Engine
 
 JOINT = 64  # columns of all texts together

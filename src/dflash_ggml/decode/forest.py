@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-import numpy as np
-
 from .sequence import Sequence
 from .tree import Tree, verify_width
 
@@ -34,9 +32,3 @@ class Forest:
         """Each sequence with its tree and its columns."""
         for sequence, tree, first in zip(self.sequences, self.trees, self.firsts):
             yield sequence, tree, slice(first, first + tree.width)
-
-
-def root_only(token: int) -> Tree:
-    """The tree of the pending token alone."""
-    zero = np.zeros(1, np.int32)
-    return Tree(np.array([token], np.int32), zero - 1, zero, np.zeros(1, np.float32))

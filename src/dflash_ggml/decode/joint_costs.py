@@ -28,10 +28,21 @@ class JointCosts:
             JointPass, dict[int, deque[float]]
         ] = {}  # of one sequence, by columns that one never has
         self._extras: dict[JointPass, dict[int, deque[float]]] = {}
+        self._noted: list[tuple[JointPass, float, int, int, int]] = []
 
     def measured(self, kind: JointPass, ms: float, columns: int, sequences: int, context: int = 0) -> None:
-        """Take in a measurement. columns: of all sequences together; context: their mean."""
-        ms = max(LEAST, ms) / self.costs.pace
+        """Note a measurement, which is taken in when a cost is asked for, or earlier, while a device is busy. columns: of all
+        sequences together; context: their mean."""
+        self._noted.append((kind, max(LEAST, ms) / self.costs.pace, columns, sequences, context))
+
+    def catch_up(self) -> None:
+        """Take in what was noted."""
+        noted, self._noted = self._noted, []
+        for measurement in noted:
+            self._take_in(*measurement)
+
+    def _take_in(self, kind: JointPass, ms: float, columns: int, sequences: int, context: int) -> None:
+        """ms: at a pace of 1."""
         self._cells.setdefault((kind, columns, sequences), deque(maxlen=WINDOW)).append(ms)
         alone = self._of_one(kind, context)
         if alone and columns > alone[-1][0]:
@@ -44,6 +55,7 @@ class JointCosts:
 
     def of(self, kind: JointPass, columns: int, sequences: int, context: int = 0) -> float:
         """What a pass costs now; 0 where nothing of its kind is known."""
+        self.catch_up()
         cell = self._cells.get((kind, columns, sequences))
         if cell is not None and len(cell) >= FEW:
             return median(cell) * self.costs.pace
@@ -51,6 +63,7 @@ class JointCosts:
 
     def knows(self, kind: JointPass, sequences: int) -> bool:
         """Whether what so many sequences add was measured, or what half to twice as many do."""
+        self.catch_up()
         return sequences < 2 or any(n <= 2 * sequences <= 4 * n for n in self._extras.get(kind, ()))
 
     def _alone(self, kind: JointPass, columns: int, context: int) -> float:

@@ -85,7 +85,9 @@ class StepCosts:
         return found
 
     def refresh(self) -> None:
-        """Look up anew what has become old."""
+        """Take in what was measured, and look up anew what has become old."""
+        if self._joint is not None:
+            self._joint.catch_up()
         for key in self._stale:
             self._known[key] = self.step, self._look_up(key)
         self._stale.clear()

@@ -81,6 +81,17 @@ def _with_native(tree: Tree, native: tuple[Any, Any, Any] | None) -> Tree:
     return tree
 
 
+_ROOT = np.array([-1], np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+_ROOT_NATIVE = ints(_ROOT[0]), ints(_ROOT[1]), floats(_ROOT[2])
+for _part in _ROOT:
+    _part.flags.writeable = False  # all such trees have these
+
+
+def root_only(token: int) -> Tree:
+    """The tree of the pending token alone."""
+    return _with_native(Tree(np.array([token], np.int32), *_ROOT), _ROOT_NATIVE)
+
+
 def verify_width(nodes: int) -> int:
     """Columns of a verify pass over `nodes` nodes and the root: exact up to 8, then multiples of 8 (kernel tiles)."""
     width = nodes + 1

@@ -14,14 +14,14 @@ from ..decode.accept import Accepted
 from ..decode.candidates import Candidates, NoNumbers
 from ..decode.company import Member
 from ..decode.costs import Costs
-from ..decode.forest import Forest, root_only
+from ..decode.forest import Forest
 from ..decode.joint_costs import JointCosts, JointPass
 from ..decode.merged import Merged, observe
 from ..decode.plan import Plan
 from ..decode.reduced import ReducedRows, Watch
 from ..decode.sequence import Sequence
 from ..decode.together import Together
-from ..decode.tree import Tree
+from ..decode.tree import Tree, root_only
 from ..drafts.drafter import Drafter
 from ..errors import as_exception
 from ..ggml.graph import Graph
