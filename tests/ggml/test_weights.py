@@ -61,7 +61,7 @@ def test_mapped_and_copied_tensors_read_the_same(aligned):
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 8])
-@pytest.mark.parametrize("columns", [1, 2, 3, 5, 8, 9, 12, 13, 16, 32, 189])
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 8, 9, 12, 13, 16, 23, 32, 189])
 def test_rows_of_few_blocks_multiply_right(blocks: int, columns: int):
     """Results land where other values lay before, as they do in memory that graphs share."""
     device = Device.cpu(1)
