@@ -50,6 +50,9 @@ class Oracle(Drafter):
     def prefilled(self, sequence, n, appended):
         assert not appended
 
+    def exchanged(self, a: int, b: int) -> None:
+        pass
+
     def reset(self, sequence):
         pass
 

@@ -22,6 +22,7 @@ from ..decode.sequence import Sequence
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
 from ..models.target import Append, Target
+from ..state.exchange import PerLane
 from ..state.kv_type import KvType
 from ..state.memory import Part
 from ..state.state import TargetState
@@ -152,6 +153,15 @@ class Drafter(ABC):
         """Cache tensors [row, n] whose first so many rows go round: what lies there is soon written over, so that every snapshot
         copies them."""
         return ()
+
+    @property
+    def per_lane(self) -> Items[PerLane]:
+        """What it keeps of each lane on the device."""
+        return ()
+
+    @abstractmethod
+    def exchanged(self, a: int, b: int) -> None:
+        """The texts of two lanes have changed places, with what is kept of them."""
 
     @abstractmethod
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:

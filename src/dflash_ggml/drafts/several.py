@@ -23,6 +23,7 @@ from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Store
 from ..models.target import Append, Target
+from ..state.exchange import PerLane
 from ..state.kv_type import KvType
 from ..state.memory import Part
 from .drafter import Drafter, DraftSource, Host
@@ -157,6 +158,14 @@ class SeveralDrafter(Drafter):
     @property
     def rings(self) -> Items[tuple[Any, int]]:
         return [ring for drafter in self.drafters for ring in drafter.rings]
+
+    @property
+    def per_lane(self) -> Items[PerLane]:
+        return [part for drafter in self.drafters for part in drafter.per_lane]
+
+    def exchanged(self, a: int, b: int) -> None:
+        for drafter in self.drafters:
+            drafter.exchanged(a, b)
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         """What all have seen."""

@@ -22,6 +22,7 @@ from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Workspace
 from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
+from ..state.exchange import PerLane, exchange_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import SlotMask
@@ -347,6 +348,13 @@ class TargetPasses:
             for i in range(len(cache.wholes)):
                 inputs[f"{prefix}from{i}"].array[:] = [source for source, _ in moves]
         graph.run()
+
+    def exchange(self, lane: int, parts: Items[PerLane] = ()) -> None:
+        """Let the first lane and another have what the other one had, of these parts too."""
+        self.graphs.get(
+            ("exchange", lane),
+            lambda: exchange_graph(self.device, [*self.state.per_lane, *parts], 0, lane),
+        ).run()
 
     def tree_rows(self, nodes: int) -> int:
         """Cache rows behind the committed ones that verifying and committing a tree of `nodes` nodes touches."""

@@ -293,7 +293,7 @@ class SideBySide(Stepper):
 def _caught(stepper: Stepper, run: Run, plain: bool) -> Step | Exception:
     """A step of one run in the first lane."""
     try:
-        step = stepper.step(run, plain)
+        step = stepper.step(run, plain=True) if plain else stepper.step(run)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a sampler's processors are anybody's

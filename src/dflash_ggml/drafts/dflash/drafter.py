@@ -22,6 +22,7 @@ from ...ggml.weights import Source, Weights, bf16_as_f16
 from ...models.target import Append, Target
 from ...state import range_mask
 from ...state.context import Context, ContextRows, context_bytes
+from ...state.exchange import PerLane
 from ...state.kv_type import KvType
 from ...state.memory import Part
 from ...state.spec import KvLayer
@@ -391,6 +392,13 @@ class DFlashDrafter(Drafter):
 
     def reset(self, sequence: Sequence) -> None:
         self.held[sequence.lent] = False
+        self.context.forget_masks()
+
+    @property
+    def per_lane(self) -> Items[PerLane]:
+        return self.context.per_lane
+
+    def exchanged(self, a: int, b: int) -> None:
         self.context.forget_masks()
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:

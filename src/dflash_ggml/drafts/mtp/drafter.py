@@ -19,6 +19,7 @@ from ...ggml.store import Store
 from ...ggml.weights import Source, Weights
 from ...models.prediction import EMBEDDING, Head
 from ...models.target import Append, Target
+from ...state.exchange import PerLane
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
 from ...state.mask import SlotMask
@@ -313,6 +314,15 @@ class MtpDrafter(Drafter):
     def reset(self, sequence: Sequence) -> None:
         self.held[sequence.lent] = False
         self._forget_last(sequence.lane, True)
+
+    @property
+    def per_lane(self) -> Items[PerLane]:
+        last = self.parts.last
+        return [PerLane(last, (last.ne[0],), (), last.nb[1])]
+
+    def exchanged(self, a: int, b: int) -> None:
+        self.mask.forget()
+        self.has_last[a], self.has_last[b] = self.has_last[b], self.has_last[a]
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         return self.held[sequence.lent][: sequence.n_tokens].copy()
