@@ -121,3 +121,20 @@ def test_the_context_and_the_limit_reach_the_engine():
     assert engine_config(parser.parse_args([])).n_ctx == 0
     config = engine_config(parser.parse_args(["-c", "8192", "--gpu-memory", "50%"]))
     assert config.n_ctx == 8192 and config.gpu_memory == 0.5
+
+
+@pytest.mark.parametrize("command", ["cli.run", "cli.chat", "server.cli", "bench.cli"])
+def test_command_lines_of_llama_cpps_programs_run(command: str, caplog: pytest.LogCaptureFixture) -> None:
+    build = importlib.import_module(f"dflash_ggml.{command}").build_parser
+    line = "--jinja -fa on -ub 512 --no-mmap -tb 4 -ngl all -cb --no-warmup -fa -ngld 99 --draft-min 1 -c 512"
+    args = build().parse_args([*line.split(), "--mode", "plain"])
+    assert (args.gpu_layers, args.ctx_size) == (-1, 512)
+    engine_config(args)
+    assert caplog.messages == [
+        "without effect here: --jinja, -fa, -ub, --no-mmap, -tb, -cb, --no-warmup, -fa, -ngld, --draft-min"
+    ]
+    caplog.clear()
+    engine_config(build().parse_args(["--mode", "plain"]))
+    assert caplog.messages == []
+    with pytest.raises(SystemExit):  # what would change the text is no option
+        build().parse_args(["--lora", "x"])

@@ -112,7 +112,7 @@ def test_a_bias_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> N
         (["--seed", "1.5"], "-s/--seed: '1.5' is not a whole number"),
         (["--seed", "-2"], "-s/--seed: must be a whole number from 0, got -2"),
         (["--top-k", "many"], "--top-k: 'many' is not a whole number"),
-        (["--temp", "hot"], "--temp: 'hot' is not a number"),
+        (["--temp", "hot"], "--temp/--temperature: 'hot' is not a number"),
         (["--mirostat", "3"], "--mirostat: must be 0, 1 or 2, got 3"),
         (["--repeat-last-n", "-5"], "--repeat-last-n: must be a count, or -1 for all, got -5"),
         (["-l", "5+inf"], "-l/--logit-bias: must be finite, or -inf to ban the token, got inf"),

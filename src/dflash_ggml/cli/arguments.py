@@ -15,6 +15,7 @@ from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, pairs_table
+from .no_effect import add_no_effect
 from .streams import end_output
 from .wording import count
 
@@ -84,6 +85,7 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     )
     add(
         "-hf",
+        "-hfr",
         "--hf-repo",
         metavar="USER/REPO[:QUANT]",
         help="fetch the target from the Hugging Face hub, and its draft if one is published",
@@ -127,7 +129,8 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     add(
         "-ngl",
         "--gpu-layers",
-        type=int,
+        "--n-gpu-layers",
+        type=gpu_layers,
         default=-1,
         metavar="N",
         help="0: stay on the CPU; else use a GPU if present",
@@ -236,6 +239,7 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         action="store_true",
         help="no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU",
     )
+    add_no_effect(parser)
 
 
 def memory_size(text: str) -> int | float:
@@ -253,6 +257,11 @@ def memory_size(text: str) -> int | float:
     if size <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
     return size
+
+
+def gpu_layers(text: str) -> int:
+    """A number of layers; "all" and "auto" are -1, as without the option. Raises ValueError."""
+    return -1 if text in ("all", "auto") else int(text)
 
 
 def _sources(text: str) -> tuple[str, ...]:
@@ -311,6 +320,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
     Raises HubError, ConfigError.
     """
+    if without := getattr(args, "no_effect", None):
+        log.warning("without effect here: %s", ", ".join(without))
     if args.hf_repo is None and args.hf_file is not None:
         raise ConfigError("-hff names a file of a repository: give -hf too")
     if args.hf_repo is not None and args.model is not None:

@@ -44,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "-n",
         "--predict",
+        "--n-predict",
         type=int,
         metavar="N",
         help="longest answer in tokens (default: what the context holds)",

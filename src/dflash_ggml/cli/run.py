@@ -73,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "-n",
         "--predict",
+        "--n-predict",
         type=int,
         default=256,
         metavar="N",

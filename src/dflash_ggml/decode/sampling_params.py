@@ -48,12 +48,12 @@ class SamplingParams:
     """Options of the sampler; the help texts give the values that switch a step off."""
 
     temperature: float = _option(
-        0.8, "--temp", help="temperature, 0: greedy, below 0: plain softmax, no filters"
+        0.8, "--temp", "--temperature", help="temperature, 0: greedy, below 0: plain softmax, no filters"
     )
     top_k: int = _option(40, "--top-k", help="keep the K best, 0: all")
     top_p: float = _option(0.95, "--top-p", help="nucleus, 1: off")
     min_p: float = _option(0.05, "--min-p", help="share of the best, 0: off")
-    typical_p: float = _option(1.0, "--typical", help="locally typical, 1: off")
+    typical_p: float = _option(1.0, "--typical", "--typical-p", help="locally typical, 1: off")
     repeat_penalty: float = _option(
         1.0,
         "--repeat-penalty",

@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--api-key", action="append", default=[], metavar="KEY", help="accept this key; may be repeated")
     add("--api-key-file", metavar="FILE", help="accept the keys in this file, one per line")
     add(
+        "-a",
         "--alias",
         action="append",
         default=[],
@@ -103,10 +104,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="of these, requests of one client: a key and an address (default half)",
     )
     add(
+        "-n",
+        "--predict",
+        "--n-predict",
         "--max-tokens",
+        dest="max_tokens",
         type=int,
         metavar="N",
-        help="tokens per answer for requests that set no limit of their own",
+        help="tokens per answer for requests that set no limit of their own, -1: none (default)",
     )
     add("--max-body", type=int, default=8 << 20, metavar="BYTES", help="largest request body (default 8 MiB)")
     add(
@@ -228,14 +233,14 @@ def run(args: argparse.Namespace) -> int:
     per_client = (args.queue + 1) // 2 if args.queue_per_client is None else args.queue_per_client
     if not 1 <= per_client <= args.queue:
         raise ConfigError(f"--queue-per-client: {per_client} is outside 1..{args.queue}")
-    if args.max_tokens is not None and args.max_tokens < 1:
-        raise ConfigError(f"--max-tokens: {args.max_tokens} is below 1")
+    if args.max_tokens is not None and args.max_tokens < 1 and args.max_tokens != -1:
+        raise ConfigError(f"--max-tokens: {args.max_tokens} is neither -1 nor a count")
     config = engine_config(args)
     warn_of_threads(args.threads)
     settings = Settings(
         names=tuple(args.alias) or (config.model.stem,),
         sampling=sampling_params(args, file_metadata(config.model)),
-        max_tokens=args.max_tokens,
+        max_tokens=None if args.max_tokens == -1 else args.max_tokens,
         limits=Limits(body_bytes=args.max_body),
         strict=args.strict,
         strict_model=args.strict_model,
