@@ -353,7 +353,7 @@ def make_service(
     settings: Settings,
     *,
     keys: Sequence[str] = (),
-    queue_limit: int = 64,
+    queue_limit: int = 256,
     client_limit: int | None = None,
     drain_seconds: float = 10.0,
 ) -> Service:

@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="requests that are answered side by side; they share the context's tokens (default 0: by the memory that is free, "
         "as many as leave one request what it would have alone)",
     )
-    add("--queue", type=int, default=64, metavar="N", help="requests that may wait (default 64)")
+    add("--queue", type=int, default=256, metavar="N", help="requests that may wait (default 256)")
     add(
         "--queue-per-client",
         type=int,

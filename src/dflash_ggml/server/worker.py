@@ -95,7 +95,7 @@ class Worker(Generic[B]):
         self,
         open_runner: Callable[[Progress], B],
         *,
-        queue_limit: int = 64,
+        queue_limit: int = 256,
         client_limit: int | None = None,
     ) -> None:
         self._open = open_runner
