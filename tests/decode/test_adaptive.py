@@ -13,7 +13,7 @@ from dflash_ggml.decode.adaptive import HOPELESS_AFTER, Adaptive, Experience, bl
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.controller import controller
 from dflash_ggml.decode.costs import Costs, Point
-from dflash_ggml.decode.tree import Tree
+from dflash_ggml.decode.tree import Tree, chain
 from reference.virtual_clock import CPU, H100, RANKS, Machine, Run, Text, decode
 
 DEPTH, BUDGET = 15, 31
@@ -238,6 +238,17 @@ def test_a_draft_that_is_never_right_is_reported_once(caplog):
     (record,) = caplog.records
     assert "none of the first 40 drafts was right" in record.getMessage()
     assert run.rate() * H100.plain > 0.98
+
+
+def test_copies_without_a_draft_are_not_reported_as_one(caplog):
+    """Beside other texts a controller learns of trees that others planned."""
+    known = Experience()
+    controller = Adaptive(31, 0, known)
+    tree, nothing = chain(2, [3, 4, 5], [-0.1, -0.1, -0.1]), Accepted((0,), (7,))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2 * HOPELESS_AFTER):
+            controller.learn(tree, nothing)
+    assert not caplog.records and known.drafted == 0
 
 
 def test_the_step_ends():

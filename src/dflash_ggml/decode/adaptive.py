@@ -336,6 +336,8 @@ class Adaptive:
 
     def _count(self, tree: Tree, accepted: Accepted) -> int:
         """Count a drafted step; the accepted nodes that the draft offered."""
+        if not self.depth:  # copies alone: there is no draft to be right
+            return 0
         known = self.experience
         by_draft = self._learn_reach(tree, accepted)
         known.drafted += 1
