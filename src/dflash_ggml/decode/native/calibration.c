@@ -17,7 +17,8 @@ _Static_assert(N_DEPTHS * N_BUCKETS == N_COUNTS, "a cell for each depth and buck
 static int cell_of(int depth, double log_prob) {
     double halvings = -log_prob * (1 / log(2));
     double bucket = halvings < 1 ? 4 * halvings : 3 + halvings;
-    int at = bucket < N_BUCKETS - 1 ? (bucket > 0 ? (int)bucket : 0) : N_BUCKETS - 1; // the last of -infinity and NaN too
+    // the last one is that of -infinity and NaN too
+    int at = bucket < N_BUCKETS - 1 ? (bucket > 0 ? (int)bucket : 0) : N_BUCKETS - 1;
     return ((depth < N_DEPTHS ? depth : N_DEPTHS) - 1) * N_BUCKETS + at;
 }
 
@@ -126,8 +127,8 @@ int calibration_observe(struct calibration *c, int n, const int32_t *parents, co
         if (i < n_visited) nodes[kept[i]].counts = 1;
         if (i < n_kept - 1) nodes[kept[i]].right = 1.0;
     }
-    for (int i = 1; i < n_kept && cells; i++) {
-        if (kept[i] > 0 && cells[kept[i]] >= 0) nodes[parents[kept[i]]].counts = 0; // nothing is known of what the draft said
+    for (int i = 1; i < n_kept && cells; i++) { // where a copy was right nothing is known of the draft
+        if (kept[i] > 0 && cells[kept[i]] >= 0) nodes[parents[kept[i]]].counts = 0;
     }
     for (int node = 1; node < n; node++) {
         int32_t parent = parents[node];

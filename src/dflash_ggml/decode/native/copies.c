@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "copy_rates.h"
-
 #include "copies.h"
 
 #define MOST_WEIGHT 16

@@ -2,7 +2,8 @@
 
 #define MOST_PLACES 64 // a set of places is a word
 
-// windows [n_places][depth]: ids behind each place, of which there are ends[i] <= depth; matched: tokens that stood before it.
+// windows [n_places][depth]: ids behind each place, of which there are ends[i] <= depth; matched: tokens that
+// stood before it.
 struct copies {
     int n_places, depth;
     const int32_t *windows, *ends, *matched;
@@ -17,9 +18,10 @@ struct vote {
     uint64_t places;
 };
 
-// What these places say behind `depth` tokens that they have in common, each token once: their number, at most n_places.
+// What these places say behind `depth` tokens that they have in common, each token once: their number, at
+// most n_places.
 int copies_votes(const struct copies *copies, int depth, uint64_t places, struct vote *votes);
 
-// Expected tokens of a step by the nodes of a tree of copies alone, 1 for none, into gains [budget + 1]. How many, or -1 without
-// memory.
+// Expected tokens of a step by the nodes of a tree of copies alone, 1 for none, into gains [budget + 1]. How
+// many, or -1 without memory.
 int copies_gains(const struct copies *copies, const struct copy_rates *rates, int budget, double *gains);

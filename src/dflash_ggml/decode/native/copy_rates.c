@@ -18,7 +18,8 @@ const double copy_most = 0.98;
 const double copy_least = 0.02;
 
 #define N_LENGTHS 7
-static const int LENGTHS[N_LENGTHS - 1] = {3, 4, 6, 9, 16, 32}; // first lengths of the buckets but for the shortest matches
+// first lengths of the buckets but for that of the shortest matches
+static const int LENGTHS[N_LENGTHS - 1] = {3, 4, 6, 9, 16, 32};
 static const double BY_LENGTH[N_LENGTHS] = {0.25, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95};
 // one place alone, two that agree, more; a majority, a good part, less
 static const double BY_VOTE[N_VOTES] = {0.0, 0.4, 0.8, -0.3, -1.2, -2.2};

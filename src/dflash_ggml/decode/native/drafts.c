@@ -31,7 +31,7 @@ double row_mass(const struct draft *draft, int depth) {
     const float *scores = draft->log_probs + (size_t)depth * draft->n_ranks;
     double mass = 0;
     for (int i = 0; i < draft->n_ranks; i++) mass += exp((double)scores[i]);
-    // of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none
+    // of other tokens nothing is known but that they take the rest; rounding must not make them less than none
     return fmin(mass > 0 ? log(mass) : 0, 0);
 }
 
@@ -108,7 +108,8 @@ static void sort_in(struct row *row, int n) {
     int32_t token = row->tokens[n - 1], cursor = row->cursors[n - 1];
     int at = n - 1;
     for (; at > 0 && row->scores[at - 1] < score; at--) {
-        row->scores[at] = row->scores[at - 1], row->tokens[at] = row->tokens[at - 1], row->cursors[at] = row->cursors[at - 1];
+        row->scores[at] = row->scores[at - 1];
+        row->tokens[at] = row->tokens[at - 1], row->cursors[at] = row->cursors[at - 1];
     }
     row->scores[at] = score, row->tokens[at] = token, row->cursors[at] = cursor;
 }

@@ -1,7 +1,8 @@
 // What model drafts offer; see candidates.py.
 
-// Plain rows: ids and log_probs [n_depths][n_ranks], which fall and hold no NaN. With pairs [n_depths][n_ranks][n_ranks], else NULL. Or
-// several of these side by side, parts [n_parts]. Or, asked, whatever is said when it is.
+// Plain rows: ids and log_probs [n_depths][n_ranks], which fall and hold no NaN. With pairs
+// [n_depths][n_ranks][n_ranks], else NULL. Or several of these side by side, parts [n_parts]. Or, asked,
+// whatever is said when it is.
 struct draft {
     int n_depths, n_ranks, n_parts, asked;
     const int32_t *ids;
@@ -16,13 +17,13 @@ int pairs_fault(size_t n, const float *pairs);
 // The log-probability of all candidates of a depth together.
 double row_mass(const struct draft *draft, int depth);
 
-// The candidates of rows with pairs at a depth of this mass, behind the one of the depth before at `index`, best first: their number.
-// tokens, ranks (places in the row), log_probs: [n_ranks].
+// The candidates of rows with pairs at a depth of this mass, behind the one of the depth before at `index`,
+// best first: their number. tokens, ranks (places in the row), log_probs: [n_ranks].
 int pairs_after(const struct draft *draft, int depth, int index, double mass, int32_t *tokens, int32_t *ranks,
                 double *log_probs);
 
-// Candidates at a place, best first, without those of probability 0. cursors: behind each, -1 where the draft ends; other: behind a
-// token that is none of them.
+// Candidates at a place, best first, without those of probability 0. cursors: behind each, -1 where the draft
+// ends; other: behind a token that is none of them.
 struct row {
     int n;
     int32_t other;
@@ -31,9 +32,9 @@ struct row {
     double scores[];
 };
 
-// A draft as far as a tree has read it. known: rows by cursor; masses: of pairs, by depth, NaN where nobody asked. spots
-// [n_spots][n_parts]: of several, the cursors of each behind a candidate, by its own; of one that is asked n_spots is how many
-// candidates it gave.
+// A draft as far as a tree has read it. known: rows by cursor; masses: of pairs, by depth, NaN where nobody
+// asked. spots [n_spots][n_parts]: of several, the cursors of each behind a candidate, by its own; of one
+// that is asked n_spots is how many candidates it gave.
 struct reading {
     const struct draft *draft;
     struct row *rows;

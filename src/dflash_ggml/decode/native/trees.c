@@ -5,11 +5,8 @@
 #include <string.h>
 
 #include "copy_rates.h"
-
 #include "copies.h"
-
 #include "drafts.h"
-
 #include "trees.h"
 
 #define DRAFT 1 // sources of a node
@@ -28,7 +25,8 @@ struct offer {
     uint8_t sources;
 };
 
-// What a node knows of its children. lost: what votes cost the draft's candidates, which leave out n_taken ranks.
+// What a node knows of its children. lost: what votes cost the draft's candidates, which leave out n_taken
+// ranks.
 struct node {
     double cost, lost;
     uint64_t places;
@@ -114,7 +112,9 @@ static void queue_children(struct growth *g, int32_t parent) {
     const struct row *row = node->row && node->row->n ? node->row : NULL;
     struct vote votes[MOST_PLACES];
     int n = 0;
-    if (g->copies && node->places && node->cost < g->far) n = copies_votes(g->copies, g->depths[parent], node->places, votes);
+    if (g->copies && node->places && node->cost < g->far) {
+        n = copies_votes(g->copies, g->depths[parent], node->places, votes);
+    }
     struct offer *offers = g->offers + (size_t)parent * g->n_places;
     int32_t *taken = g->taken + (size_t)parent * g->n_places;
     double total = 0, said_of_votes = 0;

@@ -4,14 +4,16 @@
 #define CHAIN_SEED 1 // the chain of best children, then best first
 #define SPINE 2      // that chain alone
 
-// The most probable paths of a draft, of copies, or of both, each or NULL, up to a cost, a negative log-probability. Returns the nodes
-// with the root, or -1 without memory. ints: [4][budget + 1], tokens, parents, depths and, as floats, log-probabilities; of copies also
-// cells, and beside them rests and sources [budget + 1].
+// The most probable paths of a draft, of copies, or of both, each or NULL, up to a cost, a negative log-
+// probability. Returns the nodes with the root, or -1 without memory. ints: [4][budget + 1], tokens, parents,
+// depths and, as floats, log-probabilities; of copies also cells, and beside them rests and sources [budget +
+// 1].
 int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources, const struct draft *draft,
               const struct copies *copies, const struct copy_rates *rates, int order, double most_cost);
 
-// The same for a draft that is asked. growth_run returns the cursor whose children it wants, -1 at the end, -2 without memory. Cursors
-// count candidates in the order in which they were given; the root's is 0. growth_give: children, best first; -1 without memory.
+// The same for a draft that is asked. growth_run returns the cursor whose children it wants, -1 at the end,
+// -2 without memory. Cursors count candidates in the order in which they were given; the root's is 0.
+// growth_give: children, best first; -1 without memory.
 struct growth;
 struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
                           const struct copies *copies, const struct copy_rates *rates, int order, double most_cost);
@@ -20,6 +22,6 @@ int growth_give(struct growth *growth, int n, const int32_t *tokens, const doubl
 int growth_end(const struct growth *growth);
 void growth_free(struct growth *growth);
 
-// Which nodes attend to each of `width` >= n nodes: bits [width][(width + 7) / 8] of zeros. Returns -1, or the last node whose parent
-// is none of those before it and not -1.
+// Which nodes attend to each of `width` >= n nodes: bits [width][(width + 7) / 8] of zeros. Returns -1, or
+// the last node whose parent is none of those before it and not -1.
 int tree_observers(int n, const int32_t *parents, int width, uint8_t *bits);
