@@ -50,6 +50,8 @@ class TextIndex:
 
     def extend(self, ids: Sequence[int]) -> None:
         """Put tokens behind the text. Raises OverflowError for ids that are not int32."""
+        if len(ids) == 1 and not lib.text_index_add(self.native, ids[0]):
+            return  # what most steps bring, without an array for it
         new = ffi.new("int32_t[]", ids if isinstance(ids, (list, tuple)) else list(ids))
         if lib.text_index_extend(self.native, new, len(new)):
             self._make_room(self.native.n + len(new))

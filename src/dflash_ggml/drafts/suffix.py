@@ -81,13 +81,13 @@ class Copies:
 
     def look_up(self, sequence: Sequence) -> Copied | None:
         """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once."""
-        n, pending, tokens = sequence.n_tokens, sequence.pending, sequence.tokens
-        if self._found[:2] == (n, pending):
-            return self._found[2]
+        n, pending, text = sequence.n_tokens, sequence.pending, self.text
+        at, after, found = self._found
+        if at == n and after == pending:
+            return found
         assert pending is not None
-        text = self.text
-        if len(text) < n:
-            text.extend(tokens[len(text) :])
+        if (known := len(text)) < n:
+            text.extend(sequence.tokens[known:])
             self._written[-1] = (self._written[-1][0], n)
         followed = self._continuations.of(text, self.past, pending)
         found = None if followed is None else Copied.of(*followed)

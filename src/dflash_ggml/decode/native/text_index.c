@@ -32,6 +32,10 @@ int text_index_extend(struct text_index *index, const int32_t *ids, int n) {
     return 0;
 }
 
+int text_index_add(struct text_index *index, int32_t id) {
+    return text_index_extend(index, &id, 1);
+}
+
 void text_index_cut(struct text_index *index, int n) {
     for (; index->n > n && index->n > 0; index->n--) {
         for (int o = 0; o < TEXT_ORDERS; o++) {

@@ -15,6 +15,9 @@ struct text_index {
 // Put n tokens behind the text. Returns 0, or -1 where there is no room for them, or fewer slots than tokens.
 int text_index_extend(struct text_index *index, const int32_t *ids, int n);
 
+// Put one token behind the text, as text_index_extend.
+int text_index_add(struct text_index *index, int32_t id);
+
 // Keep the first n tokens.
 void text_index_cut(struct text_index *index, int n);
 
