@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, variance
 
 import numpy as np
 from common import add_engine_options, cache_types, header, memory_options, save
@@ -34,8 +34,9 @@ ALONE = 1.5  # seconds of writing before and after each prompt; what was borrowe
 @dataclass(frozen=True)
 class Row:
     """Prompts of one length. Seconds to the first token; how many times slower writers were meanwhile than in the calm before
-    and after, means of `times` prompts with their standard errors; the longest time in which one of them had no token, the worst
-    of all. rate, alone: tokens per second of all writers. calm: by how much that after differed from that before, in the mean."""
+    and after: the ratio of the means of `times` prompts, and its standard error by leaving out one after the other; the longest
+    time in which one of them had no token, the worst of all. rate, alone: tokens per second of all writers, means. calm: by how
+    much that after differed from that before, in the mean."""
 
     prompt: int
     first: float
@@ -91,6 +92,12 @@ def rate(writers: list[Writer], began: float, ended: float) -> float:
     return sum(w.between(began, ended) for w in writers) / (ended - began)
 
 
+def slower(found: list[tuple[float, ...]]) -> float:
+    """How many times slower the writers were, of all these prompts together; inf where they had no token at all."""
+    alone, beside = (mean(row[i] for row in found) for i in (1, 2))
+    return alone / beside if beside else float("inf")
+
+
 def measured(session: Session, writers: list[Writer], n: int, times: int, rng: np.random.Generator) -> Row:
     """Prompts of n tokens, one after the other, a calm between any two; the first is not counted: graphs are built for it."""
 
@@ -110,13 +117,18 @@ def measured(session: Session, writers: list[Writer], n: int, times: int, rng: n
         after = calm()
         if i:
             alone = (before[0] + after[0]) / 2
-            differs = abs(after[0] - before[0]) / alone
-            found.append((first, alone / max(beside, 1e-9), gap, after[1], beside, alone, differs))
+            found.append((first, alone, beside, gap, after[1], abs(after[0] - before[0]) / alone))
         before = after
-    first, slower, _, _, beside, alone, differs = (mean(column) for column in zip(*found))
-    error = stdev(row[1] for row in found) / len(found) ** 0.5 if len(found) > 1 else 0.0
-    gap, usual = (max(row[i] for row in found) for i in (2, 3))
-    return Row(n, first, slower, error, gap, usual, beside, alone, differs)
+    first, alone, beside, _, _, differs = (mean(column) for column in zip(*found))
+    n_found = len(found)
+    without = (
+        [slower([row for j, row in enumerate(found) if j != i]) for i in range(n_found)]
+        if n_found > 1
+        else []
+    )
+    error = ((n_found - 1) ** 2 / n_found * variance(without)) ** 0.5 if without else 0.0
+    gap, usual = (max(row[i] for row in found) for i in (3, 4))
+    return Row(n, first, slower(found), error, gap, usual, beside, alone, differs)
 
 
 def main() -> None:
