@@ -119,7 +119,10 @@ def write(path: Path, metadata: dict, rows: list[Row]) -> None:
         if key == "general.architecture":  # the writer's own first key
             continue
         if isinstance(value, list):
-            writer.add_key_value(key, value, GGUFValueType.ARRAY, VALUE_TYPES[type(value[0])])
+            kind = VALUE_TYPES[type(value[0])]
+            if kind == GGUFValueType.UINT32:  # llama.cpp takes types of tokens with a sign only
+                kind = GGUFValueType.INT32
+            writer.add_key_value(key, value, GGUFValueType.ARRAY, kind)
         else:
             writer.add_key_value(key, value, VALUE_TYPES[type(value)])
     sizes = []
