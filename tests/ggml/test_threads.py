@@ -31,7 +31,18 @@ def test_a_quiet_machine_keeps_all_threads() -> None:
 
 
 def test_a_crowded_machine_goes_down_to_one() -> None:
-    assert run(ThreadCount(8), 10, SHARED) == [8, 6, 5, 4, 3, 2, 1]
+    assert run(ThreadCount(8), 10, SHARED) == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert run(ThreadCount(32), 0.6, SHARED) == [32, 31, 29, 25, 19, 15, 12]
+
+
+def test_who_takes_one_of_many_cores_takes_one_thread() -> None:
+    """Crowded once a second, calm in between: the step does not grow."""
+    count, seen = ThreadCount(16), []
+    for _ in range(5):
+        run(count, WINDOW, SHARED)
+        seen.append(count.now)
+        run(count, PATIENCE[0] - WINDOW, QUIET)
+    assert seen == [15, 14, 13, 12, 11]
 
 
 def test_a_long_pass_is_judged_by_its_share() -> None:
@@ -138,6 +149,36 @@ def test_a_fixed_count_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     g.place(workspace)
     g.run()
     assert device.threads_now == 2
+    g.close()
+    workspace.close()
+    device.close()
+
+
+def test_what_is_waited_for_counts_by_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes between two parts of the host, whose threads poll meanwhile: 0.03 s in 0.18 s."""
+    clock, before = iter(i * 0.06 for i in range(1000)), iter([0.0])
+    judged: list[tuple[float, float]] = []
+
+    def judge(count: ThreadCount, seconds: float, waited: float) -> int:
+        judged.append((seconds, waited))
+        return count.now
+
+    monkeypatch.setattr(device_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(device_module, "IDLE", 0.5)
+    monkeypatch.setattr(ThreadCount, "judge", judge)
+    device = Device.cpu(2, yielding=True)
+    workspace = Workspace(device)
+    g = Graph(device, 8)
+    x = g.input("x", F32, 8, 4)
+    g.output(g.mul_mat(x, x))
+    g.place(workspace)
+    for _ in range(10):
+        next(clock)  # nothing was computed for longer than IDLE
+    before = iter([1.0, 1.03])
+    monkeypatch.setattr(device_module, "waited", lambda: next(before))
+    g.run()
+    g.run()
+    assert judged == [(pytest.approx(0.18), pytest.approx(0.03))]
     g.close()
     workspace.close()
     device.close()

@@ -167,7 +167,7 @@ class Device:
         self._pool: Pool | None = None
         self._count = ThreadCount(self.n_threads) if yielding and self.n_threads > 1 else None
         self._computed, self._waited = 0.0, waited()  # seconds, since the last judgement and before it
-        self._ended = 0.0  # when the last graph had run
+        self._since = self._ended = 0.0  # when that began, and when the last graph had run
         self._meanwhile: Callable[[], None] | None = None
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
         if self.backend == ffi.NULL:
@@ -326,18 +326,17 @@ class Device:
             return lib.ggml_backend_graph_compute_async(self.backend, cgraph)
         began = time.perf_counter()
         if began - self._ended > IDLE:
-            self._computed, self._waited = 0.0, waited()
+            self._computed, self._since, self._waited = 0.0, began, waited()
         status = lib.ggml_backend_graph_compute_async(self.backend, cgraph)
         self._ended = time.perf_counter()
         self._computed += self._ended - began
         if self._computed >= WINDOW:
             so_far, before = waited(), self._pool.n_threads
-            self._pool.resize(self._count.judge(self._computed, so_far - self._waited))
+            # a GPU's part in between is no computing, but threads poll, and wait for cores, meanwhile too
+            self._pool.resize(self._count.judge(self._ended - self._since, so_far - self._waited))
             same = self._pool.n_threads == before
-            self._computed, self._waited = (
-                0.0,
-                so_far if same else waited(),
-            )  # of the threads that there are now
+            self._computed, self._since = 0.0, time.perf_counter()
+            self._waited = so_far if same else waited()  # of the threads that there are now
         return status
 
     @property

@@ -48,19 +48,23 @@ class ThreadCount:
         self._calm = 0.0
         self._patience = PATIENCE[0]
         self._trying = False
+        self._step = 1
 
     def judge(self, seconds: float, waited: float) -> int:
         """After so many seconds of computing, in which threads waited so long for cores: how many go on.
 
-        Fewer by a quarter where it is crowded; one more after a calm time, which grows when that was too many.
+        One fewer where it is crowded, for of many cores others mostly want one; twice as many each time that it
+        still is, up to a quarter; one more after a calm time, which grows when that was too many.
         """
         trying, self._trying = self._trying, False
         if waited > CROWDED * seconds:
             if trying:
                 self._patience = min(2 * self._patience, PATIENCE[1])
-            self.now -= 0 if self.now == 1 else max(1, self.now // 4)
+            self.now = max(1, self.now - min(self._step, max(1, self.now // 4)))
+            self._step *= 2
             self._calm = 0.0
             return self.now
+        self._step = 1
         if trying:
             self._patience = PATIENCE[0]
         self._calm += seconds
