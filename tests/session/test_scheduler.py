@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -168,6 +169,44 @@ def test_idle_seats_give_their_rows_to_an_embedding() -> None:
     assert sum(place.rows for place in on.engine.places) > 400  # type: ignore[attr-defined]
     expected = embed(Session(FakeEngine(config())), [72] * 500)  # type: ignore[arg-type]
     assert embed(on, [72] * 500).tolist() == expected.tolist()
+    on.close()
+
+
+def test_a_round_follows_where_a_borrower_found_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the rounds' thread waits for the borrower, who waits for a round."""
+    on = session(3, n_ctx=600)
+    on.scheduler.start()
+    lent, changed = on.scheduler._lent, on.scheduler._changed
+    asked: list[bool] = []
+
+    def late(room: int) -> Any:
+        until = time.monotonic() + 1
+        while not asked and on.scheduler._lends and time.monotonic() < until:
+            with changed:
+                waiting = len(changed._waiters)  # type: ignore[attr-defined]
+            if waiting > len(threads):  # those who read, and the rounds' thread
+                break
+        found = lent(room)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr(on.scheduler, "_lent", late)
+    answers = [Answer(), Answer()]
+    runs = [
+        run_completion(on, request(i, prompt="word " * 20, max_tokens=150, ignore_eos=True)) for i in range(2)
+    ]
+    threads = [threading.Thread(target=read, args=(run, answers, i)) for i, run in enumerate(runs)]
+    for thread in threads:
+        thread.start()
+    while on.scheduler.rounds.counts["running"] < 2:
+        time.sleep(1e-3)
+    vectors: list[Any] = []
+    borrower = threading.Thread(target=lambda: vectors.append(embed(on, [72] * 300)), daemon=True)
+    borrower.start()
+    borrower.join(GUARD_S)
+    for thread in threads:
+        thread.join(GUARD_S)
+    assert len(vectors) == 1 and asked[-1] and all(answer.finish is not None for answer in answers)
     on.close()
 
 

@@ -118,6 +118,8 @@ class Scheduler:
                         return self._used(seat, work)
                     if self._thread is None:
                         self.round()
+                with self._changed:  # the round that is owed now: its thread may be waiting for this borrower
+                    self._changed.notify_all()
         finally:
             with self._changed:
                 self._borrowers -= 1
