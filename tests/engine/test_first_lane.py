@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "a ring": {"window": 40, "full_layers": 1, "draft_layers": 2, "n_ctx": 2048},
     "both": {"nextn": True},
     "head": {"nextn": True},
-    "rings": {"n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0},
+    "rings": {"n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0, "head_dim": 64},
 }
 
 
@@ -134,4 +134,5 @@ def test_what_is_kept_goes_along(engine: Engine) -> None:
             np.testing.assert_array_equal(a, b)
         place.restore(short)
         place.prefill([7])
-        np.testing.assert_array_equal(place.logits, row)
+        # elsewhere the batch may take other kernels
+        np.testing.assert_allclose(place.logits, row, atol=1e-4 if engine.device.is_gpu else 0)

@@ -51,9 +51,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("overflowing")
     if arch == "laguna":
         sizes: dict[str, Any] = {"n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0}
-        files = kv_toys.write_pair(
-            folder, 41, {"head_dim": 128, "own_tables": True}, arch=arch, head_dim=128, **sizes
-        )
+        sizes |= {"head_dim": 128, "sharp": 3.0, "mix": 0.3}  # milder: no text of it hangs on rounding
+        files = kv_toys.write_pair(folder, 41, {"head_dim": 128, "own_tables": True}, arch=arch, **sizes)
     else:
         files = toys.write_pair(
             folder, 5, window=100, full_layers=1, head_dim=128, n_ctx=4096, own_tables=True
@@ -215,7 +214,7 @@ def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> Non
     """Those beside it go on as if it had been another token."""
     found = []
     for pending in (58, BAD):
-        places, told = [engine.open(300) for _ in range(3)], list[Any]()
+        places = [engine.open(300) for _ in range(3)]
         for i, place in enumerate(places):
             place.prefill(IDS[10 * i : 10 * i + 50])
         runs = [
@@ -223,18 +222,23 @@ def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> Non
             for i, place in enumerate(places)
         ]
         runs[1].sequence.pending = pending
+        others, rows = [runs[0], runs[2]], [list[np.ndarray](), list[np.ndarray]()]
         for _ in range(3):
             steps = engine.step(runs)
             assert not without_numbers(engine)
             if len(runs) == 3:
                 assert isinstance(steps[1], NoNumbersError) == (pending == BAD), steps[1]
                 del runs[1], steps[1]
-            told += [part for step in steps for part in (step.tokens, *step.rows)]
-        found.append(told)
+            for i, step in enumerate(steps):
+                rows[i] += step.rows
+        found.append([(run.sequence.text[50:], behind) for run, behind in zip(others, rows)])
         for place in places:
             place.close()
-    for a, b in zip(found[1], found[0], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4 if not engine.device.is_gpu else 0.02)
+    for (said, behind), (expected, rows_then) in zip(*found, strict=True):
+        n = min(len(said), len(expected))
+        assert n > 3 and said[:n] == expected[:n]
+        n = min(len(behind), len(rows_then))
+        np.testing.assert_allclose(behind[:n], rows_then[:n], atol=0.02 if engine.device.is_gpu else 1e-4)
 
 
 @pytest.mark.parametrize("several", [False, True])
