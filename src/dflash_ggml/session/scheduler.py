@@ -142,9 +142,7 @@ class Scheduler:
             seat = self.seats.take((), room)
         if seat is None and not busy:
             raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
-        with self._changed:
-            self._owed = busy
-            self._changed.notify_all()  # who makes rounds has waited for this look
+        self._owed = busy
         return seat
 
     def _used(self, seat: Seat, work: Callable[[Place], T]) -> T:
