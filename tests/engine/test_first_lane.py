@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "a ring": {"window": 40, "full_layers": 1, "draft_layers": 2, "n_ctx": 2048},
     "both": {"nextn": True},
     "head": {"nextn": True},
-    "rings": {"n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0, "head_dim": 64},
+    "rings": {"n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0, "head_dim": 128},
 }
 
 

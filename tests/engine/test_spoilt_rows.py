@@ -245,7 +245,8 @@ def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> Non
 def test_nodes_that_are_not_kept(engine: Engine, monkeypatch, how: dict[str, Any], several: bool) -> None:
     """A draft offers the token, beside one that is kept: the text is what it is without."""
     places = [engine.open(300), engine.open(300)]
-    found = []
+    found: list[list[int]] = []
+    behind: list[list[np.ndarray]] = []
     for patched in (False, True):
         for i, place in enumerate(places):
             place.reset()
@@ -258,21 +259,27 @@ def test_nodes_that_are_not_kept(engine: Engine, monkeypatch, how: dict[str, Any
                 {run.sequence.lane: run.sequence.text + text for run, text in zip(runs, found)},
                 monkeypatch,
             )
-        drafted = 0
+        rows: list[list[np.ndarray]] = [[] for _ in runs]
         while any(run.finish is None for run in runs):
             going = [run for run in runs if run.finish is None]
             for run, step in zip(going, engine.step(going), strict=True):
                 assert not isinstance(step, Exception), step
-                drafted += step.n_draft
+                rows[runs.index(run)] += step.rows or ()
                 if len(run.sequence.text) > 90:
                     run.finish = "length"
             assert not without_numbers(engine), [r.sequence.tokens for r in runs]
         texts = [run.sequence.text[50 + i + 1 :][:38] for i, run in enumerate(runs)]
-        if patched:
+        # a GPU's passes of other widths round apart, which may be another draw
+        if patched and not (engine.device.is_gpu and "seed" in how):
             assert texts == found
+        if patched:
             for place in places:
                 place.snapshot()
-        found = texts
+            for ours, expected in zip(rows, behind, strict=True):
+                n = min(len(ours), len(expected))
+                assert n > 30 or not ours
+                np.testing.assert_allclose(ours[:n], expected[:n], atol=0.3 if engine.device.is_gpu else 0.05)
+        found, behind = texts, rows
 
 
 def test_a_node_without_numbers_is_not_followed(engine: Engine, monkeypatch) -> None:
