@@ -246,6 +246,7 @@ def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
         for job, step in zip(going, several.step([job.run for job in going]), strict=True):
             job.written += step.tokens
     assert [job.written for job in jobs] == expected
+    assert [job.run.apart for job in jobs] == [False, True, False]
     jobs[1].place.close()
     jobs[1].join(several)
     damage()

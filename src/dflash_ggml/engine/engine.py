@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..config import EngineConfig
 from ..decode.adaptive import Experience
 from ..decode.sequence import Sequence
-from ..errors import ConfigError, DeviceError, NoRoomError
+from ..errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
 from ..state.memory import SCRATCH
 from .loading import Loaded, Progress, load
 from .place import Place
@@ -103,18 +103,33 @@ class Engine(Place):
                 found = [self._ready(run) for run in runs]
                 able = [run for run, error in zip(runs, found) if error is None]
                 self._seat_first(able)
-                places = [self._places[run.sequence.lane] for run in able]
-                try:
-                    came = self.stepper.step_each(able, self.others(able)) if able else []
-                finally:
-                    for place in places:
-                        place.clear_spoilt()
-                beside = len(able) > 1
-                came = [place.stepped(run, step, beside) for place, run, step in zip(places, able, came)]
-                steps = iter(came)
-                return [next(steps) if error is None else error for error in found]
+                together = [run for run in able if not run.apart]
+                passes = [together] if together else []
+                came: dict[int, Step | Exception] = {}
+                for part in (*passes, *([run] for run in able if run.apart)):
+                    came |= zip(map(id, part), self._step_part(part))
+                return [came[id(run)] if error is None else error for run, error in zip(runs, found)]
             finally:
                 self.in_pass = False
+
+    def _step_part(self, runs: list[Run]) -> list[Step | Exception]:
+        """One step of runs side by side. Those that come to no numbers there, and do alone, without one among them that does not
+        and is to blame, are stepped apart from then on: a text is read again for it, too dear for every step."""
+        places = [self._places[run.sequence.lane] for run in runs]
+        try:
+            came = self.stepper.step_each(runs, self.others(runs))
+        finally:
+            for place in places:
+                place.clear_spoilt()
+        spoilt = [run for run, step in zip(runs, came) if isinstance(step, NoNumbersError)]
+        if not spoilt:
+            return came
+        beside = len(runs) > 1
+        came = [place.stepped(run, step, beside) for place, run, step in zip(places, runs, came)]
+        if beside and not any(isinstance(step, NoNumbersError) for step in came):
+            for run in spoilt:
+                run.apart = True
+        return came
 
     def _seat_first(self, runs: Items[Run]) -> None:
         """Let a text that has been stepped alone for a while have the first lane; whoever is there, and waits, gets its lane.

@@ -90,7 +90,7 @@ class Run:
     """A sequence that is being decoded, and when it ends.
 
     limit: tokens that it may still emit. ends: whether a token ends the text. copies: of its text. keep_rows: hand the logits
-    out.
+    out. apart: it has come to no numbers beside others, and is stepped alone since.
     """
 
     sequence: Sequence
@@ -100,6 +100,7 @@ class Run:
     copies: Copies | None = None
     keep_rows: bool = False
     finish: Finish | None = None
+    apart: bool = False
 
     def emit(self, token: int) -> bool:
         """A token has been chosen; True if it is the last one."""
