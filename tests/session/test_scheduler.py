@@ -176,37 +176,40 @@ def test_a_round_follows_where_a_borrower_found_no_rows(monkeypatch: pytest.Monk
     """Also where the rounds' thread waits for the borrower, who waits for a round."""
     on = session(3, n_ctx=600)
     on.scheduler.start()
-    lent, changed = on.scheduler._lent, on.scheduler._changed
-    asked: list[bool] = []
+    lent, changed, rounds = on.scheduler._lent, on.scheduler._changed, on.scheduler.rounds
+    found: list[bool] = []
 
     def late(room: int) -> Any:
-        until = time.monotonic() + 1
-        while not asked and on.scheduler._lends and time.monotonic() < until:
-            with changed:
-                waiting = len(changed._waiters)  # type: ignore[attr-defined]
-            if waiting > len(threads):  # those who read, and the rounds' thread
-                break
-        found = lent(room)
-        asked.append(found is not None)
-        return found
+        """The first time when both texts run, and the rounds' thread waits."""
+        if not found:
+            if sum(task.is_written for task in rounds.running) < 2:
+                on.scheduler._owed = True  # as where there are no rows
+                return None
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                with changed:
+                    if len(changed._waiters) > len(threads):  # type: ignore[attr-defined]
+                        break
+        seat = lent(room)
+        found.append(seat is not None)
+        return seat
 
     monkeypatch.setattr(on.scheduler, "_lent", late)
-    answers = [Answer(), Answer()]
+    answers, vectors = [Answer(), Answer()], list[Any]()
     runs = [
         run_completion(on, request(i, prompt="word " * 20, max_tokens=150, ignore_eos=True)) for i in range(2)
     ]
     threads = [threading.Thread(target=read, args=(run, answers, i)) for i, run in enumerate(runs)]
-    for thread in threads:
-        thread.start()
-    while on.scheduler.rounds.counts["running"] < 2:
-        time.sleep(1e-3)
-    vectors: list[Any] = []
     borrower = threading.Thread(target=lambda: vectors.append(embed(on, [72] * 300)), daemon=True)
-    borrower.start()
-    borrower.join(GUARD_S)
-    for thread in threads:
+    with on.scheduler._driving:  # no round before all have come
+        for thread in (*threads, borrower):
+            thread.start()
+        until = time.monotonic() + GUARD_S
+        while (len(rounds.waiting) < 2 or not on.scheduler._borrowers) and time.monotonic() < until:
+            time.sleep(1e-3)
+    for thread in (borrower, *threads):
         thread.join(GUARD_S)
-    assert len(vectors) == 1 and asked[-1] and all(answer.finish is not None for answer in answers)
+    assert len(vectors) == 1 and found[-1] and all(answer.finish is not None for answer in answers)
     on.close()
 
 
