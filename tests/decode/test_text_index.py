@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_ggml.decode.native import ffi
 from dflash_ggml.decode.text_index import ENOUGH, LONGEST, Continuations, TextIndex
 from reference import text_index as reference
 
@@ -120,6 +124,43 @@ def test_cutting_back_leaves_what_there_was():
     assert [kept.find(tail) for tail in tails] == [other.find(tail) for tail in tails]
     other.cut(0)
     assert len(other) == 0 and not any(other.find(tail) for tail in tails)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_growth_that_is_broken_off_leaves_the_text_and_its_memory(at, error, monkeypatch):
+    made, calls, real = [], 0, np.zeros
+
+    def zeros(*args):
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise error
+        array = real(*args)
+        made.append(weakref.ref(array))
+        return array
+
+    calls = -10
+    monkeypatch.setattr(np, "zeros", zeros)
+    index, text = TextIndex(), [i * i % 37 for i in range(900)]
+    index.extend(text)
+    calls = 0
+    with pytest.raises(error):
+        index.extend(list(range(2000)))  # which needs longer tables
+    monkeypatch.undo()
+    spans = [(a.ctypes.data, a.ctypes.data + a.nbytes) for ref in made if (a := ref()) is not None]
+    native = index.native
+    for pointer in (native.ids, *native.newest, *native.before):
+        address = int(ffi.cast("uintptr_t", pointer))
+        assert any(start <= address < end for start, end in spans)
+    assert index.ids.tolist() == text
+    whole = TextIndex()
+    for one in (index, whole):
+        one.cut(100)
+        one.extend(text[:100] * 30)
+    whole.cut(0)
+    whole.extend(index.ids.tolist())
+    assert index.find(text[:60]) == whole.find(text[:60])
 
 
 def test_memory_stays_bounded_at_every_length():

@@ -30,10 +30,13 @@ class TextIndex:
     """A text that grows, and is cut back now and then. A place p stands before token p. native: for the functions in C."""
 
     def __init__(self) -> None:
-        self.native: Any = ffi.new("struct text_index *")
-        self._ids = self._before = np.zeros(0, np.int32)
-        self._newest = np.zeros(0, np.int32)
+        self._held: tuple[Any, ...] = ffi.new("struct text_index *"), *[np.zeros(0, np.int32)] * 3
         self._make_room(0)
+
+    @property
+    def native(self) -> Any:
+        """The struct, of use until the text changes."""
+        return self._held[0]
 
     def __len__(self) -> int:
         return self.native.n
@@ -41,12 +44,13 @@ class TextIndex:
     @property
     def ids(self) -> NDArray[np.int32]:
         """The text; the array is of use until it changes."""
-        return self._ids[: self.native.n]
+        native, ids, *_ = self._held
+        return ids[: native.n]
 
     @property
     def nbytes(self) -> int:
         """Host bytes: 12 a token, with the reserve, and 8 a slot, of which there are at most two a token."""
-        return self._ids.nbytes + self._before.nbytes + self._newest.nbytes
+        return sum(array.nbytes for array in self._held[1:])
 
     def extend(self, ids: Sequence[int]) -> None:
         """Put tokens behind the text. Raises OverflowError for ids that are not int32."""
@@ -64,7 +68,7 @@ class TextIndex:
     def shared(self, ids: Sequence[int]) -> int:
         """How many leading tokens equal those of ids."""
         n = min(len(ids), len(self))
-        differ = np.flatnonzero(np.asarray(ids[:n], np.int32) != self._ids[:n])
+        differ = np.flatnonzero(np.asarray(ids[:n], np.int32) != self.ids[:n])
         return int(differ[0]) if len(differ) else n
 
     def find(self, tail: Sequence[int]) -> list[tuple[int, int]]:
@@ -74,25 +78,30 @@ class TextIndex:
         return [(places[i], lengths[i]) for i in range(n)]
 
     def _make_room(self, n: int) -> None:
-        """Have room for n tokens; where the tables are too small for them, the text is taken in anew."""
-        index, text, capacity = self.native, self.ids, n + n // _RESERVE + 64
-        slots = max(_LEAST, 1 << (n - 1).bit_length() if n else 0, len(self._newest) // 2)
-        grows = slots > index.slots
-        before = np.zeros((2, capacity + 1), np.int32)
+        """Have room for n tokens; where the tables are too small for them, the text is taken in anew.
+
+        The struct is made anew beside its arrays, and they change places with the old ones at once: whatever breaks this off, no
+        pointer is left to an array that is gone.
+        """
+        old, _, old_before, newest = self._held
+        index, text, capacity = ffi.new("struct text_index *"), self.ids, n + n // _RESERVE + 64
+        slots = max(_LEAST, 1 << (n - 1).bit_length() if n else 0, old.slots)
+        before, ids = np.zeros((2, capacity + 1), np.int32), np.zeros(capacity, np.int32)
+        grows = slots > old.slots
         if grows:
-            self._newest = np.zeros(2 * slots, np.int32)
+            newest = np.zeros(2 * slots, np.int32)
         else:
-            before[:, : len(text) + 1] = self._before.reshape(2, -1)[:, : len(text) + 1]
-        self._ids, self._before = np.zeros(capacity, np.int32), before.reshape(-1)
-        self._ids[: len(text)] = text
+            before[:, : len(text) + 1] = old_before[:, : len(text) + 1]
+            ids[: len(text)] = text
+            index.n = len(text)
         index.capacity, index.slots = capacity, slots
-        index.ids = _pointer(self._ids)
+        index.ids = _pointer(ids)
         for order in range(2):
             index.before[order] = _pointer(before[order])
-            index.newest[order] = _pointer(self._newest[order * slots :])
+            index.newest[order] = _pointer(newest[order * slots :])
         if grows:
-            index.n = 0
             lib.text_index_extend(index, _pointer(text), len(text))
+        self._held = index, ids, before, newest
 
 
 class Continuations:
