@@ -112,6 +112,14 @@ def test_what_copies_alone_are_worth_is_what_growing_them_gives(seed, places, bu
     assert gains == pytest.approx(np.cumsum(np.exp(tree.log_probs)).tolist(), abs=1e-3)
 
 
+def test_what_copies_are_worth_is_asked_for_budgets_of_any_size():
+    copied, rates = Copied([[1, 2], [1, 3]], [3, 4], 2), CopyRates()
+    assert copied.gains(rates, 10**12) == copied.gains(rates, 4)
+    assert copied.gains(rates, 0) == [1.0]
+    with pytest.raises(ValueError, match="budget"):
+        copied.gains(rates, -1)
+
+
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
 def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, places):
     rng = np.random.default_rng(seed)

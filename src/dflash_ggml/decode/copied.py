@@ -149,7 +149,10 @@ class Copied:
 
     def gains(self, rates: CopyRates, budget: int) -> list[float]:
         """Expected tokens of a step by the nodes of a tree of copies alone, 1 for none, up to `budget`: what growing it
-        would give, for a part of the time."""
+        would give, for a part of the time. Raises ValueError if budget < 0."""
+        if budget < 0:
+            raise ValueError(f"budget must not be negative, got {budget}")
+        budget = min(budget, self.native.n_places * self.depth)  # which a tree of copies cannot exceed
         gains = ffi.new("double[]", budget + 1)
         n = lib.copies_gains(self.native, rates.native, budget, gains)
         if n < 0:
