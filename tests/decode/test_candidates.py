@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash_ggml.decode import tree as tree_module
 from dflash_ggml.decode.candidates import NoNumbers, Rows
-from dflash_ggml.decode.tree import Tree, best_first, expand, spine
+from dflash_ggml.decode.tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, best_first, expand, grow, spine
 from reference.trie import Trie
 
 
@@ -110,6 +111,19 @@ def test_a_trie_of_any_depth():
     assert tree.n_nodes == 41 and tree.depths.max() == 40
     assert tree.tokens[1] == 6, "the likelier one first"
     assert expand(0, Trie({}, "nowhere"), 5).n_nodes == 0 == spine(0, Trie({}, "nowhere"), 5).n_nodes
+
+
+@pytest.mark.parametrize("order", [BEST_FIRST, CHAIN_SEED, SPINE])
+def test_budgets_beyond_what_candidates_offer_take_no_room(order, monkeypatch):
+    candidates = rows_of(0, 3, 2)
+    every = grow(0, candidates, 14, order)
+    for kind in (candidates, Generic(candidates)):
+        for room in (1, 2, 3, 14, 4096):
+            monkeypatch.setattr(tree_module, "_ROOM", room)
+            tree = grow(0, kind, 10**12, order)
+            assert tree.tokens.tolist() == every.tokens.tolist()
+            assert tree.parents.tolist() == every.parents.tolist()
+            assert tree.log_probs.tolist() == every.log_probs.tolist()
 
 
 @pytest.mark.parametrize("budget", [-1, -5])

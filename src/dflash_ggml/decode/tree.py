@@ -22,6 +22,7 @@ BEST_FIRST: int = lib.BEST_FIRST
 CHAIN_SEED: int = lib.CHAIN_SEED
 SPINE: int = lib.SPINE
 _FLOATS = ffi.typeof("float *")
+_ROOM = 4096  # nodes that there are arrays for at first
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,23 @@ def grow(
     """
     if budget < 0:
         raise ValueError(f"budget must not be negative, got {budget}")
+    # a tree of a smaller budget is the beginning of one of a larger: arrays are for what comes of it, not for all that may
+    room = min(budget, _ROOM)
+    while (tree := _grown(root, draft, room, order, least, copied, rates)).n_nodes == room < budget:
+        room = min(budget, 4 * room)
+    return tree
+
+
+def _grown(
+    root: int,
+    draft: Candidates | None,
+    budget: int,
+    order: int,
+    least: float,
+    copied: Copied | None,
+    rates: CopyRates | None,
+) -> Tree:
+    """`grow` with arrays for the whole budget."""
     block = np.empty((4 if copied is None else 5, budget + 1), np.int32)
     rests, sources = NONE, NONE
     if copied is not None:
