@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -111,6 +112,14 @@ def test_a_trie_of_any_depth():
     assert tree.n_nodes == 41 and tree.depths.max() == 40
     assert tree.tokens[1] == 6, "the likelier one first"
     assert expand(0, Trie({}, "nowhere"), 5).n_nodes == 0 == spine(0, Trie({}, "nowhere"), 5).n_nodes
+
+
+def test_blocks_keep_what_is_read_in_c():
+    ids, log_probs = np.zeros((2, 2), np.int32), np.log(np.full((2, 2), 0.5, np.float32))
+    rows = Rows(ids, log_probs, np.zeros((2, 2, 2), np.float32))
+    kept = weakref.ref(rows.pairs)
+    rows.pairs = None
+    assert kept() is not None
 
 
 @pytest.mark.parametrize("order", [BEST_FIRST, CHAIN_SEED, SPINE])

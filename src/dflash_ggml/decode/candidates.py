@@ -74,8 +74,8 @@ class Rows:
             self.pairs = np.ascontiguousarray(pairs, np.float32)
             if self.pairs.shape != (n_depths, n_ranks, n_ranks):
                 raise ValueError(f"pairs {self.pairs.shape} must be [L, K, K] for ids {ids.shape}")
-            native.pairs = floats(self.pairs)
-            held.append(native.pairs)
+            held.append(floats(self.pairs))
+            native.pairs = held[-1]
             if lib.pairs_fault(self.pairs.size, native.pairs):
                 raise NoNumbers("pairs must be numbers: found NaN")
         self.native = native  # for C, which reads the arrays above
