@@ -167,6 +167,17 @@ def test_close_waits_for_a_draft_that_takes_in(engine, monkeypatch):
     assert isinstance(error, DeviceError) and "closed" in str(error)
 
 
+@pytest.mark.parametrize("engine_kind", ["real"], indirect=True)
+def test_forgetting_waits_for_a_step_in_another_thread(engine):
+    with engine.passing:
+        waiting = threading.Thread(target=engine.forget)
+        waiting.start()
+        waiting.join(0.2)  # a slow machine only weakens this
+        assert waiting.is_alive(), "texts were forgotten that a step looks in"
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
 def test_closing_from_inside_a_step_is_refused(engine):
     engine.prefill([1, 2, 3])
 

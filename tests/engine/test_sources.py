@@ -241,6 +241,20 @@ def test_past_outputs_are_kept_and_prompts_are_not():
     assert len(copies.past) == len(output)
 
 
+def test_texts_may_be_forgotten_while_one_is_written():
+    copies, sequence = Copies(4), Text([1, 2, 3, 4, 5, 6])
+    copies.begin(sequence)
+    sequence.pending = 7
+    copies.look_up(sequence)
+    copies.forget()
+    copies.forget()
+    sequence.tokens += [7, 8, 9, 10]
+    sequence.pending = 1
+    assert copies.look_up(sequence) is None or len(copies.text) == 10
+    copies.leave()
+    assert copies.past.ids.tolist() == [7, 8, 9, 10], "and the prompt is none of what was written"
+
+
 def test_the_oldest_outputs_are_forgotten():
     copies = Copies(4, past_tokens=100)
     for answer in range(40):

@@ -41,9 +41,11 @@ class Copies:
 
     def forget(self) -> None:
         """Forget all texts; how often copies were right stays known."""
+        # a generation that goes on writes from here
+        n = max(len(self.text), *(end for _, end in self._written), 0)
+        self._written = [(n, n)]
         self.text.cut(0)
         self.past.cut(0)
-        self._written = []
         self._found = (-1, None, None)
 
     def begin(self, sequence: Sequence) -> None:

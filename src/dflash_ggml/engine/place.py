@@ -30,8 +30,9 @@ class Place(Committed):
 
     def forget(self) -> None:
         """Forget the texts that copies are made from: what is measured may not copy from the same answer written before."""
-        if self.copies:
-            self.copies.forget()
+        with self.engine.passing:  # a step of any place may be looking in them
+            if self.copies:
+                self.copies.forget()
 
     def generate(
         self,

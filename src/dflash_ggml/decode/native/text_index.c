@@ -85,7 +85,7 @@ int text_continuations(const struct text_index *text, const struct text_index *p
         int is_own = order[i] < own;
         const struct text_index *from = is_own ? text : past;
         int32_t place = places[order[i]], *window = windows + (size_t)n * depth;
-        int end = from->n - place < depth ? from->n - place : depth;
+        int left = from->n - place, end = left < 0 ? 0 : left < depth ? left : depth;
         memcpy(window, from->ids + place, (size_t)end * sizeof(int32_t));
         if (is_own && end < depth) {
             int period = end + 1;
