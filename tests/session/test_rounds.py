@@ -14,6 +14,7 @@ from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
 from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.events import Begin, Finish, Progress
 from dflash_ggml.session.hooks import Hooks
+from dflash_ggml.session.pace import Pace
 from dflash_ggml.session.requests import ChatRequest, GrammarSpec
 from dflash_ggml.session.session import run_chat, run_completion
 from reference.fake_places import FakePlace
@@ -172,6 +173,39 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
     for _ in range(3):
         on.scheduler.round()
     assert short.run is not None and long.is_reading
+    on.close()
+
+
+def prompts_on_used_seats() -> list[str]:
+    """On a seat with another text, behind a prefix that is restored, on a seat that goes on."""
+    shared = "one system prompt for all " * 20
+    return ["a" * 10, "b" * 20, "Z" * 300, shared + "first", "Y" * 700, shared + "second", "X" * 90]
+
+
+def test_the_pace_is_told_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first piece too, before which a seat has another text."""
+    on = session(2, n_ctx=4096)
+    engine: Any = on.engine
+    told: list[int] = []
+    monkeypatch.setattr(Pace, "read", lambda _, n, *rest: told.append(n))
+    for prompt in prompts_on_used_seats():
+        del engine.log[:], told[:]
+        list(run_completion(on, request(0, prompt=prompt)))
+        assert told == [entry[2] for entry in engine.log if entry[0] == "read"]
+    on.close()
+
+
+def test_what_is_left_of_a_prompt_is_known_before_it_is_read() -> None:
+    on = session(2, n_ctx=4096)
+    for prompt in prompts_on_used_seats():
+        asked = request(0, prompt=prompt)
+        task = on.scheduler.submit(on.prepare(asked), partial(events, on, asked))
+        on.scheduler.rounds._admit()
+        left = task.n_left
+        while not task.ended:
+            on.scheduler.round()
+        begin = Answer.of(task.events).begin
+        assert begin is not None and left == begin.prompt_n - begin.cached_n == task.n_read
     on.close()
 
 

@@ -144,6 +144,8 @@ class Rounds:
                 self.waiting.remove(task)
                 self.running.append(task)
             task.seat = seat
+            known = 0 if _is_read_whole(task) else seat.known(task.ids)
+            task.n_left = len(task.ids) - known  # the seat has its last text until the first piece is read
             try:
                 task.generator = task.make(seat)
             except Exception as error:  # noqa: BLE001 - told to who asked
@@ -168,7 +170,7 @@ class Rounds:
 
     def _is_read_elsewhere(self, task: Task) -> bool:
         """Whether another prompt that is being read has much in common with this one: it is read once."""
-        if getattr(task.prepared.request, "prompt_logprobs", False):
+        if _is_read_whole(task):
             return False
         for other in self.running:
             if not other.is_reading or other.seat is None:
@@ -200,25 +202,25 @@ class Rounds:
                 return 0.0
         self.seats.piece = self.pace.most() if beside else None
         piece = self.seats.piece or self.engine.batches.limit
-        task = next((task for task in reading if _left(task) <= piece or self._is_short(task)), reading[0])
+        task = next((task for task in reading if task.n_left <= piece or self._is_short(task)), reading[0])
         seen.add(task)
         built = self.engine.run_counts()["graphs"]
-        began, before = time.perf_counter(), _left(task)
+        began, before = time.perf_counter(), task.n_read
         self._advance(task)
         took = time.perf_counter() - began
-        if task.seat is not None and (n := before - _left(task)) > 0:
+        if (n := task.n_read - before) > 0:
             self.pace.read(n, took, beside, self.engine.run_counts()["graphs"] == built, task.account)
         return took
 
     def _is_short(self, task: Task) -> bool:
         """Whether a prompt is read before older ones that are long."""
-        return task.account is not None and self.pace.is_short(task.account, _left(task))
+        return task.account is not None and self.pace.is_short(task.account, task.n_left)
 
     def _may_go_on(self, task: Task) -> bool:
         """Whether a prompt may be read on beside texts that are being written."""
         if task.account is None:
             task.account = self.pace.opened()
-        return self.pace.may_go_on(task.account, _left(task))
+        return self.pace.may_go_on(task.account, task.n_left)
 
     def _step(self) -> None:
         """One step of all that are being written."""
@@ -338,6 +340,7 @@ class Rounds:
                     return
                 task.events.append(item)
                 if isinstance(item, Progress) and item.stage == "prefill":
+                    task.n_read, task.n_left = item.done, item.total - item.done
                     return
                 item = next(generator)
         except StopIteration:
@@ -367,7 +370,6 @@ class Rounds:
             task.seat = None
 
 
-def _left(task: Task) -> int:
-    """Tokens of a prompt that are still to be read."""
-    assert task.seat is not None
-    return len(task.ids) - task.seat.engine.n_tokens
+def _is_read_whole(task: Task) -> bool:
+    """Whether a prompt is read from its start, whatever is known of it."""
+    return bool(getattr(task.prepared.request, "prompt_logprobs", False))

@@ -31,6 +31,9 @@ class Task:
         self.run: Run | None = None  # what it wants a step of
         self.parked: Snapshot | None = None
         self.left: Seat | None = None  # where it was before it was parked
+        self.n_left = self.n_read = (
+            0  # tokens of its prompt: still to be read; read, beside those that were known
+        )
         self.n_tokens = 0  # that were emitted
         self.account: Account | None = None  # of its prompt, while others write
         self.is_short = False  # of rows that others have
