@@ -16,7 +16,7 @@ from dflash_ggml.session.events import Begin, Finish, Progress
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.pace import Pace
 from dflash_ggml.session.requests import ChatRequest, GrammarSpec
-from dflash_ggml.session.session import run_chat, run_completion
+from dflash_ggml.session.session import completion_generation, run_chat, run_completion
 from reference.fake_places import FakePlace
 from reference.scheduled import alone, events, request, session, together
 
@@ -319,6 +319,42 @@ def test_a_request_that_waits_can_be_cancelled() -> None:
     assert second.ended and not first.ended
     answer = Answer.of(second.events)
     assert answer.finish is not None and answer.finish.reason == "cancelled" and not answer.text
+    on.close()
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+@pytest.mark.parametrize("whole", [False, True], ids=["", "with logprobs of the prompt"])
+def test_a_prompt_that_waits_for_its_turn_can_be_cancelled(pieces: int, whole: bool) -> None:
+    """Before its first piece and between two, while those who write are owed all the time; nothing more is read of it."""
+    on, stop = session(2, n_ctx=4096), threading.Event()
+    engine: Any = on.engine
+    writer = on.scheduler.submit(
+        on.prepare(first := request(0, max_tokens=400, ignore_eos=True)), partial(events, on, first)
+    )
+    while not writer.is_written:
+        on.scheduler.round()
+    asked = on.prepare(request(1, prompt="long " * 100, prompt_logprobs=whole))
+    pace = on.scheduler.rounds.pace
+    task = on.scheduler.submit(
+        asked,
+        lambda seat: completion_generation(on, asked, seat, should_stop=stop.is_set).events(
+            prompt_logprobs=whole
+        ),
+        stop.is_set,
+    )
+    pace.level = 1e9
+    while pieces and sum(isinstance(event, Progress) for event in task.events) < pieces:
+        on.scheduler.round()
+    pace.level = -1e9
+    on.scheduler.round()
+    assert task.is_reading
+    del engine.log[:]
+    stop.set()
+    on.scheduler.round()
+    assert task.ended and task.error is None and {kind for kind, *_ in engine.log} == {"step"}
+    answer = Answer.of(task.events)
+    assert answer.finish is not None and answer.finish.reason == "cancelled" and not answer.text
+    assert writer.is_written and sum(seat.busy for seat in on.scheduler.seats.all) == 1
     on.close()
 
 

@@ -90,13 +90,15 @@ class Rounds:
                 self._end(task)
                 continue
             try:
-                stops = task.generator is None or task.parked is not None
-                if not (stops and task.should_stop is not None and task.should_stop()):
+                waits = task.generator is None or task.parked is not None or task.is_reading
+                if not (waits and task.should_stop is not None and task.should_stop()):
                     continue
             except Exception as error:  # noqa: BLE001 - told to who asked
                 self._end(task, error)
                 continue
-            if task.parked is None:
+            if task.parked is None and task.n_read:
+                self._advance(task)  # it asks too before it reads on
+            elif task.parked is None:
                 n = len(task.ids)
                 usage = Usage(n, 0, 0, 0, 0, 0, 0, 0.0, 0.0, "plain", 0)
                 task.events.extend((Begin(n, 0), usage, Finish("cancelled")))
