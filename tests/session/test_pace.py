@@ -89,18 +89,21 @@ class Round:
 
     def make(self) -> None:
         """A round: a piece of a prompt that may be read, of a short one first, and a step."""
-        asked = [(name, account) for name, account in self.accounts.items() if self.left[name]]
-        for name, account in sorted(asked, key=lambda of: not self.pace.is_short(of[1], self.left[of[0]])):
-            left = self.left[name]
-            if self.pace.may_read and self.pace.may_go_on(account, left):
-                piece = min(self.pace.most(), left)
-                took = self.fixed + self.per_token * piece
-                self.pace.read(piece, took, True, account=account)
-                self.clock += took
-                self.left[name] -= piece
-                if left == piece:
-                    self.came[name] = self.clock
-                break
+        may = [
+            (name, account, self.left[name])
+            for name, account in self.accounts.items()
+            if self.left[name] and self.pace.may_read and self.pace.may_go_on(account, self.left[name])
+        ]
+        if may:
+            turn = self.pace.turn([self.pace.is_short(account, left) for _, account, left in may])
+            name, account, left = may[turn]
+            piece = min(self.pace.most(), left)
+            took = self.fixed + self.per_token * piece
+            self.pace.read(piece, took, True, account=account)
+            self.clock += took
+            self.left[name] -= piece
+            if left == piece:
+                self.came[name] = self.clock
         self.pace.stepped(self.step)
         self.clock, self.written = self.clock + self.step, self.written + self.step
 
@@ -135,6 +138,21 @@ def test_a_short_prompt_does_not_wait_for_a_long_one():
         rounds.make()
     assert max(rounds.came[name] - at for name, at in asked.items()) <= 0.6
     assert rounds.came["long"] <= 1.2 * 30000 * (1.2e-4 + 0.02 / 512) * (1 + 1 / SLOWER)
+
+
+@pytest.mark.parametrize("every", [28, 25])
+def test_a_long_prompt_comes_to_an_end_beside_short_ones_that_take_all(every: int):
+    """As many short ones as the others can bear: a quarter of what is read is the long one's, and the others don't notice."""
+    rounds, n = Round(0.0105, 1.2e-4, 0.02), 8000
+    rounds.asked("long", n)
+    i = 0
+    while rounds.left["long"] and rounds.clock < 100:
+        if i % every == 0:
+            rounds.asked(f"short {i}", 500)
+        rounds.make()
+        i += 1
+    assert rounds.came["long"] <= 1.2 * 4 * n * (1.2e-4 + 0.02 / 512) * (1 + 1 / SLOWER)
+    assert rounds.clock <= (1 + SLOWER) * rounds.written + BORROWED + 0.1
 
 
 def test_pieces_grow_to_what_may_be_waited_for():

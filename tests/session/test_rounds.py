@@ -11,6 +11,7 @@ import pytest
 
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
+from dflash_ggml.session import rounds
 from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.events import Begin, Finish, Progress
 from dflash_ggml.session.hooks import Hooks
@@ -173,6 +174,27 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
     for _ in range(3):
         on.scheduler.round()
     assert short.run is not None and long.is_reading
+    on.close()
+
+
+def test_short_prompts_that_come_all_the_time_do_not_stop_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece a round, and a new short prompt in every one: each fourth piece is the long one's."""
+    monkeypatch.setattr(rounds, "LONGEST", 0.0)
+    on = session(3)
+    engine: Any = on.engine
+    asked = request(0, prompt="long " * 60)
+    long = on.scheduler.submit(on.prepare(asked), partial(events, on, asked))
+    on.scheduler.round()
+    del engine.log[:]
+    for i in range(200):
+        short = request(0, prompt=f"{i} hi", max_tokens=1)
+        on.scheduler.submit(on.prepare(short), partial(events, on, short))
+        on.scheduler.round()
+        if not long.is_reading:
+            break
+    of_long = [entry[2] > 6 for entry in engine.log if entry[0] == "read"]
+    assert not long.is_reading and not long.ended
+    assert 3 <= of_long.index(True) <= 4 and sum(of_long) <= 0.3 * len(of_long)
     on.close()
 
 

@@ -10,6 +10,7 @@ token as one of 5,000.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SLOWER = 0.27  # of the time of steps that reading may take beside them; with what else a round does 1.3 times slower at most
@@ -18,6 +19,7 @@ LONGEST = 0.1  # seconds of one pass over a prompt that others wait for
 STEPS = 3.0  # or so many of their steps, where those are long
 LEAST = 16  # tokens of a pass over a prompt: weights would be read for too few
 MOST = 4096
+OVERTAKEN = 3  # pieces of short prompts in a row that are read before one of an older, long one
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class Pace:
         self.level = BORROWED  # seconds of reading that are free now
         self._step = 0.0  # seconds of a step, the last few
         self._stepped = 0.0  # of all steps
+        self._overtaken = 0  # pieces of short prompts since the last one of an older, long one
         self._took: dict[int, float] = {}  # seconds of a pass over so many tokens, the last few
 
     @property
@@ -59,6 +62,19 @@ class Pace:
             return True
         took = self._expected(min(self.most(), left))
         return account.spent + took <= SLOWER * (self._stepped - account.since)
+
+    def turn(self, short: Sequence[bool]) -> int:
+        """Which of some prompts that may be read comes next, by its place among them, oldest first: the first that is short, or
+        every fourth time the oldest, for short ones that come all the time would take all that there is."""
+        if not any(short):
+            self._overtaken = 0
+            return 0
+        first = short.index(True)
+        if first and self._overtaken >= OVERTAKEN:
+            first = self._overtaken = 0
+        elif first:
+            self._overtaken += 1
+        return first
 
     def stepped(self, seconds: float) -> None:
         """A step of the others took so long."""

@@ -193,7 +193,7 @@ class Rounds:
             took = self._read_piece(seen)
 
     def _read_piece(self, seen: set[Task]) -> float:
-        """A piece of a prompt that was not `seen` yet: of one that is short, or else of the oldest; the seconds that it took."""
+        """A piece of a prompt that was not `seen` yet: of one that is short, or of the oldest; the seconds that it took."""
         reading = [task for task in self.running if task.is_reading and task not in seen]
         if not reading:
             return 0.0
@@ -204,7 +204,9 @@ class Rounds:
                 return 0.0
         self.seats.piece = self.pace.most() if beside else None
         piece = self.seats.piece or self.engine.batches.limit
-        task = next((task for task in reading if task.n_left <= piece or self._is_short(task)), reading[0])
+        task = next((task for task in reading if not task.n_left), None)  # has been read: it takes no turn
+        if task is None:
+            task = reading[self.pace.turn([task.n_left <= piece or self._is_short(task) for task in reading])]
         seen.add(task)
         built = self.engine.run_counts()["graphs"]
         began, before = time.perf_counter(), task.n_read
