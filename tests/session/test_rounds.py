@@ -249,6 +249,23 @@ def test_a_common_prefix_is_read_once() -> None:
     on.close()
 
 
+def test_a_common_prefix_is_read_once_on_a_seat_that_had_a_longer_text() -> None:
+    """What stands there before the first piece is no part of the prompt."""
+    on = session(2, n_ctx=4096)
+    engine: Any = on.engine
+    for letter in "ab":
+        list(run_completion(on, request(0, prompt=letter * 900)))
+    text = "a long text about something " * 12
+    asked = [request(i, prompt=text + f"question {i}?") for i in range(2)]
+    tasks = [on.scheduler.submit(on.prepare(one), partial(events, on, one)) for one in asked]
+    del engine.log[:]
+    while not all(task.ended for task in tasks):
+        on.scheduler.round()
+    read = sum(entry[2] for entry in engine.log if entry[0] == "read")
+    assert read <= len(tasks[0].ids) + 20
+    on.close()
+
+
 def test_the_next_turn_goes_on_where_its_text_stands() -> None:
     """Two conversations by turns on two places: each finds its own."""
     on = session(2)

@@ -178,7 +178,7 @@ class Rounds:
             if not other.is_reading or other.seat is None:
                 continue
             shared = min(common_prefix(other.ids, task.ids), len(task.ids) - 1, len(other.ids) - 1)
-            if other.seat.engine.n_tokens < shared and shared >= self.seats.known(task.ids) + SHARED:
+            if len(other.ids) - other.n_left < shared and shared >= self.seats.known(task.ids) + SHARED:
                 other.seat.keep_at(shared)
                 return True
         return False
