@@ -10,48 +10,49 @@ import os
 import sys
 
 INTERRUPTED = 130
+_COMPILED = ("dflash_ggml.decode.native", "dflash_ggml.ggml.bindings")
 
 
 def run() -> int:
     """`dflash-run`."""
-    return start("cli.run")
+    return start("cli.run", "dflash-run")
 
 
 def chat() -> int:
     """`dflash-chat`."""
-    return start("cli.chat")
+    return start("cli.chat", "dflash-chat")
 
 
 def serve() -> int:
     """`dflash-serve`."""
-    return start("server.cli")
+    return start("server.cli", "dflash-serve")
 
 
 def bench() -> int:
     """`dflash-bench`."""
-    return start("bench.cli")
+    return start("bench.cli", "dflash-bench")
 
 
 def doctor() -> int:
     """`dflash-doctor`."""
-    return start("cli.doctor")
+    return start("cli.doctor", "dflash-doctor")
 
 
 def convert() -> int:
     """`dflash-convert`."""
-    return start("cli.convert")
+    return start("cli.convert", "dflash-convert")
 
 
 def train() -> int:
     """`dflash-train`."""
-    return start("cli.train")
+    return start("cli.train", "dflash-train")
 
 
-def start(module: str) -> int:
+def start(module: str, command: str) -> int:
     """The exit code of `main` in this module of ours; 130 and not a word where Ctrl-C ends it.
 
     An import cannot be left cleanly: there Ctrl-C ends the process at once, and so it does when main has returned. A
-    SIGINT that is ignored, as in a background job of a shell, stays ignored.
+    SIGINT that is ignored, as in a background job of a shell, stays ignored. 1 and a line where what is compiled does not load.
     """
     handler = _signal.getsignal(_signal.SIGINT)
     mine = handler is _signal.default_int_handler
@@ -66,6 +67,11 @@ def start(module: str) -> int:
         code = main()
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except ImportError as error:
+        if not (error.name or "").startswith(_COMPILED):
+            raise
+        print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 1
     if mine:
         _flush()
         _signal.signal(_signal.SIGINT, _leave)

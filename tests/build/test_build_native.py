@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
+import zlib
 from pathlib import Path
 
-from dflash_ggml.decode.native import _native, build_ffi, lib
+from dflash_ggml.decode.native import VERSION, _native, build_ffi, lib
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "src" / "dflash_ggml" / "decode" / "native"
@@ -21,6 +22,14 @@ def declared() -> set[str]:
 def test_every_header_is_read_and_every_function_is_bound() -> None:
     assert set(build_ffi.HEADERS) == {path.name for path in FOLDER.glob("*.h")}
     assert declared() and declared() == {name for name in dir(lib) if callable(getattr(lib, name))}
+
+
+def test_a_change_of_declarations_has_a_version_of_its_own() -> None:
+    """Where this fails, raise the version in version.h and __init__.py, and put both numbers here."""
+    texts = ((FOLDER / name).read_text(encoding="utf-8") for name in build_ffi.HEADERS if name != "version.h")
+    words = " ".join(re.sub(r"//[^\n]*", "", "\n".join(texts)).split())
+    assert lib.NATIVE_VERSION == VERSION
+    assert (VERSION, zlib.crc32(words.encode())) == (1, 1361813384)
 
 
 def test_every_function_is_called() -> None:

@@ -64,6 +64,27 @@ def test_nothing_slow_is_imported_before_ctrl_c_is_answered() -> None:
     assert [getattr(node, "module", "") for node in at_start] == ["__future__"]
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("found", ["None", "types.SimpleNamespace(ffi=None, lib=types.SimpleNamespace())"])
+def test_a_checkout_that_was_not_rebuilt(command: str, found: str) -> None:
+    """A line that says how to build it, where the compiled part is missing and where it is of other sources."""
+    code = f"""if True:
+        import sys, types
+        sys.modules["dflash_ggml.decode.native._native"] = {found}
+        from dflash_ggml import start
+        sys.argv[1:] = ["-t", "1", "-ngl", "0"]
+        sys.exit(start.{command}())
+    """
+    done = python(code)
+    assert done.returncode == 1
+    if command == "doctor":
+        assert done.stdout.startswith("bad   build     the compiled binding does not load: ")
+        assert "make build" in done.stdout and done.stderr == ""
+    else:
+        said = f"dflash-{command}: the compiled part of dflash_ggml.decode is missing or of other sources: make build"
+        assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("where", ["main", "end"])
 def test_interrupted_elsewhere(where: str) -> None:
     """In `main` wherever it may be, and while the interpreter ends."""

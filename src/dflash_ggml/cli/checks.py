@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..decode.break_even import BreakEven, where_it_pays
 from ..state.memory import MARGIN, MIB, MemoryPlan
 from .wording import count
+
+if TYPE_CHECKING:  # what is compiled may be what does not load
+    from ..decode.break_even import BreakEven
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -169,6 +171,8 @@ def costs_check(
         "ms": [{"kind": kind, "width": width, "ms": ms} for kind, width, ms in points],
         "steps": [asdict(step) for step in steps],
     }
+    from ..decode.break_even import where_it_pays
+
     pays = where_it_pays(steps)
     text = (f"{pays}; " if pays else "") + f"ms per pass behind {context} tokens: {shown}"
     if steps and not any(step.can_pay for step in steps):

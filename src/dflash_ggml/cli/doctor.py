@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import FILES, EngineConfig
-from ..decode.break_even import break_even
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError, DflashError
 from .arguments import Parser, add_model_options, engine_config
@@ -61,9 +60,10 @@ def build_parser() -> argparse.ArgumentParser:
 def examine(args: argparse.Namespace) -> Iterator[Check]:
     """All checks, as they are made; what depends on a failed one is left out."""
     try:
+        from ..decode import native  # noqa: F401 - only whether it loads
         from ..ggml import bindings, device
     except (ImportError, AttributeError) as error:  # AttributeError: a binding built from other sources
-        yield no_binding(" ".join(str(error).split()))
+        yield no_binding(" ".join(str(error.__cause__ or error).split()))
         return
     patches = getattr(bindings.lib, "DFLASH_PATCHES", None)
     if patches is None:
@@ -206,6 +206,7 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
 
 def examine_decoding(config: EngineConfig) -> Iterator[Check]:
     """Load, decode for a while in each mode, and tell what passes cost."""
+    from ..decode.break_even import break_even
     from ..engine.engine import Engine
 
     try:

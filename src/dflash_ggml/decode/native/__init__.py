@@ -19,7 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._native import ffi, lib
+VERSION = 1  # of the declarations, as in version.h
+
+try:
+    from ._native import ffi, lib
+
+    if lib.NATIVE_VERSION != VERSION:
+        raise ImportError(f"built with version {lib.NATIVE_VERSION} of its declarations, not {VERSION}")
+except (ImportError, AttributeError) as error:  # AttributeError: built before there was a version
+    raise ImportError(
+        "the compiled part of dflash_ggml.decode is missing or of other sources: make build, or pip install "
+        "--force-reinstall --no-deps .",
+        name=__name__,
+    ) from error
 
 __all__ = ["NONE", "doubles", "ffi", "floats", "ints", "lib", "octets"]
 

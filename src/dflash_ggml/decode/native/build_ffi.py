@@ -13,6 +13,7 @@ import cffi
 MODULE = "dflash_ggml.decode.native._native"
 FOLDER = Path(__file__).resolve().parent
 HEADERS = (  # each after those it builds on
+    "version.h",
     "copy_rates.h",
     "copies.h",
     "calibration.h",

@@ -15,6 +15,7 @@ _missing = lib.dflash_missing_cpu_feature()
 if _missing != ffi.NULL:
     raise ImportError(
         f"dflash-ggml was compiled for a CPU with {ffi.string(_missing).decode()}, which this one lacks: "
-        "build it on this machine, or anywhere with -C cmake.define.DFLASH_PORTABLE=ON"
+        "build it on this machine, or anywhere with -C cmake.define.DFLASH_PORTABLE=ON",
+        name=__name__,
     )
 callbacks.install()
