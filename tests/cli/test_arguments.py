@@ -123,6 +123,26 @@ def test_the_context_and_the_limit_reach_the_engine():
     assert config.n_ctx == 8192 and config.gpu_memory == 0.5
 
 
+def test_flash_attention_leaves_other_words_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    run = importlib.import_module("dflash_ggml.cli.run").build_parser()
+    bench = importlib.import_module("dflash_ggml.bench.cli").build_parser()
+    assert run.parse_args(["-fa", "-"]).stdin == "-"
+    assert run.parse_args(["-fa", "Hello"]).stdin == "Hello"
+    assert run.parse_args(["--flash-attn", "-p", "on"]).prompt == "on"
+    assert bench.parse_args(["-fa", "calibrate"]).command == "calibrate"
+    for words in (["-fa", "ON", "-"], ["--flash-attn", "Disabled", "-"], ["-fa=0", "-"], ["-fa", "--", "-"]):
+        args = run.parse_args(words)
+        assert args.stdin == "-" and args.no_effect == [words[0].partition("=")[0]]
+    with pytest.raises(SystemExit):
+        run.parse_args(["--flash-attn=fast"])
+    assert "'fast' is none of on, off, auto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["--draft-max", "--draft", "--draft-n"])
+def test_every_name_of_the_tokens_ahead(name: str) -> None:
+    assert configured(name, "5", "--mode", "plain").draft_max == 5
+
+
 @pytest.mark.parametrize("command", ["cli.run", "cli.chat", "server.cli", "bench.cli"])
 def test_command_lines_of_llama_cpps_programs_run(command: str, caplog: pytest.LogCaptureFixture) -> None:
     build = importlib.import_module(f"dflash_ggml.{command}").build_parser

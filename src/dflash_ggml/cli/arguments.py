@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata as distributions
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
@@ -15,7 +16,7 @@ from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, pairs_table
-from .no_effect import add_no_effect
+from .no_effect import SWITCHES, add_no_effect, join_states
 from .streams import end_output
 from .wording import count
 
@@ -28,7 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage."""
+    """Says what is wrong in one line, without the whole usage. An option without effect leaves the word behind it alone."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None, **more: Any) -> Any:
+        """As argparse's, which would take any word for the value of `-fa`."""
+        words = list(sys.argv[1:] if args is None else args)
+        knows = any(name in self._option_string_actions for name in SWITCHES)
+        return super().parse_known_args(join_states(words) if knows else words, namespace, **more)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
@@ -209,6 +216,8 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     )
     decode.add_argument(
         "--draft-max",
+        "--draft",
+        "--draft-n",
         type=int,
         default=3,
         metavar="N",

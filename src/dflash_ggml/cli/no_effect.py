@@ -21,9 +21,10 @@ VALUES = (
     "-ub", "--ubatch-size", "-tb", "--threads-batch", "-td", "--threads-draft", "-tbd", "--threads-batch-draft",
     "--prio", "--poll", "--numa", "-sm", "--split-mode", "-ts", "--tensor-split", "-ngld", "--gpu-layers-draft",
     "--n-gpu-layers-draft", "-cd", "--ctx-size-draft", "-ctxcp", "--ctx-checkpoints", "-lv", "--verbosity",
-    "--log-verbosity", "--log-colors", "--draft", "--draft-n", "--draft-min", "--draft-n-min", "--draft-p-min", "--draft-p-split",
+    "--log-verbosity", "--log-colors", "--draft-min", "--draft-n-min", "--draft-p-min", "--draft-p-split",
 )  # fmt: skip
-SWITCHES = ("-fa", "--flash-attn")  # on, off, auto or nothing behind them
+SWITCHES = ("-fa", "--flash-attn")  # one of STATES or nothing behind them
+STATES = ("on", "off", "auto", "1", "0", "true", "false", "enabled", "disabled")
 
 
 class _Noted(argparse.Action):
@@ -37,11 +38,31 @@ class _Noted(argparse.Action):
 
 def add_no_effect(parser: argparse.ArgumentParser) -> None:
     """Accept the options; those that were given stand in `no_effect` of what is parsed, if any were."""
-    for names, count in ((FLAGS, 0), (VALUES, None), (SWITCHES, "?")):
+    hidden: dict[str, Any] = {"action": _Noted, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for names, count in ((FLAGS, 0), (VALUES, None)):
         for name in _free(parser, names):
-            parser.add_argument(
-                name, action=_Noted, nargs=count, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-            )
+            parser.add_argument(name, nargs=count, **hidden)
+    for name in _free(parser, SWITCHES):
+        parser.add_argument(name, nargs="?", type=_state, **hidden)
+
+
+def join_states(words: Sequence[str]) -> list[str]:
+    """The command line with `-fa on` as `-fa=on`, and `-fa` before any other word as `-fa=`, which leaves that word alone."""
+    joined: list[str] = []
+    for i, word in enumerate(words):
+        if word == "--":
+            return [*joined, *words[i:]]
+        if joined and joined[-1].removesuffix("=") in SWITCHES and word.lower() in STATES:
+            joined[-1] += word
+        else:
+            joined.append(f"{word}=" if word in SWITCHES else word)
+    return joined
+
+
+def _state(word: str) -> str:
+    if word and word.lower() not in STATES:
+        raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(STATES)}")
+    return word
 
 
 def _free(parser: argparse.ArgumentParser, names: Sequence[str]) -> list[str]:
