@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
+from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml import graph as ggml
 from dflash_ggml.ggml.device import F16, F32, I32, Device, Pinned
 from dflash_ggml.ggml.graph import Graph, packed
@@ -76,6 +77,18 @@ def test_a_graph_that_goes_gives_its_pages_back(monkeypatch: pytest.MonkeyPatch)
         del g
         assert made[-1]() is None
     assert len(made) == 2
+    device.close()
+
+
+def test_no_room_for_a_graph_is_the_devices_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*args: object, **kwargs: object) -> mmap.mmap:
+        raise OSError(12, "Cannot allocate memory")
+
+    device = Device.cpu(1)
+    monkeypatch.setattr(ggml.mmap, "mmap", no_memory)
+    with pytest.raises(DeviceError, match="no room for a graph of .* MiB; lower the context"):
+        Graph(device)
+    monkeypatch.undo()
     device.close()
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from ..cli.streams import named
 from .runner import Progress
 from .sections import Section, plain
 
@@ -68,12 +69,13 @@ def progress(stream: TextIO) -> Progress:
 
 def show(section: Section, stream: TextIO) -> None:
     """A section's table and notes."""
-    if stream.isatty():
-        try:
-            return _rich(section, stream)
-        except ImportError:
-            pass
-    print(plain(section), end="\n\n", file=stream, flush=True)
+    with named():
+        if stream.isatty():
+            try:
+                return _rich(section, stream)
+            except ImportError:
+                pass
+        print(plain(section), end="\n\n", file=stream, flush=True)
 
 
 def _rich(section: Section, stream: TextIO) -> None:

@@ -17,7 +17,7 @@ from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET, pairs_table
 from .no_effect import SWITCHES, add_no_effect, join_states
-from .streams import end_output
+from .streams import end_output, named
 from .wording import count
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def _print_and_leave(parser: argparse.ArgumentParser, text: str) -> NoReturn:
     """Exit code 0, 1 where standard output could not take the text."""
     code = 0
     try:
-        print(text, flush=True)
+        with named():
+            print(text, flush=True)
     except OSError as error:
         code = end_output(parser.prog, error)
     parser.exit(code)

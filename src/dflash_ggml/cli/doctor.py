@@ -34,7 +34,7 @@ from .checks import (
     speed_checks,
     threads_check,
 )
-from .streams import can_write, end_output
+from .streams import can_write, end_output, named
 from .wording import count
 
 if TYPE_CHECKING:
@@ -287,8 +287,9 @@ def line(check: Check) -> str:
 
 def write_out(text: str) -> None:
     """Text to stdout as UTF-8, at once; names of files may be any bytes."""
-    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
-    sys.stdout.buffer.flush()
+    with named():
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+        sys.stdout.buffer.flush()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -33,6 +33,7 @@ from .command import run_command
 from .interrupt import Interrupt
 from .report import Meter, Report, Steps, sizes
 from .sampling_options import add_sampling_options, check_biases, sampling_params
+from .streams import named
 from .versus import decode_plainly, versus_line
 from .writer import Writer
 
@@ -110,7 +111,8 @@ def read_prompt(args: argparse.Namespace) -> str:
         except OSError as e:
             raise ConfigError(f"-f: can't read {args.file}: {e.strerror}") from e
     elif args.stdin or not sys.stdin.isatty():
-        name, data = "standard input", sys.stdin.buffer.read()
+        with named("standard input"):
+            name, data = "standard input", sys.stdin.buffer.read()
     else:
         raise ConfigError("no prompt: give --prompt TEXT, -f FILE, or - for standard input")
     if not data:
@@ -247,8 +249,9 @@ def follow(
 
 def write_out(text: str) -> None:
     """Text to stdout as UTF-8, at once."""
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()
+    with named():
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
 
 
 def main(argv: list[str] | None = None) -> int:

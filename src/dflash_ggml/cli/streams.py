@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 
 def replace_closed_streams() -> set[str]:
@@ -25,8 +26,19 @@ def can_write(command: str) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def named(stream: str = "standard output") -> Iterator[None]:
+    """An OSError of what is done with this stream is told with its name; it has none of its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = stream
+        raise
+
+
 def end_output(command: str, error: OSError) -> int:
-    """The exit code when standard output, or a file that the error names, broke.
+    """The exit code when standard output or a file, which the error names (`named`), or anything else broke.
 
     0 where the reader of the output has seen enough, else 1 and a line about it.
     """
@@ -35,6 +47,6 @@ def end_output(command: str, error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
-    what = error.filename or "standard output"
-    print(f"{command}: {what}: {error.strerror or error}", file=sys.stderr)
+    what = f"{error.filename}: " if error.filename else ""
+    print(f"{command}: {what}{error.strerror or error}", file=sys.stderr)
     return 1

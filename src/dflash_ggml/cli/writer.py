@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TextIO
+
+from .streams import named
 
 DIM, PLAIN = "\x1b[2m", "\x1b[22m"
 
@@ -45,9 +48,10 @@ class Writer:
 
 def _write(stream: TextIO, text: str) -> None:
     buffer = getattr(stream, "buffer", None)
-    if buffer is None:  # a stream of text alone
-        stream.write(text)
-        return
-    stream.flush()
-    buffer.write(text.encode())
-    buffer.flush()
+    with named("standard error" if stream is sys.stderr else "standard output"):
+        if buffer is None:  # a stream of text alone
+            stream.write(text)
+            return
+        stream.flush()
+        buffer.write(text.encode())
+        buffer.flush()

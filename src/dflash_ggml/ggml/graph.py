@@ -198,9 +198,17 @@ class Graph(Operations):
 
 
 def _pages(size: int) -> mmap.mmap:
-    """Memory of its own for a graph, which ggml touches little of. From the heap, graphs that come and go leave pages behind."""
+    """Memory of its own for a graph, which ggml touches little of. From the heap, graphs that come and go leave pages behind.
+
+    Raises DeviceError.
+    """
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
-    return mmap.mmap(-1, size, **private)
+    try:
+        return mmap.mmap(-1, size, **private)
+    except OSError as error:
+        raise DeviceError(
+            f"no room for a graph of {size / 2**20:.1f} MiB; lower the context (-c) or the budget, or take a smaller model"
+        ) from error
 
 
 def packed(graph: Graph, name: str, *lengths: int) -> list:
