@@ -19,6 +19,7 @@ from dflash_ggml.errors import ConfigError, DeviceError
 from dflash_ggml.server.app import create_app
 from dflash_ggml.server.auth import KeyRing, is_loopback, require_safe_bind
 from dflash_ggml.server.errors import ApiError
+from dflash_ggml.server.host_guard import check_name
 from dflash_ggml.server.limits import Limits, exceeds_depth
 from dflash_ggml.server.worker import Worker
 from reference.server_kit import (
@@ -309,6 +310,55 @@ def test_names_of_hosts(
             name: client.get("/health", headers={"host": name}).status_code for name in (*let_in, *refused)
         }
     assert codes == {**dict.fromkeys(let_in, 200), **dict.fromkeys(refused, 400)}
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("LLM.home:8080", "llm.home"),
+        ("[::1]:80", "::1"),
+        ("[::1]", "::1"),
+        ("::1", "::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("*.example.org:80", "*.example.org"),
+        ("home.", "home."),
+        ("*", "*"),
+    ],
+)
+def test_an_allowed_name_is_what_a_header_says(name: str, plain: str) -> None:
+    assert check_name(name) == plain
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " ",
+        ":80",
+        "http:",
+        "http://a",
+        "a,b",
+        ".example.org",
+        "a..b",
+        "*.",
+        "*.*",
+        "a*",
+        ".",
+        "a]",
+        "[::1",
+        "a b",
+    ],
+)
+def test_a_name_that_never_matches_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a host"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("host", ["*", "*.home", "a,b", ""])
+def test_no_advice_to_allow_what_is_no_name(runner: ScriptedRunner, host: str) -> None:
+    with TestClient(create_app(service(runner), allowed_hosts=["127.0.0.1"])) as client:
+        refused = client.get("/health", headers={"host": host})
+    assert refused.status_code == 400 and "--allowed-host" not in refused.json()["error"]["message"]
 
 
 def test_failed_load_is_told() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
@@ -31,9 +33,9 @@ class HostGuard:
             await self._app(scope, receive, send)
             return
         name = host_of(asked)
-        advice = (
-            f"start it with --allowed-host {name}, or with an API key" if name else "name it in the header"
-        )
+        advice = "name it in the header"
+        if _is_name(name):
+            advice = f"start it with --allowed-host {name}, or with an API key"
         error = ApiError(
             400, f"the host {name!r:.200} is not served here: {advice}", "Host", "host_not_allowed"
         )
@@ -55,10 +57,27 @@ def host_of(header: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A name of `--allowed-host` as `host_of` gives it. Raises ConfigError."""
-    plain = name.strip().lower().removeprefix("[").removesuffix("]")
-    if not plain or ("*" in plain.removeprefix("*.") and plain != "*") or any(c in plain for c in "/ \t@"):
+    """A name of `--allowed-host` as `host_of` gives it: a port goes, an IPv6 address needs no brackets. Raises ConfigError."""
+    plain = name.strip().lower()
+    if not _is_ipv6(plain):
+        plain = host_of(plain) if re.fullmatch(r"(\[[^\]]*\]|[^:\[]*)(:\d+)?", plain) else ""
+    if plain != "*" and not _is_name(plain.removeprefix("*.")):
         raise ConfigError(
             f"--allowed-host: {name!r} is no name of a host; such as llm.home, *.example.org or *"
         )
     return plain
+
+
+def _is_name(plain: str) -> bool:
+    """Whether a Host header could hold this name or address; one dot may end it."""
+    if _is_ipv6(plain):
+        return True
+    return all(plain.removesuffix(".").split(".")) and not any(c in "*,/@:[]" or c.isspace() for c in plain)
+
+
+def _is_ipv6(plain: str) -> bool:
+    try:
+        ipaddress.IPv6Address(plain)
+    except ValueError:
+        return False
+    return True
