@@ -12,6 +12,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
 from dflash_ggml.engine.step import Run
+from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state.snapshot import Snapshot
 from reference import kv_toys, toys
@@ -77,6 +78,33 @@ def alone(engine: Engine, ids: list[int], n: int = N) -> list[int]:
     engine.reset()
     engine.prefill(ids)
     return text(engine, max_tokens=n)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_lanes_that_cannot_be_exchanged(engine: Engine, monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    """Without memory for its graph the text goes on where it is; where the graph breaks, each place keeps its lane."""
+
+    class Broken:
+        def run(self) -> None:
+            raise DeviceError("broken")
+
+    def exchanging(*_: Any) -> Broken:
+        if runs:
+            return Broken()
+        raise DeviceError("no scratch memory")
+
+    monkeypatch.setattr(engine.passes, "exchanging", exchanging)
+    places = [engine.open(300), engine.open(300)]
+    places[0].prefill(IDS[:20])
+    run = begun(places[1], IDS[30:60])
+    steps(engine, run, ALONE - 1)
+    if runs:
+        with pytest.raises(DeviceError, match="broken"):
+            engine.step([run])
+    else:
+        steps(engine, run, ALONE + 1)
+    assert [place.sequence.torn for place in places] == [runs, runs]
+    assert engine.places == places and [place.lane for place in places] == [0, 1]
 
 
 def arrays(snapshot: Snapshot) -> list[np.ndarray]:

@@ -142,12 +142,16 @@ class Engine(Place):
         self._alone = self._alone + 1 if lane else 0
         if self._alone < ALONE:
             return
-        self._alone, mine, other = 0, self._places[lane], self._places.pop(0, None)
+        self._alone, mine, other = 0, self._places[lane], self._places.get(0)
+        try:
+            graph = self.passes.exchanging(lane, self.drafter.per_lane if self.drafter else ())
+        except (DeviceError, MemoryError):
+            return  # it goes on where it is
         both = [place.sequence for place in (mine, other) if place is not None]
         before = [sequence.torn for sequence in both]
         for sequence in both:
             sequence.torn = True
-        self.passes.exchange(lane, self.drafter.per_lane if self.drafter else ())
+        graph.run()
         if self.drafter:
             self.drafter.exchanged(0, lane)
         del self._places[lane]

@@ -349,12 +349,12 @@ class TargetPasses:
                 inputs[f"{prefix}from{i}"].array[:] = [source for source, _ in moves]
         graph.run()
 
-    def exchange(self, lane: int, parts: Items[PerLane] = ()) -> None:
-        """Let the first lane and another have what the other one had, of these parts too."""
-        self.graphs.get(
+    def exchanging(self, lane: int, parts: Items[PerLane] = ()) -> Graph:
+        """What lets the first lane and another have what the other one had, of these parts too, once it is run."""
+        return self.graphs.get(
             ("exchange", lane),
             lambda: exchange_graph(self.device, [*self.state.per_lane, *parts], 0, lane),
-        ).run()
+        )
 
     def tree_rows(self, nodes: int) -> int:
         """Cache rows behind the committed ones that verifying and committing a tree of `nodes` nodes touches."""
