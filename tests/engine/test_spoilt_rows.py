@@ -85,10 +85,11 @@ def load(pair: tuple[Path, Path], device: str = "cpu", **options: Any) -> Engine
 
 
 def without_numbers(engine: Engine) -> list[int]:
-    """Rows of the caches in which there is NaN or infinity."""
-    caches, n = [*engine.passes.state.kv.slices, *engine.drafter.rows], engine.passes.n_rows
+    """Rows of the caches, and of the draft's rings, in which there is NaN or infinity."""
+    caches = [(t, engine.passes.n_rows) for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
+    caches += [(t, n * engine.parallel) for t, n in engine.drafter.rings]
     found = set[int]()
-    for t in caches:
+    for t, n in caches:
         data = engine.device.read_bytes(t, np.empty(n * t.nb[1], np.uint8)).reshape(n, -1)
         if t.type == F32:
             numbers = data.view(np.float32)
@@ -339,9 +340,11 @@ def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, st
         same(beside(engine, spoil, 0), beside(engine, lambda _: None, 0))
 
 
+@pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_draft_without_numbers_leaves_none(tmp_path: Path, device: str) -> None:
-    files = toys.write_pair(tmp_path, 5, head_dim=128, n_ctx=4096)
+def test_a_draft_without_numbers_leaves_none(tmp_path: Path, device: str, window: int) -> None:
+    rings = {"window": window, "full_layers": 1} if window else {}
+    files = toys.write_pair(tmp_path, 5, head_dim=128, n_ctx=4096, **rings)
     overflowing(files[1], "blk.0.attn_v.weight", np.nan, None)
     with load(files, device) as engine:
         places = [engine.open(300), engine.open(300)]
@@ -351,6 +354,19 @@ def test_a_draft_without_numbers_leaves_none(tmp_path: Path, device: str) -> Non
         for place in places:
             text(place, max_tokens=4)
             assert place.sequence.undraftable
+        assert not without_numbers(engine)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rings_of_a_draft(tmp_path: Path, device: str) -> None:
+    """A prompt that overflows in the embedding the draft reads too, and a step."""
+    files = toys.write_pair(tmp_path, 5, window=100, full_layers=1, head_dim=128, n_ctx=4096, own_tables=True)
+    overflowing(files[0], "token_embd.weight", np.inf)
+    with load(files, device) as engine:
+        place = [engine.open(300), engine.open(300)][1]
+        assert engine.drafter.rings
+        with pytest.raises(NoNumbersError):
+            place.prefill([*IDS[100:150], BAD, *IDS[150:170]])
         assert not without_numbers(engine)
 
 

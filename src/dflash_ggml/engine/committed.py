@@ -140,13 +140,18 @@ class Committed:
             if first < sequence.n_tokens:
                 sequence.torn, self._rows, sequence.unseen = True, (), ()
             self.engine.device.synchronize()
-            self._tensors().clear_rows(first, self._touched)
+            tensors = self._tensors()
+            tensors.clear_rows(first, self._touched)
+            if sequence.torn:
+                tensors.clear_rings(0)
         if drafter is not None and sequence.undraftable and drafter.seen(sequence).any():
             drafter.reset(sequence)
             self.engine.device.synchronize()
-            Tensors(self.engine.device, (), list(drafter.rows), sequence.first_slot).clear_rows(
-                0, self._touched
-            )
+            rings = [(t, n, n) for t, n in drafter.rings]
+            device, first_slot, lane = self.engine.device, sequence.first_slot, sequence.lane
+            tensors = Tensors(device, (), list(drafter.rows), first_slot, rings, lane)
+            tensors.clear_rows(0, self._touched)
+            tensors.clear_rings(0)
 
     def _seen(self, n: int) -> int:
         """Rows that passes may read of a text that has come to n: a CPU skips tiles in which nobody sees anything."""
