@@ -255,3 +255,57 @@ def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
     for job in jobs:
         job.place.close()
     assert jobs[1].alone(several) == expected[1]
+
+
+def damaged(engine: Engine) -> list[Job]:
+    """Two texts side by side, the second one's state NaN."""
+    jobs = [Job([3, 1, 4, i], {"temperature": 0}, 30, "plain") for i in range(2)]
+    for job in jobs:
+        job.join(engine)
+    for t in engine.passes.state.live(jobs[1].place.lane):
+        engine.device.write(t, np.full(int(np.prod(list(t.ne))), np.nan, np.float32))
+    return jobs
+
+
+def test_an_error_of_reading_again_is_that_runs(several: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = damaged(several)
+
+    def broken(*_: Any) -> None:
+        raise NoRoomError("no rows")
+
+    monkeypatch.setattr(jobs[1].place, "_prefill", broken)
+    steps = several.step([job.run for job in jobs])
+    assert steps[0].tokens and isinstance(steps[1], NoRoomError)
+    assert jobs[1].place.sequence.torn and not jobs[0].place.sequence.torn
+    for job in jobs:
+        job.place.close()
+
+
+def test_a_step_that_reads_again_is_a_step_to_its_end(
+    several: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, whole, found = damaged(several), Place._read_again, list[bool]()
+
+    def read_again(place: Any) -> Any:
+        error = whole(place)
+        found.append(several.in_pass)
+        return error
+
+    monkeypatch.setattr(Place, "_read_again", read_again)
+    several.step([job.run for job in jobs])
+    assert found == [True] and not several.in_pass
+    for job in jobs:
+        job.place.close()
+
+
+def test_texts_that_ran_one_by_one_are_not_read_again(
+    several: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the others can be to blame."""
+    jobs = damaged(several)
+    monkeypatch.setattr(type(several.passes), "takes_several", False)
+    monkeypatch.delattr(Place, "_read_again")
+    steps = several.step([job.run for job in jobs])
+    assert steps[0].tokens and isinstance(steps[1], NoNumbersError)
+    for job in jobs:
+        job.place.close()

@@ -382,11 +382,11 @@ class Committed:
         """Run passes, during which nobody may close the engine."""
         with self.engine.passing:
             self._usable()
-            self.engine.in_pass = True
+            before, self.engine.in_pass = self.engine.in_pass, True
             try:
                 return work()
             finally:
-                self.engine.in_pass = False
+                self.engine.in_pass = before
 
     # ---- snapshots
 

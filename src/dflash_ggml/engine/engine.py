@@ -124,7 +124,7 @@ class Engine(Place):
         spoilt = [run for run, step in zip(runs, came) if isinstance(step, NoNumbersError)]
         if not spoilt:
             return came
-        beside = len(runs) > 1
+        beside = len(runs) > 1 and self.passes.takes_several
         came = [place.stepped(run, step, beside) for place, run, step in zip(places, runs, came)]
         if beside and not any(isinstance(step, NoNumbersError) for step in came):
             for run in spoilt:

@@ -81,8 +81,8 @@ class Place(Committed):
         if not isinstance(step, NoNumbersError) or (self.sequence.torn and not beside):
             return step
         try:
-            if self.sequence.torn:
-                self._read_again()
+            if self.sequence.torn and (error := self._read_again()):
+                return error
             (step,) = self.engine.stepper.step_each([run], self.engine.others([run]), plain=True)
         except NoNumbersError as error:
             return error
@@ -90,16 +90,22 @@ class Place(Committed):
             self.clear_spoilt()
         return step
 
-    def _read_again(self) -> None:
-        """Have the state before the last token anew. Raises NoNumbersError where the text itself has none."""
+    def _read_again(self) -> Exception | None:
+        """Have the state before the last token anew; what kept it from that, after which the text is of no use."""
         sequence = self.sequence
         *tokens, pending = sequence.tokens
         kept = sequence.text, sequence.sampler, sequence.undraftable, sequence.statistics
         sequence.text = []  # its list goes on
-        self._reset()
-        self._prefill(tokens)
-        sequence.text, sequence.sampler, sequence.undraftable, sequence.statistics = kept
+        try:
+            self._reset()
+            self._prefill(tokens)
+        except Exception as error:  # noqa: BLE001 - it is that run's alone
+            sequence.torn = True
+            return error
+        finally:
+            sequence.text, sequence.sampler, sequence.undraftable, sequence.statistics = kept
         sequence.pending, sequence.logits = pending, None
+        return None
 
     def ready(self) -> None:
         """Have what a step needs. Raises NoRoomError, or DeviceError after one that broke."""
