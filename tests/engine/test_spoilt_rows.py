@@ -130,6 +130,18 @@ def how(request: pytest.FixtureRequest, engine: Engine) -> Any:
     engine.passes.reduces = before
 
 
+def in_all_passes(mine: Place) -> list[Any]:
+    """What a text writes and reads in passes of all kinds, and its state at the end."""
+    found: list[Any] = []
+    for mode in ("plain", "tree"):
+        found += written(mine, 12, mode=mode)
+        for n in (3, 40, 100):
+            mine.prefill(IDS[200 : 200 + n])
+            found.append(mine.logits)
+    found += [a.copy() for a in mine.snapshot().live]
+    return found
+
+
 def beside(engine: Engine, spoil: Callable[[Place], None], lane: int) -> list[Any]:
     """What a text in this lane writes, alone, after a step of both, and with the other one gone; `spoil` is called for another,
     whose place is held meanwhile."""
@@ -141,13 +153,7 @@ def beside(engine: Engine, spoil: Callable[[Place], None], lane: int) -> list[An
     other.prefill(IDS[100:170])
     spoil(other)
     assert not without_numbers(engine)
-    found: list[Any] = []
-    for mode in ("plain", "tree"):
-        found += written(mine, 12, mode=mode)
-        for n in (3, 40, 100):
-            mine.prefill(IDS[200 : 200 + n])
-            found.append(mine.logits)
-    found += [a.copy() for a in mine.snapshot().live]
+    found = in_all_passes(mine)
     other.close()
     found += written(mine, 5)
     mine.close()
@@ -384,13 +390,7 @@ def test_rows_that_are_only_held_on_a_cpu(pair: tuple[Path, Path], kv: Any, valu
             other.prefill(IDS[100:170])
             if value is not None:
                 hold(other, value)
-            found: list[Any] = []
-            for mode in ("plain", "tree"):
-                found += written(mine, 12, mode=mode)
-                for n in (3, 40, 100):
-                    mine.prefill(IDS[200 : 200 + n])
-                    found.append(mine.logits)
-            found += [a.copy() for a in mine.snapshot().live]
+            found = in_all_passes(mine)
             for place in places:
                 place.close()
             return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -117,25 +119,32 @@ def test_the_pool_follows_and_the_product_stays(monkeypatch: pytest.MonkeyPatch)
     device.close()
 
 
-def test_waiting_while_nothing_is_computed_is_no_crowding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads of the process wait for cores between two texts."""
-    waits = iter([0.0])
-    monkeypatch.setattr(device_module, "WINDOW", 0.0)
-    monkeypatch.setattr(device_module, "IDLE", 0.0)
-    monkeypatch.setattr(device_module, "waited", lambda: next(waits))
+@contextmanager
+def one_product() -> Iterator[tuple[Device, Graph]]:
+    """Two threads that yield, and a graph of one product."""
     device = Device.cpu(2, yielding=True)
     workspace = Workspace(device)
     g = Graph(device, 8)
     x = g.input("x", F32, 8, 4)
     g.output(g.mul_mat(x, x))
     g.place(workspace)
-    for between in (1e6, 2e6, 3e6):
-        waits = iter([between, between])  # before the graph, after it
-        g.run()
-        assert device.threads_now == 2
+    yield device, g
     g.close()
     workspace.close()
     device.close()
+
+
+def test_waiting_while_nothing_is_computed_is_no_crowding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads of the process wait for cores between two texts."""
+    waits = iter([0.0])
+    monkeypatch.setattr(device_module, "WINDOW", 0.0)
+    monkeypatch.setattr(device_module, "IDLE", 0.0)
+    monkeypatch.setattr(device_module, "waited", lambda: next(waits))
+    with one_product() as (device, g):
+        for between in (1e6, 2e6, 3e6):
+            waits = iter([between, between])  # before the graph, after it
+            g.run()
+            assert device.threads_now == 2
 
 
 def test_a_fixed_count_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,19 +175,11 @@ def test_what_is_waited_for_counts_by_the_time_that_passed(monkeypatch: pytest.M
     monkeypatch.setattr(device_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(device_module, "IDLE", 0.5)
     monkeypatch.setattr(ThreadCount, "judge", judge)
-    device = Device.cpu(2, yielding=True)
-    workspace = Workspace(device)
-    g = Graph(device, 8)
-    x = g.input("x", F32, 8, 4)
-    g.output(g.mul_mat(x, x))
-    g.place(workspace)
-    for _ in range(10):
-        next(clock)  # nothing was computed for longer than IDLE
-    before = iter([1.0, 1.03])
-    monkeypatch.setattr(device_module, "waited", lambda: next(before))
-    g.run()
-    g.run()
-    assert judged == [(pytest.approx(0.18), pytest.approx(0.03))]
-    g.close()
-    workspace.close()
-    device.close()
+    with one_product() as (device, g):
+        for _ in range(10):
+            next(clock)  # nothing was computed for longer than IDLE
+        before = iter([1.0, 1.03])
+        monkeypatch.setattr(device_module, "waited", lambda: next(before))
+        g.run()
+        g.run()
+        assert judged == [(pytest.approx(0.18), pytest.approx(0.03))]
