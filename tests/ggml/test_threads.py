@@ -175,7 +175,7 @@ def test_what_is_waited_for_counts_by_the_time_that_passed(monkeypatch: pytest.M
     monkeypatch.setattr(device_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(device_module, "IDLE", 0.5)
     monkeypatch.setattr(ThreadCount, "judge", judge)
-    with one_product() as (device, g):
+    with one_product() as (_, g):
         for _ in range(10):
             next(clock)  # nothing was computed for longer than IDLE
         before = iter([1.0, 1.03])
