@@ -60,7 +60,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         for event in run_completion(self.session, self.request, should_stop=lambda: self.stopped):
             if isinstance(event, StepReport):
-                self.steps.append((time.perf_counter(), len(event.tokens)))
+                self.steps.append((time.perf_counter(), len(event.emitted)))
 
     def between(self, began: float, ended: float) -> int:
         """Tokens that came in that time."""
