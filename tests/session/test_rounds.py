@@ -167,6 +167,45 @@ def test_a_prompt_is_read_in_pieces_while_others_write() -> None:
     on.close()
 
 
+def test_a_prompt_that_has_been_read_does_not_wait_for_the_pace() -> None:
+    """Its logits are there: it has its first token in the round of its last piece, however much is owed to those who write."""
+    on = session(2)
+    first, second = request(0, max_tokens=400, ignore_eos=True), request(1, prompt="hello")
+    writer = on.scheduler.submit(on.prepare(first), partial(events, on, first))
+    while not writer.is_written:
+        on.scheduler.round()
+    reader = on.scheduler.submit(on.prepare(second), partial(events, on, second))
+    while reader.n_read < len(reader.ids):
+        on.scheduler.rounds.pace.level = 1e-9  # for one piece
+        on.scheduler.round()
+    assert reader.is_written and writer.is_written
+    on.close()
+
+
+@pytest.mark.parametrize("valid", [True, False], ids=["with its logits", "without"])
+def test_a_prompt_that_stands_there_whole_waits_only_if_something_is_read(valid: bool) -> None:
+    """A seat has exactly the prompt: with the logits after it nothing is read, and nobody waits."""
+    on = session(2)
+    first = request(0, max_tokens=400, ignore_eos=True)
+    writer = on.scheduler.submit(on.prepare(first), partial(events, on, first))
+    while not writer.is_written:
+        on.scheduler.round()
+    ids = [72 + i % 20 for i in range(90)]
+    seat = on.scheduler.seats.take(ids, 200)
+    assert seat is not None
+    seat.engine.prefill(ids)
+    if valid:
+        seat.evaluated()
+    on.scheduler.seats.give_back(seat)
+    on.scheduler.rounds.pace.level = -1e9
+    asked = request(1, prompt=ids)
+    task = on.scheduler.submit(on.prepare(asked), partial(events, on, asked))
+    on.scheduler.round()
+    assert task.seat is seat
+    assert (task.is_written, task.n_left) == ((True, 0) if valid else (False, len(ids)))
+    on.close()
+
+
 def test_a_short_prompt_overtakes_a_long_one() -> None:
     on = session(3)
     asked = [request(1, prompt="long " * 60), request(2, prompt="hi")]

@@ -193,18 +193,21 @@ class Rounds:
             took = self._read_piece(seen)
 
     def _read_piece(self, seen: set[Task]) -> float:
-        """A piece of a prompt that was not `seen` yet: of one that is short, or of the oldest; the seconds that it took."""
+        """A piece of a prompt that was not `seen` yet: of one that is short, or of the oldest; the seconds that it took.
+
+        One that has been read to its end waits for nobody: its logits are there, and it has its first token in this round.
+        """
         reading = [task for task in self.running if task.is_reading and task not in seen]
         if not reading:
             return 0.0
         beside = any(task.is_written and not task.is_short for task in self.running)
-        if beside:
+        task = next((task for task in reading if not task.n_left), None)
+        if task is None and beside:
             reading = [task for task in reading if self._may_go_on(task)] if self.pace.may_read else []
             if not reading:
                 return 0.0
         self.seats.piece = self.pace.most() if beside else None
         piece = self.seats.piece or self.engine.batches.limit
-        task = next((task for task in reading if not task.n_left), None)  # has been read: it takes no turn
         if task is None:
             task = reading[self.pace.turn([task.n_left <= piece or self._is_short(task) for task in reading])]
         seen.add(task)
@@ -214,6 +217,8 @@ class Rounds:
         took = time.perf_counter() - began
         if (n := task.n_read - before) > 0:
             self.pace.read(n, took, beside, self.engine.run_counts()["graphs"] == built, task.account)
+            if task.is_reading and not task.n_left:
+                self._advance(task)
         return took
 
     def _is_short(self, task: Task) -> bool:

@@ -50,7 +50,7 @@ class Seat(PromptState):
         """How much of a prompt is here."""
         live = self.engine.tokens
         shared = common_prefix(live, ids)
-        here = shared if shared == len(live) else 0
+        here = shared if shared == len(live) and (shared < len(ids) or self.holds(ids)) else 0
         kept = self.cache.longest(ids, len(ids) - 1, self.engine.can_restore)
         return max(here, len(kept.tokens) if kept is not None else 0)
 
