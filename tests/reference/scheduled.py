@@ -17,12 +17,12 @@ from reference.fake_places import FakePlaces
 GUARD_S = 60
 
 
-def config(n_ctx: int = 1024) -> EngineConfig:
-    return EngineConfig(model=Path("toy.gguf"), n_ctx=n_ctx, n_batch=32)
+def config(n_ctx: int = 1024, n_batch: int = 32) -> EngineConfig:
+    return EngineConfig(model=Path("toy.gguf"), n_ctx=n_ctx, n_batch=n_batch)
 
 
-def session(parallel: int = 4, n_ctx: int = 1024, **options: Any) -> Session:
-    return Session(FakePlaces(config(n_ctx), parallel=parallel), side_by_side=True, **options)  # type: ignore[arg-type]
+def session(parallel: int = 4, n_ctx: int = 1024, n_batch: int = 32, **options: Any) -> Session:
+    return Session(FakePlaces(config(n_ctx, n_batch), parallel=parallel), side_by_side=True, **options)  # type: ignore[arg-type]
 
 
 def request(i: int, **options: Any) -> CompletionRequest:

@@ -16,6 +16,7 @@ from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.events import Begin, Finish, Progress
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.pace import Pace
+from dflash_ggml.session.prefix_cache import common_prefix
 from dflash_ggml.session.requests import ChatRequest, GrammarSpec
 from dflash_ggml.session.session import completion_generation, run_chat, run_completion
 from reference.fake_places import FakePlace
@@ -302,6 +303,50 @@ def test_a_common_prefix_is_read_once_on_a_seat_that_had_a_longer_text() -> None
         on.scheduler.round()
     read = sum(entry[2] for entry in engine.log if entry[0] == "read")
     assert read <= len(tasks[0].ids) + 20
+    on.close()
+
+
+def test_a_common_prefix_is_kept_for_one_that_came_before_the_first_piece() -> None:
+    """Two prompts that come at once, where a pass takes all of one: it ends where the other parts from it."""
+    on = session(2, n_ctx=4096, n_batch=2048)
+    text = "a long text about something " * 20
+    asked = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
+    tasks = [on.scheduler.submit(on.prepare(one), partial(events, on, one)) for one in asked]
+    while not all(task.ended for task in tasks):
+        on.scheduler.round()
+    begin = Answer.of(tasks[1].events).begin
+    assert begin is not None and begin.cached_n == common_prefix(tasks[0].ids, tasks[1].ids) > 300
+    assert [Answer.of(task.events).text for task in tasks] == [alone(one).text for one in asked]
+    on.close()
+
+
+def pieces(ids: list[int]) -> list[int]:
+    """In which a prompt is read by itself."""
+    fresh = session(2, n_ctx=4096, n_batch=2048)
+    engine: Any = fresh.engine
+    list(run_completion(fresh, request(2, prompt=ids)))
+    fresh.close()
+    return [entry[2] for entry in engine.log if entry[0] == "read"]
+
+
+def test_nothing_is_kept_for_a_prompt_that_was_given_up_before_its_first_piece() -> None:
+    """Who comes next to its seat is read as if nobody had waited there."""
+    on = session(2, n_ctx=4096, n_batch=2048)
+    text = "a long text about something " * 20
+    asked = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
+    tasks = [on.scheduler.submit(on.prepare(one), partial(events, on, one)) for one in asked]
+    on.scheduler.rounds._admit()
+    assert tasks[0].seat is not None and tasks[1].seat is None
+    seat = tasks[0].seat
+    for task in tasks:
+        on.scheduler.abandon(task)
+    assert not seat.busy
+    engine: Any = on.engine
+    ids = [72 + i % 20 for i in range(600)]
+    list(run_completion(on, request(2, prompt=ids)))
+    assert [entry[1:] for entry in engine.log if entry[0] == "read"] == [
+        (seat.engine, n) for n in pieces(ids)
+    ]
     on.close()
 
 

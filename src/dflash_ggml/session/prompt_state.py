@@ -35,9 +35,9 @@ class PromptState:
     ) -> None:
         self.engine = engine
         self._held = held
-        self._wanted: set[int] = (
-            set()
-        )  # positions of the prompt that is being taken in at which to keep a snapshot
+        self._wanted = set[
+            int
+        ]()  # positions of the prompt being taken in, or about to be, to keep snapshots at
         self.cache = cache
         self.disk = disk
         self._row_valid = False  # whether engine.logits belongs to the last committed token
@@ -100,25 +100,32 @@ class PromptState:
         should_stop: Callable[[], bool] | None,
     ) -> Iterator[int]:
         """Prefill ids[start:] in pieces, keeping snapshots on the way; yields how many tokens are in after each."""
-        self._wanted = set(self.cache.plan(ids, start, boundaries))
+        self._wanted.update(self.cache.plan(ids, start, boundaries))
         position = start
-        while position < len(ids):
-            if should_stop is not None and should_stop():
-                return
-            stop = min((at for at in self._wanted if at > position), default=len(ids))
-            end = position + self.pieces(stop - position)
-            self._row_valid = False
-            self.engine.prefill(ids[position:end])
-            self._row_valid = True
-            position = end
-            if position in self._wanted:
-                self.cache.put(self.engine.snapshot(with_rows=False))
-            yield position
+        try:
+            while position < len(ids):
+                if should_stop is not None and should_stop():
+                    return
+                stop = min((at for at in self._wanted if at > position), default=len(ids))
+                end = position + self.pieces(stop - position)
+                self._row_valid = False
+                self.engine.prefill(ids[position:end])
+                self._row_valid = True
+                position = end
+                if position in self._wanted:
+                    self.cache.put(self.engine.snapshot(with_rows=False))
+                yield position
+        finally:
+            self._wanted.clear()
         self.cache.sweep(self._held or self.engine.can_restore)
 
     def keep_at(self, position: int) -> None:
-        """Keep a snapshot of the prompt that is being taken in where another one parts from it."""
+        """Keep a snapshot of the prompt that is being taken in, or is about to be, where another one parts from it."""
         self._wanted.add(position)
+
+    def keep_nowhere(self) -> None:
+        """The prompt that was about to be taken in will not be."""
+        self._wanted.clear()
 
     def rows(self, ids: Sequence[int]) -> Iterator[list[NDArray[np.float32]]]:
         """From an empty context, the logits rows float32 [V] after each token, some at a time."""

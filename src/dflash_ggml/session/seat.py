@@ -125,6 +125,7 @@ class Seats:
 
     def give_back(self, seat: Seat) -> None:
         """A generation has ended; its text stays until the seat is needed."""
+        seat.keep_nowhere()
         seat.busy = False
 
     def exchange(self, new: Seat, old: Seat) -> Seat:
