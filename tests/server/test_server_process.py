@@ -80,6 +80,30 @@ def test_ctrl_c_while_draining_ends_what_runs() -> None:
         assert process.wait(60) == 0 and process.stderr is not None and process.stderr.read() == ""
 
 
+def test_sigterm_ends_requests_whose_bodies_have_not_come() -> None:
+    """They are refused at once, and one line says how many; who sends on, slowly, is no reason to wait."""
+    head = "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{}\r\n\r\n{}"
+    sent = [
+        head.format("/v1/completions", "Content-Length: 500", '{"prompt": '),
+        head.format("/v1/messages", "Transfer-Encoding: chunked", '4\r\n{"mo'),
+        "POST /v1/completions HTTP/1.1\r\nHost: 12",
+    ]
+    with started("--drain", "0") as (process, port), contextlib.ExitStack() as open_ones:
+        clients = [
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in sent
+        ]
+        for client, text in zip(clients, sent):
+            client.sendall(text.encode())
+        assert post(port, {"prompt": "x", "max_tokens": 1}).status == 200  # they have been heard
+        process.send_signal(signal.SIGTERM)
+        answers = [client.makefile("rb").read().decode() for client in clients]
+        assert process.wait(60) == 0 and process.stderr is not None
+        assert process.stderr.read() == "dflash-serve: half-sent requests that the stop has ended: 2\n"
+    for answer in answers[:2]:
+        assert answer.startswith("HTTP/1.1 503 ") and "the server is shutting down" in answer
+    assert answers[2] == ""
+
+
 def test_a_port_that_is_taken_is_said_before_a_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

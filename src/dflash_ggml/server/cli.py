@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -193,7 +194,8 @@ def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; at SIGTERM or SIGINT the worker takes no more requests and gets `drain_seconds`.
+    """uvicorn's server; at SIGTERM or SIGINT the worker takes no more requests and gets `drain_seconds`, and requests that have
+    not been sent to their end are refused.
 
     A Ctrl-C after that ends the running answers at their next step, with an error; one more ends the process.
     """
@@ -213,6 +215,11 @@ class Server(uvicorn.Server):
                 os._exit(130)  # uvicorn's way to end at once is a traceback for each client
             self._is_urged = True
             self._cancel_after(0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if half_sent := self._service.intake.end_reads():
+            log.warning("half-sent requests that the stop has ended: %d", half_sent)
+        await super().shutdown(sockets)
 
     def _cancel_after(self, seconds: float) -> None:
         timer = threading.Timer(seconds, self._service.worker.cancel_running)

@@ -58,6 +58,11 @@ class ApiError(Exception):
         return headers
 
 
+def shutting_down() -> ApiError:
+    """What requests are told from SIGTERM on."""
+    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
+
+
 def openai_body(error: ApiError) -> dict[str, Any]:
     """The OpenAI error object: {"error": {message, type, param, code}}."""
     kind = _OPENAI_TYPES.get(error.status, "invalid_request_error")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from .errors import ApiError, bad_request
+from .errors import ApiError, bad_request, shutting_down
 from .limits import Limits
 
 T = TypeVar("T")
@@ -26,12 +26,14 @@ LARGE = 1 << 20  # bytes of a body after which the memory is given back to the s
 
 
 class Intake:
-    """The threads and the bytes of one server. `read` and `release` belong to the event loop."""
+    """The threads and the bytes of one server. `read`, `release` and `end_reads` belong to the event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._pool = ThreadPoolExecutor(THREADS, "dflash-intake")
         self.held = 0  # bytes of bodies whose requests are not answered
+        self._reads = set[asyncio.Future[None]]()  # each ends the read of one body
+        self._is_ending = False
 
     async def run(self, call: Callable[[], T]) -> T:
         """The result of `call`, made in one of the threads, in the order of asking."""
@@ -40,8 +42,8 @@ class Intake:
     async def read(self, request: Request) -> bytes:
         """Read a request's body; it counts as held until `release(request)`.
 
-        Raises ApiError 413 (too large, also when only announced), 503 (too much is held), 408 (not sent in time), and
-        400 when the client went away half way.
+        Raises ApiError 413 (too large, also when only announced), 503 (too much is held, or the server stops before all is
+        here), 408 (not sent in time), and 400 when the client went away half way.
         """
         limits, chunks = self._limits, []
         size = 0
@@ -61,15 +63,37 @@ class Intake:
                 self._hold(request, len(chunk))
                 chunks.append(chunk)
 
+        ended = asyncio.get_running_loop().create_future()
+        reading = asyncio.ensure_future(drain())
+        self._reads.add(ended)
+        if self._is_ending:
+            ended.set_result(None)
         try:
-            await asyncio.wait_for(drain(), limits.body_seconds)
-        except (asyncio.TimeoutError, TimeoutError):
-            raise ApiError(
-                408, f"the body did not arrive within {limits.body_seconds:g} s", code="body_timeout"
-            ) from None
+            await asyncio.wait(
+                {reading, ended}, timeout=limits.body_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if reading.done():
+                await reading
+            elif ended.done():
+                raise shutting_down()
+            else:
+                raise ApiError(
+                    408, f"the body did not arrive within {limits.body_seconds:g} s", code="body_timeout"
+                )
         except ClientDisconnect:
             raise bad_request("the connection ended before the whole body was sent") from None
+        finally:
+            self._reads.remove(ended)
+            reading.cancel()
         return b"".join(chunks)
+
+    def end_reads(self) -> int:
+        """Refuse bodies that are not wholly here, now and from now on; how many there were."""
+        self._is_ending = True
+        for ended in self._reads:
+            if not ended.done():
+                ended.set_result(None)
+        return len(self._reads)
 
     def release(self, request: Request) -> None:
         """The request has been answered, or has failed."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 from .engine_side import Progress
-from .errors import ApiError, EngineLost, from_exception
+from .errors import ApiError, EngineLost, from_exception, shutting_down
 from .fairqueue import ClientFull, FairQueue, QueueClosed, QueueFull
 
 log = logging.getLogger(__name__)
@@ -160,9 +160,7 @@ class Worker(Generic[B]):
         if self.failure is not None:
             raise ApiError(503, f"the model could not be loaded: {self.failure}", code="model_failed")
         if self._draining:
-            raise ApiError(
-                503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True
-            )
+            raise shutting_down()
         if self.runner is None:
             stage, done, total = self.loading
             share = f" ({stage}, {100 * done // total}%)" if total else f" ({stage})"
@@ -189,9 +187,7 @@ class Worker(Generic[B]):
             ) from None
         except QueueClosed:
             self.require_ready()
-            raise ApiError(
-                503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True
-            ) from None
+            raise shutting_down() from None
         return job
 
     def abandon(self, job: Job[B]) -> None:
@@ -202,7 +198,7 @@ class Worker(Generic[B]):
     def drain(self) -> None:
         """Take no more jobs, refuse those that wait, let the running ones go on. Any thread may call it."""
         self._draining = True
-        gone = ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
+        gone = shutting_down()
         for job in self._queue.close():
             job.cancel(gone)
             job.emit(_End(gone))
@@ -210,9 +206,7 @@ class Worker(Generic[B]):
     def cancel_running(self) -> None:
         """End the running jobs at their next step, with an error for their readers."""
         for job in list(self._current):
-            job.cancel(
-                ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
-            )
+            job.cancel(shutting_down())
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Drain, cancel the running jobs, close the runner; True if the threads ended within `timeout` s."""
