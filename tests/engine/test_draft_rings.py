@@ -116,7 +116,7 @@ def test_a_snapshot_without_rows_has_the_ring(ringed):
     """The text went on and the ring round: what it held at the snapshot comes back with it."""
     ringed.prefill(IDS[:400])
     bare = ringed.snapshot(with_rows=False)
-    assert [ring.nbytes for ring in bare.rings] == [RING * t.nb[1] for t, _ in ringed.drafter.rings]
+    assert [ring.nbytes for ring in bare.rings] == [(WINDOW - 1) * t.nb[1] for t, *_ in ringed.drafter.rings]
     ringed.sequence.pending = 7
     before = ringed.drafter.propose(ringed.sequence, 20).log_probs
     ringed.prefill(IDS[:1500])

@@ -55,7 +55,7 @@ def lay(engine: Engine, n: int, seed: int = 0) -> list[int]:
     engine.reset()
     for t in (*engine.passes.state.kv.slices, *drafter.rows):
         engine.device.write(t, rng.normal(0, 1, (n, t.ne[0])).astype(np.float32))
-    for t, rows in drafter.rings:
+    for t, rows, _ in drafter.rings:
         engine.device.write(t, rng.normal(0, 1, (rows, t.ne[0])).astype(np.float32))
     drafter.prefilled(sequence, n, True)
     sequence.tokens += rng.integers(0, 60, n).tolist()

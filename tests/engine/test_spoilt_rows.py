@@ -7,6 +7,7 @@ machine have a GPU the same is tested there: it multiplies rows that a mask hide
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.tree import expand
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
-from dflash_ggml.engine.step import Run
+from dflash_ggml.engine.step import Run, Step
 from dflash_ggml.errors import DeviceError, NoNumbersError
 from dflash_ggml.ggml.device import F16, F32, list_devices
 from reference import kv_toys, toys
 from reference.engine_kit import sampler, text
 
 BAD = 61  # <|im_start|>, which the toys never write
+TYPES = ("type_k", "type_v", "draft_type_k", "draft_type_v")
 IDS = np.random.default_rng(3).integers(0, 50, 300).tolist()
 DEVICES = ["cpu", *(["gpu"] if any(d.is_gpu for d in list_devices()) else [])]
 HOW: dict[str, dict[str, Any]] = {
@@ -87,7 +89,7 @@ def load(pair: tuple[Path, Path], device: str = "cpu", **options: Any) -> Engine
 def without_numbers(engine: Engine) -> list[int]:
     """Rows of the caches, and of the draft's rings, in which there is NaN or infinity."""
     caches = [(t, engine.passes.n_rows) for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
-    caches += [(t, n * engine.parallel) for t, n in engine.drafter.rings]
+    caches += [(t, n * engine.parallel) for t, n, *_ in engine.drafter.rings]
     found = set[int]()
     for t, n in caches:
         data = engine.device.read_bytes(t, np.empty(n * t.nb[1], np.uint8)).reshape(n, -1)
@@ -361,6 +363,72 @@ def test_a_draft_without_numbers_leaves_none(tmp_path: Path, device: str, window
             text(place, max_tokens=4)
             assert place.sequence.undraftable
         assert not without_numbers(engine)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_draft_that_has_seen_nothing_of_the_text_leaves_none_either(tmp_path: Path, several: bool) -> None:
+    """A text is gone back to that was decoded without it: only the rows of its block have no numbers."""
+    files = toys.write_pair(tmp_path, 5, head_dim=128, n_ctx=4096, window=100, full_layers=1)
+    overflowing(files[1], "blk.0.attn_v.weight", np.nan, None)
+    with load(files) as engine:
+        places = [engine.open(300), engine.open(300)]
+        for place in places:
+            place.prefill(IDS[:50])
+            text(place, max_tokens=4)
+            kept = place.snapshot()
+            assert not kept.in_draft.any()
+            place.reset()
+            place.restore(replace(kept, logits=np.ones(place.n_vocab, np.float32)))
+            assert not place.sequence.undraftable
+        runs = [begun(place, {}, "tree") for place in places[: 1 + several]]
+        assert all(isinstance(step, Step) for step in engine.step(runs))
+        assert runs[0].sequence.undraftable and not without_numbers(engine)
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+@pytest.mark.parametrize("n", [50, 700], ids=["", "the ring has gone round"])
+def test_what_a_draft_holds_behind_a_text_that_goes_on(
+    tmp_path: Path, monkeypatch, n: int, lane: int
+) -> None:
+    """Nodes that are not kept overflow, and so does the block that they were drafted in: no snapshot has it, nor the caches."""
+    files = toys.write_pair(tmp_path, 5, window=100, full_layers=1, head_dim=128, n_ctx=4096, own_tables=True)
+    overflowing(files[0], "token_embd.weight", np.inf)
+    with load(files, **dict.fromkeys(TYPES, "f16")) as engine:
+        place = [engine.open(900), engine.open(900)][lane]
+        ids = (IDS * 3)[:n]
+        place.prefill(ids)
+        expected = text(place, max_tokens=8)
+        place.reset()
+        place.prefill(ids)
+        run = begun(place, {}, "tree")
+        offer(engine, {lane: ids + expected}, monkeypatch)
+        propose = engine.drafter.propose
+
+        def spoilt(sequence: Any, *args: Any) -> Rows:
+            """As the real one, whose block lies behind the text."""
+            rows, drafter = propose(sequence, *args), engine.drafter
+            for group in drafter.context.groups:
+                at = group.rows(
+                    sequence.first_slot, lane, sequence.n_tokens, sequence.n_tokens + drafter.block
+                )
+                for t in group.cache.slices:
+                    for row in at.tolist():
+                        engine.device.write(t, np.full(t.nb[1] // 2, np.nan, np.float16), row * t.nb[1])
+            return rows
+
+        monkeypatch.setattr(engine.drafter, "propose", spoilt)
+        monkeypatch.setattr(
+            engine.drafter, "propose_each", lambda sequences, *how: [spoilt(*sequences, *how)]
+        )
+        (step,) = engine.step([run])
+        assert isinstance(step, Step) and step.n_draft and not place.sequence.torn
+        assert not without_numbers(engine)
+        monkeypatch.undo()
+        while run.finish is None and len(run.sequence.text) < n + 8:
+            assert isinstance(engine.step([run])[0], Step)
+        assert run.sequence.text[n : n + 8] == expected
+        for part in place.snapshot().rings:
+            assert np.isfinite(part.view(np.float16)).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -48,7 +48,8 @@ class Sequence:
     unseen: columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
     torn: a pass was broken off; the state is of no use until it is reset.
     spoilt_from: position from which on its cache rows may hold NaN, until they are cleared (None: all are numbers).
-    undraftable: the draft gave no numbers for this text; it is decoded plainly to its end.
+    undraftable: the draft gave no numbers for this text; it is decoded plainly to its end. spoilt_draft: and what it holds of it
+    has not been cleared since.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -63,6 +64,7 @@ class Sequence:
     torn: bool = False
     spoilt_from: int | None = None
     undraftable: bool = False
+    spoilt_draft: bool = False
     statistics: Statistics = field(default_factory=Statistics)
 
     @property

@@ -149,9 +149,9 @@ class Drafter(ABC):
         """Cache tensors [row, n_rows] with a row per slot, which a snapshot copies."""
 
     @property
-    def rings(self) -> Items[tuple[Any, int]]:
-        """Cache tensors [row, n] whose first so many rows go round: what lies there is soon written over, so that every snapshot
-        copies them."""
+    def rings(self) -> Items[tuple[Any, int, int]]:
+        """Cache tensors [row, n] in which so many rows a lane go round, each with how many of the last tokens somebody may yet
+        see: what lies there is soon written over, so that every snapshot copies those."""
         return ()
 
     @property

@@ -156,7 +156,7 @@ class SeveralDrafter(Drafter):
         return [tensor for drafter in self.drafters for tensor in drafter.rows]
 
     @property
-    def rings(self) -> Items[tuple[Any, int]]:
+    def rings(self) -> Items[tuple[Any, int, int]]:
         return [ring for drafter in self.drafters for ring in drafter.rings]
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -136,22 +136,25 @@ class Committed:
         """
         sequence, drafter, first = self.sequence, self.engine.drafter, self.sequence.spoilt_from
         if first is not None:
+            known = sequence.n_tokens - len(sequence.unseen)
             sequence.spoilt_from = None
             if first < sequence.n_tokens:
                 sequence.torn, self._rows, sequence.unseen = True, (), ()
             self.engine.device.synchronize()
-            tensors = self._tensors()
-            tensors.clear_rows(first, self._touched)
-            if sequence.torn:
-                tensors.clear_rings(0)
-        if drafter is not None and sequence.undraftable and drafter.seen(sequence).any():
-            drafter.reset(sequence)
-            self.engine.device.synchronize()
-            rings = [(t, n, n) for t, n in drafter.rings]
-            device, first_slot, lane = self.engine.device, sequence.first_slot, sequence.lane
-            tensors = Tensors(device, (), list(drafter.rows), first_slot, rings, lane)
-            tensors.clear_rows(0, self._touched)
-            tensors.clear_rings(0)
+            kept = 0 if sequence.torn else sequence.n_tokens
+            self._clear(self._tensors(draft=False), first, kept)
+            self._clear(self._tensors(target=False), min(first, known), min(kept, known))
+        if drafter is not None and sequence.undraftable:
+            if sequence.spoilt_draft or drafter.seen(sequence).any():
+                drafter.reset(sequence)
+                self.engine.device.synchronize()
+                self._clear(self._tensors(target=False), 0, 0)
+            sequence.spoilt_draft = False
+
+    def _clear(self, tensors: Tensors, first: int, kept: int) -> None:
+        """Zero rows from position `first` on, and in rings all that is not seen behind `kept` tokens."""
+        tensors.clear_rows(first, max(self._touched, first))
+        tensors.clear_rings(kept)
 
     def _seen(self, n: int) -> int:
         """Rows that passes may read of a text that has come to n: a CPU skips tiles in which nobody sees anything."""
@@ -453,13 +456,17 @@ class Committed:
             sequence.tokens += snapshot.tokens
             sequence.logits, self._rows, sequence.torn = snapshot.logits, rows, False
 
-    def _tensors(self) -> Tensors:
-        state = self.engine.passes.state
-        caches = [*state.kv.slices, *(self.engine.drafter.rows if self.engine.drafter else ())]
-        drafter, lane = self.engine.drafter, self.sequence.lane
-        rings = [kept for ring in state.rings for kept in ring.kept]
-        rings += [(t, rows, rows) for t, rows in (drafter.rings if drafter else ())]
-        return Tensors(self.engine.device, state.live(lane), caches, self.sequence.first_slot, rings, lane)
+    def _tensors(self, target: bool = True, draft: bool = True) -> Tensors:
+        """What is kept of the text, of either or of both."""
+        state, drafter, sequence = self.engine.passes.state, self.engine.drafter, self.sequence
+        live, caches, rings = list[Any](), list[Any](), list[tuple[Any, int, int]]()
+        if target:
+            live, caches = state.live(sequence.lane), [*state.kv.slices]
+            rings += [kept for ring in state.rings for kept in ring.kept]
+        if draft and drafter:
+            caches += drafter.rows
+            rings += drafter.rings
+        return Tensors(self.engine.device, live, caches, sequence.first_slot, rings, sequence.lane)
 
     def _there(self) -> None:
         """Raises DeviceError where this place is closed."""

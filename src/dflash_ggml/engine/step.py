@@ -177,7 +177,7 @@ class Stepper:
 
     def _give_up_drafting(self, sequence: Sequence) -> None:
         """The draft gave no numbers: say so once, and go on without it until the sequence is reset."""
-        sequence.undraftable, sequence.unseen = True, ()
+        sequence.undraftable, sequence.spoilt_draft, sequence.unseen = True, True, ()
         if not self._gave_up:
             log.warning(
                 "the draft gave NaN or infinite values: its file is damaged, or its sums overflow; decoding is plain"

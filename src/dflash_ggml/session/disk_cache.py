@@ -23,7 +23,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,10 +61,10 @@ def state_identity(engine: Engine) -> list[str]:
     """What a snapshot of this engine depends on: the models' bytes, and the form of the state. Raises OSError."""
     config, state = engine.config, engine.passes.state
     drafter = engine.drafter
-    rows = [(t, 0) for t in (*state.kv.slices, *(drafter.rows if drafter else ()))]
-    rings = [(t, kept) for ring in state.rings for t, _, kept in ring.kept]
-    rings += drafter.rings if drafter else ()
-    shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1]), around] for t, around in (*rows, *rings)]
+    rows: list[Any] = [(t, 0) for t in (*state.kv.slices, *(drafter.rows if drafter else ()))]
+    rings = [*(kept for ring in state.rings for kept in ring.kept), *(drafter.rings if drafter else ())]
+    rows += [(t, kept) for t, _, kept in rings]
+    shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1]), around] for t, around in rows]
     live = [[int(n) for n in t.ne] for t in state.live()]
     models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]
     return [*models, json.dumps([shapes, live, config.fa_window])]

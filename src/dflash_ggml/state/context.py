@@ -155,9 +155,15 @@ class Context:
         return [t for group in self.groups if not group.is_ring for t in group.cache.slices]
 
     @property
-    def rings(self) -> list[tuple[Any, int]]:
-        """Keys and values of the rings' layers, each with the rows that tokens can have."""
-        return [(t, group.n_rows) for group in self.groups if group.is_ring for t in group.cache.slices]
+    def rings(self) -> list[tuple[Any, int, int]]:
+        """Keys and values of the rings' layers, each with the rows that tokens can have, and how many of the last tokens somebody
+        may yet see."""
+        return [
+            (t, group.n_rows, group.window - 1)
+            for group in self.groups
+            if group.is_ring and group.window is not None
+            for t in group.cache.slices
+        ]
 
     @property
     def per_lane(self) -> list[PerLane]:

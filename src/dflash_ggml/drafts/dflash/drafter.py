@@ -180,7 +180,7 @@ class DFlashDrafter(Drafter):
         return self.context.slices
 
     @property
-    def rings(self) -> Items[tuple[Any, int]]:
+    def rings(self) -> Items[tuple[Any, int, int]]:
         return self.context.rings
 
     @property
