@@ -158,3 +158,20 @@ def test_command_lines_of_llama_cpps_programs_run(command: str, caplog: pytest.L
     assert caplog.messages == []
     with pytest.raises(SystemExit):  # what would change the text is no option
         build().parse_args(["--lora", "x"])
+
+
+@pytest.mark.parametrize("command", ["cli.run", "cli.chat", "cli.doctor", "server.cli", "bench.cli"])
+def test_abbreviations_mean_the_options_that_help_lists(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--threads-batch and the like are known by their full names only."""
+    parse = importlib.import_module(f"dflash_ggml.{command}").build_parser().parse_args
+    line = "--ctx 512 --thread 2 --gpu-l 0 --draft-m=5 --sp suffix --no-cal --threads-batch 4 --poll=50"
+    args = parse(line.split())
+    assert (args.ctx_size, args.threads, args.gpu_layers, args.draft_max) == (512, 2, 0, 5)
+    assert args.spec == ("suffix",) and args.no_calibrate
+    assert args.no_effect == ["--threads-batch", "--poll"]
+    for words in (["--mma"], ["--threads-b=4"], ["--flash=on"]):
+        with pytest.raises(SystemExit):
+            parse(words)
+        assert f"unrecognized arguments: {words[0]}" in capsys.readouterr().err

@@ -37,6 +37,11 @@ class Parser(argparse.ArgumentParser):
         knows = any(name in self._option_string_actions for name in SWITCHES)
         return super().parse_known_args(join_states(words) if knows else words, namespace, **more)
 
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """The options that an abbreviation may mean: of those that are not listed in --help none, they have their full names."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [option for option in found if option[0].help != argparse.SUPPRESS]
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
