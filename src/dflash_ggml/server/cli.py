@@ -35,7 +35,7 @@ try:
     from .engine_side import EngineSide, Progress
     from .host_guard import check_name
     from .limits import Limits
-    from .listening import listen
+    from .listening import in_url, listen
     from .opening import Opener
     from .supervisor import Supervised
 except ImportError as error:  # the server extra is optional
@@ -333,9 +333,12 @@ def _announce(server: Server, service: Service) -> None:
     if not sockets:  # stopped in the same moment
         return
     port = sockets[0].getsockname()[1]
-    host = f"[{server.config.host}]" if ":" in server.config.host else server.config.host
     names = ", ".join(service.settings.names)
-    print(f"dflash-serve: {names} ready at http://{host}:{port}/", file=sys.stderr, flush=True)
+    print(
+        f"dflash-serve: {names} ready at http://{in_url(server.config.host)}:{port}/",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 from ..errors import ConfigError
+
+ATTEMPTS = 16  # ports that are free on the first address, until one is on all of them
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -17,34 +21,56 @@ def listen(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         raise ConfigError(f"--host: {host!r} is the name of no machine") from None
-    bound: list[socket.socket] = []
-    for family, _, _, _, address in dict.fromkeys(found):
+    addresses = list(dict.fromkeys((family, address) for family, *_, address in found))
+    for _ in range(1 if port else ATTEMPTS):
         try:
-            bound.append(_bind(family, str(address[0]), port))
+            bound = _bind_all(addresses, port)
+        except OSError as error:
+            if port or error.errno != errno.EADDRINUSE:
+                raise ConfigError(_why(error, host, port)) from None
+            continue
+        if not bound:
+            raise ConfigError(
+                f"--host: {host!r} is no address of this machine; 127.0.0.1 and 0.0.0.0 always are"
+            )
+        return bound
+    raise ConfigError(f"--port: none was free on all addresses of {host!r}; give one, or --host one address")
+
+
+def _bind_all(addresses: Sequence[tuple[int, Any]], port: int) -> list[socket.socket]:
+    """A socket for each address that is this machine's, all of one port. Raises OSError."""
+    bound: list[socket.socket] = []
+    for family, address in addresses:
+        try:
+            bound.append(_bind(family, (address[0], port, *address[2:])))
         except OSError as error:
             # a name may have an address of a kind that this machine lacks, beside one that it has
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 for one in bound:
                     one.close()
-                raise ConfigError(_why(error, host, port)) from None
+                raise
             continue
         port = bound[0].getsockname()[1]
-    if not bound:
-        raise ConfigError(f"--host: {host!r} is no address of this machine; 127.0.0.1 and 0.0.0.0 always are")
     return bound
 
 
-def _bind(family: int, address: str, port: int) -> socket.socket:
+def _bind(family: int, address: Any) -> socket.socket:
+    """address: with a port, and of IPv6 what flow and which network it is meant in, which link-local ones need."""
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        one.bind((address, port))
+        one.bind(address)
     except OSError:
         one.close()
         raise
     return one
+
+
+def in_url(host: str) -> str:
+    """A name or address as a URL has it: IPv6 in brackets, with what RFC 6874 makes of its network."""
+    return "[{}]".format(host.replace("%", "%25")) if ":" in host else host
 
 
 def _why(error: OSError, host: str, port: int) -> str:
