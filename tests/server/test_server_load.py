@@ -110,6 +110,28 @@ def test_a_newcomer_is_before_whoever_is_being_answered(runner: ScriptedRunner) 
     assert said == ["endless", "new", "busy 1", "busy 2"]
 
 
+def test_a_client_that_fills_its_share_leaves_others_every_second_place(runner: ScriptedRunner) -> None:
+    """It holds all places and its part of the queue; of those that end every second goes to the other one."""
+    runner.parallel = 2
+    made = service(runner, queue_limit=9, client_limit=4, keys=["busy", "new"])
+    with serving(create_app(made)) as port, ExitStack() as stack:
+        clients = Clients(port, stack)
+        held = []
+        for n in range(2):
+            held.append(clients.ask("endless", "busy"))
+            wait_until(lambda n=n: made.worker.running == n + 1)
+        asked = []
+        for n in range(8):
+            asked.append(clients.ask(f"{n}", "busy" if n < 4 else "new"))
+            wait_until(lambda n=n: made.worker.waiting == n + 1)
+        assert clients.ask("more", "busy").getresponse().status == 429
+        held[0].close()
+        assert [connection.getresponse().status for connection in asked] == [200] * 8
+        held[1].close()
+    said = [request.messages[0]["content"] for request in runner.requests]
+    assert said[2:] == ["4", "0", "5", "1", "6", "2", "7", "3"]
+
+
 @pytest.fixture
 def engine() -> FakeEngine:
     return FakeEngine()

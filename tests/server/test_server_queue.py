@@ -52,6 +52,33 @@ def test_limits_count_what_they_say() -> None:
         FairQueue(4, 0)
 
 
+@pytest.mark.parametrize("full", [1, 3])
+@pytest.mark.parametrize("pauses", [0, 1], ids=["at once", "after another was served"])
+def test_whoever_asks_one_by_one_waits_for_one_of_each_that_has_filled_its_share(
+    full: int, pauses: int
+) -> None:
+    """However many those have waiting, and though they fill up again at once."""
+    queue: FairQueue[str] = FairQueue(256, 256 // (full + 1))
+    others, waited = [str(i) for i in range(full)], []
+
+    def fill() -> None:
+        for client in others:
+            with pytest.raises(ClientFull):
+                while True:
+                    queue.put(client, client)
+
+    fill()
+    for _ in range(20):
+        for _ in range(pauses):
+            queue.get()
+        queue.put("small", "small")
+        waited.append(0)
+        while queue.get() != "small":
+            waited[-1] += 1
+            fill()
+    assert max(waited) == full - pauses
+
+
 def test_remove_and_close() -> None:
     queue: FairQueue[int] = FairQueue(4)
     queue.put("a", 1)
