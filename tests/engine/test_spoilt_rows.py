@@ -466,6 +466,65 @@ def test_rows_that_are_only_held_on_a_cpu(pair: tuple[Path, Path], kv: Any, valu
         same(beside_one(value), beside_one(None))
 
 
+@pytest.mark.parametrize("n_keys", [1, 8])
+def test_keys_that_overflow_where_nobody_looks_on_a_cpu(pair: tuple[Path, Path], n_keys: int) -> None:
+    """Their text goes on in numbers, or ends with the error; nobody beside it hears of it."""
+    with load(pair, type_k="f16", type_v="f16", mode="plain") as engine:
+
+        def beside_one(number: int, value: float | None) -> np.ndarray:
+            """The logits of a text beside one of whose keys this number is `value`."""
+            places, rows = [engine.open(300), engine.open(300)], list[np.ndarray]()
+            for i, place in enumerate(places):
+                place.prefill(IDS[100 * i : 100 * i + 70])
+            if value is not None:
+                overflow(places[1], range(30, 30 + n_keys), number, value)
+            runs = [begun(place, {"keep_rows": True}, "plain") for place in places]
+            for i in range(8):
+                if i == 6:
+                    places[1].sequence.pending = BAD
+                mine, *other = engine.step(runs)
+                rows += mine.rows
+                if other and isinstance(other[0], Step):
+                    assert i < 6 and np.isfinite(other[0].rows).all()
+                elif other:
+                    assert isinstance(other[0], NoNumbersError) and (i == 6 or value is not None)
+                    del runs[1]
+                    places[1].reset()
+                    assert not without_numbers(engine)
+            for place in places:
+                place.close()
+            return np.stack(rows)
+
+        expected = beside_one(0, None)
+        for number in (0, 9, 31):
+            for value in (np.inf, -np.inf):
+                np.testing.assert_allclose(beside_one(number, value), expected, atol=2e-3)
+
+
+def overflow(place: Place, tokens: range, number: int, value: float) -> None:
+    """Let a number of these tokens' keys, which are float16, be `value`."""
+    keys = place.engine.passes.state.kv.slices[0]
+    for at in tokens:
+        offset = (place.first_slot + at) * keys.nb[1] + 2 * number
+        place.engine.device.write(keys, np.array([value], np.float16), offset)
+    assert len(without_numbers(place.engine)) == len(tokens)
+
+
+@pytest.mark.parametrize("ends", ["reset", "restore"])
+def test_keys_that_nobody_noticed_go_with_their_text(pair: tuple[Path, Path], ends: str) -> None:
+    """However long before they were written: once it has ended with the error and is forgotten nothing of it is left."""
+    with load(pair, type_k="f16", type_v="f16", mode="plain") as engine:
+        place = [engine.open(300), engine.open(300)][1]
+        place.prefill(IDS[:10])
+        kept = place.snapshot()
+        place.prefill(IDS[:60])
+        overflow(place, range(30, 31), 9, np.inf)
+        (step,) = engine.step([begun(place, {}, "plain", BAD)])
+        assert isinstance(step, NoNumbersError) and place.sequence.torn
+        place.reset() if ends == "reset" else place.restore(kept)
+        assert not without_numbers(engine)
+
+
 def hold(place: Place, value: float) -> None:
     """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
     engine, tensors, state = place.engine, place._tensors(), place.engine.passes.state

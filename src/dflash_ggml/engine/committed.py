@@ -80,19 +80,24 @@ class Committed:
     def _reset(self) -> None:
         self._there()
         sequence = self.sequence
-        rows = () if sequence.torn else max(self._rows, tuple(sequence.tokens), key=len)
-        sequence.torn, self._rows = True, ()
-        self._forgotten()
+        torn, sequence.torn = sequence.torn, True
+        rows = () if torn else max(self._rows, tuple(sequence.tokens), key=len)
+        self._rows = ()
+        self._forgotten(torn)
         sequence.clear()
         self.engine.passes.state.reset(sequence.lane)
         if self.engine.drafter:
             self.engine.drafter.reset(sequence)
         sequence.torn, self._rows = False, rows
 
-    def _forgotten(self) -> None:
-        """What the device holds is that of an earlier text from now on."""
+    def _forgotten(self, torn: bool, kept: int = 0) -> None:
+        """What the device holds is that of an earlier text from now on. Of a torn one nothing but its first rows is left: it may
+        have ended for a key that overflowed long before a pass took notice."""
         self._stale, self._stale_rings = range(self._touched), self._stale_rings or self._touched > 0
         self._written = 0
+        if torn:
+            self.engine.device.synchronize()
+            self._clear(self._tensors(), kept, 0)
 
     @property
     def _touched(self) -> int:
@@ -131,8 +136,9 @@ class Committed:
         The other design, passes that read no rows but their text's, is kept by some kernels only: one for few columns of heads
         of 128 and 256 is told where rows begin and end, that of prompts reads tiles of 80 rows, others know a mask and no more.
         So all that is written is looked at when its pass has run, in what the host reads of it anyway: where keys or values are
-        NaN, or values overflow, their own column's logits are NaN, and those of all that follow. A key that overflows while
-        every query scores it below all others stays until one does not. For those that were in the same pass see `Place.stepped`.
+        NaN, or values overflow, their own column's logits are NaN, and those of all that follow. A key that overflows alone may
+        have no weight, or all there is: it stays, unnoticed, as long as its text. For those that were in the same pass see
+        `Place.stepped`.
         """
         sequence, drafter, first = self.sequence, self.engine.drafter, self.sequence.spoilt_from
         if first is not None:
@@ -444,11 +450,11 @@ class Committed:
             self._tensors().check(snapshot)
             if n > self.n_ctx:
                 raise ConfigError("snapshot: taken from a model or context of another shape")
-            rows = snapshot.tokens
-            if snapshot.rows is None:
+            rows, torn = snapshot.tokens, sequence.torn
+            if snapshot.rows is None and not torn:
                 rows = max(self._rows, tuple(sequence.tokens), key=len)
             sequence.torn, self._rows = True, ()
-            self._forgotten()
+            self._forgotten(torn, 0 if snapshot.rows is not None else n)
             sequence.clear()
             self._tensors().write(snapshot)
             if self.engine.drafter:
