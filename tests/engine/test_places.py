@@ -17,6 +17,8 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
 from dflash_ggml.engine.step import Run
 from dflash_ggml.errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
+from dflash_ggml.state import pool
+from dflash_ggml.state.pool import UNIT
 
 N_CTX = 768
 
@@ -156,13 +158,14 @@ def test_a_run_that_fails_ends_alone(several: Engine) -> None:
 def test_places_and_rows_are_lent_and_given_back(several: Engine) -> None:
     places = [several.open(N_CTX // 2) for _ in range(4)]
     assert len({place.sequence.lane for place in places}) == 4
-    taken = [range(p.sequence.first_slot, p.sequence.end_slot) for p in places]
-    assert all(a.stop <= b.start for a, b in pairwise(taken))
+    taken = sorted((p.sequence.first_slot, p.sequence.end_slot) for p in places)
+    assert all(a[1] <= b[0] for a, b in pairwise(taken))
     with pytest.raises(NoRoomError, match="all 4 places are taken"):
         several.open()
     with pytest.raises(ConfigError, match="texts are open side by side"):
         several.prefill([1])
     places[1].prefill([1] * 10)
+    assert places[2].grow(N_CTX)  # the others make room
     assert not places[1].grow(N_CTX) and places[1].room > 0
     with pytest.raises(NoRoomError, match="no cache rows for"):
         places[1].prefill([1] * (N_CTX - 10))
@@ -176,6 +179,33 @@ def test_places_and_rows_are_lent_and_given_back(several: Engine) -> None:
         places[1].prefill([1])
     several.prefill([1] * 10)
     assert several.logits.argmax() == row.argmax()
+    several.reset()
+
+
+@pytest.mark.parametrize("apart", [(1.0, 0.5, 0.25, 0.0), (0.0,)], ids=["apart", "packed"])
+def test_texts_that_grow_past_each_other(
+    several: Engine, apart: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until no row is left: each goes elsewhere, or all are gathered, and are what they are alone."""
+    monkeypatch.setattr(pool, "APART", apart)
+    lengths, whole, moved = (700, 690, 680), Place.move, list[range]()
+    jobs = [
+        Job([3, 1, 4, i], {"temperature": 0}, n, mode)
+        for i, (n, mode) in enumerate(zip(lengths, ("tree", "plain", "tree")))
+    ]
+    expected = [job.alone(several) for job in jobs]
+    monkeypatch.setattr(Place, "move", lambda place, to: (whole(place, to), moved.append(to)))
+    for job in jobs:
+        job.join(several)
+    while going := [job for job in jobs if job.run.finish is None]:
+        for job, step in zip(going, several.step([job.run for job in going]), strict=True):
+            assert not isinstance(step, Exception), step
+            job.written += step.tokens
+    assert [job.written for job in jobs] == expected
+    assert moved and sum(len(job.place._lent) for job in jobs) > several.passes.n_rows - 2 * UNIT
+    for job in jobs:
+        job.place.close()
+    assert several.passes.rows.longest == several.passes.n_rows
     several.reset()
 
 

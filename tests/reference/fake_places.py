@@ -32,8 +32,6 @@ class Unclaimed(Claim):
 class FakePlace(FakeEngine):
     """A text of an engine with several. Rows are counted in tokens; they need not follow each other."""
 
-    first_slot = 0
-
     def __init__(self, engine: FakePlaces, rows: int) -> None:
         super().__init__(engine.config, engine.tokenizer, engine.has_draft, engine.replies)
         self.engine, self.rows, self.n_ctx = engine, rows, engine.n_ctx

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import ceil
+
 import numpy as np
 import pytest
 
@@ -19,6 +22,21 @@ def test_one_sequence_can_have_all_rows():
     assert pool.lend(1000) == range(1000)
 
 
+def placed(pool: RowPool, lent: list[range], n: int) -> range | None:
+    """Where n rows go: the first place with as much room behind itself and the range before as there is anywhere."""
+    length = UNIT * ceil(n / UNIT)
+    for apart in (1.0, 0.5, 0.25, 0.0):
+        for at in range(0, pool.n_rows - n + 1, UNIT):
+            before = max(
+                (rows for rows in lent if rows.start <= at), key=lambda rows: rows.start, default=range(0)
+            )
+            after = min((rows.start for rows in lent if rows.start > at), default=pool.n_rows)
+            room = min(at + length, pool.n_rows) + UNIT * ceil(apart * length / UNIT)
+            if at >= before.stop + UNIT * ceil(apart * len(before) / UNIT) and room <= after:
+                return range(at, min(at + length, pool.n_rows))
+    return None
+
+
 def test_any_order_of_lending_and_giving_back():
     """Against a plain set of rows."""
     rng = np.random.default_rng(4)
@@ -32,8 +50,9 @@ def test_any_order_of_lending_and_giving_back():
         starts = range(0, pool.n_rows - n + 1, UNIT)
         fitting = [at for at in starts if taken.isdisjoint(range(at, at + n))]
         if fitting:
+            expected = placed(pool, lent, n)
             lent.append(pool.lend(n))
-            assert lent[-1].start == fitting[0] and n <= len(lent[-1]) < n + UNIT
+            assert lent[-1] == expected and n <= len(lent[-1]) < n + UNIT
             assert taken.isdisjoint(lent[-1]) and lent[-1].stop <= pool.n_rows
         else:
             refused += 1
@@ -42,8 +61,65 @@ def test_any_order_of_lending_and_giving_back():
     assert refused
 
 
+@pytest.mark.parametrize(("texts", "n_rows"), [(4, 16384), (16, 65536)])
+def test_texts_that_grow_together_seldom_move(texts: int, n_rows: int):
+    """From 300 to 2,000 rows by turns: each moves twice at most. Right behind each other they would by every other unit."""
+    pool = RowPool(n_rows)
+    lent, moves = [pool.lend(300) for _ in range(texts)], [0] * texts
+    for n in range(301, 2001):
+        for i, rows in enumerate(lent):
+            if len(rows) >= n:
+                continue
+            longer = pool.extend(rows, n)
+            if longer is None:
+                longer = pool.lend(n)
+                pool.give_back(rows)
+                moves[i] += 1
+            lent[i] = longer
+    assert max(moves) <= 2 and sum(moves) <= texts
+    assert all(b.start >= a.stop for a, b in pairwise(sorted(lent, key=lambda rows: rows.start)))
+
+
 def test_what_is_not_lent_is_not_taken_back():
     pool = RowPool(1024)
     pool.lend(256)
     with pytest.raises(ValueError):
         pool.give_back(range(256, 512))
+
+
+def test_ranges_are_gathered_so_that_one_has_room():
+    """By moves that are made one after the other, of rows that hold numbers of their own."""
+    rng = np.random.default_rng(6)
+    found = {True: 0, False: 0}
+    for _ in range(400):
+        pool, lent = RowPool(int(rng.integers(12 * UNIT, 30 * UNIT))), []
+        for _ in range(40):
+            try:
+                lent.append(pool.lend(int(rng.integers(1, 5 * UNIT))))
+            except DeviceError:
+                pool.give_back(lent.pop(int(rng.integers(len(lent)))))
+        lent = [rows for rows in lent if rng.random() < 0.7 or pool.give_back(rows)]
+        rng.shuffle(lent)
+        mine = lent[0] if lent and rng.random() < 0.5 else None
+        n = int(rng.integers(1, 20 * UNIT))
+        room = pool.n_rows - sum(UNIT * ceil(len(rows) / UNIT) for rows in lent if rows is not mine)
+        moves = pool.gathered(n, mine)
+        found[moves is not None] += 1
+        assert moves is not None or room < n + UNIT
+        rows = np.full(pool.n_rows, -1)
+        for i, of in enumerate(lent):
+            rows[of.start : of.stop] = i
+        for now, to in moves or ():
+            i = lent.index(now)
+            rows[to.start : to.stop] = rows[now.start : now.stop]
+            pool.move(now, to)
+            lent[i] = to
+            assert to.start % UNIT == 0 and len(now) == len(to) and (rows[to.start : to.stop] == i).all()
+        for i, of in enumerate(lent):
+            assert (rows[of.start : of.stop] == i).all()
+        if moves is not None and mine is not None:
+            longer = pool.extend(lent[0], n)
+            assert longer is not None and len(longer) >= n
+        elif moves is not None:
+            assert len(pool.lend(n)) >= n
+    assert min(found.values()) > 40

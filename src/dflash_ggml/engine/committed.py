@@ -193,40 +193,65 @@ class Committed:
         if len(rows) >= n:
             return True
         longer = pool.extend(rows, n)
+        if longer is None and self._go_elsewhere(n):
+            return True
+        if longer is None and self.engine.gather(n, rows):
+            rows = self._lent or rows  # it may have moved, too
+            longer = pool.extend(rows, n)
         if longer is None:
-            return self._move(n)
+            return False
         self._lent, self.sequence.end_slot = longer, longer.stop
         if found := pool.take_stale(longer):
-            self._stale = range(self._stale.start if self._stale else len(rows), found)
+            self._stale = range(self._stale.start if self._stale else len(rows), max(found, self._stale.stop))
         return True
 
-    def _move(self, n: int) -> bool:
-        """Take the text's rows to a range of n rows elsewhere; False where there is none."""
-        rows, pool, sequence, drafter = (
-            self._lent,
-            self.engine.passes.rows,
-            self.sequence,
-            self.engine.drafter,
-        )
+    def _go_elsewhere(self, n: int) -> bool:
+        """Take the text to a range of n rows elsewhere; False where there is none."""
+        pool, rows = self.engine.passes.rows, self._lent
         assert rows is not None
         try:
             longer = pool.lend(n)
         except NoRoomError:
             return False
+        pool.give_back(rows)
+        self._carry(longer)
+        return True
+
+    def move(self, to: range) -> None:
+        """Take the text to rows that are nobody's or its own, as many as it has."""
+        assert self._lent is not None
+        self.engine.passes.rows.move(self._lent, to)
+        self._carry(to)
+
+    def _carry(self, to: range) -> None:
+        """Have the text's rows in those of `to`, which the pool has for it, and leave the others as `_let_go` does."""
+        rows, pool, drafter, sequence = (
+            self._lent,
+            self.engine.passes.rows,
+            self.engine.drafter,
+            self.sequence,
+        )
+        assert rows is not None
         held = max(len(self._rows), sequence.n_tokens)
-        left, touched = self._tensors(), self._touched
-        kept = Snapshot((), (), self._tensors().read_rows(held), np.zeros(0, bool), None)
+        tensors, touched = self._tensors(), rows.start + self._touched
+        torn, sequence.torn = sequence.torn, True
+        kept = Snapshot((), (), tensors.read_rows(held), np.zeros(0, bool), None)
         seen = drafter.seen(sequence) if drafter else None
         if drafter:
             drafter.leave(sequence)
-        sequence.first_slot, sequence.end_slot = longer.start, longer.stop
+        self._lent, sequence.first_slot, sequence.end_slot = to, to.start, to.stop
         self._tensors().write(kept)
         if drafter and seen is not None:
             drafter.restore_seen(sequence, seen)
-        self._lent, sequence.end_slot = longer, longer.stop
-        self._written, self._stale = 0, range(max(held, pool.take_stale(longer)))
-        self._let_go(rows, left, touched)
-        return True
+        left = (
+            range(rows.start, min(touched, to.start))
+            if to.start > rows.start
+            else range(max(rows.start, to.stop), touched)
+        )
+        found = max(held, pool.take_stale(to), min(touched, to.stop) - to.start)
+        self._written, self._stale = 0, range(found)
+        self._clear_left(tensors, left)
+        sequence.torn = torn
 
     def check_ids(self, ids: Items[int]) -> None:
         """Raise ConfigError when an id is outside the vocabulary."""
@@ -513,12 +538,17 @@ class Committed:
             self._written, self._stale, self._stale_rings = 0, range(0), False
 
     def _let_go(self, rows: range, tensors: Tensors, touched: int) -> None:
-        """Give rows back with zeros in them; on a CPU in the first, which a pass's padding may see. Who has them next is told."""
-        pool, left = self.engine.passes.rows, range(rows.start, rows.start + touched)
-        pool.give_back(rows)
+        """Give rows back, of which so many hold something."""
+        self.engine.passes.rows.give_back(rows)
+        self._clear_left(tensors, range(rows.start, rows.start + touched))
+
+    def _clear_left(self, tensors: Tensors, left: range) -> None:
+        """Leave zeros in rows that were the text's; on a CPU in the first, which a pass's padding may see. Who has them next is
+        told of the others."""
+        pool = self.engine.passes.rows
         pool.left_in(left)
-        if touched:
-            cleared = touched if self.engine.device.is_gpu else min(touched, UNIT)
+        if left:
+            cleared = left if self.engine.device.is_gpu else left[:UNIT]
             self.engine.device.synchronize()
-            tensors.clear_rows(0, cleared)
-            pool.take_stale(left[:cleared])
+            tensors.clear_rows(cleared.start - tensors.first_slot, cleared.stop - tensors.first_slot)
+            pool.take_stale(cleared)

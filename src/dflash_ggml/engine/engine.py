@@ -82,12 +82,28 @@ class Engine(Place):
             pool = self.passes.rows
             if room is None:
                 room = max(min(self.n_ctx // self.parallel, pool.longest - self.over), 1)
-            rows = pool.lend(min(room, self.n_ctx) + self.over)
+            rows = self._lend(min(room, self.n_ctx) + self.over)
             copies = None if self.copies is None else self.copies.beside()
             place = Place(self, Sequence(first_slot=rows.start, end_slot=rows.stop, lane=lane), rows, copies)
             self._places[lane] = place
             place.reset()
             return place
+
+    def _lend(self, n: int) -> range:
+        """n rows, for which texts may move. Raises NoRoomError."""
+        try:
+            return self.passes.rows.lend(n)
+        except NoRoomError:
+            if not self.gather(n):
+                raise
+            return self.passes.rows.lend(n)
+
+    def gather(self, n: int, rows: range | None = None) -> bool:
+        """See Shared."""
+        moves = self.passes.rows.gathered(n, rows)
+        for now, to in moves or ():
+            next(place for place in self._places.values() if place._lent == now).move(to)
+        return moves is not None
 
     def left(self, lane: int) -> None:
         """The place with this lane was closed."""

@@ -46,6 +46,10 @@ class Shared(Protocol):
         """The sequences of open places but those of the runs."""
         ...
 
+    def gather(self, n: int, rows: range | None = None) -> bool:
+        """Have room for a lent range of n rows, or for n more (None), by moving texts; False where there are not as many."""
+        ...
+
     def left(self, lane: int) -> None:
         """The place with this lane was closed."""
         ...

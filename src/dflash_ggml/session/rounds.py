@@ -276,8 +276,6 @@ class Rounds:
                 self._park(written[-1])
             elif any(other.is_reading for other in self.running):
                 return
-            elif task.seat is not None and task.seat.engine.first_slot:
-                self._park(task)  # alone, behind rows that are free: it goes on at the first
             else:
                 self._advance(task, error=ContextOverflowError(str(error)))
 

@@ -4,6 +4,10 @@ All caches and masks of an engine number their rows alike, so one range is a seq
 `Sequence.first_slot` is where it begins. Pages of 256 rows, lent one by one with a table per sequence, were the other design:
 no range would have to be free in one piece, but every attention would read through the table, and the kernels read rows that
 follow each other.
+
+Texts grow, and one with another right behind it has to move. So ranges are lent apart where there is room: behind each as many
+rows are left as it has, or half or a quarter of that. Nobody owns those, so that nothing has to be taken back when others need
+them; to lend a text more than it asked for would be the other way. Where no piece is long enough, texts are gathered.
 """
 
 from __future__ import annotations
@@ -11,10 +15,12 @@ from __future__ import annotations
 from ..errors import NoRoomError
 
 UNIT = 256  # ranges begin and end at multiples of it, as the buckets of graphs do
+# rows left free behind a range where there is room for that, as parts of its length
+APART = (1.0, 0.5, 0.25, 0.0)
 
 
 class RowPool:
-    """The rows of an engine's caches. `lend` takes the first range that is long enough."""
+    """The rows of an engine's caches. `lend` takes the first range that is long enough and leaves room to grow."""
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
@@ -23,15 +29,23 @@ class RowPool:
 
     def lend(self, n: int) -> range:
         """A range of n rows or, up to a multiple of 256, a few more. Raises NoRoomError when none is free in one piece."""
-        length = -(-n // UNIT) * UNIT
-        at = 0
+        for apart in APART:
+            if (found := self._first(n, apart)) is not None:
+                i, rows = found
+                self._lent.insert(i, rows)
+                return rows
+        raise NoRoomError(f"no {n} cache rows in one piece are free of {self.n_rows}; lower the context (-c)")
+
+    def _first(self, n: int, apart: float) -> tuple[int, range] | None:
+        """The first range of n rows with so many times a range's rows free behind it and behind the one before, and its place
+        among those that are lent."""
+        length, at = -(-n // UNIT) * UNIT, 0
         for i, taken in enumerate([*self._lent, range(self.n_rows, self.n_rows)]):
             end = min(at + length, self.n_rows)
-            if n <= end - at and end <= taken.start:
-                self._lent.insert(i, range(at, end))
-                return self._lent[i]
-            at = -(-taken.stop // UNIT) * UNIT
-        raise NoRoomError(f"no {n} cache rows in one piece are free of {self.n_rows}; lower the context (-c)")
+            if n <= end - at and end + _units(apart * length) <= taken.start:
+                return i, range(at, end)
+            at = -(-taken.stop // UNIT) * UNIT + _units(apart * len(taken))
+        return None
 
     def extend(self, rows: range, n: int) -> range | None:
         """A lent range with as many of the rows behind it as make it n, or a few more; None where they are not free."""
@@ -42,6 +56,29 @@ class RowPool:
             return None
         self._lent[i] = range(rows.start, max(end, rows.stop))
         return self._lent[i]
+
+    def gathered(self, n: int, rows: range | None = None) -> list[tuple[range, range]] | None:
+        """Where lent ranges must go, from and to, one after the other, so that a lent range can be extended to n rows, or n more
+        can be lent; None where there are not as many. Each goes where nobody is; what it leaves may overlap it. What is left
+        over lies behind all of them in equal parts, none of more rows than the range before it has."""
+        wanted = [max(n, len(one)) if one == rows else len(one) for one in self._lent]
+        wanted += [n] if rows is None else []
+        left = self.n_rows - sum(map(_units, wanted[:-1])) - wanted[-1]
+        if left < 0:
+            return None
+        most, at, moves = left // len(wanted) // UNIT * UNIT, 0, []
+        for one, length in zip(self._lent, wanted):
+            moves.append((one, range(at, at + len(one))))
+            at += _units(length) + min(most, _units(length))
+        # to lower rows from the first on, to higher ones from the last on: nobody is there then
+        down = [(one, to) for one, to in moves if to.start < one.start]
+        up = [(one, to) for one, to in moves if to.start > one.start]
+        return down + up[::-1]
+
+    def move(self, rows: range, to: range) -> None:
+        """A lent range lies elsewhere now."""
+        self._lent[self._lent.index(rows)] = to
+        self._lent.sort(key=lambda one: one.start)
 
     @property
     def longest(self) -> int:
@@ -65,3 +102,8 @@ class RowPool:
         found = self._stale.intersection(range(rows.start // UNIT, -(-rows.stop // UNIT)))
         self._stale -= found
         return min((max(found) + 1) * UNIT, rows.stop) - rows.start if found else 0
+
+
+def _units(n: float) -> int:
+    """n rows, up to a multiple of 256."""
+    return -int(-n // UNIT) * UNIT
