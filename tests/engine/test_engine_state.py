@@ -305,7 +305,7 @@ def test_a_found_draft_that_fails_on_the_device_stops_nothing(toy_pair, monkeypa
     def start(*args, **options):
         raise DeviceError("no memory for the draft")
 
-    monkeypatch.setattr("dflash_ggml.drafts.dflash.drafter.DFlashSource.start", start)
+    monkeypatch.setattr("dflash_ggml.drafts.dflash.source.DFlashSource.start", start)
     config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, draft_found=True)
     with Engine.load(config) as e:
         assert not e.has_draft

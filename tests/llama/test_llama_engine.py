@@ -288,7 +288,7 @@ def test_a_found_draft_that_fails_on_the_device(
     def start(*args: object, **options: object) -> None:
         raise DeviceError("no memory for the draft")
 
-    monkeypatch.setattr("dflash_ggml.drafts.dflash.drafter.DFlashSource.start", start)
+    monkeypatch.setattr("dflash_ggml.drafts.dflash.source.DFlashSource.start", start)
     target = tmp_path / "model.gguf"
     target.symlink_to(demo_target)
     (tmp_path / "dflash.gguf").symlink_to(demo_draft)

@@ -15,9 +15,9 @@ from ..files.gguf import BF16, F16, F32, GGUFFile, StringArray
 from ..ggml.operations import Yarn
 from ..ggml.retype import floats, retyped
 from ..ggml.weights import Source
-from .dflash.drafter import GATHERED
 from .dflash.file import DraftFile
 from .dflash.params import EMBEDDING, HEAD, MASK
+from .dflash.source import GATHERED
 from .dspark.params import CONFIDENCE, TO_TARGET
 
 if TYPE_CHECKING:

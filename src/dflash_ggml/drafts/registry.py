@@ -8,8 +8,8 @@ from ..config import DraftType, EngineConfig
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from ..models.target import Target
-from .dflash.drafter import DFlashSource
 from .dflash.file import DraftFile
+from .dflash.source import DFlashSource
 from .drafter import DraftSource
 from .mtp.drafter import DEPTH, open_head
 from .several import SeveralSource
