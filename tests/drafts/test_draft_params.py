@@ -14,7 +14,8 @@ import pytest
 from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.drafts.dflash.params import DraftParams, check_pair
 from dflash_ggml.errors import ConfigError, ModelFileError
-from dflash_ggml.files.gguf import BF16, F32, GGUFFile
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.files.tensor_info import BF16, F32
 from dflash_ggml.models.qwen35 import Qwen35
 from reference import tiny_models as tiny
 from reference.gguf_bytes import Tensor, build

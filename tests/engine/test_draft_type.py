@@ -15,7 +15,8 @@ from dflash_ggml.drafts.registry import open_draft
 from dflash_ggml.engine import declared, loading
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.files.gguf import BF16, F16, F32, GGUFFile
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.files.tensor_info import BF16, F16, F32
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.ggml.retype import TYPES, retyped
 from dflash_ggml.ggml.weights import Source

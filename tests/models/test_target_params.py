@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import ModelFileError
-from dflash_ggml.files.gguf import BF16, GGUFFile
+from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.files.tensor_info import BF16
 from dflash_ggml.models.qwen35 import Qwen35
 from dflash_ggml.models.registry import read_target
 from reference import tiny_models as tiny

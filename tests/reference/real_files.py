@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_ggml.files.gguf import ggml_types, tensor_nbytes
+from dflash_ggml.files.tensor_info import ggml_types, tensor_nbytes
 from reference.gguf_bytes import Builder
 
 VOCAB, HEAD_DIM, STATE, K_HEADS, CONV = 248320, 256, 128, 16, 4

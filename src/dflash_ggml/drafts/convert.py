@@ -11,7 +11,8 @@ import numpy as np
 
 from ..config import DraftType
 from ..errors import ConfigError, ModelFileError
-from ..files.gguf import BF16, F16, F32, GGUFFile, StringArray
+from ..files.gguf import GGUFFile, StringArray
+from ..files.tensor_info import BF16, F16, F32
 from ..ggml.operations import Yarn
 from ..ggml.retype import floats, retyped
 from ..ggml.weights import Source

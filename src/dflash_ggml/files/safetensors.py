@@ -16,8 +16,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelFileError
-from .gguf import BF16, F16, F32, TensorInfo, map_file, tensor_nbytes
+from .gguf import map_file
 from .keys import KeyedFile
+from .tensor_info import BF16, F16, F32, TensorInfo, tensor_nbytes
 
 MAX_JSON = 1 << 24  # bytes of a header or of config.json; real ones stay below 1 MB
 _TYPES = {

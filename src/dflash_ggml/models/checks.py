@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ..errors import ModelFileError
-from ..files.gguf import TensorInfo
+from ..files.tensor_info import TensorInfo
 
 N = TypeVar("N", int, float)
 Fail = Callable[[str], ModelFileError]

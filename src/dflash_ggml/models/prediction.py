@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..files.gguf import F32, GGUFFile
+from ..files.gguf import GGUFFile
+from ..files.tensor_info import F32
 from .checks import check_tensors
 from .feed_forward import FeedForward, scale_shape
 from .tensors import attention_tensors

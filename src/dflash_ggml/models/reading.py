@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..files.gguf import F32, GGUFFile, StringArray
+from ..files.gguf import GGUFFile, StringArray
+from ..files.tensor_info import F32
 from .checks import MAX_WIDTH, check_tensors, in_range, positive
 
 

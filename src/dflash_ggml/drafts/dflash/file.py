@@ -10,8 +10,9 @@ from typing import get_args
 import numpy as np
 
 from ...errors import ConfigError, ModelFileError
-from ...files.gguf import BF16, F16, F32, GGUFFile, TensorInfo, ggml_types, tensor_nbytes
+from ...files.gguf import GGUFFile
 from ...files.safetensors import SafetensorsFile
+from ...files.tensor_info import BF16, F16, F32, TensorInfo, ggml_types, tensor_nbytes
 from ...files.torch_vector import read_torch_vector
 from ...ggml.device import I32
 from ...models.checks import check_tensors

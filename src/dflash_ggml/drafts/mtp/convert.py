@@ -10,8 +10,9 @@ import numpy as np
 
 from ...config import DraftType
 from ...errors import ConfigError
-from ...files.gguf import F32, GGUFFile
+from ...files.gguf import GGUFFile
 from ...files.safetensors import SafetensorsFile
+from ...files.tensor_info import F32
 from ...ggml.retype import floats, retyped
 from ...ggml.weights import Source
 from ...models.registry import read_target

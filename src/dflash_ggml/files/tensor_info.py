@@ -1,0 +1,62 @@
+"""Tensors as model files have them, and how ggml stores their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class GGMLType(NamedTuple):
+    """Storage of a ggml type: `block` elements take `nbytes` bytes."""
+
+    name: str
+    block: int
+    nbytes: int
+
+
+F32, F16, BF16 = 0, 1, 30
+
+
+@cache
+def ggml_types() -> Mapping[int, GGMLType]:
+    """The types that the linked ggml stores, by number.
+
+    ggml alone knows them: a table here would be a second truth. It is asked at the first tensor, so that
+    importing this module needs no compiled binding.
+    """
+    from ..ggml.bindings import ffi, lib
+
+    types = {}
+    for code in range(lib.GGML_TYPE_COUNT):
+        if block := lib.ggml_blck_size(code):  # 0: a number that is no longer in use
+            name = ffi.string(lib.ggml_type_name(code)).decode()
+            types[code] = GGMLType(name, block, lib.ggml_type_size(code))
+    return MappingProxyType(types)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a model file. `shape` is in ggml order: dimension 0 is contiguous."""
+
+    name: str
+    type: int
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the file
+    nbytes: int
+
+    @property
+    def type_name(self) -> str:
+        """ggml's name of the element type."""
+        return ggml_types()[self.type].name
+
+
+def tensor_nbytes(type: int, shape: Sequence[int]) -> int:
+    """Bytes of a contiguous tensor; dimension 0 must be a multiple of the type's block."""
+    kind = ggml_types()[type]
+    nbytes = kind.nbytes * (shape[0] // kind.block)
+    for n in shape[1:]:
+        nbytes *= n
+    return nbytes
