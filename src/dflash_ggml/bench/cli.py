@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..cli.arguments import Parser, add_model_options, engine_config
+from ..cli.arguments import add_model_options, engine_config
 from ..cli.command import run_command
 from ..cli.interrupt import Interrupt
+from ..cli.parser import Parser
 from ..cli.report import Meter
 from ..config import EngineConfig
 from ..drafts.beside import draft_beside

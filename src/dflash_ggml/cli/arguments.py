@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata as distributions
 import logging
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..config import ALL_LAYERS, FILES, MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
-from ..files.pairs import EMBEDDED_TARGET, pairs_table
-from .no_effect import SWITCHES, add_no_effect, join_states
-from .streams import end_output, named
+from ..files.pairs import EMBEDDED_TARGET
+from .no_effect import add_no_effect
+from .parser import ListPairs, Version
 from .wording import count
 
 if TYPE_CHECKING:
@@ -26,56 +24,6 @@ if TYPE_CHECKING:
 THINKING = {"on": True, "off": False, "auto": None}
 
 log = logging.getLogger(__name__)
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage. An option without effect leaves the word behind it alone."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None, **more: Any) -> Any:
-        """As argparse's, which would take any word for the value of `-fa`."""
-        words = list(sys.argv[1:] if args is None else args)
-        knows = any(name in self._option_string_actions for name in SWITCHES)
-        return super().parse_known_args(join_states(words) if knows else words, namespace, **more)
-
-    def _get_option_tuples(self, option_string: str) -> Any:
-        """The options that an abbreviation may mean: of those that are not listed in --help none, they have their full names."""
-        found: list[Any] = super()._get_option_tuples(option_string)
-        return [option for option in found if option[0].help != argparse.SUPPRESS]
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
-
-
-class Version(argparse.Action):
-    """`--version`: the package's version and that of the ggml in it. Nothing is loaded until it is asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
-        """Print it and leave."""
-        from ..ggml.bindings import ffi, lib
-
-        ggml = ffi.string(lib.ggml_version()).decode()
-        _print_and_leave(
-            parser, f"{parser.prog} {distributions.version('dflash-ggml')} (ggml {ggml}, patched)"
-        )
-
-
-class ListPairs(argparse.Action):
-    """`--list-pairs`: the published targets and the drafts that belong to them."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
-        """Print them and leave."""
-        _print_and_leave(parser, pairs_table())
-
-
-def _print_and_leave(parser: argparse.ArgumentParser, text: str) -> NoReturn:
-    """Exit code 0, 1 where standard output could not take the text."""
-    code = 0
-    try:
-        with named():
-            print(text, flush=True)
-    except OSError as error:
-        code = end_output(parser.prog, error)
-    parser.exit(code)
 
 
 def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:

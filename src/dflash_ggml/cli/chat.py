@@ -19,7 +19,6 @@ from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..session.session import Session
 from .arguments import (
-    Parser,
     add_model_options,
     add_thinking_option,
     engine_config,
@@ -28,6 +27,7 @@ from .arguments import (
 )
 from .command import run_command
 from .interrupt import leave
+from .parser import Parser
 from .repl import Conversation, Quit, Save, read_save
 from .report import Meter
 from .sampling_options import add_sampling_options, check_biases, sampling_params

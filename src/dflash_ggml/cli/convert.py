@@ -11,7 +11,7 @@ from typing import get_args
 
 from ..config import DraftType
 from ..errors import DflashError
-from .arguments import Parser, Version
+from .parser import Parser, Version
 from .streams import can_write
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import FILES, EngineConfig
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError, DflashError
-from .arguments import Parser, add_model_options, engine_config
+from .arguments import add_model_options, engine_config
 from .checks import (
     Check,
     SeenDevice,
@@ -34,6 +34,7 @@ from .checks import (
     speed_checks,
     threads_check,
 )
+from .parser import Parser
 from .streams import can_write, end_output, named
 from .wording import count
 

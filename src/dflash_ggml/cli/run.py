@@ -22,7 +22,6 @@ from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
 from .arguments import (
-    Parser,
     add_model_options,
     add_thinking_option,
     engine_config,
@@ -31,6 +30,7 @@ from .arguments import (
 )
 from .command import run_command
 from .interrupt import Interrupt
+from .parser import Parser
 from .report import Meter, Report, Steps, sizes
 from .sampling_options import add_sampling_options, check_biases, sampling_params
 from .streams import named

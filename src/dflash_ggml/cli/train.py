@@ -15,8 +15,8 @@ from ..files.safetensors import read_json
 from ..train.corpus import Rows, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
 from ..train.own_text import KEPT, write_rows
 from ..train.recipe import KINDS, Run, Shape, check, check_head, shape_of, spread
-from .arguments import Parser, Version
 from .interrupt import Interrupt
+from .parser import Parser, Version
 from .streams import can_write
 from .wording import count
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import FrameType
 
 from ..cli.arguments import (
-    Parser,
     add_model_options,
     add_thinking_option,
     engine_config,
     file_metadata,
     warn_of_threads,
 )
+from ..cli.parser import Parser
 from ..cli.sampling_options import add_sampling_options, sampling_params
 from ..config import MAX_PARALLEL
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
