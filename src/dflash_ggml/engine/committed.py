@@ -213,18 +213,23 @@ class Committed:
             longer = pool.lend(n)
         except NoRoomError:
             return False
-        pool.give_back(rows)
-        self._carry(longer)
+        try:
+            self._carry(longer)
+        finally:
+            pool.give_back(rows if self._lent == longer else longer)
         return True
 
     def move(self, to: range) -> None:
         """Take the text to rows that are nobody's or its own, as many as it has."""
         assert self._lent is not None
-        self.engine.passes.rows.move(self._lent, to)
-        self._carry(to)
+        rows = self._lent
+        try:
+            self._carry(to)
+        finally:
+            self.engine.passes.rows.move(rows, self._lent)
 
     def _carry(self, to: range) -> None:
-        """Have the text's rows in those of `to`, which the pool has for it, and leave the others as `_let_go` does."""
+        """Have the text's rows in those of `to`, which the pool keeps for it, and leave the others as `_let_go` does."""
         rows, pool, drafter, sequence = (
             self._lent,
             self.engine.passes.rows,
@@ -232,24 +237,21 @@ class Committed:
             self.sequence,
         )
         assert rows is not None
-        held = max(len(self._rows), sequence.n_tokens)
         tensors, touched = self._tensors(), rows.start + self._touched
+        held = max(len(self._rows), sequence.n_tokens)
         torn, sequence.torn = sequence.torn, True
-        kept = Snapshot((), (), tensors.read_rows(held), np.zeros(0, bool), None)
+        self.engine.passes.carry(tensors.caches, rows.start, to.start, held)
         seen = drafter.seen(sequence) if drafter else None
         if drafter:
             drafter.leave(sequence)
         self._lent, sequence.first_slot, sequence.end_slot = to, to.start, to.stop
-        self._tensors().write(kept)
         if drafter and seen is not None:
             drafter.restore_seen(sequence, seen)
-        left = (
-            range(rows.start, min(touched, to.start))
-            if to.start > rows.start
-            else range(max(rows.start, to.stop), touched)
-        )
-        found = max(held, pool.take_stale(to), min(touched, to.stop) - to.start)
-        self._written, self._stale = 0, range(found)
+        self._written = 0
+        self._stale = range(max(held, pool.take_stale(to), min(touched, to.stop) - to.start))
+        left = range(max(rows.start, to.stop), touched)
+        if to.start > rows.start:
+            left = range(rows.start, min(touched, to.start))
         self._clear_left(tensors, left)
         sequence.torn = torn
 

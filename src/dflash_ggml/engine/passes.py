@@ -6,6 +6,8 @@ A pass knows where rows lie and what a mask hides; it knows nothing of drafts, s
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Workspace
 from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
-from ..state.exchange import PerLane, exchange_graph
+from ..state.exchange import PerLane, carry_graph, exchange_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import SlotMask
@@ -33,6 +35,7 @@ from ..state.window import DecodeWindow
 
 FOREST = 64  # columns over which products cost little more than over one (bench/notes-matmul.md)
 GRAPHS = 48  # that are kept for one sequence; several have their own
+CARRIED = 1024  # cache rows that one run carries elsewhere
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 _REDUCTIONS = Reduction(KEPT, WATCHED, BLOCK, each=True)
@@ -355,6 +358,18 @@ class TargetPasses:
             ("exchange", lane),
             lambda: exchange_graph(self.device, [*self.state.per_lane, *parts], 0, lane),
         )
+
+    def carry(self, caches: Items[Any], first: int, to: int, n: int) -> None:
+        """Copy n rows of an engine's caches from row `first` on to those from `to` on, which may overlap them."""
+        starts = range(0, n, CARRIED)
+        for at in starts if to < first else reversed(starts):
+            size = CARRIED if n - at > CARRIED // 4 else CARRIED // 4
+            graph = self.graphs.get(("carry", size), partial(carry_graph, self.device, caches, size))
+            steps = at + np.arange(size)
+            steps[n - at :] = at  # what is left over copies a row once more
+            graph.inputs["from"].array[:] = first + steps
+            graph.inputs["to"].array[:] = to + steps
+            graph.run()
 
     def tree_rows(self, nodes: int) -> int:
         """Cache rows behind the committed ones that verifying and committing a tree of `nodes` nodes touches."""

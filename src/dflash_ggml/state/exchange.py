@@ -1,4 +1,4 @@
-"""Two texts that change lanes: what the device keeps of each lane, and the graph that swaps it."""
+"""What is moved on the device when texts change places: what it keeps of two lanes, or a text's cache rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..ggml.device import Device
+from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 
 
@@ -35,4 +35,16 @@ def exchange_graph(device: Device, parts: Iterable[PerLane], a: int, b: int) -> 
         kept = g.expand(g.cont(one))
         g.expand(g.copy(other, one))
         g.expand(g.copy(kept, other))
+    return g
+
+
+def carry_graph(device: Device, caches: Iterable[Any], n: int) -> Graph:
+    """Graph that copies n rows of each cache [row, n_rows], as words, so that none is rounded again: from the input `from`, int32
+    [n], to `to`. All of a cache are read before the first is written, so that the two may overlap."""
+    caches = list(caches)
+    g = Graph(device, 4 * len(caches) + 2)
+    source, target = g.input("from", I32, n), g.input("to", I32, n)
+    for t in caches:
+        words = g.rows_as(t, F32, t.nb[1] // 4)
+        g.expand(g.set_rows(words, g.get_rows(words, source), target))
     return g

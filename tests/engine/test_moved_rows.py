@@ -1,0 +1,122 @@
+"""Texts whose cache rows are moved on the device: bit for bit what they were, for target and draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine import passes
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.place import Place
+from dflash_ggml.state.kv_type import KV_TYPES
+from dflash_ggml.state.pool import UNIT
+from dflash_ggml.state.snapshot import Tensors
+
+IDS = np.random.default_rng(5).integers(0, 60, 700).tolist()
+
+
+def load(pair: tuple[Path, Path], **options: object) -> Engine:
+    base = {"n_ctx": 1024, "n_batch": 128, "n_threads": 1, "n_gpu_layers": 0, "mode": "tree", "parallel": 3}
+    return Engine.load(EngineConfig(*pair, **base | {"calibrate": "never", "spec": ("dflash",)} | options))  # type: ignore[arg-type]
+
+
+def sizes(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a run, so that short texts take several."""
+    monkeypatch.setattr(passes, "CARRIED", carried)
+
+
+@pytest.mark.parametrize("types", [*zip(KV_TYPES, KV_TYPES), ("q8_0", "q4_0")], ids="/".join)
+def test_rows_of_every_type_keep_their_bits(
+    toy_pair: tuple[Path, Path], types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To lower and higher rows, over themselves and not; what lies beside them stays."""
+    sizes(64, monkeypatch)
+    rng = np.random.default_rng(8)
+    with load(toy_pair, type_k=types[0], type_v=types[1]) as engine:
+        caches = engine._tensors().caches
+        assert len(caches) > 2  # a draft's are among them
+        held = [rng.integers(0, 100, (t.ne[1], t.nb[1]), np.uint8) for t in caches]
+        for t, data in zip(caches, held):
+            engine.device.write(t, data)
+        for first, to, n in ((0, 300, 200), (300, 270, 200), (270, 290, 131), (290, 291, 16), (700, 256, 1)):
+            engine.passes.carry(caches, first, to, n)
+            for t, data in zip(caches, held):
+                data[to : to + n] = data[first : first + n].copy()
+                found = engine.device.read_bytes(t, np.empty(data.nbytes, np.uint8))
+                np.testing.assert_array_equal(found.reshape(data.shape), data)
+
+
+def spoil(place: Place, rows: range) -> None:
+    """NaN in all bytes of cache rows."""
+    for t in place._tensors().caches:
+        nan = np.frombuffer(b"\xff" * t.nb[1] * len(rows), np.uint8)
+        place.engine.device.write(t, nan, rows.start * t.nb[1])
+
+
+def steps(place: Place, n: int) -> list[tuple[int, ...]]:
+    """What steps of a text emit; how many tokens each has is the draft's part."""
+    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
+    found = place.generate(sampler, max_tokens=n, stop=lambda token: False, mode="tree")
+    return [step.tokens for step in found]
+
+
+@pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0")], ids="/".join)
+def test_a_text_that_was_moved_goes_on(
+    toy_pair: tuple[Path, Path], types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over rows of NaN, which are no part of it, with all that the draft has seen, and by no way of the host."""
+    sizes(64, monkeypatch)
+
+    def written(moves: list[int]) -> list[list[tuple[int, ...]]]:
+        found = []
+        with load(toy_pair, type_k=types[0], type_v=types[1], reference=True) as engine:
+            first, place = engine.open(200), engine.open(200)
+            place.prefill(IDS[:180])
+            found.append(steps(place, 20))
+            first.close()
+            if moves:
+                spoil(place, range(place._lent.stop, engine.passes.n_rows))
+            engine.passes.rows.left_in(range(place._lent.stop, engine.passes.n_rows))
+            seen = engine.drafter.seen(place.sequence)
+            for at in moves:
+                place.move(range(at, at + len(place._lent)))
+            assert not moves or place.first_slot == moves[-1]
+            assert seen.sum() > 180 and (engine.drafter.seen(place.sequence) == seen).all()
+            place.prefill(IDS[180:330])
+            found += [steps(place, 40), [tuple(place.tokens)]]
+            place.close()
+            assert engine.passes.rows.longest == engine.passes.n_rows
+        return found
+
+    expected = written([])
+    monkeypatch.setattr(Tensors, "read_rows", None)
+    assert written([0, UNIT, 3 * UNIT, 2 * UNIT, 4 * UNIT]) == expected
+    assert max(len(step) for step in expected[1]) > 1
+
+
+@pytest.mark.parametrize("by", [-2 * UNIT, -UNIT, UNIT])
+def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], by: int) -> None:
+    """A longer text that overflowed, of whose rows some are the text's again."""
+    with load(toy_pair) as engine:
+        expected = []
+        for shift in (0, by):
+            first, place = engine.open(20), engine.open(600)
+            first.close()
+            place.prefill(IDS[:100])
+            kept = place.snapshot(with_rows=False)
+            place.prefill(IDS[100:600])
+            start = place.first_slot
+            assert start + by >= 0
+            spoil(place, range(start + 100, start + 600))
+            place.restore(kept)
+            place.prefill(IDS[300:310])  # from here on nobody wants the rows behind
+            if shift:
+                place.move(range(start + shift, start + shift + len(place._lent)))
+            place.prefill(IDS[310:400])
+            expected.append((place.logits.tolist(), steps(place, 200)))
+            place.close()
+        assert expected[0] == expected[1]
