@@ -104,7 +104,7 @@ def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], by
     with load(toy_pair) as engine:
         expected = []
         for shift in (0, by):
-            first, place = engine.open(20), engine.open(600)
+            first, place = engine.open(300), engine.open(600)
             first.close()
             place.prefill(IDS[:100])
             kept = place.snapshot(with_rows=False)

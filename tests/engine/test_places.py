@@ -17,8 +17,7 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
 from dflash_ggml.engine.step import Run
 from dflash_ggml.errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
-from dflash_ggml.state import pool
-from dflash_ggml.state.pool import UNIT
+from dflash_ggml.state.pool import APART, CLOSE, UNIT
 
 N_CTX = 768
 
@@ -182,12 +181,12 @@ def test_places_and_rows_are_lent_and_given_back(several: Engine) -> None:
     several.reset()
 
 
-@pytest.mark.parametrize("apart", [(1.0, 0.5, 0.25, 0.0), (0.0,)], ids=["apart", "packed"])
+@pytest.mark.parametrize("apart", [APART, CLOSE], ids=["apart", "close"])
 def test_texts_that_grow_past_each_other(
     several: Engine, apart: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until no row is left: each goes elsewhere, or all are gathered, and are what they are alone."""
-    monkeypatch.setattr(pool, "APART", apart)
+    monkeypatch.setattr(several.passes.rows, "apart", apart)
     lengths, whole, moved = (700, 690, 680), Place.move, list[range]()
     jobs = [
         Job([3, 1, 4, i], {"temperature": 0}, n, mode)

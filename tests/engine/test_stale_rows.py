@@ -14,7 +14,6 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.device import F32
-from dflash_ggml.state import pool
 from dflash_ggml.state.snapshot import Tensors
 from reference import kv_toys, toys
 
@@ -97,13 +96,7 @@ def test_a_text_after_one_without_numbers(pair, types, value):
             assert found[1] == tokens
 
 
-@pytest.fixture
-def packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts lie right behind each other, so that those that grow must move."""
-    monkeypatch.setattr(pool, "APART", (0.0,))
-
-
-def test_a_place_after_one_without_numbers(pair, packed):
+def test_a_place_after_one_without_numbers(pair):
     """Also where a text moved away from rows, and another comes there."""
     with load(pair, parallel=3, n_ctx=1024) as engine:
         first = engine.open(300)
@@ -167,7 +160,7 @@ def test_a_text_that_grows_among_rows_without_numbers(either, types):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_place_that_grows_into_rows_without_numbers(either, packed):
+def test_a_place_that_grows_into_rows_without_numbers(either):
     """Where it stands, and elsewhere; also while it is written on in steps."""
 
     def texts(value: float | None) -> list[list[int]]:

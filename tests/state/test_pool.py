@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import DeviceError
-from dflash_ggml.state.pool import UNIT, RowPool
+from dflash_ggml.state.pool import APART, CLOSE, UNIT, RowPool
 
 
 def test_one_sequence_can_have_all_rows():
@@ -25,7 +25,7 @@ def test_one_sequence_can_have_all_rows():
 def placed(pool: RowPool, lent: list[range], n: int) -> range | None:
     """Where n rows go: the first place with as much room behind itself and the range before as there is anywhere."""
     length = UNIT * ceil(n / UNIT)
-    for apart in (1.0, 0.5, 0.25, 0.0):
+    for apart in pool.apart:
         for at in range(0, pool.n_rows - n + 1, UNIT):
             before = max(
                 (rows for rows in lent if rows.start <= at), key=lambda rows: rows.start, default=range(0)
@@ -37,10 +37,11 @@ def placed(pool: RowPool, lent: list[range], n: int) -> range | None:
     return None
 
 
-def test_any_order_of_lending_and_giving_back():
+@pytest.mark.parametrize("apart", [APART, CLOSE], ids=["apart", "close"])
+def test_any_order_of_lending_and_giving_back(apart: tuple[float, ...]):
     """Against a plain set of rows."""
     rng = np.random.default_rng(4)
-    pool, lent, refused = RowPool(40 * UNIT + 100), [], 0
+    pool, lent, refused = RowPool(40 * UNIT + 100, apart), [], 0
     for _ in range(600):
         taken = set().union(*lent)
         if lent and rng.random() < 0.45:
@@ -64,7 +65,7 @@ def test_any_order_of_lending_and_giving_back():
 @pytest.mark.parametrize(("texts", "n_rows"), [(4, 16384), (16, 65536)])
 def test_texts_that_grow_together_seldom_move(texts: int, n_rows: int):
     """From 300 to 2,000 rows by turns: each moves twice at most. Right behind each other they would by every other unit."""
-    pool = RowPool(n_rows)
+    pool = RowPool(n_rows, APART)
     lent, moves = [pool.lend(300) for _ in range(texts)], [0] * texts
     for n in range(301, 2001):
         for i, rows in enumerate(lent):
@@ -92,7 +93,7 @@ def test_ranges_are_gathered_so_that_one_has_room():
     rng = np.random.default_rng(6)
     found = {True: 0, False: 0}
     for _ in range(400):
-        pool, lent = RowPool(int(rng.integers(12 * UNIT, 30 * UNIT))), []
+        pool, lent = RowPool(int(rng.integers(12 * UNIT, 30 * UNIT)), APART), []
         for _ in range(40):
             try:
                 lent.append(pool.lend(int(rng.integers(1, 5 * UNIT))))

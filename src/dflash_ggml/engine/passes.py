@@ -28,7 +28,7 @@ from ..state.exchange import PerLane, carry_graph, exchange_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import SlotMask
-from ..state.pool import RowPool
+from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
@@ -84,7 +84,7 @@ class TargetPasses:
         # a path of copies may be as long as the tree is wide
         self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
-        self.rows = RowPool(n_rows)
+        self.rows = RowPool(n_rows, APART if device.is_gpu else CLOSE)
         self._spare = np.arange(n_rows, n_rows + SPARE)
         self._steps = np.arange(max(self.most_columns, 1), dtype=np.int32)
         self.workspace = Workspace(device)

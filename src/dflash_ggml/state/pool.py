@@ -5,9 +5,10 @@ All caches and masks of an engine number their rows alike, so one range is a seq
 no range would have to be free in one piece, but every attention would read through the table, and the kernels read rows that
 follow each other.
 
-Texts grow, and one with another right behind it has to move. So ranges are lent apart where there is room: behind each as many
-rows are left as it has, or half or a quarter of that. Nobody owns those, so that nothing has to be taken back when others need
-them; to lend a text more than it asked for would be the other way. Where no piece is long enough, texts are gathered.
+Texts grow, and one with another right behind it has to move. So on a GPU ranges are lent apart where there is room: behind each
+as many rows are left as it has, or half or a quarter of that. Nobody owns those, so that nothing has to be taken back when others
+need them; to lend a text more than it asked for would be the other way. A CPU's passes look at all rows up to the last in use,
+which takes longer than moving does (bench/notes-several.md). Where no piece is long enough, texts are gathered.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from __future__ import annotations
 from ..errors import NoRoomError
 
 UNIT = 256  # ranges begin and end at multiples of it, as the buckets of graphs do
-# rows left free behind a range where there is room for that, as parts of its length
-APART = (1.0, 0.5, 0.25, 0.0)
+# rows left free behind a range, as parts of its length: the first of these that there is room for
+APART, CLOSE = (1.0, 0.5, 0.25, 0.0), (0.0,)
 
 
 class RowPool:
     """The rows of an engine's caches. `lend` takes the first range that is long enough and leaves room to grow."""
 
-    def __init__(self, n_rows: int) -> None:
-        self.n_rows = n_rows
+    def __init__(self, n_rows: int, apart: tuple[float, ...] = CLOSE) -> None:
+        """apart: `APART` or `CLOSE`."""
+        self.n_rows, self.apart = n_rows, apart
         self._lent: list[range] = []  # in order
         self._stale: set[int] = set()  # units in which texts that are gone have left something
 
     def lend(self, n: int) -> range:
         """A range of n rows or, up to a multiple of 256, a few more. Raises NoRoomError when none is free in one piece."""
-        for apart in APART:
+        for apart in self.apart:
             if (found := self._first(n, apart)) is not None:
                 i, rows = found
                 self._lent.insert(i, rows)
