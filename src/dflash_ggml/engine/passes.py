@@ -1,4 +1,4 @@
-"""The target's device passes of a step, one method each: fill the inputs, run the graph, read the small outputs.
+"""The target's device passes of a step, one method each: fill the inputs, run the graph. `outputs.py` reads what came of it.
 
 A pass knows where rows lie and what a mask hides; it knows nothing of drafts, sampling, stopping or modes.
 """
@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..decode.forest import Forest
-from ..decode.reduced import KEPT, WATCHED, ReducedRows, Watch
+from ..decode.reduced import KEPT, WATCHED, Watch
 from ..decode.sampling import BLOCK
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, observers, verify_width
@@ -32,6 +31,8 @@ from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
+from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
+from .outputs import PassOutputs
 
 FOREST = 64  # columns over which products cost little more than over one (bench/notes-matmul.md)
 GRAPHS = 48  # that are kept for one sequence; several have their own
@@ -51,7 +52,7 @@ def tree_width(budget: int, depth: int) -> int:
     return verify_width(max(budget, depth))
 
 
-class TargetPasses:
+class TargetPasses(PassOutputs):
     """Graphs, state and scratch memory of a target on one device."""
 
     def __init__(
@@ -162,7 +163,7 @@ class TargetPasses:
         if window is not None:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
             window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
-        _fill_span(graph, sequence, n)
+        fill_span(graph, sequence, n)
         first, start = sequence.first_slot, slots.start
         if n == 1:  # most passes of a text that is decoded plainly
             graph.inputs["ints"].array[:] = ids[0], sequence.n_tokens, start, -1, 0, first, start + 1
@@ -179,7 +180,7 @@ class TargetPasses:
         if feeds == "keep":
             graph.inputs["column"].array[:] = column
         if watch:
-            _fill_watch(graph, watch)
+            fill_watch(graph, watch)
         graph.run()
         return graph
 
@@ -213,19 +214,19 @@ class TargetPasses:
         if n < width:  # children of the root, never looked at
             ids[n:], positions[n:], parents[n:] = tree.tokens[0], sequence.n_tokens + 1, 0
         np.add(self._steps[:width], slots.start, rows)
-        _fill_span(graph, sequence, width)
+        fill_span(graph, sequence, width)
         seen_by = observers(tree, width)
         if window is None:
             self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
         if window is not None or self.state.rings:
-            own = _unpacked(seen_by, width)
+            own = unpacked(seen_by, width)
             depths = positions - sequence.n_tokens
             if window is not None:
                 window.fill(graph, sequence.first_slot, sequence.n_tokens, depths, own)
             for ring in self.state.rings:
                 ring.fill(graph, sequence.lane, sequence.n_tokens, width, depths, own)
         if watch:
-            _fill_watch(graph, watch)
+            fill_watch(graph, watch)
         graph.run()
         if window is None:
             self.tree_mask.ran()
@@ -304,16 +305,18 @@ class TargetPasses:
                 spans[len(widths) :] = 0
         if window is not None:
             positions[padding] = sequence.n_tokens
-            own = _own(tree, width)  # padding sees itself
+            own = own_columns(tree, width)  # padding sees itself
             window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
         if self.state.rings:
-            below = [Below(s.lane, s.n_tokens, t.depths, _own(t, t.width)) for s, t, _ in forest.blocks()]
+            below = [
+                Below(s.lane, s.n_tokens, t.depths, own_columns(t, t.width)) for s, t, _ in forest.blocks()
+            ]
             for ring in self.state.rings:
                 ring.fill_each(graph, width, below)
         if "column" in graph.inputs:
             graph.inputs["column"].array[:] = columns
         if reduction:
-            _fill_watches(graph, forest, watches)
+            fill_watches(graph, forest, watches)
         graph.run()
         return graph
 
@@ -380,48 +383,6 @@ class TargetPasses:
         """Entries of the commit graph for a path: the usual length, or that of the widest tree."""
         return self._usual_path if length <= self._usual_path else self.max_width
 
-    # ---- outputs
-
-    def choices(self, graph: Graph) -> np.ndarray:
-        """The target's best token after each column of a pass, int32."""
-        return self.device.read(graph.outputs["choice"])
-
-    def without_numbers(self, graph: Graph, choices: NDArray[np.int32], first: int = 0) -> list[int]:
-        """Which of these choices, of the columns from `first` on, are of rows of NaN: of those the CPU picks 0, a GPU -1."""
-        if min(choices.tolist()) > 0:  # which every pass asks, and arrays are slow to say
-            return []
-        return [i for i in np.flatnonzero(choices <= 0).tolist() if self.is_nan(graph, first + i)]
-
-    def is_nan(self, graph: Graph, column: int = 0) -> bool:
-        """Whether a column's logits are NaN: one number among what they are made from makes all of them so."""
-        offset = 4 * self.target.n_vocab * column
-        return bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
-
-    def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
-        """One column of a pass's logits, float32 [n_vocab], a copy; read it before the next pass runs."""
-        n = self.target.n_vocab
-        return self.device.read(graph.outputs["logits"], n, offset=4 * n * column)
-
-    def hidden_rows(self, graph: Graph) -> np.ndarray:
-        """The hidden states of a linear pass that was run for them, float32 [tokens, n_embd]."""
-        return self.device.read(graph.outputs["hidden"]).reshape(-1, self.target.n_embd)
-
-    def reduced(self, graph: Graph, watch: Watch) -> ReducedRows:
-        """The reduced logits of all columns of a pass that ran with `watch`, in one read."""
-        return ReducedRows(self.reduced_rows(graph), watch, self.target.n_vocab)
-
-    def reduced_rows(self, graph: Graph) -> np.ndarray:
-        """The same as float32 [columns, numbers of a row]."""
-        output = graph.outputs["reduced"]
-        return self.device.read(output).reshape(output.ne[1], output.ne[0])
-
-    def logits_block(self, graph: Graph, column: int, block: int) -> np.ndarray:
-        """Block `block` of a column's logits, as masses count them, float32, a copy; read it before the next pass runs."""
-        n, first = self.target.n_vocab, BLOCK * block
-        return self.device.read(
-            graph.outputs["logits"], min(BLOCK, n - first), offset=4 * (n * column + first)
-        )
-
     def close(self) -> None:
         self.graphs.clear()
         self.workspace.close()
@@ -429,38 +390,3 @@ class TargetPasses:
         if self.tree_mask is not None:
             self.tree_mask.close()
         self.weights.close()
-
-
-def _fill_span(graph: Graph, sequence: Sequence, columns: int) -> None:
-    """The rows that a pass of one sequence sees, where its graph asks."""
-    if "span" in graph.inputs:
-        graph.inputs["span"].array[:] = sequence.first_slot, sequence.slots(columns).stop
-        graph.inputs["spanned"].array[:] = 0, 0, columns
-
-
-def _own(tree: Tree, width: int) -> NDArray[np.bool_]:
-    """Whether each column of a tree sees each of them, [width, width]; one that it does not have sees itself."""
-    return _unpacked(observers(tree, width), width)
-
-
-def _unpacked(seen_by: NDArray[np.uint8], width: int) -> NDArray[np.bool_]:
-    return np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
-
-
-def _fill_watches(graph: Graph, forest: Forest, watches: Items[Watch | None]) -> None:
-    """The inputs of a reduction, sequence by sequence."""
-    temperatures = graph.inputs["temperature"].array.reshape(-1)
-    ids = graph.inputs["watch"].array.reshape(-1, WATCHED)
-    temperatures[:], ids[:] = 1.0, 0
-    for (_, _, block), watch in zip(forest.blocks(), watches):
-        if watch is not None:
-            temperatures[block] = max(watch.temperature, 1e-30)
-            ids[block, : len(watch.ids)] = watch.ids
-
-
-def _fill_watch(graph: Graph, watch: Watch) -> None:
-    """The inputs of a reduction; unused places name token 0."""
-    graph.inputs["temperature"].array[:] = max(watch.temperature, 1e-30)
-    ids = np.zeros(WATCHED, np.int32)
-    ids[: len(watch.ids)] = watch.ids
-    graph.inputs["watch"].array.reshape(-1, WATCHED)[:] = ids

@@ -1,0 +1,50 @@
+"""Inputs that passes of the target have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decode.forest import Forest
+from ..decode.reduced import WATCHED, Watch
+from ..decode.sequence import Sequence
+from ..decode.tree import Tree, observers
+from ..ggml.graph import Graph
+
+
+def fill_span(graph: Graph, sequence: Sequence, columns: int) -> None:
+    """The rows that a pass of one sequence sees, where its graph asks."""
+    if "span" in graph.inputs:
+        graph.inputs["span"].array[:] = sequence.first_slot, sequence.slots(columns).stop
+        graph.inputs["spanned"].array[:] = 0, 0, columns
+
+
+def own_columns(tree: Tree, width: int) -> NDArray[np.bool_]:
+    """Whether each column of a tree sees each of them, [width, width]; one that it does not have sees itself."""
+    return unpacked(observers(tree, width), width)
+
+
+def unpacked(seen_by: NDArray[np.uint8], width: int) -> NDArray[np.bool_]:
+    """Who sees each column as bits, [width, width / 8], as what each column sees, [width, width]."""
+    return np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
+
+
+def fill_watches(graph: Graph, forest: Forest, watches: Items[Watch | None]) -> None:
+    """The inputs of a reduction, sequence by sequence."""
+    temperatures = graph.inputs["temperature"].array.reshape(-1)
+    ids = graph.inputs["watch"].array.reshape(-1, WATCHED)
+    temperatures[:], ids[:] = 1.0, 0
+    for (_, _, block), watch in zip(forest.blocks(), watches):
+        if watch is not None:
+            temperatures[block] = max(watch.temperature, 1e-30)
+            ids[block, : len(watch.ids)] = watch.ids
+
+
+def fill_watch(graph: Graph, watch: Watch) -> None:
+    """The inputs of a reduction; unused places name token 0."""
+    graph.inputs["temperature"].array[:] = max(watch.temperature, 1e-30)
+    ids = np.zeros(WATCHED, np.int32)
+    ids[: len(watch.ids)] = watch.ids
+    graph.inputs["watch"].array.reshape(-1, WATCHED)[:] = ids

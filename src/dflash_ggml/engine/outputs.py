@@ -1,0 +1,59 @@
+"""What is read of a pass of the target that has run: small numbers, and rows of logits where somebody needs them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decode.reduced import ReducedRows, Watch
+from ..decode.sampling import BLOCK
+from ..ggml.device import Device
+from ..ggml.graph import Graph
+from ..models.target import Target
+
+
+class PassOutputs:
+    """Reads of the outputs of a target's graphs. All are there until the next pass runs."""
+
+    device: Device
+    target: Target
+
+    def choices(self, graph: Graph) -> np.ndarray:
+        """The target's best token after each column of a pass, int32."""
+        return self.device.read(graph.outputs["choice"])
+
+    def without_numbers(self, graph: Graph, choices: NDArray[np.int32], first: int = 0) -> list[int]:
+        """Which of these choices, of the columns from `first` on, are of rows of NaN: of those the CPU picks 0, a GPU -1."""
+        if min(choices.tolist()) > 0:  # which every pass asks, and arrays are slow to say
+            return []
+        return [i for i in np.flatnonzero(choices <= 0).tolist() if self.is_nan(graph, first + i)]
+
+    def is_nan(self, graph: Graph, column: int = 0) -> bool:
+        """Whether a column's logits are NaN: one number among what they are made from makes all of them so."""
+        offset = 4 * self.target.n_vocab * column
+        return bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
+
+    def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
+        """One column of a pass's logits, float32 [n_vocab], a copy; read it before the next pass runs."""
+        n = self.target.n_vocab
+        return self.device.read(graph.outputs["logits"], n, offset=4 * n * column)
+
+    def hidden_rows(self, graph: Graph) -> np.ndarray:
+        """The hidden states of a linear pass that was run for them, float32 [tokens, n_embd]."""
+        return self.device.read(graph.outputs["hidden"]).reshape(-1, self.target.n_embd)
+
+    def reduced(self, graph: Graph, watch: Watch) -> ReducedRows:
+        """The reduced logits of all columns of a pass that ran with `watch`, in one read."""
+        return ReducedRows(self.reduced_rows(graph), watch, self.target.n_vocab)
+
+    def reduced_rows(self, graph: Graph) -> np.ndarray:
+        """The same as float32 [columns, numbers of a row]."""
+        output = graph.outputs["reduced"]
+        return self.device.read(output).reshape(output.ne[1], output.ne[0])
+
+    def logits_block(self, graph: Graph, column: int, block: int) -> np.ndarray:
+        """Block `block` of a column's logits, as masses count them, float32, a copy; read it before the next pass runs."""
+        n, first = self.target.n_vocab, BLOCK * block
+        return self.device.read(
+            graph.outputs["logits"], min(BLOCK, n - first), offset=4 * (n * column + first)
+        )
