@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason="the server extra is not installed")
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.server.listening import in_url, listen
+from dflash_ggml.server.listening import bare, in_url, listen
 
 FOUND = [
     (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
@@ -114,6 +114,7 @@ def test_an_address_keeps_the_network_it_is_meant_in(monkeypatch: pytest.MonkeyP
 )
 def test_a_host_in_a_url(host: str, there: str) -> None:
     assert in_url(host) == there
+    assert bare(host) == host and (":" not in host or bare(f"[{host}]") == host)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ try:
     from .engine_side import EngineSide, Progress
     from .host_guard import check_name
     from .limits import Limits
-    from .listening import in_url, listen
+    from .listening import bare, in_url, listen
     from .opening import Opener
     from .supervisor import Supervised
 except ImportError as error:  # the server extra is optional
@@ -230,6 +230,7 @@ class Server(uvicorn.Server):
 def run(args: argparse.Namespace) -> int:
     """Check the options, load in the background, serve until a signal; returns the exit code."""
     keys = read_keys(args)
+    args.host = bare(args.host)
     require_safe_bind(args.host, keys)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port: {args.port} is outside 0..65535")

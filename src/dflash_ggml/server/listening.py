@@ -68,6 +68,11 @@ def _bind(family: int, address: Any) -> socket.socket:
     return one
 
 
+def bare(host: str) -> str:
+    """A name or address of `--host`, where IPv6 may be in brackets as in a URL, without them."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 def in_url(host: str) -> str:
     """A name or address as a URL has it: IPv6 in brackets, with what RFC 6874 makes of its network."""
     return "[{}]".format(host.replace("%", "%25")) if ":" in host else host
