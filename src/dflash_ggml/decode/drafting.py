@@ -62,6 +62,8 @@ class Drafting:
         self._wanted = 0.0  # what the next one takes
         self._token = 0.0  # and a token in plain batching
         self._again: set[int] = set()  # controllers of those whose last try paid
+        # what nodes promise by member, block and most of them, of the look under way
+        self._gains: dict[tuple[int, int, int], Gains] | None = None
         # what the choice rests on beside prospects and costs: whom it is about, and how many of them draft anyhow
         self._asked: tuple[Company, int] | None = None
 
@@ -125,8 +127,12 @@ class Drafting:
             return
         company, fixed = self._asked
         company.update()
-        if not any(company.free):
-            return
+        if any(company.free):
+            self._gains = {}
+            self._look(company, fixed)
+            self._gains = None
+
+    def _look(self, company: Company, fixed: int) -> None:
         who, chosen = company.who, self._chosen
         same, choices = who == self._who, list(self._choices(company, fixed))
         plain = self._costs.plain(len(company))
@@ -153,7 +159,7 @@ class Drafting:
         counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
         per_text = max(self._costs.most // n, 2)
         for block in self.blocks[:1] if fixed else self.blocks:
-            worth = {i: float(np.dot(*_gains(company, i, block, per_text))) for i in free}
+            worth = {i: float(np.dot(*self._of(company, i, block, per_text))) for i in free}
             order = sorted(free, key=lambda i: -worth[i])
             for count in counts:
                 yield self.rate(company, frozenset(order[:count]), block, fixed)
@@ -164,7 +170,7 @@ class Drafting:
         """Tokens per millisecond of the best width, if these members draft; of those that leave every text `starved` of its speed
         in plain batching, if there is one."""
         n = len(company)
-        parts = [_gains(company, i, block, self._costs.most - n) for i in drafting]
+        parts = [self._of(company, i, block, self._costs.most - n) for i in drafting]
         gains, often = (np.concatenate(both) for both in zip(*parts)) if parts else (np.zeros(0), np.zeros(0))
         order = np.argsort(-gains)
         falling, often = gains[order], often[order]
@@ -184,6 +190,16 @@ class Drafting:
             if starved * took <= plain * (1 + least) or not best.rate:
                 best = Choice(drafting, block, rate, (1 + least) / took, nodes)
         return best
+
+    def _of(self, company: Company, i: int, block: int, most: int) -> Gains:
+        """What a member's nodes promise; found once in a look."""
+        adaptive, known = company.free[i], self._gains if self._gains is not None else {}
+        if adaptive is None:
+            return np.zeros(0), np.zeros(0)
+        asked = i, block, min(most, adaptive.budget)
+        if (found := known.get(asked)) is None:
+            found = known[asked] = company.prospect(adaptive).of(*asked[1:])
+        return found
 
     # ---- tries
 
@@ -219,11 +235,3 @@ class Drafting:
             return False
         self._saved -= ms
         return True
-
-
-def _gains(company: Company, i: int, block: int, most: int) -> Gains:
-    """What a member's nodes promise."""
-    adaptive = company.free[i]
-    if adaptive is None:
-        return np.zeros(0), np.zeros(0)
-    return company.prospect(adaptive).of(block, min(most, adaptive.budget))

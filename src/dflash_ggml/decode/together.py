@@ -67,6 +67,8 @@ class Together:
         self._plans: list[Plan] = []
         self._promised: list[float] = []  # by member, the sum of its nodes' probabilities
         self._unlearned: list[_Grown] = []
+        # of the last `share`: trees, their widths, what their nodes promise, and how many of each were taken
+        self._shared: tuple[Items[Tree], list[int], NDArray[np.float64], list[int]] | None = None
         self._ends: list[
             int
         ] = []  # nodes of all texts that fill a pass of the step under way, and what it takes then
@@ -74,6 +76,7 @@ class Together:
 
     def next(self, members: Items[Member], costs: JointCosts) -> list[Plan]:
         """A plan per member. Those who draft all look equally deep; the trees are to go through `share`."""
+        self._settle()
         company = self._company = Company(members, self.others)
         n = len(company)
         self.costs.begin(costs, sum([m.sequence.n_tokens for m in members]) // n)
@@ -110,7 +113,6 @@ class Together:
         company.update()
         widths, free = [tree.width for tree in trees], company.free
         gains = path_probabilities(trees, [None if one is None else one.calibration for one in free])
-        self._note(trees, widths, gains)
         asked = sum([width - 1 for width, adaptive in zip(widths, free) if adaptive is None])
         room, counts = max(self.most - n, 0), [1] * n  # the roots
         if whole := asked <= room:
@@ -127,16 +129,12 @@ class Together:
             ends, ms = [end for end, _ in fit], [ms for _, ms in fit]
         counts, sums = shares(gains, widths, counts, room, ends, ms, FLAT, NARROWER)
         self._promised = [promised - 1 for promised in sums]
-        for adaptive, plan, tree, count in zip(free, self._plans, trees, counts):
-            if adaptive and plan.kind != "plain":
-                prospect = company.prospect(adaptive)
-                prospect.recent.append(count - 1)
-                if count > 1 and plan.drafts and tree.evidence is None:
-                    prospect.lasts.append(float(tree.log_probs[count - 1]))
+        self._shared = trees, widths, gains, counts
         return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
     def meanwhile(self) -> None:
         """What can be thought about while a device is busy with the pass: what the grown trees promise, and who drafts next."""
+        self._settle()
         for grown in self._unlearned:
             prospect, depths = self._company.prospect(grown.adaptive), grown.tree.depths
             prospect.learn(grown.probability, depths, self.drafting.blocks, grown.block, grown.whole)
@@ -146,6 +144,7 @@ class Together:
 
     def observe(self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float) -> None:
         """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed."""
+        self._settle()
         company = self._company
         self.drafting.saved(ms)
         for i, (member, tree, what) in enumerate(zip(company.members, trees, accepted)):
@@ -167,7 +166,21 @@ class Together:
 
     def prospect(self, adaptive: Adaptive) -> Prospect:
         """What drafting is expected to give a text."""
+        self._settle()
         return self._company.prospect(adaptive)
+
+    def _settle(self) -> None:
+        """Note what the last `share` saw and gave, which the pass need not wait for."""
+        if self._shared is None:
+            return
+        (trees, widths, gains, counts), self._shared = self._shared, None
+        self._note(trees, widths, gains)
+        for adaptive, plan, tree, count in zip(self._company.free, self._plans, trees, counts):
+            if adaptive and plan.kind != "plain":
+                prospect = self._company.prospect(adaptive)
+                prospect.recent.append(count - 1)
+                if count > 1 and plan.drafts and tree.evidence is None:
+                    prospect.lasts.append(float(tree.log_probs[count - 1]))
 
     def _note(self, trees: Items[Tree], widths: Items[int], gains: NDArray[np.float64]) -> None:
         """Grown trees of drafts, from which is learned what the next may bring: of a text that is known, now and then."""

@@ -17,6 +17,7 @@ NAME = "suffix"
 MOST_PLACES = 6  # that a look-up follows
 PAST_TOKENS = 1 << 16  # of earlier outputs that are kept
 _SHORTEST_PAST = 4  # tokens of an output that is worth keeping
+_NOTHING = (-1, -1, None, None)
 
 
 class Copies:
@@ -32,7 +33,8 @@ class Copies:
         self.rates = CopyRates(self._rates)
         self._written: list[tuple[int, int]] = []  # where outputs lie in the text
         self._continuations = Continuations(MOST_PLACES, depth)
-        self._found: tuple[int, int | None, Copied | None] = (-1, None, None)
+        # of the last look: tokens of the text and of the past, the pending one, and what was found
+        self._found: tuple[int, int, int | None, Copied | None] = _NOTHING
 
     @property
     def nbytes(self) -> int:
@@ -46,11 +48,11 @@ class Copies:
         self._written = [(n, n)]
         self.text.cut(0)
         self.past.cut(0)
-        self._found = (-1, None, None)
+        self._found = _NOTHING
 
     def begin(self, sequence: Sequence) -> None:
         """A generation begins: what is committed now is its prompt. What of the last text is gone becomes a past output."""
-        self._found, self.rates = (-1, None, None), CopyRates(self._rates)
+        self._found, self.rates = _NOTHING, CopyRates(self._rates)
         shared = self.text.shared(sequence.tokens)
         for start, end in self._written:
             if end > shared:
@@ -82,10 +84,11 @@ class Copies:
             past.extend(ids)
 
     def look_up(self, sequence: Sequence) -> Copied | None:
-        """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once."""
+        """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once, unless
+        another sequence was left meanwhile."""
         n, pending, text = sequence.n_tokens, sequence.pending, self.text
-        at, after, found = self._found
-        if at == n and after == pending:
+        at, past, after, found = self._found
+        if at == n and after == pending and past == len(self.past):
             return found
         assert pending is not None
         if (known := len(text)) < n:
@@ -93,5 +96,5 @@ class Copies:
             self._written[-1] = (self._written[-1][0], n)
         followed = self._continuations.of(text, self.past, pending)
         found = None if followed is None else Copied.of(*followed)
-        self._found = (n, pending, found)
+        self._found = (n, len(self.past), pending, found)
         return found

@@ -87,10 +87,20 @@ class SideBySide(Stepper):
         self._observe(
             runs, trees, [what for what, _ in came], sum((times.draft, times.tree, times.verify, times.host))
         )
-        return [
+        done = [
             what if isinstance(what, Exception) else self._step_of(run, plan, tree, what, rows, clock)
             for run, plan, tree, (what, rows) in zip(runs, plans, trees, came)
         ]
+        # while a GPU is at the commit: what the next trees will be asked for once they have candidates
+        for run, plan in zip(runs, plans):
+            if (
+                plan.kind != "plain"
+                and run.copies
+                and run.finish is None
+                and run.sequence.pending is not None
+            ):
+                run.copies.look_up(run.sequence)
+        return done
 
     # ---- before the pass
 
