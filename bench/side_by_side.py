@@ -115,7 +115,7 @@ class MadeUp:
         if forest is None:
             return said
         began = time.perf_counter()
-        for sequence, tree, block in forest.blocks():
+        for sequence, tree, block in forest.blocks:
             at = sequence.n_tokens - (sequence.pending is None)  # a text of one column is committed by now
             said[block] = 1 + self.of_lane[sequence.lane].right(at, self.drafter.depth)[tree.depths]
         self.seconds["verify"] += time.perf_counter() - began

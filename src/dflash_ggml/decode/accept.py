@@ -70,11 +70,17 @@ def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | 
     """
     if len(argmax) < tree.width:
         raise ValueError(f"argmax has {len(argmax)} entries for a tree of width {tree.width}")
+    return followed(tree.parents.tolist(), tree.tokens.tolist(), argmax.tolist(), stop)
+
+
+def followed(
+    parents: list[int], carries: list[int], said: list[int], stop: Callable[[int], bool] | None = None
+) -> Accepted:
+    """The same on lists: the parent of each node, the token that it carries, and the target's best one after it."""
     # as `walk`, without a call per node: what the target says does not depend on what has been emitted
-    said, node = argmax.tolist(), 0
-    token = said[0]
+    node, token = 0, said[0]
     path, tokens = [0], [token]
-    for child, (parent, carried) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+    for child, (parent, carried) in enumerate(zip(parents, carries, strict=True)):
         if parent == node and carried == token:
             node, token = child, said[child]
             path.append(node)

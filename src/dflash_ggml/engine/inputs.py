@@ -36,7 +36,7 @@ def fill_watches(graph: Graph, forest: Forest, watches: Items[Watch | None]) -> 
     temperatures = graph.inputs["temperature"].array.reshape(-1)
     ids = graph.inputs["watch"].array.reshape(-1, WATCHED)
     temperatures[:], ids[:] = 1.0, 0
-    for (_, _, block), watch in zip(forest.blocks(), watches):
+    for (_, _, block), watch in zip(forest.blocks, watches):
         if watch is not None:
             temperatures[block] = max(watch.temperature, 1e-30)
             ids[block, : len(watch.ids)] = watch.ids

@@ -261,8 +261,8 @@ class TargetPasses(PassOutputs):
 
         Sequences of one column have it committed then; the others' committed states stay as they are. watches: see `verify`.
         """
-        width, lanes, used = forest.width, self.state.lanes, forest.firsts[-1] + forest.trees[-1].width
-        widths, lasts = [tree.width for tree in forest.trees], [s.n_tokens for s in forest.sequences]
+        width, lanes, used = forest.width, self.state.lanes, forest.used
+        widths, lasts = forest.widths, [s.n_tokens for s in forest.sequences]
         starts = [s.first_slot + n for s, n in zip(forest.sequences, lasts)]
         ends = [start + n for start, n in zip(starts, widths)]
         bucket = self.bucket(max(ends))
@@ -284,8 +284,7 @@ class TargetPasses(PassOutputs):
         slots = [s.first_slot for s in forest.sequences]
         shared = np.array([lasts, np.subtract(starts, forest.firsts), slots, starts], np.int32)
         of_text, here = np.repeat(shared, widths, axis=1), slice(used)
-        np.concatenate([tree.tokens for tree in forest.trees], out=ids[here])
-        np.concatenate([tree.parents for tree in forest.trees], out=parents[here])
+        ids[here], parents[here] = forest.tokens, forest.parents
         np.concatenate([tree.depths for tree in forest.trees], out=positions[here])
         positions[here] += of_text[0]
         np.add(np.arange(used, dtype=np.int32), of_text[1], rows[here])
@@ -309,7 +308,7 @@ class TargetPasses(PassOutputs):
             window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
         if self.state.rings:
             below = [
-                Below(s.lane, s.n_tokens, t.depths, own_columns(t, t.width)) for s, t, _ in forest.blocks()
+                Below(s.lane, s.n_tokens, t.depths, own_columns(t, t.width)) for s, t, _ in forest.blocks
             ]
             for ring in self.state.rings:
                 ring.fill_each(graph, width, below)
@@ -340,9 +339,8 @@ class TargetPasses(PassOutputs):
             nodes, seqs = inputs["path"].array.reshape(lanes, room), inputs["seqs"].array.reshape(lanes, 3)
             nodes[: len(paths)] = [(*path, *[-1] * (room - len(path))) for path in paths]
             nodes[len(paths) :] = -1
-            widths = [tree.width for tree in forest.trees]
-            seqs[: len(widths)] = list(zip([s.lane for s in forest.sequences], forest.firsts, widths))
-            seqs[len(widths) :] = 0
+            seqs[: len(paths)] = list(zip([s.lane for s in forest.sequences], forest.firsts, forest.widths))
+            seqs[len(paths) :] = 0
         for (prefix, cache), ring in zip(self.state.caches if moved else (), (None, *self.state.rings)):
             moves: list[tuple[int, int]] = []
             for sequence, path in zip(forest.sequences, paths):

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from ..decode.accept import Accepted
+from ..decode.accept import Accepted, followed
 from ..decode.candidates import Candidates, NoNumbers
 from ..decode.company import Member
 from ..decode.costs import Costs
@@ -68,16 +68,13 @@ class SideBySide(Stepper):
             self.together.meanwhile()
             clock.lap("verify" if self.passes.device.is_gpu else "tree")  # elsewhere the pass is over by now
         choices, reduced = self._read(runs, graph, watches)
-        alone = [s for s, tree in zip(sequences, trees) if tree.width == 1]
+        alone = [s for s, width in zip(sequences, forest.widths) if width == 1]
         for sequence in alone:
             assert sequence.pending is not None
             sequence.tokens.append(sequence.pending)
             sequence.pending = None
         clock.lap("verify")
-        came = [
-            self._walk(run, graph, tree, block, choices, reduced, watch)
-            for run, (_, tree, block), watch in zip(runs, forest.blocks(), watches)
-        ]
+        came = self._walks(runs, graph, forest, choices, reduced, watches)
         clock.lap("host")
         self._commit(forest, [what for what, _ in came], columns)
         clock.lap("commit")
@@ -172,8 +169,8 @@ class SideBySide(Stepper):
     # ---- the pass and what came of it
 
     def _verify(self, forest: Forest, watches: list[Watch | None], columns: list[int]) -> Graph:
-        for sequence, tree in zip(forest.sequences, forest.trees):
-            sequence.torn = tree.width == 1  # until what came of the pass that commits it is known
+        for sequence, width in zip(forest.sequences, forest.widths):
+            sequence.torn = width == 1  # until what came of the pass that commits it is known
         return self.passes.verify_each(forest, watches, columns)
 
     def _read(
@@ -187,6 +184,25 @@ class SideBySide(Stepper):
             self.passes.device.synchronize()
         return choices, reduced
 
+    def _walks(
+        self,
+        runs: Items[Run],
+        graph: Graph,
+        forest: Forest,
+        choices: np.ndarray | None,
+        reduced: np.ndarray | None,
+        watches: Items[Watch | None],
+    ) -> list[tuple[Accepted | Exception, list[np.ndarray]]]:
+        """`_walk` of each run. Choices are taken apart once for all: array by array numpy's calls take longer than the walks."""
+        said = [] if choices is None else choices[: forest.used].tolist()
+        lists = None
+        if said and min(said) > 0:  # else there may be rows without numbers
+            lists = forest.parents.tolist(), forest.tokens.tolist(), said
+        return [
+            self._walk(run, graph, tree, block, choices, reduced, watch, lists)
+            for run, (_, tree, block), watch in zip(runs, forest.blocks, watches)
+        ]
+
     def _walk(
         self,
         run: Run,
@@ -196,15 +212,21 @@ class SideBySide(Stepper):
         choices: np.ndarray | None,
         reduced: np.ndarray | None,
         watch: Watch | None,
+        lists: tuple[list[int], list[int], list[int]] | None,
     ) -> tuple[Accepted | Exception, list[np.ndarray]]:
-        """Walk a run's tree; also the logits behind its tokens, if they are kept. The error is its sampler's."""
-        found: np.ndarray | ReducedRows = np.empty(0, np.int32)
-        if watch is not None and reduced is not None:
-            found = ReducedRows(reduced[block], watch, self.passes.target.n_vocab)
-        elif choices is not None:
-            found = choices[block]
+        """Walk a run's tree; also the logits behind its tokens, if they are kept. The error is its sampler's.
+
+        lists: parents, tokens and choices of all columns, if all are of numbers."""
         rows: list[np.ndarray] = []
         try:
+            if watch is None and lists is not None and run.sampler.greedy and not run.keep_rows:
+                parents, tokens, said = lists
+                return followed(parents[block], tokens[block], said[block], run.emit), rows
+            found: np.ndarray | ReducedRows = np.empty(0, np.int32)
+            if watch is not None and reduced is not None:
+                found = ReducedRows(reduced[block], watch, self.passes.target.n_vocab)
+            elif choices is not None:
+                found = choices[block]
             start = run.sequence.n_tokens - (tree.width == 1)
             return self._accept(run, tree, graph, found, rows, start, block.start), rows
         except (KeyboardInterrupt, SystemExit):
@@ -217,15 +239,15 @@ class SideBySide(Stepper):
     def _commit(self, forest: Forest, came: Items[Accepted | Exception], columns: list[int]) -> None:
         """Take in the accepted paths, those of one column in words only."""
         paths: list[tuple[int, ...]] = []
-        for (sequence, tree, block), what in zip(forest.blocks(), came):
+        for (sequence, _, block), width, what in zip(forest.blocks, forest.widths, came):
             accepted = None if isinstance(what, Exception) else what
-            paths.append(() if accepted is None or tree.width == 1 else accepted.path)
+            paths.append(() if accepted is None or width == 1 else accepted.path)
             sequence.torn = bool(paths[-1])
-            if tree.width == 1:
+            if width == 1:
                 sequence.pending = None if accepted is None else accepted.tokens[-1]
                 self._leave_features(sequence, sequence.unseen, (0,), block, columns)
         self.passes.commit_each(forest, paths)
-        for (sequence, _, block), path, what in zip(forest.blocks(), paths, came):
+        for (sequence, _, block), path, what in zip(forest.blocks, paths, came):
             if path and not isinstance(what, Exception):
                 waiting = sequence.unseen
                 sequence.commit(path, what.tokens)
