@@ -12,6 +12,7 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import passes
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
+from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state.kv_type import KV_TYPES
 from dflash_ggml.state.pool import UNIT
 from dflash_ggml.state.snapshot import Tensors
@@ -19,8 +20,17 @@ from dflash_ggml.state.snapshot import Tensors
 IDS = np.random.default_rng(5).integers(0, 60, 700).tolist()
 
 
-def load(pair: tuple[Path, Path], **options: object) -> Engine:
-    base = {"n_ctx": 1024, "n_batch": 128, "n_threads": 1, "n_gpu_layers": 0, "mode": "tree", "parallel": 3}
+DEVICES = ["cpu", *(["gpu"] if any(d.is_gpu for d in list_devices()) else [])]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def load(pair: tuple[Path, Path], device: str, **options: object) -> Engine:
+    base = {"n_ctx": 1024, "n_batch": 128, "n_threads": 1, "mode": "tree", "parallel": 3}
+    base |= {"n_gpu_layers": 0 if device == "cpu" else -1}
     return Engine.load(EngineConfig(*pair, **base | {"calibrate": "never", "spec": ("dflash",)} | options))  # type: ignore[arg-type]
 
 
@@ -31,12 +41,12 @@ def sizes(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("types", [*zip(KV_TYPES, KV_TYPES), ("q8_0", "q4_0")], ids="/".join)
 def test_rows_of_every_type_keep_their_bits(
-    toy_pair: tuple[Path, Path], types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    toy_pair: tuple[Path, Path], device: str, types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To lower and higher rows, over themselves and not; what lies beside them stays."""
     sizes(64, monkeypatch)
     rng = np.random.default_rng(8)
-    with load(toy_pair, type_k=types[0], type_v=types[1]) as engine:
+    with load(toy_pair, device, type_k=types[0], type_v=types[1]) as engine:
         caches = engine._tensors().caches
         assert len(caches) > 2  # a draft's are among them
         held = [rng.integers(0, 100, (t.ne[1], t.nb[1]), np.uint8) for t in caches]
@@ -66,14 +76,14 @@ def steps(place: Place, n: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0")], ids="/".join)
 def test_a_text_that_was_moved_goes_on(
-    toy_pair: tuple[Path, Path], types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    toy_pair: tuple[Path, Path], device: str, types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over rows of NaN, which are no part of it, with all that the draft has seen, and by no way of the host."""
     sizes(64, monkeypatch)
 
     def written(moves: list[int]) -> list[list[tuple[int, ...]]]:
         found = []
-        with load(toy_pair, type_k=types[0], type_v=types[1], reference=True) as engine:
+        with load(toy_pair, device, type_k=types[0], type_v=types[1], reference=True) as engine:
             first, place = engine.open(200), engine.open(200)
             place.prefill(IDS[:180])
             found.append(steps(place, 20))
@@ -99,9 +109,9 @@ def test_a_text_that_was_moved_goes_on(
 
 
 @pytest.mark.parametrize("by", [-2 * UNIT, -UNIT, UNIT])
-def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], by: int) -> None:
+def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], device: str, by: int) -> None:
     """A longer text that overflowed, of whose rows some are the text's again."""
-    with load(toy_pair) as engine:
+    with load(toy_pair, device) as engine:
         expected = []
         for shift in (0, by):
             first, place = engine.open(300), engine.open(600)
