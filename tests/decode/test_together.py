@@ -138,6 +138,7 @@ def test_a_draft_without_numbers_ends_no_other_text(monkeypatch: pytest.MonkeyPa
 def test_what_copies_are_worth_cuts_no_draft(monkeypatch: pytest.MonkeyPatch, drafts: bool):
     """Near-certain ones would: of the next draft nothing that is much less likely would be grown."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    costs.measured("plain", SEVERAL_H100.plain_ms(2), 2, 2)
     chosen = Choice(frozenset([0, 1] if drafts else []), DEPTH + 1, 1.0, 1.0)
     monkeypatch.setattr(together.drafting, "choose", lambda *asked: chosen)
     members = [
@@ -200,8 +201,9 @@ def test_what_plain_batching_takes_gets_known_though_drafting_pays():
             trees = together.share(grown(members, plans, step))
             together.meanwhile()
             together.observe(trees, [None] * n, 10.0)
-    assert [n for n, _ in plain] == [8]  # half as many and more say enough of sixteen
-    assert costs.knows("plain", 16) and not costs.knows("plain", 3) and costs.knows("plain", 1)
+    assert [n for n, _ in plain] == [8, 16]  # fewer and more say enough of twelve, fewer alone of none
+    assert costs.knows("plain", 12) and not costs.knows("plain", 24) and costs.knows("plain", 1)
+    assert not costs.knows("plain", 3)
 
 
 @pytest.mark.parametrize("plain", [6.0, 9.0, 10.5, 12.0, 14.0])
@@ -299,7 +301,7 @@ def test_a_text_that_turns_easy_is_found():
         seen.append(plans[0].kind != "plain")
         return plans
 
-    hard, easy, turning = Placed(0.03, 1), Placed(0.97, 1, spread=0.3), Placed(0.03, 1)
+    hard, easy, turning = Placed(0.03, 1), Placed(0.97, 3, spread=0.3), Placed(0.03, 1)
     turning.at = lambda place, depth: (hard if place < 300 else easy).at(place, depth)  # type: ignore[method-assign]
     run = decode_together([turning, Placed(0.03, 2)], JOINT_CPU, 700, plan=note)
     assert run.tokens[0] > 1200

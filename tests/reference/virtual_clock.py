@@ -257,6 +257,10 @@ SEVERAL_H100 = JointMachine(
     commit=0.06,
     plain={1: 8.2, 4: 9.4, 8: 10.0, 16: 12.1},
 )
+# every column costs the same, whosever it is
+LINEAR_CPU = JointMachine(
+    {1: 1.0, 128: 1.0 + 127 * 0.2}, {4: 0.5, 256: 0.5 + 252 * 0.05}, 0.1, (0.2, 0.05), commit=0.05
+)
 # the demo pair on two cores with AVX-512: products over many columns are bound by sums, not by reads
 JOINT_CPU = JointMachine(
     {1: 1.05, 2: 1.25, 4: 1.5, 8: 2.05, 16: 3.1, 24: 4.5, 32: 5.4, 64: 10.2, 128: 20.0},
@@ -293,9 +297,10 @@ def decode_together(
     together: Together | None = None,
     seed: int = 0,
     new_text: int = 0,
+    told: float = 1.0,
 ) -> JointRun:
     """Run `steps` steps of all texts together. share, plan: in place of what Together decides. new_text: tokens after which a
-    text is followed by another of its kind."""
+    text is followed by another of its kind. told: what is measured of a drafted step, as a part of what it takes."""
     rng, run, costs = np.random.default_rng(seed), JointRun(), JointCosts(machine.costs())
     together, known = together or Together(depth), Experience()
     run.tokens = [0] * len(texts)
@@ -334,6 +339,7 @@ def decode_together(
             parts, committed = {("plain", n, n): machine.plain_ms(n)}, 0
         parts = {key: took(ms) for key, ms in parts.items()}
         for (kind, at, sequences), ms in parts.items():
+            ms *= 1.0 if kind == "plain" else told
             costs.measured(kind, ms, at, sequences, members[0].sequence.n_tokens)
         together.observe(trees, accepted, sum(parts.values()))
         run.ms.append(sum(parts.values()))

@@ -24,6 +24,7 @@ STARVED = 0.5  # of its speed in plain batching: less is expected of no text bec
 MARGIN = 0.02  # by which another set of drafting sequences must be ahead to be chosen
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what a part of it misses
 SHORTEST = 4  # columns of a draft
+BORROWED = 4  # tries of new texts that are not paid back yet
 LEAST_GROWN = 3  # nodes of a tree that is grown to choose from
 
 
@@ -79,8 +80,6 @@ class Drafting:
             self._look_again()
         chosen = self._chosen
         assert chosen is not None
-        if self._is_unmeasured(chosen, fixed, n):
-            return none
         block = chosen.block
         if chosen.drafting and step - self._whole_at > OTHER_BLOCK:
             whole, part = (self._costs.draft(len(chosen.drafting), b) for b in (self.blocks[0], block))
@@ -114,12 +113,6 @@ class Drafting:
     def _is_due(self, step: int) -> bool:
         """Whether who drafts is to be looked at again at a step."""
         return step - self._chosen_at >= (SOON if step - self._met_at < YOUNG else REFRESH)
-
-    def _is_unmeasured(self, chosen: Choice, fixed: int, n: int) -> bool:
-        """Whether a plain step is due, in which what drafting is held against gets known."""
-        if fixed or not chosen.drafting or (self._costs.step - self._met_at) % SOON != 1:
-            return False
-        return not self._costs.knows_plain(n)
 
     def _look_again(self) -> None:
         """Choose anew who drafts, of those who still can."""
@@ -155,14 +148,19 @@ class Drafting:
         if not company.others.gains:  # nothing is known of any text
             yield Choice(frozenset(free[: max(FIRST, n // 2)]), self.blocks[0], 0.0)
             return
-        yield self.rate(company, frozenset(), self.blocks[0], fixed)
+        nobody = self.rate(company, frozenset(), self.blocks[0], fixed)
+        yield nobody
         counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
         per_text = max(self._costs.most // n, 2)
         for block in self.blocks[:1] if fixed else self.blocks:
             worth = {i: float(np.dot(*self._of(company, i, block, per_text))) for i in free}
             order = sorted(free, key=lambda i: -worth[i])
+            whole = {i: float(np.dot(*self._of(company, i, block, self._costs.most - n))) for i in free}
             for count in counts:
-                yield self.rate(company, frozenset(order[:count]), block, fixed)
+                # whom no width could make worth it need not be looked at: that takes longer than a narrow pass may
+                most = n + sum([whole[i] for i in order[:count]])
+                if most > nobody.rate * self._costs.drafted(n, fixed + count, block)(1):
+                    yield self.rate(company, frozenset(order[:count]), block, fixed)
 
     def rate(
         self, company: Company, drafting: frozenset[int], block: int, fixed: int, starved: float = STARVED
@@ -220,11 +218,12 @@ class Drafting:
             i
             for i, adaptive in left_out
             if id(company.members[i].controller) in self._again
-            or adaptive.repeats(company.members[i].sequence)
+            # what repeats itself can be copied, where copies are looked for
+            or (adaptive.copies is None and adaptive.repeats(company.members[i].sequence))
         ]
         if again:
             return again
-        if not prospects[oldest].tried:
+        if not prospects[oldest].tried and self._saved > -BORROWED * cost:
             self._saved -= cost  # a new text may borrow its first try
             return [oldest]
         return [oldest] if self._pays(cost) else []

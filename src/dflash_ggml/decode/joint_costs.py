@@ -3,13 +3,14 @@
 Products are over all columns together, so a pass of S sequences costs what one of as many columns does; attention, convolution
 and delta net run per sequence. That rest is learned per number of sequences. A table by columns and sequences was the other
 design: it would have to be measured in full before the first decision, and neighbours of a cell would say nothing of it. Here a
-cell that was measured stands for itself, and every other one for the sum. Passes wider than any of one sequence continue its
-curve; a draft's columns cost the same whosever they are.
+cell that was measured a few times stands for itself, and every other one for the sum. Passes wider than any of one sequence
+continue its curve; a draft's columns cost the same whosever they are.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 from typing import Literal
 
@@ -29,10 +30,15 @@ class JointCosts:
         ] = {}  # of one sequence, by columns that one never has
         self._extras: dict[JointPass, dict[int, deque[float]]] = {}
         self._noted: list[tuple[JointPass, float, int, int, int]] = []
+        # curves that were asked for since something was measured: of one sequence, and with the columns that one never has
+        self._of_one: dict[tuple[JointPass, int], list[tuple[int, float]]] = {}
+        self._all: dict[tuple[JointPass, int], list[tuple[int, float]]] = {}
 
     def measured(self, kind: JointPass, ms: float, columns: int, sequences: int, context: int = 0) -> None:
         """Note a measurement, which is taken in when a cost is asked for, or earlier, while a device is busy. columns: of all
         sequences together; context: their mean."""
+        self._of_one.clear()
+        self._all.clear()
         self._noted.append((kind, max(LEAST, ms) / self.costs.pace, columns, sequences, context))
 
     def catch_up(self) -> None:
@@ -44,10 +50,11 @@ class JointCosts:
     def _take_in(self, kind: JointPass, ms: float, columns: int, sequences: int, context: int) -> None:
         """ms: at a pace of 1."""
         self._cells.setdefault((kind, columns, sequences), deque(maxlen=WINDOW)).append(ms)
-        alone = self._of_one(kind, context)
+        alone = self._curve(kind, context)
         if alone and columns > alone[-1][0]:
             wide = self._wide.setdefault(kind, {}).setdefault(columns, deque(maxlen=WINDOW))
             wide.append(ms - self._extra(kind, sequences))
+            self._all.clear()
         elif sequences > 1 and kind != "draft":
             extra = ms - self._alone(kind, columns, context) / self.costs.pace
             extras = self._extras.setdefault(kind, {})
@@ -56,25 +63,29 @@ class JointCosts:
     def of(self, kind: JointPass, columns: int, sequences: int, context: int = 0) -> float:
         """What a pass costs now; 0 where nothing of its kind is known."""
         self.catch_up()
-        cell = self._cells.get((kind, columns, sequences))
-        if cell is not None and len(cell) >= FEW:
-            return median(cell) * self.costs.pace
-        return max(self._alone(kind, columns, context) + self._extra(kind, sequences) * self.costs.pace, 0.0)
+        cell = self._cells.get((kind, columns, sequences), ())
+        measured = median(cell) * self.costs.pace if cell else 0.0
+        if len(cell) >= FEW:
+            return measured
+        derived = self._alone(kind, columns, context) + self._extra(kind, sequences) * self.costs.pace
+        # one that was disturbed is not to be believed, nor is what was derived once there is one
+        return max(derived + (measured - derived) * len(cell) / FEW, 0.0)
 
     def knows(self, kind: JointPass, sequences: int) -> bool:
-        """Whether what so many sequences add was measured, or what half to twice as many do."""
+        """Whether what so many sequences add was measured, or what fewer and more do, no more than twice as many."""
         self.catch_up()
-        return sequences < 2 or any(n <= 2 * sequences <= 4 * n for n in self._extras.get(kind, ()))
+        if sequences < 2:
+            return True
+        fewer, more = _neighbours(self._extras.get(kind, ()), sequences)
+        return bool(fewer and more) and more <= 2 * fewer
 
     def _alone(self, kind: JointPass, columns: int, context: int) -> float:
         """A pass of one sequence with so many columns; beyond the widest that is known on the line of the last two."""
-        curve = self._of_one(kind, context)
+        curve = self._all.get((kind, context))
+        if curve is None:
+            curve = self._all[kind, context] = self._widened(kind, context)
         if not curve:
             return 0.0
-        wide = self._wide.get(kind, {})
-        for width in sorted(wide):
-            if width > curve[-1][0]:
-                curve.append((width, max(median(wide[width]) * self.costs.pace, curve[-1][1])))
         if columns > curve[-1][0]:
             (w0, ms0), (w1, ms1) = curve[-2:] if len(curve) > 1 else ((0, 0.0), curve[-1])
             return ms1 + (columns - w1) * max(ms1 - ms0, 0.0) / (w1 - w0)
@@ -86,16 +97,42 @@ class JointCosts:
             before = width, ms
         raise AssertionError("unreachable")
 
-    def _of_one(self, kind: JointPass, context: int) -> list[tuple[int, float]]:
+    def _widened(self, kind: JointPass, context: int) -> list[tuple[int, float]]:
+        """The curve of one sequence, continued by passes that are wider."""
+        curve = [*self._curve(kind, context)]
+        wide = self._wide.get(kind, {}) if curve else {}
+        for width in sorted(wide):
+            if width > curve[-1][0]:
+                curve.append((width, max(median(wide[width]) * self.costs.pace, curve[-1][1])))
+        return curve
+
+    def _curve(self, kind: JointPass, context: int) -> list[tuple[int, float]]:
         """(columns, milliseconds) of passes of one sequence."""
-        if kind == "commit":
-            return [(1, self.costs.of("commit") or 0.0)]
-        return self.costs.curve("verify" if kind == "plain" else kind, context)
+        found = self._of_one.get((kind, context))
+        if found is None:
+            if kind == "commit":
+                found = [(1, self.costs.of("commit") or 0.0)]
+            else:
+                found = self.costs.curve("verify" if kind == "plain" else kind, context)
+            self._of_one[kind, context] = found
+        return found
 
     def _extra(self, kind: JointPass, sequences: int) -> float:
-        """What so many sequences take more than one; on a line through the nearest number that was measured."""
+        """What so many sequences take more than one: on a line between what was measured, beyond that through the nearest."""
         extras = self._extras.get(kind)
         if not extras or sequences < 2:
             return 0.0
-        nearest = min(extras, key=lambda n: abs(n - sequences))
-        return median(extras[nearest]) * (sequences - 1) / (nearest - 1)
+        fewer, more = _neighbours(extras, sequences)
+        if not fewer or not more:
+            nearest = fewer or more
+            return median(extras[nearest]) * (sequences - 1) / (nearest - 1)
+        least = median(extras[fewer])
+        if fewer == more:
+            return least
+        return least + (median(extras[more]) - least) * (sequences - fewer) / (more - fewer)
+
+
+def _neighbours(measured: Iterable[int], n: int) -> tuple[int, int]:
+    """The nearest numbers to n that were measured, below and above it, or itself; 0 for none."""
+    fewer = max([m for m in measured if m <= n], default=0)
+    return fewer, min([m for m in measured if m >= n], default=0)

@@ -50,6 +50,10 @@ class StepCosts:
         """A step of n sequences without drafts."""
         return self.of("plain", n, n)
 
+    def known_plain(self, n: int) -> float:
+        """The same as of the last step that it was asked for; 0 where it never was."""
+        return self._known.get(("plain", n, n), (0, 0.0))[1]
+
     def knows_plain(self, n: int) -> bool:
         """Whether that was measured, or what about as many take."""
         return self._joint is not None and self._joint.knows("plain", n)

@@ -7,11 +7,13 @@ looked at; no node at all is plain batching, a width like any other. Two designs
 no second order, but a draft's own probabilities, which one text earns and another does not, would decide between texts. Here each
 tree is grown as ever, by the draft's order, and its nodes enter the common heap with what calibration makes of them.
 
-A draft pass is paid before there are candidates: `drafting` has who takes part in it.
+A draft pass is paid before there are candidates: `drafting` has who takes part in it. What comes of all that is held against
+plain batching: steps are plain while too much has been lost (`account`), and now and then, so that what they take stays known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,11 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .accept import Accepted
-from .adaptive import FLAT, Adaptive
+from .account import Account
+from .adaptive import FLAT, MARGIN, Adaptive
 from .calibration import path_probabilities
 from .company import Company, Member
 from .drafting import LEAST_GROWN, Drafting
 from .joint_costs import JointCosts
+from .merged import DRAFT
 from .plan import Plan
 from .prospect import Prospect
 from .shared_heap import shares
@@ -57,12 +61,14 @@ class _Grown:
 class Together:
     """Plans the steps of two or more sequences; one object per engine."""
 
-    def __init__(self, depth: int, most_columns: int = MOST_COLUMNS) -> None:
+    def __init__(self, depth: int, most_columns: int = MOST_COLUMNS, account: Account | None = None) -> None:
         """`depth`: the longest path of the model draft, 0 for none."""
         self.depth, self.most = depth, most_columns
         self.others = Prospect()  # the mean of all texts
         self.costs = StepCosts(most_columns)
         self.drafting = Drafting(depth, self.costs)
+        self.account = account or Account()
+        self._due = False  # whether the step under way is plain whatever it might be worth
         self._company = Company((), self.others)
         self._plans: list[Plan] = []
         self._promised: list[float] = []  # by member, the sum of its nodes' probabilities
@@ -73,12 +79,17 @@ class Together:
             int
         ] = []  # nodes of all texts that fill a pass of the step under way, and what it takes then
         self._ms: list[float] = []
+        self._expected: Callable[[int], float] = lambda nodes: 0.0  # what it takes by all nodes
 
     def next(self, members: Items[Member], costs: JointCosts) -> list[Plan]:
         """A plan per member. Those who draft all look equally deep; the trees are to go through `share`."""
         self._settle()
         company = self._company = Company(members, self.others)
         n = len(company)
+        self._due = self._is_plain_due(members, costs)
+        if self._due:
+            self._plans = [PLAIN] * n
+            return [*self._plans]
         self.costs.begin(costs, sum([m.sequence.n_tokens for m in members]) // n)
         self._plans = plans = [
             PLAIN if free or m.sequence.undraftable else m.controller.next(m.sequence, costs.costs)
@@ -97,12 +108,23 @@ class Together:
                 )
                 plans[i] = _draft(nodes, block - 1, least)
             elif adaptive.copies:
-                nodes, _ = self._grown(company.prospect(adaptive), adaptive.budget, i)
+                nodes, _ = self._grown(company.prospect(adaptive), adaptive.budget, i, copies=True)
                 plans[i] = _copies(nodes)
-        took = self.costs.drafted(n, fixed + len(chosen.drafting), block)
+        took = self._expected = self.costs.drafted(n, fixed + len(chosen.drafting), block)
         self._ends = self.costs.ends(n)
         self._ms = [took(nodes) for nodes in self._ends]
+        if not fixed and not chosen.drafting:  # copies must be ahead, not only seem so
+            self._ms[0] /= 1 + MARGIN
         return plans
+
+    def _is_plain_due(self, members: Items[Member], costs: JointCosts) -> bool:
+        """Whether this step is to be plain: too much was lost, or what plain batching takes is to be seen. Where a plan was asked
+        for it never is."""
+        if not all(isinstance(member.controller, Adaptive) for member in members):
+            return False
+        n, account = len(members), self.account
+        is_known = account.is_empty or costs.knows("plain", n)  # looked up no more often than it is asked for
+        return account.wants_plain(self.costs.known_plain(n) if is_known else None)
 
     def share(self, trees: Items[Tree]) -> list[Tree]:
         """The part of each grown tree that is verified: what is worth most per millisecond of all candidates together.
@@ -110,6 +132,9 @@ class Together:
         Trees of a width that was asked for stay whole while there is room for all of them.
         """
         company, n = self._company, len(trees)
+        if self._due and not any(tree.n_nodes for tree in trees):
+            self._promised = [0.0] * n
+            return list(trees)
         company.update()
         widths, free = [tree.width for tree in trees], company.free
         gains = path_probabilities(trees, [None if one is None else one.calibration for one in free])
@@ -134,6 +159,8 @@ class Together:
 
     def meanwhile(self) -> None:
         """What can be thought about while a device is busy with the pass: what the grown trees promise, and who drafts next."""
+        if self._due:
+            return
         self._settle()
         for grown in self._unlearned:
             prospect, depths = self._company.prospect(grown.adaptive), grown.tree.depths
@@ -142,22 +169,39 @@ class Together:
         self.costs.refresh()
         self.drafting.think_ahead()
 
-    def observe(self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float) -> None:
-        """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed."""
+    def observe(
+        self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float, usual: bool = True
+    ) -> None:
+        """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed. usual: no
+        graph was built for it."""
         self._settle()
         company = self._company
-        self.drafting.saved(ms)
+        self._hold(trees, accepted, ms, usual)
+        if not self._due:
+            self.drafting.saved(ms)
         for i, (member, tree, what) in enumerate(zip(company.members, trees, accepted)):
             if what is None or not tree.n_nodes:
                 continue
             if (adaptive := company.free[i]) is not None:
                 company.prospect(adaptive).came(self._promised[i], what.n_accepted)
             if i in self.drafting.trying:
-                self.drafting.tried(company, i, what.n_accepted)
+                self.drafting.tried(company, i, _by_draft_alone(tree, what))
             if isinstance(member.controller, Adaptive):
                 member.controller.learn(tree, what)
             else:
                 member.controller.observe(tree, what)
+
+    def _hold(self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float, usual: bool) -> None:
+        """Hold the step against plain batching."""
+        if self._due and not any(tree.n_nodes for tree in trees):
+            self.account.paid(ms)
+        elif any(accepted) and self.costs.knows_plain(n := len(trees)):
+            plain = self.costs.plain(n)
+            if not usual:
+                nodes = sum([tree.n_nodes for tree in trees])
+                ms -= self.account.built(max(ms - self._expected(nodes), 0.0), plain)
+            tokens = sum([len(what.tokens) for what in accepted if what is not None])
+            self.account.came(ms, tokens * plain / n, plain)
 
     @property
     def members(self) -> list[Member]:
@@ -187,23 +231,35 @@ class Together:
         step, most, first = self.costs.step, self.most, 0
         for i, (plan, tree, adaptive) in enumerate(zip(self._plans, trees, self._company.free)):
             probability, first = gains[first : first + widths[i]], first + widths[i]
-            if adaptive is None or not plan.drafts or plan.depth is None or tree.evidence is not None:
+            if adaptive is None or not plan.drafts or plan.depth is None:
                 continue
             prospect = self._company.prospect(adaptive)
-            if prospect.tried < LOOK_AT_MOST or (prospect.tried + i) % LOOK_EVERY == 0:
+            is_looked_at = prospect.tried < LOOK_AT_MOST or (prospect.tried + i) % LOOK_EVERY == 0
+            if (
+                is_looked_at and tree.evidence is None
+            ):  # with copies it does not say what a draft alone is worth
                 whole = plan.least == -inf and plan.budget >= min(adaptive.budget, most)
                 self._unlearned.append(_Grown(adaptive, probability, tree, plan.depth + 1, whole))
             prospect.tried, prospect.tried_at = prospect.tried + 1, step
 
-    def _grown(self, prospect: Prospect, budget: int, i: int, longer: bool = False) -> tuple[int, float]:
+    def _grown(
+        self, prospect: Prospect, budget: int, i: int, longer: bool = False, copies: bool = False
+    ) -> tuple[int, float]:
         """Nodes of a tree to choose from, and the log-probability of the least of them: growing many to keep few costs time. Now
-        and then all are looked at. longer: than the last drafts."""
+        and then all are looked at. longer: than the last drafts; copies: of those alone, soon more once some are kept."""
         budget, recent, lasts = min(budget, self.most), prospect.recent, prospect.lasts
-        may_cut = len(recent) > 1 and (lasts or any(recent))
+        may_cut = len(recent) > 1 and (copies or lasts or any(recent))
         if longer or not may_cut or (self.costs.step + i) % LOOK_AT_ALL == 0:
             return budget, -inf
         least = floor(STEPS * (min(lasts) - LESS_LIKELY)) / STEPS if lasts else -inf
         return min(max(2 * max(recent) + 1, LEAST_GROWN), budget), least
+
+
+def _by_draft_alone(tree: Tree, accepted: Accepted) -> int:
+    """Accepted nodes that copies did not offer as well: those would have come without a draft."""
+    if tree.sources is None:
+        return accepted.n_accepted
+    return sum([tree.sources[node] == DRAFT for node in accepted.kept])
 
 
 @lru_cache(PLANS)

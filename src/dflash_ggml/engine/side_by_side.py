@@ -11,6 +11,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from ..decode.accept import Accepted, followed
+from ..decode.account import RUN, Account
 from ..decode.candidates import Candidates, NoNumbers
 from ..decode.company import Member
 from ..decode.costs import Costs
@@ -35,7 +36,10 @@ class SideBySide(Stepper):
     def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
         super().__init__(passes, drafter, costs)
         self.joint = JointCosts(costs)
-        self.together = Together(drafter.depth if drafter else 0, passes.most_columns)
+        account = Account() if passes.device.is_gpu else Account(RUN, bounds_graphs=True)
+        self.together = Together(drafter.depth if drafter else 0, passes.most_columns, account)
+        # of the last step of several: the milliseconds of what was done behind it, and whether it was plain
+        self._learning, self._was_plain = 0.0, False
 
     def step_each(
         self, runs: Items[Run], others: Items[Sequence] = (), plain: bool = False
@@ -52,7 +56,7 @@ class SideBySide(Stepper):
         return self._step_all(runs, others, plain)
 
     def _step_all(self, runs: Items[Run], others: Items[Sequence], plain: bool) -> list[Step | Exception]:
-        sequences, clock = [run.sequence for run in runs], Clock()
+        sequences, clock, before = [run.sequence for run in runs], Clock(), self.passes.graphs.builds
         plans = [Plan("plain", 0) for _ in runs] if plain else self._plans(runs)
         clock.lap("tree")
         trees = self._trees(runs, plans, clock)
@@ -78,12 +82,13 @@ class SideBySide(Stepper):
         clock.lap("host")
         self._commit(forest, [what for what, _ in came], columns)
         clock.lap("commit")
+        usual = self.passes.graphs.builds == before and graph.is_warm
         if self.passes.graphs.builds == built and graph.is_warm:
             self._learn_costs(forest, plans, clock)
-        times = clock.times
-        self._observe(
-            runs, trees, [what for what, _ in came], sum((times.draft, times.tree, times.verify, times.host))
-        )
+        self._was_plain = all(plan.kind == "plain" for plan in plans)
+        ms = clock.times.total + self._learning
+        self._observe(runs, trees, [what for what, _ in came], ms, usual)
+        self._learning = clock.lap("host")
         done = [
             what if isinstance(what, Exception) else self._step_of(run, plan, tree, what, rows, clock)
             for run, plan, tree, (what, rows) in zip(runs, plans, trees, came)
@@ -149,9 +154,9 @@ class SideBySide(Stepper):
             else:
                 found[i] = candidates
         clock.lap("draft")
-        if self.passes.graphs.builds == built:
+        if self.passes.graphs.builds == built and len(runs) > 1:  # of one text of several too
             columns = ((depth or self.drafter.depth) + 1) * len(asked)
-            self._measured("draft", clock.times.draft, columns, len(asked), _mean_context(sequences))
+            self.joint.measured("draft", clock.times.draft, columns, len(asked), _mean_context(sequences))
         return found
 
     def _columns(self, forest: Forest, others: Items[Sequence]) -> list[int]:
@@ -269,7 +274,12 @@ class SideBySide(Stepper):
     # ---- what is learned and told
 
     def _observe(
-        self, runs: Items[Run], trees: Items[Tree], came: Items[Accepted | Exception], ms: float
+        self,
+        runs: Items[Run],
+        trees: Items[Tree],
+        came: Items[Accepted | Exception],
+        ms: float,
+        usual: bool,
     ) -> None:
         accepted = [None if isinstance(what, Exception) else what for what in came]
         for run, tree, what in zip(runs, trees, accepted):
@@ -280,15 +290,19 @@ class SideBySide(Stepper):
             if tree.evidence is not None and run.copies is not None:
                 observe(tree, what, run.copies.rates)
         if len(runs) > 1:
-            self.together.observe(trees, accepted, ms)
+            self.together.observe(trees, accepted, ms, usual)
         elif accepted[0] is not None and trees[0].width > 1:
             runs[0].controller.observe(trees[0], accepted[0])
 
     def _learn_costs(self, forest: Forest, plans: Items[Plan], clock: Clock) -> None:
         """Note what the passes of a step took."""
         times, n, context = clock.times, len(forest.sequences), _mean_context(forest.sequences)
-        if all(tree.width == 1 for tree in forest.trees) and not times.draft:
-            self._measured("plain", times.tree + times.verify + times.host + times.commit, n, n, context)
+        if all(plan.kind == "plain" for plan in plans):
+            # elsewhere the host is still busy with what a wide step gave
+            if self._was_plain or self.passes.device.is_gpu:
+                self._measured("plain", times.total, n, n, context)
+            return
+        if all(tree.width == 1 for tree in forest.trees):  # nothing was committed; and it was looked for
             return
         self._measured("verify", times.verify, forest.width, n, context)
         self._measured("commit", times.commit, 1, n)
