@@ -7,7 +7,8 @@ n nodes is worth (1 + p_1 + .. + p_n) / (C_draft + C_verify(n) + C_commit + C_ho
 
 Whether to draft at all, and how many columns, must be decided before there are candidates. For that a moving mean tells how many
 times plain decoding a drafted step was worth; where plain is ahead, a draft is tried now and then, so seldom that trying
-costs at most 1 % of the time, and again at once while trying pays. Nothing here looks at a draw of the target in the step
+costs at most 1 % of the time, and again at once while trying pays. What all that may lose of one text is bounded (`allowance`).
+Nothing here looks at a draw of the target in the step
 that it plans.
 
 Copied text costs no pass: what it is worth is known before anything is run. It is verified alone where that is worth more than
@@ -28,6 +29,7 @@ from typing import Protocol
 import numpy as np
 
 from .accept import Accepted
+from .allowance import Allowance
 from .calibration import Calibration
 from .copied import Copied, CopyRates, Cursor
 from .costs import Costs
@@ -39,7 +41,7 @@ from .sequence import Sequence
 from .tree import Tree
 
 PROBE_COST = 0.01  # share of the time that trying may take
-FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
+FIRST_PROBES = 1  # drafted steps that the first judgement of a block rests on
 MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
@@ -181,6 +183,8 @@ class Adaptive:
         self._reach = experience.reach
         self._reach += [REACH ** (d + 1) for d in range(len(self._reach), depth)]
         self._alone = False  # whether the step's tree is of copies alone
+        self._copied = NOTHING  # of it
+        self._may_lose = {True: Allowance(), False: Allowance()}  # by whether the draft is run
         self._nothing = 0  # looks in a row that found no copies
         self._foretold: tuple[int, list[tuple[int, int, Cursor]]] | None = (
             None  # votes for the token after a plain step
@@ -204,10 +208,13 @@ class Adaptive:
             if plan.kind != "plain":
                 return plan
             if alone is None:
+                for allowance in self._may_lose.values():
+                    allowance.earn()
                 if copied is not None:
                     self._foretold = context + 1, copied.votes(copied.root)
                 return plan
-        tree, best = alone
+        tree, self._copied = alone
+        best = self._copied
         self._used[best.nodes] = self._step
         self._alone = True
         return Plan("tree", best.nodes, drafts=False, tree=tree)
@@ -233,6 +240,8 @@ class Adaptive:
         """The tree of copies alone that is worth most, where that is more than plain decoding."""
         assert self.copies is not None and sequence.pending is not None
         rates = self.copies.rates
+        if self._may_lose[False].left <= 0:
+            return None
         if (
             self.depth
             and not self._waiting
@@ -265,6 +274,8 @@ class Adaptive:
     def _next(self, sequence: Sequence, costs: Costs, plain: float, may_repeat: bool) -> Plan:
         """The plan where copies alone are not the best. may_repeat: what repeats itself can be copied."""
         known, context = self.experience, sequence.n_tokens
+        if self._may_lose[True].left <= 0:
+            return self._wait(plain)
         repeats = self._waiting and may_repeat and self.repeats(sequence)
         if self._waiting and known.owed > PROBE_COST * plain and not repeats:
             return self._wait(plain)  # looking all else up would take a per cent or two of a short step
@@ -307,6 +318,8 @@ class Adaptive:
         return True
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
+        chosen = self._copied if self._alone else self._last
+        self._may_lose[not self._alone].book(len(accepted.tokens), 1 / chosen.token)
         if self._alone:
             return
         self.catch_up()
@@ -470,4 +483,5 @@ class Adaptive:
         least, less = (self._costs(costs, block, context).least for block in (whole, half))
         if least - less < WORTH_SAVING * least:
             return whole
-        return half if known.of(half).mean > known.of(whole).mean else whole
+        # until both were tried: what costs less
+        return half if known.of(half).mean >= known.of(whole).mean else whole

@@ -1,0 +1,29 @@
+"""What steps of one kind may lose of a text's time against plain decoding: the bound behind `never slower`.
+
+Estimates err, and a text may change its kind at any token. So whatever they say, what all drafted steps of a text have lost may
+exceed a few plain steps and a small share of the text by no more than the last of them lost. What they gained may be lost again,
+up to a limit: a hard part must not be paid for with all that an easy one has won.
+"""
+
+from __future__ import annotations
+
+START = 5.0  # plain steps that may be lost at once: some tries, and steps that gave less than usual
+SHARE = 0.02  # of a plain step for each token
+MOST = 16.0  # plain steps; gains beyond are not remembered
+
+
+class Allowance:
+    """The plain steps that may still be lost; after the step that went beyond it, less than none."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = START
+
+    def earn(self) -> None:
+        """A plain step gave a token."""
+        self.left = min(self.left + SHARE, MOST)
+
+    def book(self, tokens: int, steps: float) -> None:
+        """A step that took as long as so many plain ones gave so many tokens."""
+        self.left = min(self.left + (1 + SHARE) * tokens - steps, MOST)
