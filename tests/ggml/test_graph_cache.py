@@ -53,3 +53,13 @@ def test_a_graph_whose_memory_moved_is_built_again(device):
     run(device, cache, 8)
     assert cache.builds == built + 1
     cache.clear()
+
+
+def test_graphs_are_cold_until_they_have_run_a_few_times(device):
+    cache = GraphCache(Workspace(device))
+    found = []
+    for _ in range(4):
+        run(device, cache, 8)
+        found.append((cache.cold, dict(cache)[8].is_warm))
+    assert found == [(1, False), (2, False), (2, True), (2, True)]
+    cache.clear()

@@ -172,8 +172,8 @@ class Together:
     def observe(
         self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float, usual: bool = True
     ) -> None:
-        """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed. usual: no
-        graph was built for it."""
+        """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed. usual:
+        all its graphs had run before, as often as it takes until they are fast."""
         self._settle()
         company = self._company
         self._hold(trees, accepted, ms, usual)

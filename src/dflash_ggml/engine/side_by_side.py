@@ -56,7 +56,7 @@ class SideBySide(Stepper):
         return self._step_all(runs, others, plain)
 
     def _step_all(self, runs: Items[Run], others: Items[Sequence], plain: bool) -> list[Step | Exception]:
-        sequences, clock, before = [run.sequence for run in runs], Clock(), self.passes.graphs.builds
+        sequences, clock, before = [run.sequence for run in runs], Clock(), self.passes.graphs.cold
         plans = [Plan("plain", 0) for _ in runs] if plain else self._plans(runs)
         clock.lap("tree")
         trees = self._trees(runs, plans, clock)
@@ -66,7 +66,8 @@ class SideBySide(Stepper):
         columns = self._columns(forest, others)
         watches = [self._watch(run, tree.tokens) for run, tree in zip(runs, trees)]
         clock.lap("tree")
-        graph, built = self._verify(forest, watches, columns), self.passes.graphs.builds
+        drafted = self.passes.graphs.cold
+        graph = self._verify(forest, watches, columns)
         if len(runs) > 1:
             clock.lap("verify")
             self.together.meanwhile()
@@ -82,8 +83,8 @@ class SideBySide(Stepper):
         clock.lap("host")
         self._commit(forest, [what for what, _ in came], columns)
         clock.lap("commit")
-        usual = self.passes.graphs.builds == before and graph.is_warm
-        if self.passes.graphs.builds == built and graph.is_warm:
+        usual = self.passes.graphs.cold == before
+        if self.passes.graphs.cold == drafted:
             self._learn_costs(forest, plans, clock)
         self._was_plain = all(plan.kind == "plain" for plan in plans)
         ms = clock.times.total + self._learning
@@ -144,7 +145,7 @@ class SideBySide(Stepper):
         found: list[Candidates | None] = [None] * len(runs)
         if not asked or self.drafter is None:
             return found
-        built, depths = self.passes.graphs.builds, [plans[i].depth for i in asked]
+        cold, depths = self.passes.graphs.cold, [plans[i].depth for i in asked]
         depth = None if None in depths else max(d or 0 for d in depths)
         sequences = [runs[i].sequence for i in asked]
         proposed = self.drafter.propose_each(sequences, max(plans[i].budget for i in asked), depth)
@@ -154,7 +155,7 @@ class SideBySide(Stepper):
             else:
                 found[i] = candidates
         clock.lap("draft")
-        if self.passes.graphs.builds == built and len(runs) > 1:  # of one text of several too
+        if self.passes.graphs.cold == cold and len(runs) > 1:  # of one text of several too
             columns = ((depth or self.drafter.depth) + 1) * len(asked)
             self.joint.measured("draft", clock.times.draft, columns, len(asked), _mean_context(sequences))
         return found

@@ -206,7 +206,7 @@ class Stepper:
         rows: list[np.ndarray] = []
         accepted = self._accept(run, tree, graph, found, rows, start)
         clock.lap("host")
-        built = self.passes.graphs.builds
+        cold = self.passes.graphs.cold
         sequence.torn = True
         self.passes.commit(sequence, accepted.path)
         sequence.commit(accepted.path, accepted.tokens)
@@ -219,7 +219,7 @@ class Stepper:
             observe(tree, accepted, run.copies.rates)
         run.controller.observe(tree, accepted)
         clock.lap("commit")
-        if self.passes.graphs.builds == built:
+        if self.passes.graphs.cold == cold:
             self.costs.measured("commit", clock.times.commit)
         self.costs.measured("host", clock.times.tree + clock.times.host, width)
         return Step(
@@ -239,11 +239,11 @@ class Stepper:
     ) -> Candidates | Merged:
         """What there is to verify, of the draft if it is asked; the columns of its features are free afterwards."""
         sequence = run.sequence
-        found, built, start = None, self.passes.graphs.builds, sequence.n_tokens
+        found, cold, start = None, self.passes.graphs.cold, sequence.n_tokens
         if drafter is not None:
             found = drafter.propose(sequence, plan.budget, plan.depth)
             clock.lap("draft")
-            if self.passes.graphs.builds == built:
+            if self.passes.graphs.cold == cold:
                 columns = (plan.depth or drafter.depth) + 1
                 self.costs.measured("draft", clock.times.draft, columns, start)
         if sequence.unseen:
@@ -252,7 +252,7 @@ class Stepper:
             if drafter is None:
                 self.passes.device.synchronize()
                 clock.lap("draft")
-                if self.passes.graphs.builds == built:
+                if self.passes.graphs.cold == cold:
                     self.costs.measured("append", clock.times.draft, context=start)
         if copied is None:
             assert found is not None

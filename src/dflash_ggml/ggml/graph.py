@@ -143,8 +143,17 @@ class Graph(Operations):
 
     @property
     def is_warm(self) -> bool:
-        """Whether the last run took what a run takes: the first touches memory, and a GPU captures one of the next two."""
-        return self.runs > 2
+        """Whether the last run took what a run takes."""
+        return self.runs > self._cold_runs
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the next run takes longer: the first touches memory, and a GPU captures one of the next two."""
+        return self.runs < self._cold_runs
+
+    @property
+    def _cold_runs(self) -> int:
+        return 3 if self.device.is_gpu else 2
 
     @property
     def n_nodes(self) -> int:

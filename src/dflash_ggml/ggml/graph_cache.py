@@ -15,6 +15,7 @@ class GraphCache:
     def __init__(self, workspace: Workspace, limit: int = 48) -> None:
         self.workspace, self.limit = workspace, limit
         self.builds = 0
+        self.cold = 0  # times that a graph was asked for whose run takes longer than later ones
         self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
         self._past_runs = 0  # of graphs that are gone
 
@@ -23,11 +24,12 @@ class GraphCache:
         graph = self._graphs.get(key)
         if graph is not None and graph.valid:
             self._graphs.move_to_end(key)
+            self.cold += graph.is_cold
             return graph
         if graph is not None:
             self._drop(key)
         graph = build().place(self.workspace)
-        self.builds += 1
+        self.builds, self.cold = self.builds + 1, self.cold + 1
         self._graphs[key] = graph
         while len(self._graphs) > self.limit:
             self._drop(next(iter(self._graphs)))
