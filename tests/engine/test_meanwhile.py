@@ -80,3 +80,18 @@ def test_work_is_done_once_by_the_next_read(engine: Engine) -> None:
     fresh(engine)
     fresh(engine)
     assert done == ["second"]
+
+
+@pytest.mark.parametrize("how", ["read", "synchronize"])
+def test_work_is_done_once_before_a_device_is_waited_for(engine: Engine, how: str) -> None:
+    """The last that was asked for, once."""
+    done: list[int] = []
+    engine.prefill([1, 2, 3])
+    for i in range(2):
+        engine.device.before_waiting(lambda i=i: done.append(i))  # type: ignore[misc]
+    for _ in range(2):
+        if how == "read":
+            engine.device.read(engine.passes.state.live()[0])
+        else:
+            engine.device.synchronize()
+    assert done == [1]

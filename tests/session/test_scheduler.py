@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dflash_ggml.session.embedding import embed
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.session import Session, run_completion
 from reference.fake_engine import FakeEngine
-from reference.scheduled import GUARD_S, alone, config, events, read, request, session
+from reference.scheduled import GUARD_S, alone, config, events, read, request, session, together
 
 
 def test_a_fault_in_a_round_ends_those_in_it_and_not_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,3 +233,55 @@ def test_an_embedding_waits_for_rows() -> None:
     with pytest.raises(ContextOverflowError):
         embed(on, [72] * 700)
     on.close()
+
+
+class Gpu:
+    """A device that is waited for in every step, or never."""
+
+    n_threads, is_gpu = 2, True
+
+    def __init__(self) -> None:
+        self.work: Any = None
+
+    def before_waiting(self, work: Any) -> None:
+        self.work = work
+
+    def wait(self) -> None:
+        if self.work is not None:
+            work, self.work = self.work, None
+            work()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_readers_are_woken_while_a_gpu_computes(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """Of a round after which texts are written on; nobody misses anything where it is not waited for."""
+    on, gpu, log = session(2), Gpu(), list[str]()
+    engine: Any = on.engine
+    step, tell = engine.step, on.scheduler._tell
+
+    def stepped(runs: Any) -> Any:
+        log.append("step")
+        if waits:
+            gpu.wait()
+        found = step(runs)
+        log.append("done")
+        return found
+
+    def told() -> None:
+        log.append("told")
+        tell()
+
+    monkeypatch.setattr(engine, "device", gpu)
+    monkeypatch.setattr(engine, "step", stepped)
+    monkeypatch.setattr(on.scheduler, "_tell", told)
+    asked = [request(i, max_tokens=60, ignore_eos=True) for i in range(2)]
+    expected = [alone(one).text for one in asked]
+    on.scheduler.start()
+    assert [answer.text for answer in together(on, asked)] == expected
+    on.close()
+    first, last = log.index("step"), len(log) - 1 - log[::-1].index("step")
+    between = log[first + 1 : last]
+    assert between.count("step") > 5
+    # between two steps nobody is woken, but for the end of the shorter text
+    assert sum(a == "done" and b == "told" for a, b in pairwise(between)) <= 1
+    assert not waits or between.count("told") >= between.count("step") - 1

@@ -169,6 +169,7 @@ class Device:
         self._computed, self._waited = 0.0, waited()  # seconds, since the last judgement and before it
         self._since = self._ended = 0.0  # when that began, and when the last graph had run
         self._meanwhile: Callable[[], None] | None = None
+        self._before_waiting: Callable[[], None] | None = None
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
         if self.backend == ffi.NULL:
             raise DeviceError(f"{info.name}: ggml could not open this device ({info.description})")
@@ -251,6 +252,15 @@ class Device:
         """Have `work` done when the next read waits: a GPU computes then. The last that was asked for counts."""
         self._meanwhile = work
 
+    def before_waiting(self, work: Callable[[], None]) -> None:
+        """Have `work` done when graphs are next waited for. The last that was asked for counts."""
+        self._before_waiting = work
+
+    def _waits(self) -> None:
+        if (work := self._before_waiting) is not None:
+            self._before_waiting = None
+            work()
+
     def read(self, t, count: int | None = None, offset: int = 0) -> np.ndarray:
         """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""
         dtype = NUMPY_TYPES[t.type]
@@ -259,6 +269,7 @@ class Device:
 
     def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
         """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
+        self._waits()
         if (work := self._meanwhile) is not None:
             self._meanwhile = None
             work()
@@ -348,6 +359,7 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait for all graphs."""
+        self._waits()
         lib.ggml_backend_synchronize(self.backend)
 
     def can_mark(self) -> bool:

@@ -37,6 +37,7 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._borrowers = 0  # who wait for the wheel
+        self._untold = False  # that a round was made
         self._owed = False  # a round, to those who run: somebody has borrowed since the last
 
     def events(
@@ -169,6 +170,8 @@ class Scheduler:
         while True:
             with self._changed:
                 while not self._closed and (not self.rounds.is_busy or (self._borrowers and self._lends)):
+                    if self._untold:
+                        self._tell()
                     self._changed.wait()
                 if self._closed:
                     return
@@ -200,7 +203,17 @@ class Scheduler:
         try:
             self.rounds.make()
         finally:
-            self._driver = None
-            with self._changed:
-                self._owed = False
-                self._changed.notify_all()
+            self._driver, self._owed = None, False
+            goes_on = self._thread is not None and not self._borrowers and self.engine.device.is_gpu
+            if goes_on and any(task.is_written for task in self.rounds.running):
+                self._untold = True
+                self.engine.device.before_waiting(self._tell)
+            else:
+                self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for events. Of a round after which texts are written on at once, when the next one waits for a GPU:
+        the interpreter runs one thread at a time, and the GPU would wait for all who were woken."""
+        with self._changed:
+            self._untold = False
+            self._changed.notify_all()
