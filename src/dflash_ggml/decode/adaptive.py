@@ -8,8 +8,7 @@ n nodes is worth (1 + p_1 + .. + p_n) / (C_draft + C_verify(n) + C_commit + C_ho
 Whether to draft at all, and how many columns, must be decided before there are candidates. For that a moving mean tells how many
 times plain decoding a drafted step was worth; where plain is ahead, a draft is tried now and then, so seldom that trying
 costs at most 1 % of the time, and again at once while trying pays. What all that may lose of one text is bounded (`allowance`).
-Nothing here looks at a draw of the target in the step
-that it plans.
+Nothing here looks at a draw of the target in the step that it plans.
 
 Copied text costs no pass: what it is worth is known before anything is run. It is verified alone where that is worth more than
 plain decoding and than a drafted step, in whose tree it would stand beside the draft's candidates.
@@ -41,7 +40,7 @@ from .sequence import Sequence
 from .tree import Tree
 
 PROBE_COST = 0.01  # share of the time that trying may take
-FIRST_PROBES = 1  # drafted steps that the first judgement of a block rests on
+FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
 MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
@@ -213,10 +212,9 @@ class Adaptive:
                 if copied is not None:
                     self._foretold = context + 1, copied.votes(copied.root)
                 return plan
-        tree, self._copied = alone
-        best = self._copied
+        tree, best = alone
         self._used[best.nodes] = self._step
-        self._alone = True
+        self._alone, self._copied = True, best
         return Plan("tree", best.nodes, drafts=False, tree=tree)
 
     def _look_up(self, sequence: Sequence) -> Copied | None:
@@ -483,5 +481,4 @@ class Adaptive:
         least, less = (self._costs(costs, block, context).least for block in (whole, half))
         if least - less < WORTH_SAVING * least:
             return whole
-        # until both were tried: what costs less
-        return half if known.of(half).mean >= known.of(whole).mean else whole
+        return half if known.of(half).mean > known.of(whole).mean else whole
