@@ -73,6 +73,15 @@ def test_auto_against_the_best_of_the_others_and_its_worst_text() -> None:
     assert {row["temperature"] for row in section.rows} == {0.0, 0.8}
 
 
+def test_the_worst_text_goes_by_the_median_of_its_rounds() -> None:
+    found = [
+        text("a", mode, ms)
+        for mode, speeds in (("plain", (100, 100, 99)), ("auto", (97, 98, 40)))
+        for ms in speeds
+    ]
+    assert "a, 0.970 times plain (median of 3 rounds)" in never_slower_report(bench(), found).notes[0]
+
+
 def test_what_auto_chose_is_in_files_and_not_on_the_terminal() -> None:
     section = never_slower_report(bench(), TEXTS)
     assert section.details is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from .measure import Job, Text, all_widths, by_prompt
@@ -38,14 +40,18 @@ def compared(texts: Sequence[Text], **first: object) -> list[Row]:
 
 
 def verdict(texts: Sequence[Text], row: Row) -> str:
-    """What is to be said of auto's row of `compared`."""
-    plain = by_prompt(text for text in texts if text.setting == "plain")
-    auto = by_prompt(text for text in texts if text.setting == "auto")
+    """What is to be said of auto's row of `compared`. A text's speed is the median of its rounds: on a CPU, plain decoding of the
+    same 200 tokens differs by some per cent between two rounds, and the worst of many single timings says little."""
+    plain = by_prompt([text for text in texts if text.setting == "plain"], statistics.median)
+    rounds = [text for text in texts if text.setting == "auto"]
+    auto = by_prompt(rounds, statistics.median)
     both = {prompt: auto[prompt] / plain[prompt] for prompt in auto if prompt in plain}
     said = f"auto is {row['to_best']:.3f} times the best fixed mode, {row['best_fixed']}"
     if both:
         worst = min(both, key=both.__getitem__)
         said += f"; on its worst text, {worst}, {both[worst]:.3f} times plain"
+        most = max(Counter(text.prompt for text in rounds).values())
+        said += f" ({f'median of {most} rounds' if most > 1 else 'timed once'})"
     widths = all_widths(text for text in texts if text.setting == "auto")
     used = ", ".join(f"{n or 'plain'}: {steps}" for n, steps in sorted(widths.items()))
     return f"{said}; passes by nodes: {used}."

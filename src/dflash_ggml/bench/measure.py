@@ -209,13 +209,15 @@ def ratios(texts: Iterable[Text], base: Iterable[Text]) -> dict[str, Any] | None
     return summary(ours[p] / theirs[p] for p in ours if p in theirs)
 
 
-def by_prompt(texts: Iterable[Text]) -> dict[str, float]:
-    """Mean tokens per second of each prompt."""
+def by_prompt(
+    texts: Iterable[Text], of_rounds: Callable[[Sequence[float]], float] = statistics.fmean
+) -> dict[str, float]:
+    """Tokens per second of each prompt, the mean of its rounds unless told otherwise."""
     found: dict[str, list[float]] = {}
     for text in texts:
         if text.per_second is not None:
             found.setdefault(text.prompt, []).append(text.per_second)
-    return {prompt: statistics.fmean(speeds) for prompt, speeds in found.items()}
+    return {prompt: of_rounds(speeds) for prompt, speeds in found.items()}
 
 
 def mean_length(texts: Iterable[Text]) -> float | None:
