@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import passes
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.place import Place
+from dflash_ggml.engine.step import Run
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state.kv_type import KV_TYPES
-from dflash_ggml.state.pool import UNIT
+from dflash_ggml.state.pool import CLOSE, UNIT
 from dflash_ggml.state.snapshot import Tensors
 
 IDS = np.random.default_rng(5).integers(0, 60, 700).tolist()
@@ -130,3 +132,62 @@ def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], de
             expected.append((place.logits.tolist(), steps(place, 200)))
             place.close()
         assert expected[0] == expected[1]
+
+
+def begun(place: Place, ids: list[int]) -> Run:
+    """A greedy text behind a prompt."""
+    place.prefill(ids)
+    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
+    run = place.begin(sampler, max_tokens=100, stop=lambda token: False)
+    place.first(run)
+    return run
+
+
+def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device: str) -> None:
+    """For one of them, to rows in which a text that is gone has left NaN."""
+    with load(toy_pair, device) as engine:
+        pool, written = engine.passes.rows, []
+        pool.apart = CLOSE
+        for shift in (False, True):
+            gone, moved, grown = (engine.open(200) for _ in range(3))
+            others = [pool.lend(pool.longest)] if shift else []
+            full = len(grown._lent) - engine.over
+            runs = [begun(moved, IDS[:100]), begun(grown, IDS[300 : 300 + full])]
+            start, left = moved.first_slot, gone._lent
+            gone.close()
+            if shift:
+                spoil(moved, left)
+                pool.left_in(left)
+            steps = engine.step(runs)
+            assert (moved.first_slot < start) == shift and not any(run.apart for run in runs)
+            written.append([step.tokens for step in steps])
+            for place in engine.places:
+                place.close()
+            for rows in others:
+                pool.give_back(rows)
+        assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("call", ["prefill", "hidden_states"])
+def test_nobody_moves_under_a_pass(toy_pair: tuple[Path, Path], device: str, call: str) -> None:
+    """A prompt of another thread that wants rows waits for it."""
+    with load(toy_pair, device) as engine:
+        pool = engine.passes.rows
+        pool.apart = CLOSE
+        gone, moved, grown = (engine.open(200) for _ in range(3))
+        others = pool.lend(pool.longest)
+        moved.prefill(IDS[:100])
+        rows = moved._lent
+        gone.close()
+        work = {
+            "prefill": lambda: grown.prefill(IDS[:300]),
+            "hidden_states": lambda: grown.hidden_states(IDS[:300], lambda part: None),
+        }[call]
+        thread = threading.Thread(target=work)
+        with engine.passing:  # as a step holds it
+            thread.start()
+            thread.join(0.3)
+            assert moved._lent == rows
+        thread.join()
+        assert moved._lent != rows and len(grown._lent) >= 300
+        pool.give_back(others)

@@ -126,7 +126,7 @@ class Committed(TextRows):
         if wanted > self.n_ctx:
             raise ContextOverflowError(f"Requested tokens ({wanted}) exceed context window of {self.n_ctx}")
         self.check_ids(ids)
-        self._have_rows(wanted)
+        self._guarded(partial(self._have_rows, wanted))  # for which others may move
         if len(ids):
             self._guarded(self._take_in)
             self.sequence.pending = self.sequence.logits = None
@@ -193,7 +193,7 @@ class Committed(TextRows):
                     f"Requested tokens ({len(ids)}) exceed context window of {self.n_ctx}"
                 )
             self.check_ids(ids)
-            self._have_rows(len(ids))
+            self._guarded(partial(self._have_rows, len(ids)))
             self._guarded(partial(self._aside, ids, take, should_stop))
 
     def _aside(

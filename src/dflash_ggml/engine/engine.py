@@ -118,6 +118,8 @@ class Engine(Place):
             try:
                 found = [self._ready(run) for run in runs]
                 able = [run for run, error in zip(runs, found) if error is None]
+                for run in able:  # once all have their rows: for those of the last the first may have moved
+                    self._places[run.sequence.lane]._overwrite()
                 self._seat_first(able)
                 together = [run for run in able if not run.apart]
                 passes = [together] if together else []

@@ -66,6 +66,7 @@ class Place(Committed):
 
     def _one_step(self, run: Run) -> Step:
         self.ready()
+        self._overwrite()
         try:
             (step,) = self.engine.stepper.step_each([run], self.engine.others([run]))
         finally:
@@ -108,10 +109,9 @@ class Place(Committed):
         return None
 
     def ready(self) -> None:
-        """Have what a step needs. Raises NoRoomError, or DeviceError after one that broke."""
+        """Have rows for a step, for which others may move. Raises NoRoomError, or DeviceError after one that broke."""
         self._usable()
         self._have_rows(self.n_tokens + 1)
-        self._overwrite()
 
     def begin(
         self,
