@@ -75,9 +75,8 @@ class Together:
         self._unlearned: list[_Grown] = []
         # of the last `share`: trees, their widths, what their nodes promise, and how many of each were taken
         self._shared: tuple[Items[Tree], list[int], NDArray[np.float64], list[int]] | None = None
-        self._ends: list[
-            int
-        ] = []  # nodes of all texts that fill a pass of the step under way, and what it takes then
+        # nodes of all texts that fill a pass of the step under way, and what it takes then
+        self._ends: list[int] = []
         self._ms: list[float] = []
         self._expected: Callable[[int], float] = lambda nodes: 0.0  # what it takes by all nodes
 

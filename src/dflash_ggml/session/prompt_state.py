@@ -35,9 +35,8 @@ class PromptState:
     ) -> None:
         self.engine = engine
         self._held = held
-        self._wanted = set[
-            int
-        ]()  # positions of the prompt being taken in, or about to be, to keep snapshots at
+        # positions of the prompt that is being taken in, or is about to be, at which to keep a snapshot
+        self._wanted = set[int]()
         self.cache = cache
         self.disk = disk
         self._row_valid = False  # whether engine.logits belongs to the last committed token
