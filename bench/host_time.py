@@ -24,9 +24,9 @@ from common import ROOT, header, save
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode import adaptive, calibration, costs, plan, sequence
-from dflash_ggml.decode.adaptive import Experience
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.costs import Costs, Pass, Point
+from dflash_ggml.decode.experience import Experience
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.suffix import Copies
 from dflash_ggml.engine import step

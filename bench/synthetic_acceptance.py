@@ -27,7 +27,7 @@ from dflash_ggml.bench.runner import FULL, WARM_UP, Bench
 from dflash_ggml.bench.sections import Column, Section, plain
 from dflash_ggml.bench.terminal import Lines
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.decode.adaptive import Experience
+from dflash_ggml.decode.experience import Experience
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.state.snapshot import Snapshot
 

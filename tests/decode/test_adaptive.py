@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.adaptive import HOPELESS_AFTER, Adaptive, Experience, block_choices, step_ends
+from dflash_ggml.decode.adaptive import HOPELESS_AFTER, Adaptive
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.controller import controller
 from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.experience import Experience
 from dflash_ggml.decode.tree import Tree, chain
+from dflash_ggml.decode.widths import block_choices, step_ends
 from reference.virtual_clock import CPU, H100, RANKS, Machine, Run, Text, decode
 
 DEPTH, BUDGET = 15, 31

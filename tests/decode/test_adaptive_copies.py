@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from dflash_ggml.decode.accept import walk
-from dflash_ggml.decode.adaptive import Adaptive, Experience
+from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.controller import controller
 from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.experience import Experience
 from dflash_ggml.decode.merged import Merged, observe
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import Mode
-from dflash_ggml.decode.adaptive import Adaptive, Experience
+from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.allowance import MOST, SHARE, START, Allowance
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.controller import controller
 from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.experience import Experience
 from reference.virtual_clock import CPU, H100, RANKS, Machine, Run, Text, decode
 
 EXACT = {"h100": replace(H100, noise=0.0), "cpu": replace(CPU, noise=0.0)}

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dflash_ggml.decode.adaptive import Adaptive, Experience
+from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.company import Company, Member
 from dflash_ggml.decode.controller import Fixed
 from dflash_ggml.decode.costs import Costs, Point
 from dflash_ggml.decode.drafting import STARVED, Choice, blocks
+from dflash_ggml.decode.experience import Experience
 from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.prospect import Prospect

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.adaptive import Experience
 from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.experience import Experience
 from dflash_ggml.drafts.suffix import Copies
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.step import Run, Stepper

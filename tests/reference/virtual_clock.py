@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.adaptive import Adaptive, Experience
+from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.company import Member
 from dflash_ggml.decode.controller import Controller
 from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.experience import Experience
 from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from math import inf
@@ -32,16 +31,17 @@ from .allowance import COPIES, Allowance
 from .calibration import Calibration
 from .copied import Copied, CopyRates, Cursor
 from .costs import Costs
+from .experience import MEMORY, Experience
 from .merged import DRAFT, Merged
 from .plan import Plan
 from .prospect import Prospect
 from .repetition import Repetition
 from .sequence import Sequence
 from .tree import Tree
+from .widths import NOTHING, Cut, Table, block_choices, step_ends
 
 PROBE_COST = 0.01  # share of the time that trying may take
 FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
-MEMORY = 16.0  # drafted steps that a moving mean looks back over
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
 WORTH_SAVING = 0.03  # of a step; half a block that saves less is not looked at
@@ -65,65 +65,7 @@ COPIES_ALONE = 0  # columns of a draft that is not run
 log = logging.getLogger("dflash_ggml")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What was chosen of a tree: drafted nodes, how many times plain decoding the step is expected to be worth, and the
-    milliseconds that it loses against plain."""
-
-    nodes: int
-    times: float
-    loss: float
-    token: float = 0.0  # how many times plain decoding each token of the step makes it worth
-
-
-@dataclass(slots=True)
-class Table:
-    """What drafted steps cost with a draft of so many columns. ms: by nodes; least: of them; is_sure: whether the draft was
-    measured more than once or twice; due: the step at which it is made anew; asked: the one at which that was put off."""
-
-    ms: dict[int, float]
-    least: float
-    is_sure: bool
-    due: int
-    asked: int | None = None
-
-
-NOTHING, PLAIN = Cut(0, 0.0, 0.0), Plan("plain", 0)
-
-
-@dataclass(slots=True)
-class Worth:
-    """A moving mean of how many times plain decoding a drafted step was worth."""
-
-    mean: float = 0.0
-    weight: float = 0.0  # samples that the mean stands for
-    tried: int = 0
-
-    def learn(self, times: float) -> None:
-        self.tried += 1
-        self.weight = min(self.weight + 1, MEMORY)
-        self.mean += (times - self.mean) / self.weight
-
-
-@dataclass(slots=True)
-class Experience:
-    """What is known of the sources from all sequences of an engine.
-
-    worth: per columns of the draft's block. owed: milliseconds that trying has cost and plain steps have not yet
-    paid back. last_loss: those of the last try. reach: how often the draft's path was kept to each depth.
-    """
-
-    calibration: Calibration = field(default_factory=Calibration)
-    reach: list[float] = field(default_factory=list)
-    worth: dict[int, Worth] = field(default_factory=dict)
-    owed: float = 0.0
-    last_loss: float = 0.0
-    drafted: int = 0  # steps
-    right: int = 0  # accepted nodes that the draft offered
-
-    def of(self, block: int) -> Worth:
-        """The worth of steps with a draft of `block` columns."""
-        return self.worth.setdefault(block, Worth())
+PLAIN = Plan("plain", 0)
 
 
 class CopySource(Protocol):
@@ -134,19 +76,6 @@ class CopySource(Protocol):
     def look_up(self, sequence: Sequence) -> Copied | None:
         """What followed where the end of the text stood before."""
         ...
-
-
-def step_ends(budget: int) -> list[int]:
-    """Node counts at which one more node would start a wider pass, up to `budget`; the root takes a column too."""
-    ends = [n for n in (1, 2, 3, 5, 7) if n <= budget]
-    ends += range(15, budget + 1, 8)
-    return ends if ends[-1] == budget else [*ends, budget]
-
-
-def block_choices(depth: int) -> list[int]:
-    """Columns that a draft of `depth` positions may be run with: the whole block, and half of it."""
-    whole = depth + 1
-    return [whole, whole // 2] if whole >= 8 else [whole]
 
 
 class Adaptive:

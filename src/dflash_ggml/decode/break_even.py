@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .adaptive import block_choices, step_ends
 from .costs import Costs
 from .tree import verify_width
+from .widths import block_choices, step_ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from typing import Protocol, get_args
 from ..config import Mode
 from ..errors import ConfigError
 from .accept import Accepted
-from .adaptive import Adaptive, CopySource, Experience
+from .adaptive import Adaptive, CopySource
 from .costs import Costs
+from .experience import Experience
 from .plan import Plan
 from .sequence import Sequence
 from .tree import Tree

@@ -13,11 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from ..decode.adaptive import block_choices
 from ..decode.candidates import NoNumbers
 from ..decode.costs import Pass, Point
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
+from ..decode.widths import block_choices
 from ..drafts.drafter import Drafter
 from .passes import TargetPasses
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from ..config import EngineConfig
-from ..decode.adaptive import Experience
+from ..decode.experience import Experience
 from ..decode.sequence import Sequence
 from ..errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
 from ..state.memory import SCRATCH

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
 from ..config import EngineConfig
-from ..decode.adaptive import Experience
 from ..decode.costs import Costs
+from ..decode.experience import Experience
 from ..decode.sequence import Sequence
 from ..drafts.drafter import Drafter
 from ..ggml.device import Device
