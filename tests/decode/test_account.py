@@ -102,6 +102,12 @@ def test_building_graphs_is_free_until_its_time_is_used_up():
     assert sum(bounded.built(10.0, 4.0) for _ in range(20)) == pytest.approx(GRAPHS * 4.0)
 
 
+def test_a_step_of_which_no_time_is_left_says_nothing_of_what_it_was_worth():
+    account = Account()
+    account.came(0.0, 0.0, 0.0)
+    assert (account.left, account.ahead) == (0.0, Account().ahead)
+
+
 def test_a_step_that_is_plain_for_the_account_looks_at_nothing():
     together = Together(DEPTH)
     decode_together(texts(4, 0), LINEAR_CPU, 20, DEPTH, together=together)

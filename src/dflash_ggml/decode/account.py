@@ -74,5 +74,6 @@ class Account:
         if self.left == inf:
             self.left = BEGINS * plain_step
         self.left = min(self.left + plain_ms - ms, max(HOLDS * plain_step, self.left))
-        self.ahead += (plain_ms / ms - self.ahead) / MEMORY
+        if ms > 0:  # else all of it was building graphs, beside plain steps of which nothing is known
+            self.ahead += (plain_ms / ms - self.ahead) / MEMORY
         self._curious += CURIOSITY * ms

@@ -198,7 +198,8 @@ class Together:
             plain = self.costs.plain(n)
             if not usual:
                 nodes = sum([tree.n_nodes for tree in trees])
-                ms -= self.account.built(max(ms - self._expected(nodes), 0.0), plain)
+                expected = max(self._expected(nodes), plain)  # costs that are derived may come to nothing
+                ms -= self.account.built(max(ms - expected, 0.0), plain)
             tokens = sum([len(what.tokens) for what in accepted if what is not None])
             self.account.came(ms, tokens * plain / n, plain)
 
