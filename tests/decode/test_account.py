@@ -115,3 +115,22 @@ def test_a_step_that_is_plain_for_the_account_looks_at_nothing():
     before = together.costs.step
     run = decode_together(texts(4, 0), LINEAR_CPU, 10, DEPTH, together=together)
     assert not any(run.drafting) and together.costs.step == before
+
+
+def test_a_patient_account_begins_and_holds_as_many_times_as_much():
+    account = Account(patience=25.0)
+    account.came(8.0, 4.0, 4.0)
+    assert account.left == 25 * BEGINS * 4.0 - 4.0
+    for _ in range(1000):
+        account.came(4.0, 8.0, 4.0)
+    assert account.left == 25 * HOLDS * 4.0
+
+
+def test_a_machine_that_slept_within_a_step_is_soon_forgiven():
+    account, waited = Account(), 0
+    account.came(60_000.0, 6.0, 4.0)
+    while account.is_empty:
+        assert account.wants_plain(4.0)
+        account.paid(4.0)
+        waited += 1
+    assert waited <= BEGINS / SHARE + 1

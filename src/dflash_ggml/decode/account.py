@@ -16,6 +16,8 @@ SHARE = 0.01  # of a plain step's time that may be spent on what is not plain
 BEGINS = 4.0  # plain steps' time that an engine's first tries may lose
 GRAPHS = 10.0  # plain steps' time that an engine's first graphs may take beside that; later ones are losses like all others
 HOLDS = 8.0  # plain steps' time of gains that later losses may be drawn from
+# times as much of both on a GPU: drafting seldom loses there for long, and what it costs is known late, since graphs are captured
+PATIENCE = 25.0
 CURIOSITY = 0.002  # of the time that may be lost by steps that are plain only to see what they take
 SOON, OFTEN, SELDOM = 1, 16, 200  # steps between those: where it is not known, at the least, at the most
 RUN = 3  # of those in a row where the host has the processors that passes run on: it is still busy with what a wide one gave
@@ -25,10 +27,12 @@ MEMORY = 16.0  # steps that a moving mean looks back over
 @dataclass(slots=True)
 class Account:
     """left: milliseconds that may be lost; not known before plain batching was measured. since: steps since one was plain. run:
-    plain ones in a row. ahead: how many times as much as plain batching the last others gave."""
+    plain ones in a row. ahead: how many times as much as plain batching the last others gave. patience: times as much that may be
+    lost, of what an account begins with and of what it holds."""
 
     in_a_row: int = 1  # plain steps by which it is seen what one takes
     bounds_graphs: bool = False  # whether building graphs is a loss, beyond their own time
+    patience: float = 1.0
     left: float = inf
     since: int = 0
     run: int = 0
@@ -72,8 +76,11 @@ class Account:
     def came(self, ms: float, plain_ms: float, plain_step: float) -> None:
         """Another took so long, and plain batching takes `plain_ms` for as many tokens. plain_step: for one of each text."""
         if self.left == inf:
-            self.left = BEGINS * plain_step
-        self.left = min(self.left + plain_ms - ms, max(HOLDS * plain_step, self.left))
+            self.left = self.patience * BEGINS * plain_step
+        left = min(self.left + plain_ms - ms, max(self.patience * HOLDS * plain_step, self.left))
+        self.left = max(
+            left, -BEGINS * plain_step
+        )  # a machine that slept within a step is not paid for in hours
         if ms > 0:  # else all of it was building graphs, beside plain steps of which nothing is known
             self.ahead += (plain_ms / ms - self.ahead) / MEMORY
         self._curious += CURIOSITY * ms

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from ..decode.accept import Accepted, followed
-from ..decode.account import RUN, Account
+from ..decode.account import PATIENCE, RUN, Account
 from ..decode.candidates import Candidates, NoNumbers
 from ..decode.company import Member
 from ..decode.costs import Costs
@@ -36,7 +36,8 @@ class SideBySide(Stepper):
     def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
         super().__init__(passes, drafter, costs)
         self.joint = JointCosts(costs)
-        account = Account() if passes.device.is_gpu else Account(RUN, bounds_graphs=True)
+        is_gpu = passes.device.is_gpu
+        account = Account(patience=PATIENCE) if is_gpu else Account(RUN, bounds_graphs=True)
         self.together = Together(drafter.depth if drafter else 0, passes.most_columns, account)
         # of the last step of several: the milliseconds of what was done behind it, and whether it was plain
         self._learning, self._was_plain = 0.0, False
