@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from .accept import Accepted
-from .allowance import COPIES, Allowance
+from .allowance import START_COPIES, Allowance
 from .calibration import Calibration
 from .copied import Copied, CopyRates, Cursor
 from .costs import Costs
@@ -112,7 +112,7 @@ class Adaptive:
         self._reach += [REACH ** (d + 1) for d in range(len(self._reach), depth)]
         self._alone = False  # whether the step's tree is of copies alone
         self._copied = NOTHING  # of it
-        self._may_lose = {True: Allowance(), False: Allowance(COPIES)}  # by whether the draft is run
+        self._may_lose = {True: Allowance(), False: Allowance(START_COPIES)}  # by whether the draft is run
         self._nothing = 0  # looks in a row that found no copies
         self._foretold: tuple[int, list[tuple[int, int, Cursor]]] | None = (
             None  # votes for the token after a plain step
