@@ -108,4 +108,5 @@ def test_recurrent_layers_of_several_shapes_are_refused():
 
 def test_buckets_rise_and_hold():
     for rows in range(1, 20_000, 37):
-        assert rows <= kv_bucket(rows) <= max(256, rows + rows // 4 + 256)
+        for on_gpu, least in ((False, 256), (True, 1024)):
+            assert rows <= kv_bucket(rows, on_gpu) <= max(least, rows + rows // 4 + least)

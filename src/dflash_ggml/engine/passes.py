@@ -97,7 +97,7 @@ class TargetPasses(PassOutputs):
         """The rows that a graph sees when `rows` are in use. Raises DeviceError when there are not as many."""
         if rows > self.n_rows:
             raise DeviceError(f"the caches have room for {self.n_rows} rows, not for {rows}")
-        return min(kv_bucket(rows), self.n_rows)
+        return min(kv_bucket(rows, self.device.is_gpu), self.n_rows)
 
     def reserve(self, columns: int, append: Append | None) -> None:
         """Take the scratch memory of a prompt batch: graphs have to be built anew when it grows."""

@@ -75,7 +75,7 @@ class ContextRows:
         """Rows that a graph must look at for a block that ends before position `end`."""
         if self.is_ring and lane:
             return (lane + 1) * self.n_rows
-        return min(kv_bucket(end if self.is_ring else first + end), self.n_rows)
+        return min(kv_bucket(end if self.is_ring else first + end, self.mask.device.is_gpu), self.n_rows)
 
     @property
     def pieces(self) -> int:

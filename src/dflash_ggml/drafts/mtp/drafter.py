@@ -166,7 +166,7 @@ class MtpDrafter(Drafter):
         assert sequence.pending is not None
         unseen, end, n = sequence.unseen, sequence.n_tokens, len(sequence.unseen)
         slots = sequence.slots(depth)
-        n_kv = min(kv_bucket(slots.stop), self._n_rows)
+        n_kv = min(kv_bucket(slots.stop, self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(("draft", n_kv, depth), lambda: self._build(n_kv, depth))
         over, spare = self.room - n, self.kv.n_rows - self.room - 1
         tokens = (*sequence.tokens[end - n : end], sequence.pending)
@@ -205,7 +205,7 @@ class MtpDrafter(Drafter):
         for s in sequences:
             if len(s.unseen) > room:
                 self._take_in(s, len(s.unseen) - room)
-        n_kv = min(kv_bucket(max(s.slots(depth).stop for s in sequences)), self._n_rows)
+        n_kv = min(kv_bucket(max(s.slots(depth).stop for s in sequences), self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(
             ("drafts", n_kv, depth, texts),
             lambda: drafts_graph(
