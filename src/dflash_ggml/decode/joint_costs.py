@@ -9,8 +9,10 @@ continue its curve; a draft's columns cost the same whosever they are.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
+from math import inf
 from statistics import median
 from typing import Literal
 
@@ -80,22 +82,25 @@ class JointCosts:
         return bool(fewer and more) and more <= 2 * fewer
 
     def _alone(self, kind: JointPass, columns: int, context: int) -> float:
-        """A pass of one sequence with so many columns; beyond the widest that is known on the line of the last two."""
+        """A pass of one sequence with so many columns. Wider ones than any of one sequence that were not measured are on the line
+        of the two before them, or on that to the next where it is lower: what is hoped for is tried and then known, what is feared
+        never is."""
         curve = self._all.get((kind, context))
         if curve is None:
             curve = self._all[kind, context] = self._widened(kind, context)
         if not curve:
             return 0.0
-        if columns > curve[-1][0]:
-            (w0, ms0), (w1, ms1) = curve[-2:] if len(curve) > 1 else ((0, 0.0), curve[-1])
-            return ms1 + (columns - w1) * max(ms1 - ms0, 0.0) / (w1 - w0)
-        before = curve[0]
-        for width, ms in curve:
-            if width >= columns:
-                at = 1.0 if width == before[0] else (columns - before[0]) / (width - before[0])
-                return before[1] + at * (ms - before[1])
-            before = width, ms
-        raise AssertionError("unreachable")
+        i = bisect(curve, (columns,))  # of the first that is no narrower
+        if i < len(curve) and (i == 0 or curve[i][0] == columns):
+            return curve[i][1]
+        hoped = inf
+        if columns > self._curve(kind, context)[-1][0]:
+            (w0, ms0), (w1, ms1) = curve[i - 2 : i] if i > 1 else ((0, 0.0), curve[0])
+            hoped = ms1 + (columns - w1) * max(ms1 - ms0, 0.0) / (w1 - w0)
+        if i == len(curve):
+            return hoped
+        (w0, ms0), (w1, ms1) = curve[i - 1 : i + 1]
+        return min(hoped, ms0 + (columns - w0) / (w1 - w0) * (ms1 - ms0))
 
     def _widened(self, kind: JointPass, context: int) -> list[tuple[int, float]]:
         """The curve of one sequence, continued by passes that are wider."""
