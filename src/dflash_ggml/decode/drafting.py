@@ -20,9 +20,9 @@ REFRESH = 8  # steps between looks at who drafts
 YOUNG, SOON = 64, 4  # steps in which it is looked at who drafts of new company more often, and how often
 FIRST = 2  # texts that are drafted where nothing is known of any
 FAIR = 0.01  # of the rate of all that is given up so that the slowest text is faster
-STARVED = 0.5  # of its speed in plain batching: less is expected of no text because others are drafted
+STARVED = 0.4  # of its speed in plain batching: less is expected of no text because others are drafted
 MARGIN = 0.02  # by which another set of drafting sequences must be ahead to be chosen
-OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what a part of it misses
+OTHER_BLOCK = 24  # steps after which a longer draft is run again, to see what a part of it misses
 SHORTEST = 4  # columns of a draft
 BORROWED = 4  # tries of new texts that are not paid back yet
 LEAST_GROWN = 3  # nodes of a tree that is grown to choose from
@@ -58,7 +58,8 @@ class Drafting:
         self.longer = False  # whether a longer draft is run than was chosen, to see what it adds
         self._chosen: Choice | None = None
         self._who: tuple[tuple[int, bool], ...] = ()  # whom the choice is about
-        self._chosen_at = self._whole_at = self._met_at = 0
+        self._chosen_at = self._longer_at = self._met_at = 0
+        self._looks = 0  # at longer drafts than were chosen
         self._saved = 0.0  # milliseconds that tries may take
         self._wanted = 0.0  # what the next one takes
         self._token = 0.0  # and a token in plain batching
@@ -80,16 +81,20 @@ class Drafting:
             self._look_again()
         chosen = self._chosen
         assert chosen is not None
-        block = chosen.block
-        if chosen.drafting and step - self._whole_at > OTHER_BLOCK:
-            whole, part = (self._costs.draft(len(chosen.drafting), b) for b in (self.blocks[0], block))
-            if block == self.blocks[0] or self._pays(whole - part):
-                block = self.blocks[0]
+        block, saving = chosen.block, False
+        if chosen.drafting and step - self._longer_at > OTHER_BLOCK:
+            # the next longer and the whole one by turns: the next one costs less
+            longer = [b for b in self.blocks if b > block] or [block]
+            other = longer[-1 - self._looks % len(longer)]
+            more, part = (self._costs.draft(len(chosen.drafting), b) for b in (other, block))
+            saving = not self._pays(more - part)
+            if not saving:
+                block, self._longer_at, self._looks = other, step, self._looks + 1
         elif not chosen.drafting and not fixed:
             block = self.blocks[min(1, len(self.blocks) - 1)]  # of a try
-        self.trying = self._tries(company, chosen.drafting, fixed, block)
+        self.trying = self._tries(company, chosen.drafting, fixed, block, saving)
         if block == self.blocks[0]:
-            self._whole_at = step
+            self._longer_at = step
         self.longer = block > chosen.block
         return Choice(chosen.drafting.union(self.trying), block, chosen.rate)
 
@@ -201,8 +206,11 @@ class Drafting:
 
     # ---- tries
 
-    def _tries(self, company: Company, drafting: frozenset[int], fixed: int, block: int) -> list[int]:
-        """Members that are drafted to see what they are worth: new ones at once, others when that has been saved up."""
+    def _tries(
+        self, company: Company, drafting: frozenset[int], fixed: int, block: int, saving: bool = False
+    ) -> list[int]:
+        """Members that are drafted to see what they are worth: new ones at once, others when that has been saved up, unless a
+        longer draft is being saved for."""
         left_out = [(i, a) for i, a in enumerate(company.free) if a and i not in drafting]
         if not left_out:
             return []
@@ -226,7 +234,7 @@ class Drafting:
         if not prospects[oldest].tried and self._saved > -BORROWED * cost:
             self._saved -= cost  # a new text may borrow its first try
             return [oldest]
-        return [oldest] if self._pays(cost) else []
+        return [oldest] if not saving and self._pays(cost) else []
 
     def _pays(self, ms: float) -> bool:
         """Take so much of what has been saved up for tries, if it is there."""
