@@ -407,7 +407,8 @@ class Adaptive:
         known = self.experience
         if self._step - self._whole_at > OTHER_BLOCK and self._last.nodes:
             return whole
-        least, less = (self._costs(costs, block, context).least for block in (whole, half))
-        if least - less < WORTH_SAVING * least:
+        table, shorter = (self._costs(costs, block, context) for block in (whole, half))
+        widest = max(table.ms)  # the same for both: the ends that are worth looking at differ
+        if table.ms[widest] - shorter.ms[widest] < WORTH_SAVING * table.least:
             return whole
         return half if known.of(half).mean > known.of(whole).mean else whole
