@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from reference.virtual_clock import (
     JOINT_CPU,
     JOINT_H100,
     SEVERAL_H100,
+    SEVERAL_H200,
     JointMachine,
     Placed,
     decode_together,
@@ -211,7 +213,7 @@ def test_what_plain_batching_takes_gets_known_though_drafting_pays():
 
 @pytest.mark.parametrize("plain", [6.0, 9.0, 10.5, 12.0, 14.0])
 def test_a_width_that_would_starve_a_text_gives_way_to_a_narrower_one(plain: float):
-    """Not the whole set of drafting texts with it: of the widths that leave half of its speed the best is taken."""
+    """Not the whole set of drafting texts with it: of the widths that leave it enough of its speed the best is taken."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
     for _ in range(3):
         costs.measured("plain", plain, 16, 16)
@@ -267,8 +269,20 @@ def test_one_heap_is_worth_more_than_equal_shares():
     assert shared.rate >= 1.08 * decode_together(texts(8, EASY, HARD), JOINT_H100, 200, share=equal).rate
 
 
-@pytest.mark.parametrize("n", [4, 8, 16])
-def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(n: int):
+@pytest.mark.parametrize(
+    "machine, n, times",
+    [
+        (SEVERAL_H100, 4, 1.08),
+        (SEVERAL_H100, 8, 1.08),
+        (SEVERAL_H100, 16, 1.08),
+        (SEVERAL_H200, 4, 1.1),
+        (SEVERAL_H200, 8, 1.1),
+        (SEVERAL_H200, 16, 1.05),
+    ],
+)
+def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(
+    machine: JointMachine, n: int, times: float
+):
     """Half easy, half hard, by what passes were measured to take; shares of 64 columns, after drafts as long."""
     columns = 64 // n
     plan = Plan("tree", columns - 1, depth=columns - 1)
@@ -277,9 +291,26 @@ def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(n: int):
         together.share(trees)
         return [tree.first(columns - 1) for tree in trees]
 
-    shared = decode_together(texts(n, EASY, HARD), SEVERAL_H100, 160)
-    others = decode_together(texts(n, EASY, HARD), SEVERAL_H100, 80, share=equal, plan=lambda p: [plan] * n)
-    assert shared.rate >= 1.08 * others.rate
+    shared = decode_together(texts(n, EASY, HARD), machine, 160)
+    others = decode_together(texts(n, EASY, HARD), machine, 80, share=equal, plan=lambda p: [plan] * n)
+    assert shared.rate >= times * others.rate
+
+
+def test_longer_drafts_are_looked_at_though_tries_could_take_all_that_is_saved():
+    """Texts that are left out wait while a longer draft is saved for; the next longer one and the whole one take turns."""
+    looks = []
+
+    class Noted(Together):
+        def observe(self, *came: object) -> None:  # type: ignore[override]
+            if self.drafting.longer and not self._due:
+                looks.append(max((plan.depth or 0) + 1 for plan in self._plans))
+            super().observe(*came)  # type: ignore[arg-type]
+
+    draft = {4: 1.0, 8: 1.0, 12: 1.1, 16: 1.2, 17: 4.0, 32: 6.0, 64: 12.0}
+    hopeless = (0.05, 0.5, 0.3)
+    made = texts(8, (0.75, 0.5, 0.3), hopeless, hopeless)
+    decode_together(made, replace(SEVERAL_H200, draft=draft), 400, together=Noted(DEPTH))
+    assert len(looks) >= 4 and {8, 16} <= set(looks)
 
 
 def test_drafts_shrink_when_there_are_many():
@@ -328,6 +359,23 @@ def test_costs_of_several_are_those_of_one_and_what_each_adds():
     assert costs.of("verify", 8, 3) == pytest.approx(10.0)
     assert costs.of("verify", 8, 5) == pytest.approx(11.0)
     assert costs.of("verify", 8, 1) == pytest.approx(9.0)
+
+
+def test_a_wide_pass_that_was_not_measured_is_hoped_to_be_cheap():
+    """Between what was measured it is no dearer than on their line, and no dearer than the narrower ones let hope: else a width
+    behind which costs rise would never be tried."""
+    alone = Costs()
+    alone.learn([Point("plain", 1, 0, 8.0), Point("draft", 8, 0, 1.0), Point("draft", 16, 0, 2.0)])
+    costs = JointCosts(alone)
+    for _ in range(3):
+        costs.measured("draft", 20.0, 128, 8)
+    assert costs.of("draft", 12, 1) == pytest.approx(1.5)
+    assert costs.of("draft", 64, 8) == pytest.approx(8.0)  # on the line of 8 and 16
+    assert costs.of("draft", 128, 8) == pytest.approx(20.0)
+    for _ in range(3):
+        costs.measured("draft", 19.0, 64, 8)
+    assert costs.of("draft", 96, 8) == pytest.approx(19.5)  # of 64 and 128: the other line is above
+    assert costs.of("draft", 64, 8) == pytest.approx(19.0)
 
 
 def test_a_slow_machine_is_slow_for_several_too():

@@ -258,6 +258,28 @@ SEVERAL_H100 = JointMachine(
     commit=0.06,
     plain={1: 8.2, 4: 9.4, 8: 10.0, 16: 12.1},
 )
+# the same on one H200, at 8f26a34, where drafts of more than 64 columns take two passes; trees of several levels
+SEVERAL_H200 = JointMachine(
+    {
+        1: 7.2,
+        2: 7.4,
+        4: 7.5,
+        8: 7.7,
+        16: 9.0,
+        24: 10.2,
+        32: 11.4,
+        40: 14.2,
+        48: 14.9,
+        56: 17.7,
+        64: 18.5,
+        128: 37.5,
+    },
+    {4: 1.3, 8: 1.4, 16: 1.5, 32: 2.0, 48: 2.7, 64: 2.9, 65: 4.5, 128: 5.7, 256: 11.0},
+    0.06,
+    (0.2, 0.03),
+    commit=0.02,
+    plain={1: 7.0, 4: 8.6, 8: 9.3, 16: 10.8},
+)
 # every column costs the same, whosever it is
 LINEAR_CPU = JointMachine(
     {1: 1.0, 128: 1.0 + 127 * 0.2}, {4: 0.5, 256: 0.5 + 252 * 0.05}, 0.1, (0.2, 0.05), commit=0.05

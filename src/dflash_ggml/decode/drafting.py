@@ -61,7 +61,7 @@ class Drafting:
         self._chosen_at = self._longer_at = self._met_at = 0
         self._looks = 0  # at longer drafts than were chosen
         self._saved = 0.0  # milliseconds that tries may take
-        self._wanted = 0.0  # what the next one takes
+        self._wanted = self._longer = 0.0  # what the next one takes, and a longer draft for all
         self._token = 0.0  # and a token in plain batching
         self._again: set[int] = set()  # controllers of those whose last try paid
         # what nodes promise by member, block and most of them, of the look under way
@@ -87,7 +87,8 @@ class Drafting:
             longer = [b for b in self.blocks if b > block] or [block]
             other = longer[-1 - self._looks % len(longer)]
             more, part = (self._costs.draft(len(chosen.drafting), b) for b in (other, block))
-            saving = not self._pays(more - part)
+            self._longer = more - part
+            saving = not self._pays(self._longer)
             if not saving:
                 block, self._longer_at, self._looks = other, step, self._looks + 1
         elif not chosen.drafting and not fixed:
@@ -105,7 +106,7 @@ class Drafting:
 
     def saved(self, ms: float) -> None:
         """A step took so long: a share of it may be spent on tries."""
-        self._saved = min(self._saved + PROBE_COST * ms, max(self._wanted, ms))
+        self._saved = min(self._saved + PROBE_COST * ms, max(self._wanted, self._longer, ms))
         self._again.clear()
 
     def tried(self, company: Company, i: int, accepted: int) -> None:

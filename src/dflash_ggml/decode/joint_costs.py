@@ -82,9 +82,11 @@ class JointCosts:
         return bool(fewer and more) and more <= 2 * fewer
 
     def _alone(self, kind: JointPass, columns: int, context: int) -> float:
-        """A pass of one sequence with so many columns. Wider ones than any of one sequence that were not measured are on the line
-        of the two before them, or on that to the next where it is lower: what is hoped for is tried and then known, what is feared
-        never is."""
+        """A pass of one sequence with so many columns.
+
+        Wider ones than any of one sequence that were not measured are on the line of the two before them, or on that to the next
+        where it is lower: what is hoped for is tried and then known, what is feared never is.
+        """
         curve = self._all.get((kind, context))
         if curve is None:
             curve = self._all[kind, context] = self._widened(kind, context)
