@@ -18,13 +18,12 @@ from .kv_type import KvType, row_bytes, stored_row
 from .rotation import Rotation, Rotations
 from .spec import KvLayer
 
-
 STEP, GPU_STEP = 256, 1024  # rows
 
 
 def kv_bucket(rows: int, on_gpu: bool = False) -> int:
-    """Cache rows of a graph when `rows` are in use: steps of 256 or, on a GPU, 1,024, from an eighth of the length on, so that graphs
-    stay few.
+    """Cache rows of a graph when `rows` are in use: steps of 256 (on a GPU 1,024) that grow from an eighth of the length on, so
+    that graphs stay few.
 
     On a GPU (27B shape) a new graph costs 15 to 30 ms, and `auto` wants four or five in each step of rows; attention over 512
     more rows costs 0.04 ms a pass.
