@@ -468,7 +468,8 @@ def test_threads_yield_where_nobody_asked_for_their_number(toy_pair, monkeypatch
     """Whatever the mode: fewer compute while other processes want the cores."""
     monkeypatch.setattr(device, "physical_cores", lambda: 3)
     monkeypatch.setattr(device, "WINDOW", 0.0)
-    monkeypatch.setattr(device, "waited", iter(range(0, 10**9, 10**6)).__next__)
+    waits = iter(range(0, 10**9, 10**6))
+    monkeypatch.setattr(device.Pool, "waited", lambda _: next(waits))
     with Engine.load(EngineConfig(*toy_pair, n_ctx=512, n_gpu_layers=0, calibrate="never", **options)) as e:
         e.prefill([3, 1, 4])
         assert e.device.n_threads == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from dflash_ggml.ggml import device as device_module
 from dflash_ggml.ggml.device import F32, Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
-from dflash_ggml.ggml.threads import CROWDED, PATIENCE, WINDOW, ThreadCount, waited
+from dflash_ggml.ggml.threads import CROWDED, PATIENCE, WINDOW, Pool, ThreadCount, tasks, waited
 
 QUIET, SHARED = CROWDED / 2, 2 * CROWDED  # seconds of waiting per second
 
@@ -73,8 +74,8 @@ def test_failed_tries_become_rare() -> None:
 
 
 def test_waiting_only_grows() -> None:
-    first = waited()
-    assert 0 <= first <= waited()
+    first = waited(tasks())
+    assert 0 <= first <= waited(tasks())
 
 
 def test_without_files_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,24 @@ def test_without_files_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("os.listdir", refused)
     monkeypatch.setattr("os.scandir", refused)
-    assert waited() == 0
+    assert not tasks()
+
+
+def test_a_thread_that_has_ended_waits_for_nothing() -> None:
+    assert waited(["999999999"]) == 0
+
+
+def test_only_threads_that_compute_are_asked() -> None:
+    """What loads files or answers clients beside them waits while they poll."""
+    device, over = Device.cpu(3, yielding=True), Event()
+    other = Thread(target=over.wait)
+    other.start()
+    pool = device._pool
+    assert pool is not None and len(pool._workers) == 2
+    assert pool._workers <= tasks() and str(other.native_id) not in pool._workers
+    over.set()
+    other.join()
+    device.close()
 
 
 def test_the_pool_follows_and_the_product_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +115,7 @@ def test_the_pool_follows_and_the_product_stays(monkeypatch: pytest.MonkeyPatch)
         clock += share
         return clock
 
-    monkeypatch.setattr(device_module, "waited", waiting)
+    monkeypatch.setattr(Pool, "waited", lambda _: waiting())
     device = Device.cpu(3, yielding=True)
     workspace = Workspace(device)
     g = Graph(device, 8)
@@ -139,12 +157,27 @@ def test_waiting_while_nothing_is_computed_is_no_crowding(monkeypatch: pytest.Mo
     waits = iter([0.0])
     monkeypatch.setattr(device_module, "WINDOW", 0.0)
     monkeypatch.setattr(device_module, "IDLE", 0.0)
-    monkeypatch.setattr(device_module, "waited", lambda: next(waits))
+    monkeypatch.setattr(Pool, "waited", lambda _: next(waits))
     with one_product() as (device, g):
         for between in (1e6, 2e6, 3e6):
             waits = iter([between, between])  # before the graph, after it
             g.run()
             assert device.threads_now == 2
+
+
+def test_another_thread_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has waited for so far is not what was waited for since the last judgement."""
+    waits = iter([0.0])
+    monkeypatch.setattr(device_module, "WINDOW", 0.0)
+    monkeypatch.setattr(Pool, "waited", lambda _: next(waits))
+    with one_product() as (device, g):
+        waits = iter([0.0, 0.0])
+        g.run()
+        waits = iter([1e6, 1e6])  # another thread: before the graph, after it
+        other = Thread(target=g.run)
+        other.start()
+        other.join()
+        assert device.threads_now == 2
 
 
 def test_a_fixed_count_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +212,7 @@ def test_what_is_waited_for_counts_by_the_time_that_passed(monkeypatch: pytest.M
         for _ in range(10):
             next(clock)  # nothing was computed for longer than IDLE
         before = iter([1.0, 1.03])
-        monkeypatch.setattr(device_module, "waited", lambda: next(before))
+        monkeypatch.setattr(Pool, "waited", lambda _: next(before))
         g.run()
         g.run()
         assert judged == [(pytest.approx(0.18), pytest.approx(0.03))]

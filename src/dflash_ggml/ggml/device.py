@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import ConfigError, DeviceError
 from .bindings import ffi, lib
-from .threads import IDLE, WINDOW, Pool, ThreadCount, waited
+from .threads import IDLE, WINDOW, Pool, ThreadCount
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
@@ -166,8 +166,9 @@ class Device:
         self.reference = reference
         self._pool: Pool | None = None
         self._count = ThreadCount(self.n_threads) if yielding and self.n_threads > 1 else None
-        self._computed, self._waited = 0.0, waited()  # seconds, since the last judgement and before it
+        self._computed = self._waited = 0.0  # seconds, since the last judgement and before it
         self._since = self._ended = 0.0  # when that began, and when the last graph had run
+        self._caller = 0  # the thread that it is about
         self._meanwhile: Callable[[], None] | None = None
         self._before_waiting: Callable[[], None] | None = None
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
@@ -336,18 +337,19 @@ class Device:
         if self._count is None or self._pool is None:
             return lib.ggml_backend_graph_compute_async(self.backend, cgraph)
         began = time.perf_counter()
-        if began - self._ended > IDLE:
-            self._computed, self._since, self._waited = 0.0, began, waited()
+        if began - self._ended > IDLE or self._caller != threading.get_native_id():
+            self._computed, self._since, self._waited = 0.0, began, self._pool.waited()
+            self._caller = threading.get_native_id()
         status = lib.ggml_backend_graph_compute_async(self.backend, cgraph)
         self._ended = time.perf_counter()
         self._computed += self._ended - began
         if self._computed >= WINDOW:
-            so_far, before = waited(), self._pool.n_threads
+            so_far, before = self._pool.waited(), self._pool.n_threads
             # a GPU's part in between is no computing, but threads poll, and wait for cores, meanwhile too
             self._pool.resize(self._count.judge(self._ended - self._since, so_far - self._waited))
             same = self._pool.n_threads == before
             self._computed, self._since = 0.0, time.perf_counter()
-            self._waited = so_far if same else waited()  # of the threads that there are now
+            self._waited = so_far if same else self._pool.waited()  # of the threads that there are now
         return status
 
     @property

@@ -2,7 +2,8 @@
 
 A graph goes from barrier to barrier, and ggml's threads spin there: where one of them waits for a core, all others wait for it,
 some hundred times a pass. The system tells how long each thread was ready to run and had no core: next to nothing where each
-has its own. Timing passes instead would need to know what they take alone. Involuntary context switches, which are cheaper to
+has its own. Only those that compute are asked: what loads files or writes answers beside them waits while they poll, and says
+nothing of others. Timing passes instead would need to know what they take alone. Involuntary context switches, which are cheaper to
 ask for, count a polite background process like a greedy one; barriers that sleep (both tried, bench/notes-cpu.md) cost half the
 speed of an idle machine or help little.
 """
@@ -10,6 +11,8 @@ speed of an idle machine or help little.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from threading import get_native_id
 
 from .bindings import ffi, lib
 
@@ -24,16 +27,20 @@ _TASKS = "/proc/self/task"
 _POLL = 2  # how long a thread polls for the next graph before it sleeps, in 131,072 pauses: about 10 ms on a Xeon; ggml: 50
 
 
-def waited() -> float:
-    """Seconds that the threads of this process were ready to run and had no core, so far; 0 where the system does not tell."""
-    total = 0
+def tasks() -> frozenset[str]:
+    """The threads of this process, as the system numbers them; none where it does not tell."""
     try:
-        tasks = os.listdir(_TASKS)
+        return frozenset(os.listdir(_TASKS))
     except OSError:  # another system, or no file can be opened
-        return 0.0
-    for task in tasks:
+        return frozenset()
+
+
+def waited(threads: Iterable[str]) -> float:
+    """Seconds that these threads were ready to run and had no core, so far; 0 where the system does not tell."""
+    total = 0
+    for thread in threads:
         try:
-            with open(f"{_TASKS}/{task}/schedstat") as file:
+            with open(f"{_TASKS}/{thread}/schedstat") as file:
                 total += int(file.read().split()[1])
         except (OSError, IndexError, ValueError):  # it has just ended, or nothing is kept
             continue
@@ -78,6 +85,7 @@ class Pool:
 
     def __init__(self, backend, n_threads: int) -> None:
         self._backend, self._pool, self.n_threads = backend, ffi.NULL, 0
+        self._workers: frozenset[str] = frozenset()
         self._process = os.getpid()
         self.resize(n_threads)
 
@@ -99,11 +107,17 @@ class Pool:
             return
         params = ffi.new("struct ggml_threadpool_params *", lib.ggml_threadpool_params_default(n_threads))
         params.poll = _POLL
+        before = tasks()
         old, self._pool, self.n_threads = self._pool, lib.ggml_threadpool_new(params), n_threads
+        self._workers = tasks() - before  # one that somebody else began in this moment does little harm
         lib.ggml_backend_cpu_set_n_threads(self._backend, n_threads)
         lib.ggml_backend_cpu_set_threadpool(self._backend, self._pool)
         if old != ffi.NULL:
             lib.ggml_threadpool_free(old)
+
+    def waited(self) -> float:
+        """Seconds that its threads, and the one that asks, were ready to run and had no core, so far."""
+        return waited([str(get_native_id()), *self._workers])
 
     def close(self) -> None:
         """End the threads; the backend must be gone."""
