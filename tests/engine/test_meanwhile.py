@@ -14,7 +14,7 @@ from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.step import Run, Stepper
 from reference.engine_kit import foretold, fresh, steps
 
-MS = {"plain": 1.0, "draft": 0.2, "append": 0.05, "verify": 1.1, "commit": 0.1, "host": 0.1}
+MS = {"plain": 1.0, "draft": 0.2, "append": 0.05, "verify": 1.1, "commit": 0.1, "host": 0.1, "after": 0.0}
 
 
 def as_on_a_gpu(stepper: Stepper, run: Run) -> None:

@@ -23,7 +23,8 @@ from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.claim import Claim
-from dflash_ggml.engine.step import SourceUse, Step, StepTimes
+from dflash_ggml.engine.clock import StepTimes
+from dflash_ggml.engine.step import SourceUse, Step
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
 from dflash_ggml.text.tokenizer import Tokenizer
 

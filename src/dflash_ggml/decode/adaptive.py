@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
-from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +30,7 @@ from .allowance import START_COPIES, Allowance
 from .calibration import Calibration
 from .copied import Copied, CopyRates, Cursor
 from .costs import Costs
+from .ends import MARGIN, REFRESH, Ends
 from .experience import MEMORY, Experience
 from .merged import DRAFT, Merged
 from .plan import Plan
@@ -38,20 +38,14 @@ from .prospect import Prospect
 from .repetition import Repetition
 from .sequence import Sequence
 from .tree import Tree
-from .widths import NOTHING, Cut, Table, block_choices, step_ends
+from .widths import NOTHING, Cut, Table, block_choices
 
 PROBE_COST = 0.01  # share of the time that trying may take
 FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
 FORGETTING = 0.99  # what a plain step leaves of that memory
 OTHER_BLOCK = 24  # steps after which the whole block is drafted again, to see what half of it misses
 WORTH_SAVING = 0.03  # of a step; half a block that saves less is not looked at
-CURIOSITY = 5e-4  # how much cheaper per step a width is hoped to have become since it was last used
-MOST_HOPE = 0.2
 HOPELESS_AFTER = 40  # drafted steps without a hit: such a draft does not belong to this target
-USUAL = 0.05  # share of the newest step in a width's usual worth
-MARGIN = 0.04  # by which a width must be ahead of the usual best to be chosen
-FLAT = 0.03  # of a step's cost; a width that saves less than that is left out
-REFRESH, MOST_REFRESH = 8, 24  # steps between looks at the costs, when a text begins and later
 COMPARE = 2  # steps between comparisons with a shorter block
 LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some more than the most
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
@@ -88,20 +82,19 @@ class Adaptive:
         self.budget, self.depth, self.experience, self.copies = budget, depth, experience, copies
         self.calibration = Calibration(experience.calibration)
         self.prospect: Prospect | None = None  # of the text beside others
-        self._ends = step_ends(budget)
+        self._ends = Ends(budget)
         self._blocks = block_choices(depth)
         self._block = self._blocks[0]
         self._last = NOTHING
         self._plain: float | None = None  # what a plain step costs
+        # what a plain step takes more behind a wide one; of several wide ones in a row the first has to answer for it
+        self._after_wide = self._after = 0.0
+        self._was_plain = True
         self._plain_until = 0  # the step at which that is looked up again
         self._step = 0
-        # by columns of the draft and nodes: a moving mean of tokens per millisecond
-        self._rates: dict[int, dict[int, float]] = {}
         self._recent: deque[int] = deque(maxlen=LOOK_BACK)  # nodes that were kept of the last trees
         self._probing = False  # whether the step is a try where plain decoding is ahead
         self._waiting = False  # whether the last step was plain until tries are paid back
-        self._used = dict.fromkeys(self._ends, 0)  # the step at which each width was last chosen
-        self._tables: dict[int, Table] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # of drafted steps, by nodes and columns
         self._now: tuple[Costs, int]  # the costs and the context of the step
         self._later: list[Callable[[], object]] = []  # what need not be done before a pass is launched
@@ -124,6 +117,8 @@ class Adaptive:
         self._alone = False
         if self._step >= self._plain_until:
             self._plain, self._plain_until = costs.of("plain", 1, context), self._step + REFRESH
+            self._after_wide = costs.of("after") or 0.0
+        self._after = self._after_wide if self._was_plain else 0.0
         plain = self._plain
         if plain is None:
             self._plain_until = self._step
@@ -136,13 +131,14 @@ class Adaptive:
             if plan.kind != "plain":
                 return plan
             if alone is None:
+                self._was_plain = True
                 for allowance in self._may_lose.values():
                     allowance.earn()
                 if copied is not None:
                     self._foretold = context + 1, copied.votes(copied.root)
                 return plan
         tree, best = alone
-        self._used[best.nodes] = self._step
+        self._ends.used[best.nodes] = self._step
         self._alone, self._copied = True, best
         return Plan("tree", best.nodes, drafts=False, tree=tree)
 
@@ -245,7 +241,7 @@ class Adaptive:
         return True
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
-        chosen = self._copied if self._alone else self._last
+        chosen, self._was_plain = self._copied if self._alone else self._last, False
         self._may_lose[not self._alone].book(len(accepted.tokens), 1 / chosen.token)
         if self._alone:
             return
@@ -321,53 +317,16 @@ class Adaptive:
                     took = self._costs(costs, block, context).ms
                     best = self._best(list(accumulate(within)), block, took, plain)
                     self.experience.of(block).learn(best.times)
-        self._used[self._last.nodes] = self._step
+        self._ends.used[self._last.nodes] = self._step
         self._recent.append(self._last.nodes)
 
-    def _best(self, gains: list[float], block: int, took: Mapping[int, float], plain: float) -> Cut:
-        """The best of the step ends; `gains`: expected tokens of a step by its drafted nodes, 1 for none.
-
-        Probabilities err, and the best of several is the one that errs upwards: another width than the usual best must be
-        ahead by a margin.
-        """
-        most, usual = len(gains) - 1, self._rates.setdefault(block, {})
-        best = base = 0
-        rates, hope, best_usual = dict[int, float](), 0.0, 0.0
-        for end, ms in took.items():
-            rates[end] = rate = gains[min(end, most)] / ms
-            before = usual.get(end, rate)
-            usual[end] = now = before + USUAL * (rate - before)
-            if now > best_usual:
-                best_usual, base = now, end
-            rate /= 1 - min(CURIOSITY * (self._step - self._used.get(end, self._step)), MOST_HOPE)
-            if rate > hope:
-                hope, best = rate, end
-        if hope < (1 + MARGIN) * rates[base]:
-            best = base
-        n, ms = min(best, most), took[best]
-        return Cut(n, gains[n] * plain / ms, ms - gains[n] * plain, plain / ms)
-
     def _costs(self, costs: Costs, block: int, context: int) -> Table:
-        """What drafted steps cost, looked up anew every few steps, once a device is busy."""
-        table = self._tables.get(block)
-        if table is None or (table.asked is not None and table.asked < self._step):
-            return self._look_at(costs, block, context)
-        if self._step >= table.due and table.asked is None:
-            table.asked = self._step
-            self._later.append(partial(self._look_at, costs, block, context))
-        return table
+        """What drafted steps cost, as `Ends` knows it."""
+        return self._ends.costs(costs, block, context, self._step, self._later)
 
-    def _look_at(self, costs: Costs, block: int, context: int) -> Table:
-        """Look the costs of drafted steps up, without ends that save next to nothing against a wider one: every width needs
-        graphs of its own."""
-        ms, wider = dict[int, float](), inf
-        for n, took in sorted(costs.drafted(self._ends, block, context).items(), reverse=True):
-            if took < (1 - FLAT) * wider:
-                ms[n] = wider = max(took, 1e-9)
-        due = self._step + min(REFRESH + self._step // 4, MOST_REFRESH)
-        found = Table(ms, min(ms.values()), costs.is_sure("draft", block, context), due)
-        self._tables[block] = found
-        return found
+    def _best(self, gains: list[float], block: int, took: Mapping[int, float], plain: float) -> Cut:
+        """The best of the step ends now; `gains`: expected tokens of a step by its drafted nodes, 1 for none."""
+        return self._ends.best(gains, block, took, plain, self._step, self._after)
 
     def _draft(self, costs: Costs, context: int) -> Plan:
         whole = self._block == self._blocks[0]
@@ -390,7 +349,7 @@ class Adaptive:
         if self._step % LOOK_AT_ALL == 0 or len(self._recent) < LOOK_BACK:
             return self.budget
         wanted = 1.3 * max(self._recent)
-        for end in self._ends:
+        for end in self._ends.all:
             if end > wanted:
                 return end
         return self.budget

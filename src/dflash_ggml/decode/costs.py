@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 
 from .tree import verify_width
 
-Pass = Literal["plain", "verify", "draft", "append", "commit", "host"]
+Pass = Literal["plain", "verify", "draft", "append", "commit", "host", "after"]
 
 WINDOW = 15  # measurements that a median is taken of: a change is noticed within some ten steps
 SURE = 5  # measurements of a kind of pass that its pace is the median of
@@ -70,8 +70,9 @@ class Costs:
     """Wall milliseconds of passes. Widths count columns; contexts are told apart by powers of two.
 
     plain: a whole plain step. verify, draft, commit: the passes of a drafted step; append: what a draft that is not run takes
-    to see what was committed; host: the rest of a drafted step, sampling and bookkeeping. What is timed are calls: on a GPU a
-    commit returns when it is launched, and the next draft waits for it, so only their sum is what they cost.
+    to see what was committed; host: the rest of a drafted step, sampling and bookkeeping; after: what the plain step behind it
+    takes more than others, since a CPU's caches hold other things. What is timed are calls: on a GPU a commit returns when it is
+    launched, and the next draft waits for it, so only their sum is what they cost.
     """
 
     def __init__(self) -> None:

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from .accept import Accepted
 from .account import Account
-from .adaptive import FLAT, MARGIN, Adaptive
+from .adaptive import Adaptive
 from .calibration import path_probabilities
 from .company import Company, Member
 from .drafting import LEAST_GROWN, Drafting
+from .ends import FLAT, MARGIN
 from .joint_costs import JointCosts
 from .merged import DRAFT
 from .plan import Plan

@@ -26,8 +26,9 @@ from ..decode.tree import Tree, root_only
 from ..drafts.drafter import Drafter
 from ..errors import as_exception
 from ..ggml.graph import Graph
+from .clock import Clock
 from .passes import TargetPasses
-from .step import Clock, Run, Step, Stepper
+from .step import Run, Step, Stepper
 
 
 class SideBySide(Stepper):

@@ -7,7 +7,6 @@ the target.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,28 +29,12 @@ from ..drafts.drafter import Drafter
 from ..drafts.suffix import NAME, Copies
 from ..errors import ConfigError, NoNumbersError
 from ..ggml.graph import Graph
+from .clock import Clock, StepTimes
 from .passes import TargetPasses
 
 Finish = Literal["stop", "length", "cancelled"]
 log = logging.getLogger("dflash_ggml")
 NAN = "the target's numbers are NaN: its file is damaged, or they overflow in it"
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Wall milliseconds of one step. tree: planning it and growing its tree. `host` is what the other four leave: masks,
-    sampling, bookkeeping."""
-
-    draft: float = 0.0
-    tree: float = 0.0
-    verify: float = 0.0
-    commit: float = 0.0
-    host: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """The whole step."""
-        return self.draft + self.tree + self.verify + self.commit + self.host
 
 
 @dataclass(slots=True)
@@ -90,7 +73,7 @@ class Run:
     """A sequence that is being decoded, and when it ends.
 
     limit: tokens that it may still emit. ends: whether a token ends the text. copies: of its text. keep_rows: hand the logits
-    out. apart: it has come to no numbers beside others, and is stepped alone since.
+    out. apart: it has come to no numbers beside others, and is stepped alone since. was_wide: its last step had several columns.
     """
 
     sequence: Sequence
@@ -101,6 +84,7 @@ class Run:
     keep_rows: bool = False
     finish: Finish | None = None
     apart: bool = False
+    was_wide: bool = False
 
     def emit(self, token: int) -> bool:
         """A token has been chosen; True if it is the last one."""
@@ -158,6 +142,7 @@ class Stepper:
                 self._give_up_drafting(run.sequence)
                 step = self._plain(run)
         run.sequence.statistics.took(step.tokens, step.n_draft, step.n_accepted)
+        run.was_wide = step.n_draft > 0
         if run.finish is None:
             self._meanwhile(run)
         else:
@@ -380,21 +365,14 @@ class Stepper:
         clock.lap("host")
         if graph.is_warm:  # sampling counts: a drafted step's is in its `host`
             spent = clock.times.tree + clock.times.verify + clock.times.host
-            self.costs.measured("plain", spent, context=start)
+            self._took_plain(run, spent, start)
         rows = (row,) if run.keep_rows and row is not None else None
         return Step((choice,), "plain", rows=rows, timings=clock.times)
 
-
-class Clock:
-    """Laps of one step, summed by name."""
-
-    def __init__(self) -> None:
-        self.times = StepTimes()
-        self._at = time.perf_counter()
-
-    def lap(self, name: str) -> float:
-        """Note the milliseconds since the last lap under `name`."""
-        now = time.perf_counter()
-        ms, self._at = (now - self._at) * 1e3, now
-        setattr(self.times, name, getattr(self.times, name) + ms)
-        return ms
+    def _took_plain(self, run: Run, ms: float, context: int) -> None:
+        """Note what a plain step took: behind a wide one what it took more than others, which that one has to answer for."""
+        usual = self.costs.of("plain", 1, context) if run.was_wide else None
+        if usual is None or ms < usual:
+            self.costs.measured("plain", ms, context=context)
+        if usual is not None:
+            self.costs.measured("after", max(ms - usual, 0.0))

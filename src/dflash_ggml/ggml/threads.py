@@ -3,9 +3,9 @@
 A graph goes from barrier to barrier, and ggml's threads spin there: where one of them waits for a core, all others wait for it,
 some hundred times a pass. The system tells how long each thread was ready to run and had no core: next to nothing where each
 has its own. Only those that compute are asked: what loads files or writes answers beside them waits while they poll, and says
-nothing of others. Timing passes instead would need to know what they take alone. Involuntary context switches, which are cheaper to
-ask for, count a polite background process like a greedy one; barriers that sleep (both tried, bench/notes-cpu.md) cost half the
-speed of an idle machine or help little.
+nothing of others. Timing passes instead would need to know what they take alone. Involuntary context switches, which are
+cheaper to ask for, count a polite background process like a greedy one; barriers that sleep (both tried, bench/notes-cpu.md)
+cost half the speed of an idle machine or help little.
 """
 
 from __future__ import annotations

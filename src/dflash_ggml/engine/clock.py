@@ -1,0 +1,38 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Wall milliseconds of one step. tree: planning it and growing its tree. `host` is what the other four leave: masks,
+    sampling, bookkeeping."""
+
+    draft: float = 0.0
+    tree: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return self.draft + self.tree + self.verify + self.commit + self.host
+
+
+class Clock:
+    """Laps of one step, summed by name."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> float:
+        """Note the milliseconds since the last lap under `name`."""
+        now = time.perf_counter()
+        ms, self._at = (now - self._at) * 1e3, now
+        setattr(self.times, name, getattr(self.times, name) + ms)
+        return ms
