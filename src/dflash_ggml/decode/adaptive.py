@@ -51,7 +51,7 @@ LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some 
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 REACH = 0.7  # of a draft that has not been tried: likelihood of each further token
-LOOKS, SELDOM = 8, 2  # looks for copies that found none, after which a plain step in so many is one more
+LOOKS, SELDOM = 8, 3  # looks for copies in a row that were worth no pass, after which a plain step in so many is one more
 UNSURE = (
     0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
 )
@@ -106,7 +106,7 @@ class Adaptive:
         self._alone = False  # whether the step's tree is of copies alone
         self._copied = NOTHING  # of it
         self._may_lose = {True: Allowance(), False: Allowance(START_COPIES)}  # by whether the draft is run
-        self._nothing = 0  # looks in a row that found no copies
+        self._nothing = 0  # looks for copies in a row that were worth no pass
         self._foretold: tuple[int, list[tuple[int, int, Cursor]]] | None = (
             None  # votes for the token after a plain step
         )
@@ -125,6 +125,8 @@ class Adaptive:
             return PLAIN  # what it costs must be known first
         copied = self._look_up(sequence)
         alone = None if copied is None else self._copy(sequence, copied, costs, plain)
+        if alone is not None:
+            self._nothing = 0
         if alone is None or alone[1].times < self._drafted_times(*alone, costs, plain, context):
             may_repeat = copied is not None or self.copies is None
             plan = self._next(sequence, costs, plain, may_repeat) if self.depth else PLAIN
@@ -153,9 +155,8 @@ class Adaptive:
                 self.copies.rates.learn([(cell, token == sequence.pending) for token, cell, _ in votes])
         if self._waiting and self._nothing >= LOOKS and self._step % SELDOM:
             return None
-        copied = self.copies.look_up(sequence)
-        self._nothing = 0 if copied else self._nothing + 1
-        return copied
+        self._nothing += 1
+        return self.copies.look_up(sequence)
 
     def _copy(
         self, sequence: Sequence, copied: Copied, costs: Costs, plain: float

@@ -7,7 +7,7 @@ up to a limit: a hard part must not be paid for with all that an easy one has wo
 
 from __future__ import annotations
 
-START = 5.0  # plain steps that may be lost at once: some tries, and steps that gave less than usual
+START = 3.0  # plain steps that may be lost at once: some tries, and steps that gave less than usual
 START_COPIES = 2.0  # the same for copies that are verified alone; one that fails loses a step or two
 SHARE = 0.02  # of a plain step for each token
 MOST = 16.0  # plain steps; gains beyond are not remembered

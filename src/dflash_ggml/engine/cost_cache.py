@@ -18,7 +18,7 @@ from typing import Any, get_args
 from ..decode.costs import Pass, Point
 from .products import ProductTable
 
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file, and of how its figures are measured
 
 
 def default_folder() -> Path:
