@@ -1,0 +1,118 @@
+"""Mode auto on the demo pair in float32, whose drafts are often right: texts that come, go and are given up.
+
+Plans depend on what passes take here, so no two runs plan alike; the words are those of plain decoding in all. 5 seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dflash_ggml.ggml.bindings")
+
+from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.adaptive import Adaptive
+from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "import numpy as np\n\n\ndef softmax(x, axis=-1):\n",
+    "x = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3,",
+    "def read_csv(path, sep=','):\n",
+)
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.8, "top_k": 20, "seed": 5},
+    {"temperature": 0.4, "repeat_penalty": 1.1, "seed": 6},
+)
+N = 32
+
+
+@dataclass
+class Job:
+    """A text to write. leaves: tokens after which it is given up."""
+
+    prompt: list[int]
+    sampling: dict[str, Any]
+    leaves: float = inf
+    written: list[int] = field(default_factory=list)
+    place: Any = None
+    run: Any = None
+
+    def how(self, engine: Engine, mode: str) -> dict[str, Any]:
+        sampler = Sampler(SamplingParams(**self.sampling), engine.n_vocab)
+        return {"sampler": sampler, "max_tokens": N, "mode": mode, "stop": lambda token: False}
+
+
+@pytest.fixture(scope="module", params=["draft", "draft and copies", "copies"])
+def engine(request: pytest.FixtureRequest, f32_target: Path, f32_draft: Path) -> Iterator[Engine]:
+    sources = {"draft": ("dflash",), "draft and copies": ("dflash", "suffix"), "copies": ("suffix",)}
+    config = EngineConfig(
+        f32_target,
+        f32_draft if request.param != "copies" else None,
+        spec=sources[request.param],
+        n_ctx=320,
+        parallel=3,
+        n_batch=64,
+        type_k="f32",
+        type_v="f32",
+        reference=True,
+        n_threads=1,
+        calibrate="never",
+    )
+    with Engine.load(config) as found:
+        yield found
+
+
+def expected(engine: Engine, job: Job) -> list[int]:
+    engine.reset()
+    engine.prefill(job.prompt)
+    return [token for step in engine.generate(**job.how(engine, "plain")) for token in step.tokens]
+
+
+def test_words_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between one text and three, in any lane; what of a step is booked is always a number above nothing."""
+    rng, booked, book = np.random.default_rng(1), list[float](), Adaptive.observe
+
+    def observe(self: Adaptive, tree: Any, accepted: Any) -> None:
+        booked.append((self._copied if self._alone else self._last).token)
+        book(self, tree, accepted)
+
+    monkeypatch.setattr(Adaptive, "observe", observe)
+    jobs = [
+        Job(engine.tokenizer.encode(prompt), SAMPLINGS[i % 3])
+        for i, prompt in enumerate((*PROMPTS, *PROMPTS[:3]))
+    ]
+    texts = [expected(engine, job) for job in jobs]
+    for job in jobs[1::3]:
+        job.leaves = int(rng.integers(2, N))
+    waiting, running, sizes = [*jobs], list[Job](), list[int]()
+    while waiting or running:
+        if waiting and len(running) < engine.parallel and (not running or rng.random() < 0.06):
+            job = waiting.pop(0)
+            job.place = engine.open(len(job.prompt) + N)
+            job.place.prefill(job.prompt)
+            job.run = job.place.begin(**job.how(engine, "auto"))
+            job.written += job.place.first(job.run).tokens
+            running.append(job)
+        sizes.append(len(running))
+        for job, step in zip([*running], engine.step([job.run for job in running]), strict=True):
+            assert not isinstance(step, Exception), repr(step)
+            job.written += step.tokens
+            if step.finish or len(job.written) >= job.leaves:
+                running.remove(job)
+                job.place.close()
+    for job, text in zip(jobs, texts):
+        assert job.written == (text if job.leaves == inf else text[: len(job.written)])
+    assert {1, 2} <= set(sizes) and sum(a != b for a, b in pairwise(sizes)) >= 8
+    assert booked and all(token > 0 for token in booked)
+    assert sum(job.run.sequence.statistics.accepted for job in jobs) > 10
