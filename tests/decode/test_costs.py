@@ -37,6 +37,22 @@ def test_other_contexts_lie_on_a_line():
     assert costs.of("draft", 16, 10_000) == pytest.approx(5.0), "a longer context is not cheaper"
 
 
+def test_contexts_that_are_near_each_other_make_no_slope():
+    """A text that ended soon behind a power of two; the next one begins with a few tokens, or with many."""
+    costs = Costs()
+    for n in range(90, 130):
+        costs.measured("plain", 1.0 if n < 128 else 1.1, context=n)
+    for n in (5, 60, 300, 5000):
+        assert 1.0 <= (costs.of("plain", 1, n) or 0.0) <= 1.1, n
+
+
+def test_no_context_is_so_short_that_a_pass_takes_nothing():
+    costs = Costs()
+    for n, ms in ((100, 1.0), (200, 3.0)):
+        costs.measured("plain", ms, context=n)
+    assert [(costs.of("plain", 1, n) or 0.0) > 0 for n in (0, 1, 10, 50)] == [True] * 4
+
+
 def test_widths_between_measured_ones_lie_on_a_line():
     costs = Costs()
     costs.learn(

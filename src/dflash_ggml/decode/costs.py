@@ -25,6 +25,7 @@ SURE = 5  # measurements of a kind of pass that its pace is the median of
 LEAST = 1e-6  # milliseconds: a coarse clock may say 0, and no pass is free
 FEW = 3  # measurements of which one that was disturbed is not the median
 SLOPES_FOR = 32  # measurements that a slope holds for: working it out takes longer than all else
+APART = 1.5  # times the shorter context that a longer one must be for a slope; between nearer ones it would be noise
 RECENT = 20  # measurements after which a kind has no say in the pace
 MOST_NOTED = 64  # measurements that wait to be taken in
 
@@ -199,7 +200,9 @@ class Costs:
         slope = self._slopes.get(of)
         if slope is None:
             slope = self._slopes[of] = self._slope(kind, width)
-        return nearest.median + slope * (context - nearest.context)
+        # behind no tokens a pass takes no less than nothing
+        slope = min(slope, nearest.median / max(nearest.context, 1))
+        return max(nearest.median + slope * (context - nearest.context), LEAST)
 
     def _slope(self, kind: Pass, width: int) -> float:
         """Milliseconds per token of context.
@@ -229,10 +232,12 @@ def _median(values: deque[float]) -> float:
 
 
 def _rise(octaves: dict[int, _Octave]) -> float | None:
-    """Milliseconds per token between the shortest and the longest context; None where there is but one."""
+    """Milliseconds per token between the shortest and the longest context; None where they are too near each other to say."""
     if len(octaves) < 2:
         return None
     low, high = octaves[min(octaves)], octaves[max(octaves)]
+    if high.context < APART * low.context:
+        return None
     return max(high.median - low.median, 0.0) / max(high.context - low.context, 1)
 
 
