@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from functools import partial
@@ -15,6 +16,7 @@ from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.embedding import embed
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.session import Session, run_completion
+from dflash_ggml.session.task import Task
 from reference.fake_engine import FakeEngine
 from reference.scheduled import GUARD_S, alone, config, events, read, request, session, together
 
@@ -285,3 +287,36 @@ def test_readers_are_woken_while_a_gpu_computes(monkeypatch: pytest.MonkeyPatch,
     # between two steps nobody is woken, but for the end of the shorter text
     assert sum(a == "done" and b == "told" for a, b in pairwise(between)) <= 1
     assert not waits or between.count("told") >= between.count("step") - 1
+
+
+def test_no_event_is_lost_that_comes_while_others_are_taken() -> None:
+    """Events are appended by who makes rounds, who has no lock of the reader's."""
+    on, n = session(2), 1_000_000
+    task = Task(on.prepare(request(1)), lambda seat: iter(()), None)  # type: ignore[arg-type, return-value]
+    taken: list[Any] = []
+
+    def write() -> None:
+        for i in range(n):
+            task.events.append(i)  # type: ignore[arg-type]
+            if i % 100 == 0:
+                on.scheduler._tell()
+        with on.scheduler._changed:
+            task.ended = True
+            on.scheduler._changed.notify_all()
+
+    writer = threading.Thread(target=write)
+    on.scheduler._thread = writer  # the reader waits, and makes no rounds
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        writer.start()
+        ended = False
+        while not ended:
+            batch, ended = on.scheduler._taken(task)
+            taken += batch
+            time.sleep(0.005)  # a slow one finds many
+    finally:
+        sys.setswitchinterval(before)
+    writer.join(GUARD_S)
+    assert taken == [*range(n)]
+    on.close()

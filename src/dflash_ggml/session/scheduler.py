@@ -84,9 +84,8 @@ class Scheduler:
                     while not task.events and not task.ended:
                         self._changed.wait()
                 if task.events or task.ended:
-                    batch = list(task.events)
-                    task.events.clear()
-                    return batch, task.ended
+                    # one by one: others may come meanwhile, since who makes rounds has no lock of ours
+                    return [task.events.popleft() for _ in range(len(task.events))], task.ended
             if self.is_driven_here():
                 raise ConfigError(
                     "this call came from inside a step on the same model; make it after the step"
