@@ -78,14 +78,21 @@ def test_requests_that_come_while_others_are_looked_at() -> None:
     on.close()
 
 
-def test_a_call_from_inside_a_step_is_refused() -> None:
+@pytest.mark.parametrize("driven", [False, True])
+def test_a_call_from_inside_a_step_is_refused(driven: bool) -> None:
     on = session(2)
+    if driven:
+        on.scheduler.start()
 
     def meddle(step: Any) -> None:
         list(run_completion(on, request(2)))
 
-    with pytest.raises(ConfigError, match="inside a step"):
-        list(run_completion(on, request(1), hooks=Hooks(on_step=meddle)))
+    answers: list[Any] = [Answer()]
+    run = run_completion(on, request(1), hooks=Hooks(on_step=meddle))
+    reader = threading.Thread(target=read, args=(run, answers, 0), daemon=True)
+    reader.start()
+    reader.join(10)
+    assert isinstance(answers[0], ConfigError) and "inside a step" in str(answers[0])
     on.close()
 
 
@@ -319,4 +326,29 @@ def test_no_event_is_lost_that_comes_while_others_are_taken() -> None:
         sys.setswitchinterval(before)
     writer.join(GUARD_S)
     assert taken == [*range(n)]
+    on.close()
+
+
+@pytest.mark.parametrize("how", ["close", "borrow"])
+def test_what_is_done_with_a_borrowed_place_may_meet_the_scheduler(how: str) -> None:
+    """A collector closes whose answer nobody reads wherever it runs; and whoever asks for another place is told, not let hang."""
+    on, said = session(2), list[str]()
+    run = run_completion(on, request(0, max_tokens=400, ignore_eos=True))
+    next(run)
+
+    def work(place: Any) -> None:
+        if how == "close":
+            run.close()
+        else:
+            with pytest.raises(ConfigError, match="inside"):
+                on.scheduler.borrow(lambda other: None)
+        said.append("done")
+
+    caller = threading.Thread(target=on.scheduler.borrow, args=(work,), daemon=True)
+    caller.start()
+    caller.join(5)
+    assert not caller.is_alive() and said == ["done"]
+    on.scheduler.round()
+    assert on.scheduler.rounds.counts["running"] == (how == "borrow")
+    run.close()
     on.close()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import ConfigError, DflashError, NoRoomError, as_exception
@@ -33,7 +34,7 @@ class Scheduler:
         self.seats, self.engine = seats, seats.engine
         self._changed = self.rounds.changed
         self._driving = threading.Lock()
-        self._driver: threading.Thread | None = None  # who makes a round now
+        self._driver: threading.Thread | None = None  # who has the wheel now
         self._thread: threading.Thread | None = None
         self._closed = False
         self._borrowers = 0  # who wait for the wheel
@@ -73,12 +74,18 @@ class Scheduler:
         """Nobody reads any more."""
         task.abandoned = True
         if not task.ended and self._thread is None and self._driver is not threading.current_thread():
-            with self._driving:
+            with self._wheel():
                 self.rounds.drop()
 
     def _taken(self, task: Task) -> tuple[list[Event], bool]:
         """The next events of a task, and whether it has ended."""
         while True:
+            if (
+                self.is_driven_here() and not task.events and not task.ended
+            ):  # they would be waited for for ever
+                raise ConfigError(
+                    "this call came from inside a step on the same model; make it after the step"
+                )
             with self._changed:
                 if self._thread is not None:
                     while not task.events and not task.ended:
@@ -86,11 +93,7 @@ class Scheduler:
                 if task.events or task.ended:
                     # one by one: others may come meanwhile, since who makes rounds has no lock of ours
                     return [task.events.popleft() for _ in range(len(task.events))], task.ended
-            if self.is_driven_here():
-                raise ConfigError(
-                    "this call came from inside a step on the same model; make it after the step"
-                )
-            with self._driving:
+            with self._wheel():
                 if not task.events and not task.ended:
                     self.round()
 
@@ -112,7 +115,7 @@ class Scheduler:
                         self._changed.wait(0.05)
                     if self._closed:
                         raise ConfigError("the session is closed")
-                with self._driving:
+                with self._wheel():
                     seat = self._lent(room) if self._lends else None
                     if seat is not None:
                         return self._used(seat, work)
@@ -156,8 +159,18 @@ class Scheduler:
             if beside and self.engine.run_counts()["graphs"] == built:
                 self.rounds.pace.lent(time.perf_counter() - began)
 
+    @contextmanager
+    def _wheel(self) -> Iterator[None]:
+        """Have the wheel. It is known whose it is: what runs meanwhile, a collector too, must not wait for its own thread."""
+        with self._driving:
+            self._driver = threading.current_thread()
+            try:
+                yield
+            finally:
+                self._driver = None
+
     def is_driven_here(self) -> bool:
-        """Whether the caller is inside a round."""
+        """Whether the caller is inside a round, or what is done between two."""
         return self._driver is threading.current_thread()
 
     def start(self) -> None:
@@ -192,17 +205,17 @@ class Scheduler:
 
     def clear(self, error: Exception) -> None:
         """End all generations with this error, and give up the places."""
-        with self._driving:
+        with self._wheel():
             self.rounds.end_all(error)
             self.seats.close()
 
     def round(self) -> None:
         """A round by this caller, who has the wheel."""
-        self._driver = threading.current_thread()
+        before, self._driver = self._driver, threading.current_thread()
         try:
             self.rounds.make()
         finally:
-            self._driver, self._owed = None, False
+            self._driver, self._owed = before, False
             goes_on = self._thread is not None and not self._borrowers and self.engine.device.is_gpu
             if goes_on and any(task.is_written for task in self.rounds.running):
                 self._untold = True
