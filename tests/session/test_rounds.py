@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.decode.sampling import SamplingParams
-from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError
 from dflash_ggml.session import rounds
 from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.events import Begin, Finish, Progress
@@ -134,6 +134,28 @@ def test_a_parked_text_can_be_cancelled() -> None:
     stop.set()
     assert next(event for event in second if isinstance(event, Finish)).reason == "cancelled"
     assert next(event for event in first if isinstance(event, Finish)).reason == "length"
+    on.close()
+
+
+def test_a_text_that_waits_for_rows_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those are had by a prompt that is still being read: it has no step in which it would ask."""
+    on, stop = session(2, n_ctx=4096), threading.Event()
+    asked = request(0, max_tokens=400, ignore_eos=True)
+    writer = on.scheduler.submit(on.prepare(asked), partial(events, on, asked), stop.is_set)
+    while not writer.is_written:
+        on.scheduler.round()
+    long = request(1, prompt="long " * 600)
+    reader = on.scheduler.submit(on.prepare(long), partial(events, on, long))
+    monkeypatch.setattr(on.engine, "step", lambda runs: [NoRoomError("no rows") for _ in runs])
+    monkeypatch.setattr(on.scheduler.rounds, "_grows", lambda task: False)
+    on.scheduler.round()
+    assert writer.is_short and reader.is_reading
+    stop.set()
+    on.scheduler.round()
+    assert writer.ended and writer.error is None and reader.is_reading
+    answer = Answer.of(writer.events)
+    assert answer.finish is not None and answer.finish.reason == "cancelled"
+    assert sum(seat.busy for seat in on.scheduler.seats.all) == 1
     on.close()
 
 

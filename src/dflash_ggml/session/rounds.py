@@ -90,15 +90,15 @@ class Rounds:
                 self._end(task)
                 continue
             try:
-                waits = task.generator is None or task.parked is not None or task.is_reading
+                waits = task.generator is None or task.parked is not None or task.is_reading or task.is_short
                 if not (waits and task.should_stop is not None and task.should_stop()):
                     continue
             except Exception as error:  # noqa: BLE001 - told to who asked
                 self._end(task, error)
                 continue
-            if task.parked is None and task.n_read:
+            if task.is_reading and task.n_read:
                 self._advance(task)  # it asks too before it reads on
-            elif task.parked is None:
+            elif task.parked is None and not task.is_short:
                 n = len(task.ids)
                 usage = Usage(n, 0, 0, 0, 0, 0, 0, 0.0, 0.0, "plain", 0)
                 task.events.extend((Begin(n, 0), usage, Finish("cancelled")))
@@ -107,7 +107,7 @@ class Rounds:
                 from ..engine.step import Step
 
                 assert task.run is not None
-                task.run.finish, task.parked = "cancelled", None
+                task.run.finish, task.parked, task.is_short = "cancelled", None, False
                 self._advance(task, Step((), "prefill"))
 
     def end_all(self, error: Exception) -> None:
