@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from dflash_ggml.decode.account import BEGINS, GRAPHS, HOLDS, OFTEN, SELDOM, SHARE, Account
+from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.together import Together
-from reference.virtual_clock import LINEAR_CPU, JointRun, Placed, decode_together
+from reference.virtual_clock import LINEAR_CPU, JointMachine, JointRun, Placed, decode_together
 
 DEPTH, STEPS = 15, 700
 HOPELESS, LOOPING = 0.03, 0.97
@@ -134,3 +137,32 @@ def test_a_machine_that_slept_within_a_step_is_soon_forgiven():
         account.paid(4.0)
         waited += 1
     assert waited <= BEGINS / SHARE + 1
+
+
+@pytest.mark.parametrize("n", [5, 8])
+def test_plain_batching_of_more_texts_than_one_has_columns_is_known_too(n: int):
+    """The widest pass of one text has four columns: what more texts take in plain batching is measured all the same."""
+    narrow = replace(LINEAR_CPU, verify={1: 1.0, 2: 1.2, 4: 1.6, 128: 26.4})
+    few = [Point("verify", w, 32, narrow.verify_ms(w, 1)) for w in (2, 4)]
+    costs = Costs()
+    costs.learn([Point("plain", 1, 32, 1.0), *few])
+    joint = JointCosts(costs)
+    for _ in range(4):
+        joint.measured("plain", narrow.plain_ms(n), n, n, 32)
+    assert joint.knows("plain", n) and not joint.knows("plain", 4 * n)
+    assert joint.of("plain", n, n, 32) == pytest.approx(narrow.plain_ms(n))
+
+
+def test_what_is_lost_is_bounded_where_texts_are_more_than_one_has_columns(monkeypatch: pytest.MonkeyPatch):
+    """A budget of three nodes, eight texts: half of what drafted steps take is measured, so that they seem to pay."""
+
+    def costs(machine: JointMachine) -> Costs:
+        found = Costs()
+        verify = [Point("verify", w, 32, machine.verify_ms(w, 1)) for w in (2, 4)]
+        draft = [Point("draft", w, 32, machine.draft_ms(w)) for w in (8, 16)]
+        found.learn([Point("plain", 1, 32, machine.verify_ms(1, 1)), *verify, *draft])
+        return found
+
+    monkeypatch.setattr(JointMachine, "costs", costs)
+    run = decode_together(texts(8, 0), LINEAR_CPU, STEPS, DEPTH, budget=3, told=0.5)
+    assert of_plain(run, 8) >= 0.96
