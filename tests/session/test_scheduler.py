@@ -96,6 +96,28 @@ def test_a_call_from_inside_a_step_is_refused(driven: bool) -> None:
     on.close()
 
 
+@pytest.mark.parametrize("driven", [False, True])
+def test_closing_from_inside_a_step_is_refused(driven: bool) -> None:
+    """It would wait for itself; and nobody would end the others."""
+    on = session(2)
+    if driven:
+        on.scheduler.start()
+    asked = [request(1), request(2, max_tokens=60)]
+    runs = [
+        run_completion(on, asked[0], hooks=Hooks(on_step=lambda step: on.close())),
+        run_completion(on, asked[1]),
+    ]
+    answers: list[Any] = [Answer(), Answer()]
+    threads = [threading.Thread(target=read, args=(r, answers, i), daemon=True) for i, r in enumerate(runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert isinstance(answers[0], ConfigError) and "inside a step" in str(answers[0])
+    assert answers[1].text == alone(asked[1]).text
+    on.close()
+
+
 def test_closing_ends_what_runs() -> None:
     on = session(2)
     on.scheduler.start()

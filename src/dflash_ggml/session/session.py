@@ -166,6 +166,8 @@ class Session:
 
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""
+        if self.scheduler.is_driven_here():
+            raise ConfigError("this call came from inside a step on the same model; close it after the step")
         try:
             try:
                 self.scheduler.close()
