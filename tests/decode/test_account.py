@@ -141,7 +141,7 @@ def test_a_machine_that_slept_within_a_step_is_soon_forgiven():
 
 @pytest.mark.parametrize("n", [5, 8])
 def test_plain_batching_of_more_texts_than_one_has_columns_is_known_too(n: int):
-    """The widest pass of one text has four columns: what more texts take in plain batching is measured all the same."""
+    """The widest pass of one text has four columns: what more texts take is measured all the same."""
     narrow = replace(LINEAR_CPU, verify={1: 1.0, 2: 1.2, 4: 1.6, 128: 26.4})
     few = [Point("verify", w, 32, narrow.verify_ms(w, 1)) for w in (2, 4)]
     costs = Costs()
@@ -154,7 +154,7 @@ def test_plain_batching_of_more_texts_than_one_has_columns_is_known_too(n: int):
 
 
 def test_what_is_lost_is_bounded_where_texts_are_more_than_one_has_columns(monkeypatch: pytest.MonkeyPatch):
-    """A budget of three nodes, eight texts: half of what drafted steps take is measured, so that they seem to pay."""
+    """Eight texts, three nodes: half of what drafted steps take is measured, so that they seem to pay."""
 
     def costs(machine: JointMachine) -> Costs:
         found = Costs()

@@ -1,6 +1,7 @@
 """Mode auto on the demo pair in float32, whose drafts are often right: texts that come, go and are given up.
 
-Plans depend on what passes take here, so no two runs plan alike; the words are those of plain decoding in all. 5 seconds.
+Plans depend on what passes take here, so no two runs plan alike; all have the words of plain decoding.
+5 seconds.
 """
 
 from __future__ import annotations

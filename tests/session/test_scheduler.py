@@ -353,7 +353,7 @@ def test_no_event_is_lost_that_comes_while_others_are_taken() -> None:
 
 @pytest.mark.parametrize("how", ["close", "borrow"])
 def test_what_is_done_with_a_borrowed_place_may_meet_the_scheduler(how: str) -> None:
-    """A collector closes whose answer nobody reads wherever it runs; and whoever asks for another place is told, not let hang."""
+    """A collector closes unread answers wherever it runs; and whoever asks for another place is told."""
     on, said = session(2), list[str]()
     run = run_completion(on, request(0, max_tokens=400, ignore_eos=True))
     next(run)

@@ -25,7 +25,7 @@ SURE = 5  # measurements of a kind of pass that its pace is the median of
 LEAST = 1e-6  # milliseconds: a coarse clock may say 0, and no pass is free
 FEW = 3  # measurements of which one that was disturbed is not the median
 SLOPES_FOR = 32  # measurements that a slope holds for: working it out takes longer than all else
-APART = 1.5  # times the shorter context that a longer one must be for a slope; between nearer ones it would be noise
+APART = 1.5  # times the shorter context that a longer one must be; a slope between nearer ones is noise
 RECENT = 20  # measurements after which a kind has no say in the pace
 MOST_NOTED = 64  # measurements that wait to be taken in
 
@@ -232,7 +232,7 @@ def _median(values: deque[float]) -> float:
 
 
 def _rise(octaves: dict[int, _Octave]) -> float | None:
-    """Milliseconds per token between the shortest and the longest context; None where they are too near each other to say."""
+    """Milliseconds per token between the shortest and the longest context; None where they are too near."""
     if len(octaves) < 2:
         return None
     low, high = octaves[min(octaves)], octaves[max(octaves)]

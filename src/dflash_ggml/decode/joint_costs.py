@@ -78,7 +78,7 @@ class JointCosts:
         self.catch_up()
         if sequences < 2:
             return True
-        # more than one sequence ever has columns are among the wide passes, where a plain one has a column of each
+        # of more sequences than one ever has columns it is among the wide passes
         wide = self._wide.get(kind, ()) if kind == "plain" else ()
         fewer, more = _neighbours({*self._extras.get(kind, ()), *wide}, sequences)
         return bool(fewer and more) and more <= 2 * fewer

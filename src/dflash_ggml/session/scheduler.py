@@ -161,7 +161,7 @@ class Scheduler:
 
     @contextmanager
     def _wheel(self) -> Iterator[None]:
-        """Have the wheel. It is known whose it is: what runs meanwhile, a collector too, must not wait for its own thread."""
+        """Have the wheel. It is known whose it is: what runs meanwhile must not wait for its own thread."""
         with self._driving:
             self._driver = threading.current_thread()
             try:
