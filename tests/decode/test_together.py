@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.decode.accept import greedy
-from dflash_ggml.decode.account import Account
+from dflash_ggml.decode.account import PATIENCE, Account
 from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.company import Company, Member
@@ -394,20 +394,20 @@ def test_blocks_halve():
     assert blocks(15) == [16, 8, 4] and blocks(3) == [4] and blocks(7) == [8, 4]
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_a_step_that_builds_graphs_takes_what_a_plain_one_does_at_the_least(on_gpu: bool) -> None:
+@pytest.mark.parametrize("patience", [1.0, PATIENCE])
+def test_a_step_that_builds_graphs_takes_what_a_plain_one_does_at_the_least(patience: float) -> None:
     """Costs that are derived from others may come to nothing."""
     costs = Costs()
     costs.measured("verify", 1.0, 4)
     joint, known = JointCosts(costs), Experience()
     for _ in range(5):
         joint.measured("plain", 2.0, 4, 4)
-    together = Together(DEPTH, account=Account(bounds_graphs=not on_gpu))
+    together = Together(DEPTH, account=Account(patience=patience))
     members = [free(known=known) for _ in range(4)]
     trees = together.share(grown(members, together.next(members, joint)))
     assert any(tree.n_nodes for tree in trees)
     together._expected = lambda nodes: 0.0
     accepted = [greedy(tree, np.full(tree.width, 99, np.int32)) for tree in trees]
     together.observe(trees, accepted, 9.0, usual=False)  # 4 tokens in the time of a plain step
-    assert together.account.left == 4 * 2.0
+    assert together.account.left == patience * 4 * 2.0
     assert together.account.ahead == pytest.approx(2 + (1 - 2) / 16)

@@ -16,7 +16,7 @@ SHARE = 0.01  # of a plain step's time that may be spent on what is not plain
 BEGINS = 4.0  # plain steps' time that an engine's first tries may lose
 GRAPHS = 10.0  # plain steps' time that an engine's first graphs may take beside that; later ones are losses like all others
 HOLDS = 8.0  # plain steps' time of gains that later losses may be drawn from
-# times as much of both on a GPU: drafting seldom loses there for long, and what it costs is known late, since graphs are captured
+# times as much of all three on a GPU: drafting seldom loses there for long, and what it costs is known late, since graphs are captured
 PATIENCE = 25.0
 CURIOSITY = 0.002  # of the time that may be lost by steps that are plain only to see what they take
 SOON, OFTEN, SELDOM = 1, 16, 200  # steps between those: where it is not known, at the least, at the most
@@ -28,10 +28,9 @@ MEMORY = 16.0  # steps that a moving mean looks back over
 class Account:
     """left: milliseconds that may be lost; not known before plain batching was measured. since: steps since one was plain. run:
     plain ones in a row. ahead: how many times as much as plain batching the last others gave. patience: times as much that may be
-    lost, of what an account begins with and of what it holds."""
+    lost, of what an account begins with, of what it holds and of what first graphs take."""
 
     in_a_row: int = 1  # plain steps by which it is seen what one takes
-    bounds_graphs: bool = False  # whether building graphs is a loss, beyond their own time
     patience: float = 1.0
     left: float = inf
     since: int = 0
@@ -67,9 +66,7 @@ class Account:
 
     def built(self, ms: float, plain_step: float) -> float:
         """Building graphs took so long; what of it is no loss."""
-        if not self.bounds_graphs:
-            return ms
-        free = min(ms, max(GRAPHS * plain_step - self._built, 0.0))
+        free = min(ms, max(self.patience * GRAPHS * plain_step - self._built, 0.0))
         self._built += free
         return free
 

@@ -51,7 +51,10 @@ LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some 
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 REACH = 0.7  # of a draft that has not been tried: likelihood of each further token
-LOOKS, SELDOM = 8, 3  # looks for copies in a row that were worth no pass, after which a plain step in so many is one more
+LOOKS, SELDOM = (
+    8,
+    3,
+)  # looks for copies in a row that were worth no pass, after which a plain step in so many is one more
 UNSURE = (
     0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
 )

@@ -38,7 +38,7 @@ class SideBySide(Stepper):
         super().__init__(passes, drafter, costs)
         self.joint = JointCosts(costs)
         is_gpu = passes.device.is_gpu
-        account = Account(patience=PATIENCE) if is_gpu else Account(RUN, bounds_graphs=True)
+        account = Account(patience=PATIENCE) if is_gpu else Account(RUN)
         self.together = Together(drafter.depth if drafter else 0, passes.most_columns, account)
         # of the last step of several: the milliseconds of what was done behind it, and whether it was plain
         self._learning, self._was_plain = 0.0, False
