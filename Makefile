@@ -7,7 +7,7 @@
 
 PYTHON ?= python3
 PROMPT ?= examples/matrix.txt
-DEMO ?= --temp 0 --repeat-penalty 1.1 --predict 96
+DEMO ?= --temp 0 --repeat-penalty 1.1 --predict 192
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build

@@ -16,7 +16,7 @@ SHARE = 0.01  # of a plain step's time that may be spent on what is not plain
 BEGINS = 4.0  # plain steps' time that an engine's first tries may lose
 GRAPHS = 10.0  # plain steps' time that an engine's first graphs may take beside that; later ones are losses like all others
 HOLDS = 8.0  # plain steps' time of gains that later losses may be drawn from
-# times as much of all three on a GPU: drafting seldom loses there for long, and what it costs is known late, since graphs are captured
+# times as much of all three on a GPU: drafting seldom loses there for long, and what it costs is known late, behind captures
 PATIENCE = 25.0
 CURIOSITY = 0.002  # of the time that may be lost by steps that are plain only to see what they take
 SOON, OFTEN, SELDOM = 1, 16, 200  # steps between those: where it is not known, at the least, at the most
