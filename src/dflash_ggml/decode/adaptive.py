@@ -176,6 +176,9 @@ class Adaptive:
         ):
             return None  # a draft that is worth its pass has more to say
         took = self._costs(costs, COPIES_ALONE, sequence.n_tokens).ms
+        took = self._may_lose[False].affordable(took, plain, self._after)
+        if not took:
+            return None
         best = self._best(copied.gains(rates, self.budget), COPIES_ALONE, took, plain)
         if not best.nodes or best.times <= 1 + MARGIN:
             return None

@@ -7,6 +7,8 @@ up to a limit: a hard part must not be paid for with all that an easy one has wo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 START = 3.0  # plain steps that may be lost at once: some tries, and steps that gave less than usual
 START_COPIES = 2.0  # the same for copies that are verified alone; one that fails loses a step or two
 SHARE = 0.02  # of a plain step for each token
@@ -20,6 +22,11 @@ class Allowance:
 
     def __init__(self, start: float = START) -> None:
         self.left = start
+
+    def affordable(self, took: Mapping[int, float], plain: float, after: float) -> dict[int, float]:
+        """Of what steps take by their width those that may be lost but for one token; the times are milliseconds."""
+        most = (1 + self.left) * plain - after
+        return {n: ms for n, ms in took.items() if ms <= most}
 
     def earn(self) -> None:
         """A plain step gave a token."""
