@@ -146,6 +146,11 @@ def test_end_of_text(run: Run, tmp_path: Path) -> None:
     assert done.code == 0 and report["finish_reason"] == "stop" and report["text"] == ""
     assert report["predicted_n"] == 1 and report["steps"] == 0 and report["acceptance_length"] == 0
     assert (report["mode"], report["budget"]) == ("auto", 31)  # what a step could have been
+    more = ("--ignore-eos", "-n", "5", "--versus-plain")
+    done = run("-m", str(target), "-md", str(draft), "-p", "the", "--temp", "0", "--json", *more)
+    report = json.loads(done.out)
+    assert (done.code, report["finish_reason"], report["predicted_n"]) == (0, "length", 5)
+    assert report["plain_per_second"] > 0
 
 
 def test_seed(run: Run) -> None:

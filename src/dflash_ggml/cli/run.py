@@ -80,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens to write, -1: until the end (default 256)",
     )
+    add("--ignore-eos", action="store_true", help="go on behind the model's end of text")
     add("--json", action="store_true", help="print one JSON object instead of streaming text")
     add(
         "--versus-plain",
@@ -189,7 +190,11 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
 
     Raises ConfigError, ContextOverflowError.
     """
-    options: dict[str, Any] = {"sampling": params, "max_tokens": None if args.predict < 0 else args.predict}
+    options: dict[str, Any] = {
+        "sampling": params,
+        "max_tokens": None if args.predict < 0 else args.predict,
+        "ignore_eos": args.ignore_eos,
+    }
     tokenizer = session.tokenizer
     request: ChatRequest | CompletionRequest
     if args.chat:

@@ -46,6 +46,7 @@ def decode_plainly(
             sampling=prepared.request.sampling,
             max_tokens=n - len(token_ids),
             mode="plain",
+            ignore_eos=prepared.request.ignore_eos,
         )
         hooks = Hooks(on_step=steps.add)
         with closing(run_completion(session, request, hooks=hooks, should_stop=should_stop)) as events:
