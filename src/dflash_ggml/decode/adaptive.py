@@ -54,7 +54,7 @@ REACH = 0.7  # of a draft that has not been tried: likelihood of each further to
 LOOKS, SELDOM = (
     8,
     3,
-)  # looks for copies in a row that were worth no pass, after which a plain step in so many is one more
+)  # looks for copies in a row that were worth no pass; behind them one plain step in so many looks
 UNSURE = (
     0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
 )
