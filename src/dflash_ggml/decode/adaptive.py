@@ -51,13 +51,9 @@ LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some 
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 REACH = 0.7  # of a draft that has not been tried: likelihood of each further token
-LOOKS, SELDOM = (
-    8,
-    3,
-)  # looks for copies in a row that were worth no pass; behind them one plain step in so many looks
-UNSURE = (
-    0.5  # of the next token; copies that are not that sure need not be looked at beside a draft that is run
-)
+# looks for copies in a row that were worth no pass; behind them one plain step in so many looks
+LOOKS, SELDOM = 8, 3
+UNSURE = 0.5  # of the next token; copies less sure need not be looked at beside a draft that is run
 COPIES_ALONE = 0  # columns of a draft that is not run
 log = logging.getLogger("dflash_ggml")
 
