@@ -449,6 +449,23 @@ def test_a_broken_pass_ends_all_that_were_in_it_and_nothing_else() -> None:
     on.close()
 
 
+def test_all_are_told_though_a_place_cannot_be_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a failed round; else whoever reads the others would wait for ever."""
+    on = session(3)
+    asked = [request(i) for i in range(4)]
+    tasks = [on.scheduler.submit(on.prepare(one), partial(events, on, one)) for one in asked]
+    on.scheduler.round()
+
+    def fails(seat: Any) -> None:
+        raise DeviceError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(on.scheduler.seats, "give_back", fails)
+        on.scheduler.rounds.end_all(ConfigError("a round failed"))
+    assert all(task.ended and isinstance(task.error, ConfigError) for task in tasks)
+    assert on.scheduler.rounds.counts == {"running": 0, "waiting": 0}
+
+
 def test_a_request_that_waits_can_be_cancelled() -> None:
     on, stop = session(1), threading.Event()
     asked = [request(i, max_tokens=200, ignore_eos=True) for i in range(2)]

@@ -113,7 +113,10 @@ class Rounds:
     def end_all(self, error: Exception) -> None:
         """End all generations with this error."""
         for task in [*self._queued(), *self.running]:
-            self._end(task, error)
+            try:
+                self._end(task, error)
+            except Exception:  # its reader has been told by now; those of the others wait
+                log.exception("a place could not be given back")
 
     def _queued(self) -> list[Task]:
         """Those that wait for a place; more may come meanwhile."""
