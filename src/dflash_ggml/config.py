@@ -58,7 +58,8 @@ class EngineConfig:
     calibrate: what `auto` knows of costs when it begins. cached: what was measured when these files were first loaded here,
         in at most 1.5 s; always: measured now; never: nothing, it learns while decoding.
     reproducible: no decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
-    reference: CPU kernels whose results do not depend on the batch width (slow; for exact tests).
+    reference: CPU products whose results do not depend on the batch width (slow; for exact tests). Other sums may round
+        differently, which quantised activations can carry to the next token.
     """
 
     model: Path
