@@ -130,8 +130,7 @@ class Stepper:
 
     def step(self, run: Run, plain: bool = False) -> Step:
         """One step of a run; plain: of the pending token alone. `spoilt_from` says which rows are to be cleared then."""
-        is_last = run.limit == 1  # what is drafted behind it would not be kept
-        if plain or is_last or run.sequence.undraftable or (self.drafter is None and run.copies is None):
+        if plain or run.sequence.undraftable or (self.drafter is None and run.copies is None):
             step = self._plain(run)
         else:
             clock = Clock()
