@@ -22,6 +22,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import EXACT
 
 PROMPTS = (
     "def fibonacci(n):\n",
@@ -64,11 +65,7 @@ def engine(request: pytest.FixtureRequest, f32_target: Path, f32_draft: Path) ->
         n_ctx=320,
         parallel=3,
         n_batch=64,
-        type_k="f32",
-        type_v="f32",
-        reference=True,
-        n_threads=1,
-        calibrate="never",
+        **EXACT,
     )
     with Engine.load(config) as found:
         yield found

@@ -15,6 +15,7 @@ from dflash_ggml.drafts.dflash import drafter as dflash
 from dflash_ggml.engine.engine import Engine
 from reference import toys
 from reference.checkpoints import write_checkpoint
+from reference.engine_kit import EXACT
 
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
@@ -46,12 +47,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         n_ctx=1900,
         parallel=5,
         n_batch=64,
-        type_k="f32",
-        type_v="f32",
-        reference=True,
-        n_threads=1,
         spec=DRAFTS if request.param != "both" else ("dflash", "mtp"),
-        calibrate="never",
+        **EXACT,
     )
     with Engine.load(config) as found:
         assert found.drafter is not None

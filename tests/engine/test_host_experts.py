@@ -22,7 +22,7 @@ from dflash_ggml.ggml.device import Device
 from dflash_ggml.models import experts
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
-from reference.engine_kit import fresh, steps, text
+from reference.engine_kit import EXACT, fresh, steps, text
 from reference.toys import MOE_VARIANTS, write_pair
 
 SIZES = MOE_VARIANTS[21]
@@ -40,11 +40,7 @@ def config(pair) -> EngineConfig:
         *pair,
         n_ctx=256,
         n_batch=16,
-        n_threads=1,
-        type_k="f32",
-        type_v="f32",
-        reference=True,
-        calibrate="never",
+        **EXACT,
     )
 
 

@@ -18,6 +18,7 @@ from dflash_ggml.engine.place import Place
 from dflash_ggml.engine.step import Run
 from dflash_ggml.errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
 from dflash_ggml.state.pool import APART, CLOSE, UNIT
+from reference.engine_kit import EXACT
 
 N_CTX = 768
 
@@ -28,13 +29,9 @@ def several(toy_pair: tuple[Path, Path]) -> Iterator[Engine]:
         *toy_pair,
         n_ctx=N_CTX,
         parallel=4,
-        type_k="f32",
-        type_v="f32",
-        reference=True,
-        n_threads=1,
         mode="tree",
         budget=12,
-        calibrate="never",
+        **EXACT,
     )
     with Engine.load(config) as engine:
         yield engine

@@ -16,7 +16,7 @@ from dflash_ggml.drafts.mtp.drafter import MtpDrafter
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.errors import ConfigError, DeviceError
 from reference import toys
-from reference.engine_kit import fresh, text
+from reference.engine_kit import EXACT, fresh, text
 from reference.numpy_draft import PredictionHead
 
 FORMS = {"norm": {}, "tied": {"tied": True}, "shapes": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}}
@@ -35,11 +35,7 @@ def config(target: Path, **options) -> EngineConfig:
         target,
         n_ctx=256,
         n_batch=16,
-        n_threads=1,
-        type_k="f32",
-        type_v="f32",
-        reference=True,
-        calibrate="never",
+        **EXACT,
     )
     return replace(base, **options)
 

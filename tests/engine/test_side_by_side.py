@@ -22,6 +22,7 @@ from dflash_ggml.engine.step import Run
 from dflash_ggml.errors import NoRoomError
 from dflash_ggml.state.memory import SCRATCH
 from reference import kv_toys, toys
+from reference.engine_kit import EXACT
 
 # sizes of a toy pair, and options of its engine
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -60,12 +61,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         n_ctx=700,
         parallel=4,
         n_batch=64,
-        type_k="f32",
-        type_v="f32",
-        reference=True,
-        n_threads=1,
         budget=20,
-        calibrate="never",
+        **EXACT,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(declared, "has_own_memory", lambda device: "n_cpu_moe" in options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from threading import Event, Thread
+from threading import Event, Thread, get_native_id
 
 import numpy as np
 import pytest
@@ -91,14 +91,18 @@ def test_a_thread_that_has_ended_waits_for_nothing() -> None:
     assert waited(["999999999"]) == 0
 
 
-def test_only_threads_that_compute_are_asked() -> None:
+def test_only_threads_that_compute_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What loads files or answers clients beside them waits while they poll."""
-    device, over = Device.cpu(3, yielding=True), Event()
+    over, asked = Event(), set[str]()
     other = Thread(target=over.wait)
     other.start()
+    device = Device.cpu(3, yielding=True)
     pool = device._pool
-    assert pool is not None and len(pool._workers) == 2
-    assert pool._workers <= tasks() and str(other.native_id) not in pool._workers
+    assert pool is not None
+    monkeypatch.setattr("dflash_ggml.ggml.threads.waited", lambda threads: asked.update(threads) or 0.0)
+    pool.waited()
+    assert len(asked) == 3 and asked <= tasks()
+    assert str(get_native_id()) in asked and str(other.native_id) not in asked
     over.set()
     other.join()
     device.close()

@@ -78,11 +78,17 @@ def test_requests_that_come_while_others_are_looked_at() -> None:
     on.close()
 
 
-@pytest.mark.parametrize("driven", [False, True])
-def test_a_call_from_inside_a_step_is_refused(driven: bool) -> None:
+def driven_session(driven: bool) -> Any:
+    """For two texts; driven: its rounds have a thread of their own."""
     on = session(2)
     if driven:
         on.scheduler.start()
+    return on
+
+
+@pytest.mark.parametrize("driven", [False, True])
+def test_a_call_from_inside_a_step_is_refused(driven: bool) -> None:
+    on = driven_session(driven)
 
     def meddle(step: Any) -> None:
         list(run_completion(on, request(2)))
@@ -99,9 +105,7 @@ def test_a_call_from_inside_a_step_is_refused(driven: bool) -> None:
 @pytest.mark.parametrize("driven", [False, True])
 def test_closing_from_inside_a_step_is_refused(driven: bool) -> None:
     """It would wait for itself; and nobody would end the others."""
-    on = session(2)
-    if driven:
-        on.scheduler.start()
+    on = driven_session(driven)
     asked = [request(1), request(2, max_tokens=60)]
     runs = [
         run_completion(on, asked[0], hooks=Hooks(on_step=lambda step: on.close())),
@@ -132,9 +136,7 @@ def test_closing_ends_what_runs() -> None:
 
 @pytest.mark.parametrize("driven", [False, True])
 def test_embeddings_beside_texts(driven: bool) -> None:
-    on = session(2)
-    if driven:
-        on.scheduler.start()
+    on = driven_session(driven)
     run = run_completion(on, request(0, max_tokens=60))
     next(run)
     vector = embed(on, [72, 73, 74])
