@@ -16,6 +16,7 @@ from dflash_ggml.decode.experience import Experience
 from dflash_ggml.decode.merged import Merged, observe
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.decode.widths import least_sure
 from dflash_ggml.drafts.suffix import Copies
 
 BUDGET, DEPTH = 31, 15
@@ -69,6 +70,12 @@ class Writer:
         found = self.rows(at) if plan.drafts else None
         candidates = found if copied is None else Merged(found, copied, self.copies.rates)
         tree = plan.build(text[at - 1], candidates)
+        if not tree.n_nodes:
+            self.kinds.append("draft")
+            self.ms += FLAT[1] + self.costs.draft((plan.depth or DEPTH) + 1, 32)
+            sequence.tokens.append(text[at - 1])
+            sequence.pending = text[at]
+            return plan
         following = iter(text[at:])
         accepted = walk(tree, lambda node: next(following))
         sequence.tokens += text[at - 1 : at - 1 + len(accepted.path)]
@@ -167,3 +174,39 @@ def test_what_a_wide_step_costs_the_next_plain_one_counts_once_in_a_row(after: f
     took = writer.costs.drafted([writer.auto._copied.nodes], 0, 32)[writer.auto._copied.nodes]
     assert writer.auto._copied.token == pytest.approx(FLAT[1] / took)
     assert first > 1 and begun >= (1 if after == 0 else 2)
+
+
+def test_how_sure_copies_must_be_to_be_worth_a_pass():
+    flat = dict.fromkeys((1, 3, 7, 15, 31), 10.4)
+    assert 0 < least_sure(flat, 10.0, 0.0) <= 0.08, "a pass that costs a twentieth more pays at once"
+    steep = {1: 20.0, 3: 30.0, 7: 42.0, 15: 75.0, 31: 140.0}
+    assert 0.5 <= least_sure(steep, 10.0, 0.0) < least_sure(steep, 10.0, 5.0)
+    assert least_sure({1: 20.0}, 10.0, 0.0) == 1.0, "and one that cannot give its time back never does"
+    assert least_sure({1: 0.0}, 10.0, 0.0) == 0.0
+
+
+def test_plain_steps_far_from_any_copy_are_not_planned(monkeypatch):
+    """Behind a try that did not pay: two of three steps that no match is near."""
+    writer = Writer([*range(2000)], 300, 0.05, costs_of(STEEP, draft=9.0))
+    looked, glance = [], Copies.glance
+
+    def counted(self: Copies, *args: object) -> float:
+        looked.append(1)
+        return glance(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Copies, "glance", counted)
+    writer.write(60)
+    del looked[:]
+    writer.write(90)
+    assert len(looked) <= 40
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_rest_does_not_miss_a_text_that_begins_to_copy(at: int):
+    """Wherever it begins between two looks, at most some of its first tokens are plain."""
+    text = [*prose(600 + at), *copy(300)]
+    writer = Writer(text, 300, 0.05, costs_of(FLAT, draft=9.0))
+    writer.write(300 + at + 302)
+    before = len(writer.kinds)
+    writer.write(200)
+    assert len(writer.kinds) - before <= 40

@@ -267,3 +267,51 @@ def test_the_oldest_outputs_are_forgotten():
     copies.begin(Text([1, 2]))
     assert copies.past.ids[-1] == 1399 and 1000 not in copies.past.ids
     assert copies.nbytes <= 28 * 102 + 2 * (1 << 15)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_glance_says_what_a_look_says(seed: int):
+    """The likeliest next token's rate, and the same learned from plain steps."""
+    rng = np.random.default_rng(seed)
+    tokens = (rng.zipf(1.5, 400) % 7).tolist()
+    ours, theirs = Copies(8), Copies(8)
+    a, b = Text(tokens[:20], tokens[20]), Text(tokens[:20], tokens[20])
+    ours.begin(a)
+    theirs.begin(b)
+    votes: list = []
+    for at in range(20, 300):
+        learns = at % 5 != 0  # as if the step before had verified something
+        found = theirs.look_up(b)
+        if learns and votes:
+            theirs.rates.learn([(cell, token == b.pending) for token, cell, _ in votes])
+        votes = [] if found is None else found.votes(found.root)
+        said = ours.glance(a, learn=learns)
+        assert said == max([theirs.rates[cell] for _, cell, _ in votes], default=0.0)
+        for one in (a, b):
+            one.tokens.append(tokens[at])
+            one.pending = tokens[at + 1]
+    assert ours.rates.rates == theirs.rates.rates
+    assert ours.text.ids.tolist() == tokens[:299]
+
+
+def test_a_glance_after_some_steps_learns_nothing_of_the_last_one():
+    copies, sequence = Copies(8), Text([1, 2, 3, 1, 2, 3, 1], 2)
+    copies.begin(sequence)
+    before = copies.rates.rates
+    assert copies.glance(sequence) > 0
+    sequence.tokens += [2, 5]
+    sequence.pending = 6
+    assert copies.glance(sequence, learn=True) == 0.0
+    assert copies.rates.rates == before
+    copies.forget()
+    assert copies.glance(sequence, learn=True) == 0.0
+
+
+def test_what_a_glance_saw_becomes_a_past_output():
+    copies, sequence = Copies(8), Text([1, 2])
+    copies.begin(sequence)
+    sequence.tokens += [*range(100, 400)]  # more than there is room for at first
+    sequence.pending = 7
+    assert copies.glance(sequence) == 0.0
+    copies.leave()
+    assert copies.past.ids.tolist() == [*range(100, 400)]

@@ -56,6 +56,20 @@ CPU = Machine(
 )
 
 
+def calibrated(machine: Machine) -> Costs:
+    """Costs as a calibration leaves them."""
+    costs = Costs()
+    costs.learn(
+        [
+            Point("plain", 1, 32, machine.plain),
+            *(Point("verify", width, 32, ms) for width, ms in machine.verify.items()),
+            *(Point("draft", columns, 32, ms) for columns, ms in machine.draft.items()),
+            Point("commit", 1, 32, 0.05),
+        ]
+    )
+    return costs
+
+
 @dataclass
 class Text:
     """A stream of drafts. hits: probability that the best candidate of a depth is right, given that the path is."""
@@ -122,11 +136,12 @@ def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
 
 @dataclass
 class Run:
-    """What a controller made of a text: virtual milliseconds and tokens, per step."""
+    """What a controller made of a text: virtual milliseconds, tokens, columns that were verified and drafted, per step."""
 
     ms: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
 
     def rate(self, first: int = 0, last: int | None = None) -> float:
         """Tokens per millisecond of some steps."""
@@ -150,6 +165,7 @@ def decode(
     rng, run, sequence = np.random.default_rng(seed), Run(), Sequence()
     sequence.pending = 0
     sequence.tokens += [0] * 32
+    told: list[int] = []  # of a draft that was not verified: what the text goes on with
     while sum(run.tokens) < n_tokens:
         at = sum(run.tokens)
         here = machine(at) if callable(machine) else machine
@@ -163,39 +179,60 @@ def decode(
         if plan.kind == "plain":
             ms = took(here.plain)
             costs.measured("plain", ms, context=context)
-            n, width = 1, 0
+            n, width, columns = 1, 0, 0
         else:
             rows, truth = now.draft(depth)
             columns = (plan.depth or depth) + 1
+            right = _right(truth)
             rows = Rows(rows.ids[: columns - 1], rows.log_probs[: columns - 1])
+            if word:
+                rows, right = _in_words(rows, right, word, at)
             tree = plan.build(0, rows)
-            accepted = _walk(tree, truth)
-            width = verify_width(tree.n_nodes)
-            parts = {
-                ("draft", columns): took(here.draft.get(columns, here.draft[16])),
-                ("verify", width): took(here.verify_ms(width)),
-                ("host", width): took(here.rest),
-            }
+            parts = {("draft", columns): took(here.draft.get(columns, here.draft[16]))}
+            if tree.n_nodes:
+                accepted = _walk(tree, right)
+                width = verify_width(tree.n_nodes)
+                parts |= {("verify", width): took(here.verify_ms(width)), ("host", width): took(here.rest)}
+                controller.observe(tree, accepted)
+                ms, n = sum(parts.values()), len(accepted.tokens)
+                told = []
+            else:
+                ms, n, width = sum(parts.values()) + took(here.plain), 1, 0
+                told = right[: right.index(-1) if -1 in right else None]
             for (kind, w), part in parts.items():
-                costs.measured(kind, part, w, context)
-            controller.observe(tree, accepted)
-            ms, n = sum(parts.values()), len(accepted.tokens)
+                costs.measured(kind, part, w, context)  # type: ignore[arg-type]
         run.ms.append(ms)
         run.tokens.append(n)
         run.widths.append(width)
-        sequence.tokens += map(word, range(at, at + n)) if word else rng.integers(0, 1 << 30, n).tolist()
+        run.drafted.append(columns)
+        if n == 1 and told:
+            new, told = told[:1], told[1:]
+        else:
+            new, told = rng.integers(RANKS * depth, 1 << 30, n).tolist(), []
+        new = list(map(word, range(at, at + n))) if word else new
+        sequence.tokens += [*([] if sequence.pending is None else [sequence.pending]), *new[:-1]]
+        sequence.pending = new[-1]
     return run
 
 
-def _walk(tree: Tree, truth: np.ndarray) -> Accepted:
-    """The nodes that are right, root first."""
+def _right(truth: np.ndarray) -> list[int]:
+    """The right token of each depth, -1 where no candidate is."""
+    return [RANKS * d + rank if rank < RANKS else -1 for d, rank in enumerate(truth.tolist())]
+
+
+def _in_words(rows: Rows, right: list[int], word: Callable[[int], int], at: int) -> tuple[Rows, list[int]]:
+    """The same candidates, of which the right ones are the words of the text behind `at` tokens."""
+    ids = rows.ids + (1 << 30)
+    for d, token in enumerate(right[: len(ids)]):
+        ids[d, rows.ids[d] == token] = word(at + d)
+    return Rows(ids, rows.log_probs), [word(at + d) if token >= 0 else -1 for d, token in enumerate(right)]
+
+
+def _walk(tree: Tree, right: list[int]) -> Accepted:
+    """The nodes that carry the right tokens of their depths, root first; -1: there is none."""
     path = [0]
-    while True:
-        depth = len(path) - 1
-        if depth == len(truth) or truth[depth] == RANKS:
-            break
-        right = RANKS * depth + truth[depth]
-        found = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == right))
+    while len(path) <= len(right):
+        found = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == right[len(path) - 1]))
         if not len(found):
             break
         path.append(int(found[0]))
@@ -347,7 +384,7 @@ def decode_together(
             truths.append(truth)
         trees = (share or _shared)(together, trees, plans)
         together.meanwhile()
-        accepted = [_walk(tree, truth) for tree, truth in zip(trees, truths)]
+        accepted = [_walk(tree, _right(truth)) for tree, truth in zip(trees, truths)]
         total = sum(tree.width for tree in trees)
         width = verify_width(total - 1)
         if drafting:

@@ -7,7 +7,8 @@ n nodes is worth (1 + p_1 + .. + p_n) / (C_draft + C_verify(n) + C_commit + C_ho
 
 Whether to draft at all, and how many columns, must be decided before there are candidates. For that a moving mean tells how many
 times plain decoding a drafted step was worth; where plain is ahead, a draft is tried now and then, so seldom that trying
-costs at most 1 % of the time, and again at once while trying pays. What all that may lose of one text is bounded (`allowance`).
+costs at most 1 % of the time, and again at once while trying pays. A draft that promises less than the verify pass costs is not
+verified: the text itself tells what it was worth (`unverified`). What all that may lose of one text is bounded (`allowance`).
 Nothing here looks at a draw of the target in the step that it plans.
 
 Copied text costs no pass: what it is worth is known before anything is run. It is verified alone where that is worth more than
@@ -21,24 +22,23 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
-
-import numpy as np
 
 from .accept import Accepted
 from .allowance import START_COPIES, Allowance
 from .calibration import Calibration
-from .copied import Copied, CopyRates, Cursor
+from .copied import Copied, CopySource
 from .costs import Costs
-from .ends import MARGIN, REFRESH, Ends
+from .ends import MARGIN, MOST_REFRESH, REFRESH, Ends
 from .experience import MEMORY, Experience
 from .merged import DRAFT, Merged
+from .merged import observe as count_votes
 from .plan import Plan
-from .prospect import Prospect
+from .prospect import Prospect, beside_a_draft
 from .repetition import Repetition
 from .sequence import Sequence
 from .tree import Tree
-from .widths import NOTHING, Cut, Table, block_choices
+from .unverified import Unverified
+from .widths import NOTHING, Cut, Table, block_choices, least_sure
 
 PROBE_COST = 0.01  # share of the time that trying may take
 FIRST_PROBES = 2  # drafted steps that the first judgement of a block rests on
@@ -51,24 +51,12 @@ LOOK_BACK = 6  # trees whose kept nodes say how many the next is grown to: some 
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 REACH = 0.7  # of a draft that has not been tried: likelihood of each further token
-# looks for copies in a row that were worth no pass; behind them one plain step in so many looks
-LOOKS, SELDOM = 8, 3
 UNSURE = 0.5  # of the next token; copies less sure need not be looked at beside a draft that is run
 COPIES_ALONE = 0  # columns of a draft that is not run
 log = logging.getLogger("dflash_ggml")
 
 
 PLAIN = Plan("plain", 0)
-
-
-class CopySource(Protocol):
-    """Where copies come from, for one text."""
-
-    rates: CopyRates
-
-    def look_up(self, sequence: Sequence) -> Copied | None:
-        """What followed where the end of the text stood before."""
-        ...
 
 
 class Adaptive:
@@ -105,18 +93,33 @@ class Adaptive:
         self._alone = False  # whether the step's tree is of copies alone
         self._copied = NOTHING  # of it
         self._may_lose = {True: Allowance(), False: Allowance(START_COPIES)}  # by whether the draft is run
-        self._nothing = 0  # looks for copies in a row that were worth no pass
-        self._foretold: tuple[int, list[tuple[int, int, Cursor]]] | None = (
-            None  # votes for the token after a plain step
-        )
+        self._unverified: list[Unverified] = []  # drafts of which the text has not told all yet
+        # how likely the likeliest token of the step's copies is, and must be for a pass to be worth its time
+        self._sure = self._least_sure = 0.0
+        self._foretold = False  # whether copies were looked at before a plain step
+        self._rest = self._rested = 0  # plain steps before the next is planned, and those that were not
 
     def next(self, sequence: Sequence, costs: Costs) -> Plan:
-        context = sequence.n_tokens
         self._step += 1
+        if self._rest:  # what has to be looked up takes longer behind a pass, whose weights fill the caches
+            self._rest -= 1
+            self._rested += 1
+            return PLAIN
+        return self._planned(sequence, costs)
+
+    def _planned(self, sequence: Sequence, costs: Costs) -> Plan:
+        """The step's plan, looked up."""
+        context = sequence.n_tokens
         self._alone = False
+        if self._unverified:
+            self._follow(sequence)
         if self._step >= self._plain_until:
-            self._plain, self._plain_until = costs.of("plain", 1, context), self._step + REFRESH
+            self._plain = costs.of("plain", 1, context)
+            self._plain_until = self._step + min(REFRESH + self._step // 4, MOST_REFRESH)
             self._after_wide = costs.of("after") or 0.0
+            if self.copies is not None and self._plain is not None:
+                took = self._costs(costs, COPIES_ALONE, context).ms
+                self._least_sure = least_sure(took, self._plain, self._after_wide)
         self._after = self._after_wide if self._was_plain else 0.0
         plain = self._plain
         if plain is None:
@@ -124,37 +127,39 @@ class Adaptive:
             return PLAIN  # what it costs must be known first
         copied = self._look_up(sequence)
         alone = None if copied is None else self._copy(sequence, copied, costs, plain)
-        if alone is not None:
-            self._nothing = 0
         if alone is None or alone[1].times < self._drafted_times(*alone, costs, plain, context):
             may_repeat = copied is not None or self.copies is None
             plan = self._next(sequence, costs, plain, may_repeat) if self.depth else PLAIN
             if plan.kind != "plain":
                 return plan
             if alone is None:
-                self._was_plain = True
                 for allowance in self._may_lose.values():
-                    allowance.earn()
-                if copied is not None:
-                    self._foretold = context + 1, copied.votes(copied.root)
+                    allowance.earn(1 + self._rested)
+                self._was_plain = self._foretold = True
+                self._rested, self._rest = 0, self._may_rest()
                 return plan
         tree, best = alone
         self._ends.used[best.nodes] = self._step
         self._alone, self._copied = True, best
         return Plan("tree", best.nodes, drafts=False, tree=tree)
 
+    def _may_rest(self) -> int:
+        """Steps that can be plain without a look: a match grows by a token a step, and one too short now takes some."""
+        if not self._waiting and self.depth:
+            return 0
+        return 2 if not self._sure else int(2 * self._sure < self._least_sure)
+
     def _look_up(self, sequence: Sequence) -> Copied | None:
-        """The step's copies; what they said before a plain step is counted."""
+        """The step's copies, if they may be worth a pass; what they said before a plain step is counted."""
         if self.copies is None:
             return None
-        if self._foretold is not None:
-            n, votes = self._foretold
-            self._foretold = None
-            if n == sequence.n_tokens:
-                self.copies.rates.learn([(cell, token == sequence.pending) for token, cell, _ in votes])
-        if self._waiting and self._nothing >= LOOKS and self._step % SELDOM:
+        learn, self._foretold = self._foretold, False
+        self._sure = self.copies.glance(sequence, learn)
+        if not self._sure:
             return None
-        self._nothing += 1
+        is_plain = self._waiting or not self.depth  # else a draft is run, beside which they may be of use
+        if is_plain and (self._sure < self._least_sure or self._may_lose[False].left <= 0):
+            return None
         return self.copies.look_up(sequence)
 
     def _copy(
@@ -165,11 +170,7 @@ class Adaptive:
         rates = self.copies.rates
         if self._may_lose[False].left <= 0:
             return None
-        if (
-            self.depth
-            and not self._waiting
-            and max([rates[c] for _, c, _ in copied.votes(copied.root)]) < UNSURE
-        ):
+        if self.depth and not self._waiting and self._sure < UNSURE:
             return None  # a draft that is worth its pass has more to say
         took = self._costs(costs, COPIES_ALONE, sequence.n_tokens).ms
         took = self._may_lose[False].affordable(took, plain, self._after)
@@ -184,14 +185,7 @@ class Adaptive:
         """How many times plain decoding a step would be worth that runs the draft beside these copies."""
         if not self.depth:
             return 0.0
-        depths, n = tree.depths.tolist(), self.depth
-        kept = [0.0] * (max(n, *depths) + 1)  # likelihood that the copies are right so far
-        for depth, p in zip(depths, np.exp(tree.log_probs.astype(np.float64)).tolist()):
-            kept[depth] += p
-        tokens = kept[0] + sum(kept[n + 1 :])
-        for p, reach in zip(kept[1 : n + 1], self._reach):
-            # both know the easy places: between the better of the two and either of two that know nothing of each other
-            tokens += p + reach * (1 - p) / 2 if p > reach else reach + p * (1 - reach) / 2
+        tokens = beside_a_draft(tree, self._reach, self.depth)
         took = self._costs(costs, self._block, context).ms
         wanted = max(best.nodes, self._last.nodes)
         ms = min([(n, ms) for n, ms in took.items() if n >= wanted], default=(0, max(took.values())))[1]
@@ -216,6 +210,8 @@ class Adaptive:
             self._probing = True
             return self._draft(costs, context)
         worth = known.of(self._block)
+        if worth.tried < FIRST_PROBES and self._unverified:
+            return PLAIN  # what that tells is waited for
         self._probing = worth.tried >= FIRST_PROBES and worth.mean < 1
         if not self._probing or self._last.times > 1:
             return self._draft(costs, context)
@@ -227,9 +223,10 @@ class Adaptive:
 
     def _wait(self, plain: float) -> Plan:
         """A plain step, which pays back some of what tries have cost."""
-        self.experience.owed -= PROBE_COST * plain
+        steps = 1 + self._rested
+        self.experience.owed -= PROBE_COST * plain * steps
         for worth in self.experience.worth.values():
-            worth.weight *= FORGETTING
+            worth.weight *= FORGETTING**steps
         self._last, self._waiting = NOTHING, True
         return PLAIN
 
@@ -249,18 +246,41 @@ class Adaptive:
         if self._alone:
             return
         self.catch_up()
-        known = self.experience
-        by_draft = self._count(tree, accepted)
+        self._learn_worth(self._block, self._last, tree, accepted, len(accepted.tokens))
         self._later.append(partial(self.calibration.observe, tree, accepted))
+        if self._probing:
+            self._owe(self._last.loss)
+
+    def _learn_worth(self, block: int, cut: Cut, tree: Tree, accepted: Accepted, tokens: int) -> float:
+        """Count a draft that was looked at, whether it was verified or not; how many times plain decoding it was worth."""
+        by_draft = self._count(tree, accepted)
         if tree.evidence is None:
             # half of it what came: a draft that promises too much would be believed for some twenty steps
-            worth = (self._last.times + len(accepted.tokens) * self._last.token) / 2
+            worth = (cut.times + tokens * cut.token) / 2
         else:  # what the draft would have given without copies
-            worth = (1 + by_draft) * self._last.token
-        known.of(self._block).learn(worth)
-        if self._probing:  # one that paid gives back what others cost
-            known.owed = max(known.owed, 0.0) + self._last.loss
-            known.last_loss = max(self._last.loss, 0.0)
+            worth = (1 + by_draft) * cut.token
+        self.experience.of(block).learn(worth)
+        return worth
+
+    def _owe(self, ms: float) -> None:
+        """Note what a try lost; one that paid gives back what others cost."""
+        known = self.experience
+        known.owed, known.last_loss = max(known.owed, 0.0) + ms, max(ms, 0.0)
+
+    def _follow(self, sequence: Sequence) -> None:
+        """Learn from drafts that were not verified, once the text tells what they were worth."""
+        waiting, self._unverified = self._unverified, []
+        for draft in waiting:
+            accepted = draft.follow(sequence)
+            if accepted is None:
+                self._unverified.append(draft)
+                continue
+            self.catch_up()
+            if self._learn_worth(draft.block, draft.cut, draft.tree, accepted, draft.kept(accepted)) > 1:
+                self.experience.owed = 0.0  # it would have paid: the next need not wait
+            self.calibration.observe(draft.tree, accepted)
+            if draft.tree.evidence is not None and self.copies is not None:
+                count_votes(draft.tree, accepted, self.copies.rates)
 
     def catch_up(self) -> None:
         """Learn what can wait for a busy device: the next plan does without, the next cut does not."""
@@ -306,10 +326,33 @@ class Adaptive:
         """
         self.catch_up()
         probability, plain = self.calibration.path_probabilities(tree).tolist(), self._plain or 0.0
-        took = self._costs(costs, self._block, context).ms
-        self._last = self._best(list(accumulate(probability)), self._block, took, plain)
+        table = self._costs(costs, self._block, context)
+        self._last = self._best(list(accumulate(probability)), self._block, table.ms, plain)
+        if plain and self._leaves_it(table.draft, plain):
+            return self._not_verified(tree, context, table.draft, plain)
         self._later.append(partial(self._chose, tree, probability, costs, context, plain))
         return tree.first(self._last.nodes)
+
+    def _leaves_it(self, drafted: float, plain: float) -> bool:
+        """Whether a plain step is worth more than verifying, now that the draft is paid for."""
+        if self._is_try():
+            return self._last.loss > drafted
+        # there will be another draft at the next token
+        return self._last.times < plain / (plain + drafted)
+
+    def _not_verified(self, tree: Tree, context: int, drafted: float, plain: float) -> Tree:
+        """Leave it at a plain step, where a verify pass would lose even though the draft is paid for."""
+        self._unverified.append(Unverified(tree, self._last, self._block, context))
+        self._may_lose[True].book(0, drafted / plain)
+        self._may_lose[True].earn()
+        self._was_plain = True
+        if self._is_try():
+            self._owe(drafted)
+        return tree.first(0)
+
+    def _is_try(self) -> bool:
+        """Whether the step's draft is there to see what it is worth."""
+        return self._probing or self.experience.of(self._block).tried < FIRST_PROBES
 
     def _chose(self, tree: Tree, probability: list[float], costs: Costs, context: int, plain: float) -> None:
         """Note what was chosen of a tree, and now and then what a shorter draft would have been worth."""

@@ -28,9 +28,9 @@ class Allowance:
         most = (1 + self.left) * plain - after
         return {n: ms for n, ms in took.items() if ms <= most}
 
-    def earn(self) -> None:
-        """A plain step gave a token."""
-        self.left = min(self.left + SHARE, MOST)
+    def earn(self, steps: int = 1) -> None:
+        """So many plain steps gave a token each."""
+        self.left = min(self.left + steps * SHARE, MOST)
 
     def book(self, tokens: int, steps: float) -> None:
         """A step that took as long as so many plain ones gave so many tokens."""

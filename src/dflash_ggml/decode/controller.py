@@ -13,7 +13,8 @@ from typing import Protocol, get_args
 from ..config import Mode
 from ..errors import ConfigError
 from .accept import Accepted
-from .adaptive import Adaptive, CopySource
+from .adaptive import Adaptive
+from .copied import CopySource
 from .costs import Costs
 from .experience import Experience
 from .plan import Plan

@@ -49,7 +49,8 @@ class Ends:
             if took < (1 - FLAT) * wider:
                 ms[n] = wider = max(took, 1e-9)
         due = step + min(REFRESH + step // 4, MOST_REFRESH)
-        found = Table(ms, min(ms.values()), costs.is_sure("draft", block, context), due)
+        is_sure = costs.is_sure("draft", block, context)
+        found = Table(ms, min(ms.values()), costs.draft(block, context), is_sure, due)
         self._tables[block] = found
         return found
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .tree import Tree
+
 LOOK_BACK = 6  # trees of a text that are remembered
 SURE = 2.0  # nodes that a promise is believed for before any came
 FADING = 0.95
@@ -79,3 +81,17 @@ class Prospect:
         if not whole and before:
             found = np.concatenate([found, np.minimum(before[-1][len(found) :], least)])
         trees.append(found)
+
+
+def beside_a_draft(tree: Tree, reach: Items[float], depth: int) -> float:
+    """Tokens expected of a step that runs the draft beside copies. tree: of those alone; reach: how often the draft's own path is
+    kept to each depth, up to `depth`."""
+    depths = tree.depths.tolist()
+    kept = [0.0] * (max(depth, *depths) + 1)  # likelihood that the copies are right so far
+    for at, p in zip(depths, np.exp(tree.log_probs.astype(np.float64)).tolist()):
+        kept[at] += p
+    tokens = kept[0] + sum(kept[depth + 1 :])
+    for p, own in zip(kept[1 : depth + 1], reach):
+        # both know the easy places: between the better of the two and either of two that know nothing of each other
+        tokens += p + own * (1 - p) / 2 if p > own else own + p * (1 - own) / 2
+    return tokens

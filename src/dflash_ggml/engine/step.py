@@ -142,7 +142,7 @@ class Stepper:
                 self._give_up_drafting(run.sequence)
                 step = self._plain(run)
         run.sequence.statistics.took(step.tokens, step.n_draft, step.n_accepted)
-        run.was_wide = step.n_draft > 0
+        run.was_wide = step.n_draft > 0 or step.timings.draft > 0
         if run.finish is None:
             self._meanwhile(run)
         else:
@@ -179,6 +179,9 @@ class Stepper:
             return self._plain(run, clock)
         candidates = self._propose(run, plan, drafter, copied, clock)
         tree = plan.build(sequence.pending, candidates)
+        if plan.choose is not None and not tree.n_nodes:
+            clock.lap("tree")
+            return self._plain(run, clock)  # the text will tell what the draft was worth
         watched = self._watch(run, tree.tokens)
         self._meanwhile(run)
         clock.lap("tree")
@@ -363,7 +366,8 @@ class Stepper:
         sequence.pending = choice
         run.emit(choice)
         clock.lap("host")
-        if graph.is_warm:  # sampling counts: a drafted step's is in its `host`
+        # sampling counts: a drafted step's is in its `host`; behind a draft that was not verified everything takes longer
+        if graph.is_warm and not clock.times.draft:
             spent = clock.times.tree + clock.times.verify + clock.times.host
             self._took_plain(run, spent, start)
         rows = (row,) if run.keep_rows and row is not None else None

@@ -21,6 +21,7 @@ HEADERS = (  # each after those it builds on
     "trees.h",
     "shared_heap.h",
     "text_index.h",
+    "glance.h",
 )
 
 
