@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from dflash_ggml.bench.comparison import compared, never_slower_jobs, never_slower_report
+from dflash_ggml.bench.comparison import (
+    BEFORE,
+    BEHIND,
+    BETWEEN,
+    compared,
+    never_slower_jobs,
+    never_slower_report,
+)
 from dflash_ggml.bench.measure import Text, all_uses, decode
 from dflash_ggml.bench.page import html
 from dflash_ggml.bench.prompts import own
@@ -43,11 +50,44 @@ TEXTS = [
 
 def test_all_modes_in_turn_at_all_temperatures() -> None:
     jobs = never_slower_jobs(bench())
+    assert all(job.endless for job in jobs)
+    jobs = [job for job in jobs if "," not in job.setting.label]
     labels = ["plain", "chain", "tree 3", "tree 7", "tree 15", "tree 31", "auto"]
-    assert {job.setting.label for job in jobs} == set(labels) and all(job.endless for job in jobs)
+    assert {job.setting.label for job in jobs} == set(labels)
     assert [job.setting.temperature for job in jobs] == sorted(job.setting.temperature for job in jobs)
     assert {job.setting.temperature for job in jobs} == {0.0, 0.8, 1.2}
     assert [jobs[i].setting.label for i in (0, 7, 14)] == labels[:3]
+
+
+def test_auto_between_two_plain_runs() -> None:
+    jobs = [job for job in never_slower_jobs(bench()) if "," in job.setting.label]
+    assert len(jobs) == 3 * 3 * (2 * FULL.rounds + 1) * 3  # temperatures, prompts, rounds
+    for at in range(0, len(jobs), 3):
+        before, auto, behind = jobs[at : at + 3]
+        assert [job.setting.mode for job in (before, auto, behind)] == ["plain", "auto", "plain"]
+        assert (
+            len({(job.prompt.id, job.seed, job.setting.temperature) for job in (before, auto, behind)}) == 1
+        )
+    assert {job.seed for job in jobs} == set(range(1, 2 * FULL.rounds + 2))
+
+
+def test_the_worst_text_is_that_between_two_plain_runs() -> None:
+    """A round in which the machine changed its speed counts like its neighbours; one that was cut off not at all."""
+    speeds = {
+        "a": [(100, 96, 100), (100, 60, 100), (50, 49, 50)],
+        "b": [(100, 97, 90), (80, 80, 80), (100, 99, 100)],
+    }
+    found = [*TEXTS]
+    for prompt, rounds in speeds.items():
+        for of_round in rounds:
+            found += [text(prompt, label, speed) for label, speed in zip((BEFORE, BETWEEN, BEHIND), of_round)]
+    found.append(text("a", BEFORE, 1))
+    section = never_slower_report(bench(), found)
+    said = "on its worst text, a, 0.960 times plain (median of 3 rounds; plain beside itself 1.000 to 1.000)"
+    assert said in section.notes[0] and "1.022 times the best fixed mode" in section.notes[0]
+    assert {row["setting"] for row in section.rows} == {"plain", "chain", "auto"}
+    cut_off = never_slower_report(bench(), found[6:])
+    assert not cut_off.rows and not any("Temperature" in note for note in cut_off.notes)
 
 
 @pytest.mark.parametrize("endless", [True, False])

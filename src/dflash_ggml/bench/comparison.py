@@ -1,18 +1,24 @@
-"""Is `auto` ever slower than a fixed mode? All modes on the same texts, in turn: what the suite `never-slower` reports."""
+"""Is `auto` ever slower than a fixed mode? All modes on the same texts, in turn: what the suite `never-slower` reports.
+
+Its worst text is sought apart from that: `auto` between two plain runs of the same text, again and again. The speed of a CPU that
+others use too changes by a third from second to second, and the worst of many single timings is the unluckiest one.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from .measure import Job, Text, all_widths, by_prompt
-from .prompts import spread
+from .prompts import Prompt, spread
 from .rows import SWEEP, chosen_widths, grouped, lines, loops_note, speed_row
 from .runner import Bench
 from .sections import Column, Row, Section
 
 BUDGETS = (3, 7, 15, 31)
+BEFORE, BETWEEN, BEHIND = "plain, before", "auto, between", "plain, behind"
 COLUMNS = (
     Column("rate", "tokens/s, all texts", 1),
     Column("to_best", "x best fixed", 3),
@@ -39,31 +45,89 @@ def compared(texts: Sequence[Text], **first: object) -> list[Row]:
     return rows
 
 
-def verdict(texts: Sequence[Text], row: Row) -> str:
-    """What is to be said of auto's row of `compared`. A text's speed is the median of its rounds: on a CPU, plain decoding of the
-    same 200 tokens differs by some per cent between two rounds, and the worst of many single timings says little."""
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The prompt on which `auto` did worst beside plain decoding, by the median of the rounds.
+
+    same: what plain had beside itself, on the prompts where it differed most; None where that was not timed.
+    """
+
+    prompt: str
+    times: float
+    rounds: int
+    same: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        of = f"median of {self.rounds} rounds" if self.rounds > 1 else "timed once"
+        noise = "" if self.same is None else f"; plain beside itself {self.same[0]:.3f} to {self.same[1]:.3f}"
+        return f"on its worst text, {self.prompt}, {self.times:.3f} times plain ({of}{noise})"
+
+
+def worst(texts: Sequence[Text]) -> Worst | None:
+    """Of the texts of one temperature; None without both modes. Where none were made between two plain ones, a prompt's speed is
+    the median of its rounds in each mode."""
+    between: dict[str, dict[str, list[float]]] = {}
+    for text in texts:
+        if text.setting in (BEFORE, BETWEEN, BEHIND) and text.per_second is not None:
+            between.setdefault(text.prompt, {}).setdefault(text.setting, []).append(1 / text.per_second)
+    times: dict[str, float] = {}
+    same: list[float] = []
+    for prompt, of in between.items():
+        rounds = list(
+            zip(of.get(BEFORE, ()), of.get(BETWEEN, ()), of.get(BEHIND, ()))
+        )  # of one cut off: those that are whole
+        if rounds:
+            times[prompt] = statistics.median((a + b) / 2 / auto for a, auto, b in rounds)
+            same.append(statistics.median(a / b for a, _, b in rounds))
+    if times:
+        n = max(len(of.get(BEHIND, ())) for of in between.values())
+        prompt = min(times, key=times.__getitem__)
+        return Worst(prompt, times[prompt], n, (min(same), max(same)))
     plain = by_prompt([text for text in texts if text.setting == "plain"], statistics.median)
-    rounds = [text for text in texts if text.setting == "auto"]
-    auto = by_prompt(rounds, statistics.median)
-    both = {prompt: auto[prompt] / plain[prompt] for prompt in auto if prompt in plain}
-    said = f"auto is {row['to_best']:.3f} times the best fixed mode, {row['best_fixed']}"
-    if both:
-        worst = min(both, key=both.__getitem__)
-        said += f"; on its worst text, {worst}, {both[worst]:.3f} times plain"
-        most = max(Counter(text.prompt for text in rounds).values())
-        said += f" ({f'median of {most} rounds' if most > 1 else 'timed once'})"
+    found = [text for text in texts if text.setting == "auto"]
+    auto = by_prompt(found, statistics.median)
+    times = {prompt: auto[prompt] / plain[prompt] for prompt in auto if prompt in plain}
+    if not times:
+        return None
+    prompt = min(times, key=times.__getitem__)
+    return Worst(prompt, times[prompt], max(Counter(text.prompt for text in found).values()), None)
+
+
+def verdict(texts: Sequence[Text], row: Row) -> str:
+    """What is to be said of auto's row of `compared`."""
+    said, found = f"auto is {row['to_best']:.3f} times the best fixed mode, {row['best_fixed']}", worst(texts)
+    if found is not None:
+        said += f"; {found}"
     widths = all_widths(text for text in texts if text.setting == "auto")
     used = ", ".join(f"{n or 'plain'}: {steps}" for n, steps in sorted(widths.items()))
     return f"{said}; passes by nodes: {used}."
 
 
 def never_slower_jobs(bench: Bench) -> list[Job]:
-    """Every mode on every prompt at every temperature; end-of-generation tokens end no text, so that all are as long."""
+    """Every mode on every prompt at every temperature, then `auto` between two plain runs, twice as often and once more;
+    end-of-generation tokens end no text, so that all are as long."""
     if not bench.engine.has_draft:
         return []
     prompts = spread(list(bench.prompts), bench.size.prompts)
     temperatures = [t for t in (0.0, 0.8, 1.2) if t in bench.size.temperatures] or [0.0]
-    return [job for t in temperatures for job in bench.jobs(bench.modes(BUDGETS, t), prompts, endless=True)]
+    found = []
+    for t in temperatures:
+        found += bench.jobs(bench.modes(BUDGETS, t), prompts, endless=True)
+        found += _between(bench, prompts, t)
+    return found
+
+
+def _between(bench: Bench, prompts: Sequence[Prompt], temperature: float) -> list[Job]:
+    """`auto` between two plain runs of each prompt, in rounds with seeds of their own."""
+    auto = bench.setting(BETWEEN, "auto", bench.budget, temperature)
+    before, behind = (bench.setting(label, "plain", None, temperature) for label in (BEFORE, BEHIND))
+    once = bench.jobs([auto], prompts, rounds=1, endless=True)
+    return [
+        replace(job, setting=setting, seed=job.seed + round_)
+        for round_ in range(2 * bench.size.rounds + 1)
+        for job in once
+        for setting in (before, auto, behind)
+    ]
 
 
 def never_slower_report(bench: Bench, texts: Sequence[Text]) -> Section:
@@ -73,9 +137,10 @@ def never_slower_report(bench: Bench, texts: Sequence[Text]) -> Section:
     auto: dict[str, list[Text]] = {}
     for t in sorted({text.temperature for text in texts}):
         same = [text for text in texts if text.temperature == t]
-        rows += (found := compared(same, temperature=t))
+        modes = [text for text in same if text.setting not in (BEFORE, BETWEEN, BEHIND)]
+        rows += (found := compared(modes, temperature=t))
         auto[f"temperature {t:g}"] = [text for text in same if text.setting == "auto"]
-        if "to_best" in found[-1]:
+        if found and "to_best" in found[-1]:
             notes.append(f"Temperature {t:g}: {verdict(same, found[-1])}")
     columns = [Column("temperature", "temperature", 1), Column("setting", "mode"), *COLUMNS]
     plot = lines(
