@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from dflash_ggml.cli import versus
 from dflash_ggml.cli.report import Meter, Report, Steps
-from dflash_ggml.cli.versus import Plain, decode_plainly, versus_line
+from dflash_ggml.cli.versus import ROUNDS, Plain, compared, decode_again, versus_line
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.engine.step import Step
@@ -51,7 +52,7 @@ def again(on: Session, report: Report, prepared: Prepared) -> Plain:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Steps, "add", add)
-        plain = decode_plainly(on, prepared, n, Meter(io.StringIO()), lambda: False)
+        plain = decode_again(on, prepared, n, Meter(io.StringIO()), lambda: False)
     assert "prefill" in modes and modes <= {"prefill", "plain"}
     assert plain is not None
     return plain
@@ -103,6 +104,32 @@ def test_who_was_faster() -> None:
     assert "too few" in versus_line(one, Plain(one.steps.token_ids, 1.0), on)
 
 
+def test_short_texts_are_decoded_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who goes first changes, nothing is copied from the same text written before, and the middle round counts."""
+    on = session()
+    report, prepared = speculate(on, 12)
+    seen: list[Any] = []
+
+    def again(*args: Any) -> Plain:
+        seen.append(args[-1])
+        return Plain(report.steps.token_ids, {None: 10.0, "plain": 10.0 * len(seen)}[args[-1]])
+
+    monkeypatch.setattr(versus, "decode_again", again)
+    monkeypatch.setattr(type(on.engine), "forget", lambda self: seen.append("forget"), raising=False)
+    how = Meter(io.StringIO()), lambda: False
+    rounds = compared(on, prepared, 10.0, Plain(report.steps.token_ids, 20.0), *how)
+    assert len(rounds) == ROUNDS and rounds[0] == 2.0
+    assert seen[:8] == ["forget", "plain", "forget", None, "forget", None, "forget", "plain"]
+    line = versus_line(report, Plain(report.steps.token_ids, 20.0), on, [2.0, 1.5, 0.5])
+    assert line.endswith(
+        "drafting is 1.50 times as fast (3 times by turns: 0.50 to 2.00, 1.50 in the middle)"
+    )
+    long = compared(on, prepared, 1000.0, Plain(report.steps.token_ids, 2500.0), *how)
+    assert long == [2.5], "a text that takes its time is decoded once in each way"
+    monkeypatch.setattr(versus, "decode_again", lambda *args: None)
+    assert compared(on, prepared, 10.0, Plain(report.steps.token_ids, 20.0), *how) == [2.0], "stopped"
+
+
 def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The text once, then two lines; with --json one more key. Without a seed both still take the same draws."""
     pytest.importorskip("dflash_ggml.ggml.bindings")
@@ -110,16 +137,17 @@ def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr("secrets.randbits", lambda bits: 7)
+    monkeypatch.setattr(versus, "ENOUGH", 1e9)
     flags = ["-t", "1", "-ngl", "0", "--mode", "tree", "-p", "class Point:", "-n", "8", "--versus-plain"]
     assert main([*flags, "--temp", "1.5"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\n") and "class Point:" not in out
     first, last = err.splitlines()
     assert "8 tokens at" in first and re.match(r"every pass of the target gave [\d.]+ tokens", last)
-    assert "plain decoding of the same text" in last
+    assert "plain decoding of the same text" in last and f"({ROUNDS} times by turns: " in last
     assert main([*flags, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert '"plain_per_second": ' in out and err == ""
+    assert '"plain_per_second": ' in out and '"times_plain": [' in out and err == ""
 
 
 @pytest.mark.parametrize(

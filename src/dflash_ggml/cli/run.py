@@ -34,7 +34,7 @@ from .parser import Parser
 from .report import Meter, Report, Steps, sizes
 from .sampling_options import add_sampling_options, check_biases, sampling_params
 from .streams import named
-from .versus import decode_plainly, versus_line
+from .versus import compared, decode_again, versus_line
 from .writer import Writer
 
 EXAMPLES = """examples:
@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--versus-plain",
         action="store_true",
-        help="afterwards decode as much plainly, and say in a line what drafting was worth",
+        help="afterwards decode as much plainly, by turns where it is soon done, and say in a line what drafting was worth",
     )
     add(
         "-v",
@@ -163,19 +163,22 @@ def run(args: argparse.Namespace) -> int:
             cancelled = report.finish_reason == "cancelled"
             if not args.json:
                 print(report.line(), file=sys.stderr)
-            plain = None
+            plain, rounds = None, list[float]()
             if args.versus_plain and not cancelled:
-                plain = decode_plainly(
-                    session, prepared, len(steps.token_ids), meter, lambda: interrupt.asked
-                )
-                cancelled = plain is None
+                how = meter, lambda: interrupt.asked
+                plain = decode_again(session, prepared, len(steps.token_ids), *how)
+                if plain is not None and report.usage.steps:
+                    rounds = compared(session, prepared, report.usage.predicted_ms, plain, *how)
+                cancelled = interrupt.asked or plain is None
         if args.json:
-            speed = {} if plain is None else {"plain_per_second": round(plain.per_second, 2)}
+            speed: dict[str, Any] = {} if plain is None else {"plain_per_second": round(plain.per_second, 2)}
+            if rounds:
+                speed["times_plain"] = [round(ratio, 3) for ratio in rounds]
             write_out(json.dumps(report.as_dict() | speed, ensure_ascii=False) + "\n")
         if args.verbose:
             print(*report.drafts(), *report.choices(), *sizes(engine), sep="\n", file=sys.stderr)
         if plain is not None and not args.json:
-            print(versus_line(report, plain, session), file=sys.stderr)
+            print(versus_line(report, plain, session, rounds), file=sys.stderr)
         if report.is_cut_in_thinking and not args.json:
             fits = args.predict < 0 or report.usage.predicted_n < args.predict
             more = f"the context of {engine.n_ctx} ended inside the thinking: raise -c" if fits else (

@@ -1,11 +1,17 @@
-"""`--versus-plain`: the same prompt once more without drafts, to say what drafting was worth on this machine."""
+"""`--versus-plain`: the same prompt once more without drafts, to say what drafting was worth on this machine.
+
+A text that takes a second says little of a machine that others use too: its speed changes from one second to the next. So short
+texts are decoded some more times in both ways by turns, and the middle one of the rounds counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from ..config import Mode
 from ..files.pairs import EMBEDDED_TARGET
 from ..session.events import Finish, Progress, Usage
 from ..session.hooks import Hooks
@@ -15,11 +21,13 @@ from ..session.session import Session, run_completion
 from .report import Meter, Report, Steps
 
 _NOTICED = 1.05  # a ratio of speeds that is no accident of timing
+ENOUGH = 3.0  # seconds of decoding after which no further round begins
+ROUNDS = 7  # at most
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What plain decoding wrote, and the milliseconds of decoding it."""
+    """What was written once more, plainly unless told otherwise, and the milliseconds of decoding it."""
 
     token_ids: list[int]
     ms: float
@@ -30,12 +38,17 @@ class Plain:
         return 1e3 * len(self.token_ids) / self.ms if self.ms else 0.0
 
 
-def decode_plainly(
-    session: Session, prepared: Prepared, n: int, meter: Meter, should_stop: Callable[[], bool]
+def decode_again(
+    session: Session,
+    prepared: Prepared,
+    n: int,
+    meter: Meter,
+    should_stop: Callable[[], bool],
+    mode: Mode | None = "plain",
 ) -> Plain | None:
-    """The n tokens that plain decoding gives for a prompt; None when stopped.
+    """The n tokens that plain decoding, or another mode (None: the engine's own), gives for a prompt; None when stopped.
 
-    Where plain decoding comes to an end earlier, because the texts forked, it goes on behind that end.
+    Where it comes to an end earlier, because the texts forked, it goes on behind that end.
     """
     token_ids: list[int] = []
     ms = 0.0
@@ -45,7 +58,7 @@ def decode_plainly(
             prompt=[*prepared.ids, *token_ids],
             sampling=prepared.request.sampling,
             max_tokens=n - len(token_ids),
-            mode="plain",
+            mode=mode,
             ignore_eos=prepared.request.ignore_eos,
         )
         hooks = Hooks(on_step=steps.add)
@@ -63,12 +76,41 @@ def decode_plainly(
     return Plain(token_ids, ms)
 
 
-def versus_line(report: Report, plain: Plain, session: Session) -> str:
-    """What just happened, for somebody who sees it for the first time."""
+def compared(
+    session: Session,
+    prepared: Prepared,
+    drafted: float,
+    plain: Plain,
+    meter: Meter,
+    should_stop: Callable[[], bool],
+) -> list[float]:
+    """How many times as fast as plain decoding drafting was, by round. drafted: milliseconds of the first text, which `plain` was
+    decoded behind; the others follow while all together takes less than ENOUGH seconds. When stopped, those so far."""
+    n, spent = len(plain.token_ids), drafted + plain.ms
+    found = [plain.ms / drafted] if drafted else []
+    while found and len(found) < ROUNDS and spent < 1e3 * ENOUGH:
+        ms = dict[Mode | None, float]()
+        for mode in (None, "plain") if len(found) % 2 == 0 else ("plain", None):  # type: Mode | None
+            session.engine.forget()  # else it would be copied from what was written before
+            again = decode_again(session, prepared, n, meter, should_stop, mode)
+            if again is None or not again.ms:
+                return found
+            ms[mode] = again.ms
+        found.append(ms["plain"] / ms[None])
+        spent += sum(ms.values())
+    return found
+
+
+def versus_line(report: Report, plain: Plain, session: Session, rounds: Sequence[float] = ()) -> str:
+    """What just happened, for somebody who sees it for the first time. rounds: of `compared`."""
     if not report.usage.steps:
         return "too few tokens to compare drafting with plain decoding"
     what = "the same text" if plain.token_ids == report.steps.token_ids else "as many tokens"
     ratio = report.per_second / plain.per_second if plain.per_second else 0.0
+    by_turns = ""
+    if len(rounds) > 1:
+        ratio = statistics.median(rounds)
+        by_turns = f" ({len(rounds)} times by turns: {min(rounds):.2f} to {max(rounds):.2f}, {ratio:.2f} in the middle)"
     small = "small " if session.engine.config.model == EMBEDDED_TARGET else ""
     plain_steps = sum(use.steps for use in report.usage.widths if not use.nodes)
     if report.usage.mode == "auto" and 2 * plain_steps > report.usage.steps and ratio < _NOTICED:
@@ -80,5 +122,5 @@ def versus_line(report: Report, plain: Plain, session: Session) -> str:
         verdict = f"plain is faster for this {small}model"
     return (
         f"every pass of the target gave {report.usage.tokens_per_step:.2f} tokens, {report.per_second:.1f} tokens/s; "
-        f"plain decoding of {what}: {plain.per_second:.1f} tokens/s: on this machine {verdict}"
+        f"plain decoding of {what}: {plain.per_second:.1f} tokens/s: on this machine {verdict}{by_turns}"
     )
