@@ -328,17 +328,11 @@ class Adaptive:
         probability, plain = self.calibration.path_probabilities(tree).tolist(), self._plain or 0.0
         table = self._costs(costs, self._block, context)
         self._last = self._best(list(accumulate(probability)), self._block, table.ms, plain)
-        if plain and self._leaves_it(table.draft, plain):
+        # elsewhere there would be another draft at the next token, and on a GPU a graph to build for a step that is seldom plain
+        if plain and self._last.loss > table.draft and self._is_try():
             return self._not_verified(tree, context, table.draft, plain)
         self._later.append(partial(self._chose, tree, probability, costs, context, plain))
         return tree.first(self._last.nodes)
-
-    def _leaves_it(self, drafted: float, plain: float) -> bool:
-        """Whether a plain step is worth more than verifying, now that the draft is paid for."""
-        if self._is_try():
-            return self._last.loss > drafted
-        # there will be another draft at the next token
-        return self._last.times < plain / (plain + drafted)
 
     def _not_verified(self, tree: Tree, context: int, drafted: float, plain: float) -> Tree:
         """Leave it at a plain step, where a verify pass would lose even though the draft is paid for."""
