@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from ..decode.copied import Copied, CopyRates, checked
-from ..decode.native import ffi, lib
+from ..decode.copied import Copied, CopyRates
+from ..decode.glance import Glance
 from ..decode.sequence import Sequence
 from ..decode.text_index import Continuations, TextIndex
 
@@ -19,7 +19,6 @@ MOST_PLACES = 6  # that a look-up follows
 PAST_TOKENS = 1 << 16  # of earlier outputs that are kept
 _SHORTEST_PAST = 4  # tokens of an output that is worth keeping
 _NOTHING = (-1, -1, None, None)
-_GLANCE = ffi.typeof("struct glance *")
 
 
 class Copies:
@@ -37,7 +36,7 @@ class Copies:
         self._continuations = Continuations(MOST_PLACES, depth)
         # of the last look: tokens of the text and of the past, the pending one, and what was found
         self._found: tuple[int, int, int | None, Copied | None] = _NOTHING
-        self._glance = ffi.new(_GLANCE)
+        self._glance = Glance(MOST_PLACES)
 
     @property
     def nbytes(self) -> int:
@@ -52,12 +51,12 @@ class Copies:
         self.text.cut(0)
         self.past.cut(0)
         self._found = _NOTHING
-        self._glance.n = 0
+        self._glance.forget()
 
     def begin(self, sequence: Sequence) -> None:
         """A generation begins: what is committed now is its prompt. What of the last text is gone becomes a past output."""
         self._found, self.rates = _NOTHING, CopyRates(self._rates)
-        self._glance.n = 0
+        self._glance.forget()
         shared = self.text.shared(sequence.tokens)
         for start, end in self._written:
             if end > shared:
@@ -92,20 +91,11 @@ class Copies:
         """How likely the likeliest token is that stood where the text's end stood before, 0 where that is nowhere: a part of what
         `look_up` finds, for a tenth of its time. learn: the pending token came of a plain step, and tells whether the last glance
         was right."""
-        text, pending = self.text, sequence.pending
-        new = sequence.tokens[len(text) :]
-        from_all = text.native, self.past.native, self.rates.native
-        said: float = lib.copies_glance(self._glance, *from_all, new, len(new), pending, MOST_PLACES, learn)
-        if said == -1:
-            text.extend(new)
-            said = lib.copies_glance(
-                self._glance, text.native, *from_all[1:], [], 0, pending, MOST_PLACES, learn
-            )
-        if said < 0:
-            checked(-1)
+        assert sequence.pending is not None
+        new = sequence.tokens[len(self.text) :]
         if new:
             self._written[-1] = (self._written[-1][0], sequence.n_tokens)
-        return said
+        return self._glance.at(self.text, self.past, self.rates, new, sequence.pending, learn)
 
     def look_up(self, sequence: Sequence) -> Copied | None:
         """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once, unless

@@ -1,4 +1,4 @@
-// A look at what the end of a text foretells, in one call: most plain steps of a small model need no more; see suffix.py.
+// A look at what the end of a text foretells, in one call: most plain steps of a small model need no more; see glance.py.
 
 #define GLANCE_PLACES 12 // twice TEXT_HOPS
 

@@ -1,0 +1,52 @@
+"""A look at what the end of a text foretells, in one call.
+
+Most plain steps of a small model need no more than to know that no copy is sure enough; the look itself (`TextIndex`, `Copied`)
+takes several calls and arrays, and behind a pass, whose weights fill the caches, each of them is three times slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .copied import CopyRates, checked
+from .native import ffi, lib
+from .text_index import TextIndex
+
+_GLANCE = ffi.typeof("struct glance *")
+
+
+class Glance:
+    """What the last look foretold, until the next one tells whether it was right."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: places that are looked at, of those with the longest matches."""
+        self._most, self._native = most, ffi.new(_GLANCE)
+
+    def forget(self) -> None:
+        """Nothing is to be learned of the last look."""
+        self._native.n = 0
+
+    def at(
+        self,
+        text: TextIndex,
+        past: TextIndex,
+        rates: CopyRates,
+        new: Sequence[int],
+        pending: int,
+        learn: bool,
+    ) -> float:
+        """Put `new` behind the text; how likely the likeliest token is that stood behind its end and `pending` in it or in `past`.
+
+        0 where they stood nowhere. learn: count what the last look foretold, if `new` is one token and followed it.
+        """
+        found: float = lib.copies_glance(
+            self._native, text.native, past.native, rates.native, new, len(new), pending, self._most, learn
+        )
+        if found == -1:  # there was no room
+            text.extend(new)
+            found = lib.copies_glance(
+                self._native, text.native, past.native, rates.native, [], 0, pending, self._most, learn
+            )
+        if found < 0:
+            checked(-1)
+        return found
