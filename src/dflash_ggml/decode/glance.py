@@ -35,9 +35,10 @@ class Glance:
         pending: int,
         learn: bool,
     ) -> float:
-        """Put `new` behind the text; how likely the likeliest token is that stood behind its end and `pending` in it or in `past`.
+        """Put `new` behind the text; how likely the likeliest token is that stood behind its end and `pending` somewhere.
 
-        0 where they stood nowhere. learn: count what the last look foretold, if `new` is one token and followed it.
+        0 where they stood nowhere, neither in it nor in `past`. learn: count what the last look foretold, if `new` is one token
+        and followed it.
         """
         found: float = lib.copies_glance(
             self._native, text.native, past.native, rates.native, new, len(new), pending, self._most, learn
