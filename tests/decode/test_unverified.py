@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.controller import controller
+from dflash_ggml.decode.copied import Evidence
 from dflash_ggml.decode.experience import Experience
+from dflash_ggml.decode.merged import DRAFT
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, best_first
 from dflash_ggml.decode.unverified import Unverified
@@ -84,3 +88,17 @@ def test_what_is_waited_for_is_not_drafted_again():
     """A draft whose first tokens all come true is told of by no step before: the next try waits for that."""
     run = decode(fresh(), calibrated(EPYC), EPYC, Text(0.9, 3, off=-4.0), 12)
     assert sum(columns > 0 for columns in run.drafted[:4]) <= 2
+
+
+@pytest.mark.parametrize("n_cut", [1, 3, 12])
+def test_of_a_merged_tree_only_what_would_have_been_verified_counts(n_cut: int):
+    """Its draft's nodes up to the cut, however far the text follows what was grown."""
+    auto, tree = fresh(), grown(np.random.default_rng(1))
+    path = walk(tree, lambda node: next((int(t) for p, t in zip(tree.parents, tree.tokens) if p == node), -1))
+    n = tree.width
+    evidence = Evidence(np.full(n, -1, np.int32), np.zeros(n), 1.0)
+    merged = replace(tree, sources=np.array([0, *[DRAFT] * (n - 1)], np.uint8), evidence=evidence)
+    cut = Cut(n_cut, 0.4, 1.0, 0.3)
+    draft = Unverified(merged, cut, 16, 0)
+    found = auto._learn_worth(16, cut, merged, path, draft.kept(path))
+    assert found == pytest.approx(0.3 * draft.kept(path))

@@ -111,6 +111,10 @@ class Adaptive:
         """The step's plan, looked up."""
         context = sequence.n_tokens
         self._alone = False
+        if self._rested and self._plain is not None:
+            self._earn(self._rested)
+            self._pay_back(self._rested, self._plain)
+            self._rested = 0
         if self._unverified:
             self._follow(sequence)
         if self._step >= self._plain_until:
@@ -133,10 +137,11 @@ class Adaptive:
             if plan.kind != "plain":
                 return plan
             if alone is None:
-                for allowance in self._may_lose.values():
-                    allowance.earn(1 + self._rested)
-                self._was_plain = self._foretold = True
-                self._rested, self._rest = 0, self._may_rest()
+                self._earn(1)
+                self._was_plain = True
+                # where an unverified tree has votes at the same places, they are counted with it
+                self._foretold = all(draft.tree.evidence is None for draft in self._unverified)
+                self._rest = self._may_rest()
                 return plan
         tree, best = alone
         self._ends.used[best.nodes] = self._step
@@ -223,12 +228,20 @@ class Adaptive:
 
     def _wait(self, plain: float) -> Plan:
         """A plain step, which pays back some of what tries have cost."""
-        steps = 1 + self._rested
+        self._pay_back(1, plain)
+        self._last, self._waiting = NOTHING, True
+        return PLAIN
+
+    def _pay_back(self, steps: int, plain: float) -> None:
+        """So many plain steps pay for tries."""
         self.experience.owed -= PROBE_COST * plain * steps
         for worth in self.experience.worth.values():
             worth.weight *= FORGETTING**steps
-        self._last, self._waiting = NOTHING, True
-        return PLAIN
+
+    def _earn(self, steps: int) -> None:
+        """So many plain steps gave a token each."""
+        for allowance in self._may_lose.values():
+            allowance.earn(steps)
 
     def repeats(self, sequence: Sequence) -> bool:
         """Whether the text has begun to repeat itself, or has gone on for as long again since the last try."""
@@ -258,7 +271,7 @@ class Adaptive:
             # half of it what came: a draft that promises too much would be believed for some twenty steps
             worth = (cut.times + tokens * cut.token) / 2
         else:  # what the draft would have given without copies
-            worth = (1 + by_draft) * cut.token
+            worth = (1 + sum([0 < node <= cut.nodes for node in accepted.kept[: 1 + by_draft]])) * cut.token
         self.experience.of(block).learn(worth)
         return worth
 
@@ -330,7 +343,7 @@ class Adaptive:
         self._last = self._best(list(accumulate(probability)), self._block, table.ms, plain)
         # elsewhere there would be another draft at the next token, and on a GPU a graph to build for a step that is seldom plain
         if plain and self._last.loss > table.draft and self._is_try():
-            return self._not_verified(tree, context, table.draft, plain)
+            return self._not_verified(tree, context, table.draft + self._after_wide, plain)
         self._later.append(partial(self._chose, tree, probability, costs, context, plain))
         return tree.first(self._last.nodes)
 
@@ -340,8 +353,7 @@ class Adaptive:
         self._may_lose[True].book(0, drafted / plain)
         self._may_lose[True].earn()
         self._was_plain = True
-        if self._is_try():
-            self._owe(drafted)
+        self._owe(drafted)
         return tree.first(0)
 
     def _is_try(self) -> bool:
