@@ -235,7 +235,7 @@ def test_interrupt_in_a_pass_asks_for_a_reset(engine, monkeypatch):
     engine.prefill([1, 2, 3])
     monkeypatch.setattr(engine.passes, "commit", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        greedy_tokens(engine, 20)
+        greedy_tokens(engine, 20, mode="tree")
     with pytest.raises(DeviceError, match="reset"):
         engine.prefill([1])
     monkeypatch.undo()
