@@ -73,9 +73,8 @@ def worst(texts: Sequence[Text]) -> Worst | None:
     times: dict[str, float] = {}
     same: list[float] = []
     for prompt, of in between.items():
-        rounds = list(
-            zip(of.get(BEFORE, ()), of.get(BETWEEN, ()), of.get(BEHIND, ()))
-        )  # of one cut off: those that are whole
+        # one that was cut off does not count
+        rounds = list(zip(of.get(BEFORE, ()), of.get(BETWEEN, ()), of.get(BEHIND, ())))
         if rounds:
             times[prompt] = statistics.median((a + b) / 2 / auto for a, auto, b in rounds)
             same.append(statistics.median(a / b for a, _, b in rounds))
