@@ -73,7 +73,8 @@ class Run:
     """A sequence that is being decoded, and when it ends.
 
     limit: tokens that it may still emit. ends: whether a token ends the text. copies: of its text. keep_rows: hand the logits
-    out. apart: it has come to no numbers beside others, and is stepped alone since. was_wide: its last step had several columns.
+    out. apart: it has come to no numbers beside others, and is stepped alone since. was_wide: its last step had several
+    columns, or a draft.
     """
 
     sequence: Sequence
