@@ -176,6 +176,27 @@ def test_nodes_that_were_not_grown_are_not_worth_nothing():
     assert prospect.gains[16][-1].tolist() == [0.7, 0.25]
 
 
+def test_an_easy_text_that_had_short_drafts_is_hoped_to_go_on():
+    """What other texts' longer drafts gave says less of it than its own path; once it is tried that counts."""
+    others = Prospect()
+    for _ in range(6):
+        others.learn([1.0, 0.4, 0.1, 0.02], [0, 1, 2, 3], [8, 4], 8)
+    easy, of = Prospect(others=others), {}
+    for _ in range(6):
+        easy.learn([1.0, 0.9, 0.81, 0.729, 0.09], [0, 1, 2, 3, 1], [8, 4], 4)
+    for block in (4, 8):
+        gains, often = easy.of(block, 31)
+        of[block] = gains @ often
+    assert of[8] == pytest.approx(of[4] + sum(0.9**depth for depth in range(4, 8)))
+    hopeless = Prospect(others=others)
+    hopeless.learn([1.0, 0.5, 0.1], [0, 1, 1], [8, 4], 4)  # nobody reached the last depth
+    assert max(hopeless.of(8, 31)[0]) == 0.5
+    for _ in range(6):
+        easy.learn([1.0, 0.9], [0, 1], [8, 4], 8)
+    gains, often = easy.of(8, 31)
+    assert gains @ often == pytest.approx(0.9)
+
+
 def test_a_tree_that_is_cut_is_learned_as_one(monkeypatch: pytest.MonkeyPatch):
     """What is expected of a text has as many nodes as its budget, also while few are grown."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())

@@ -14,7 +14,8 @@ from .tree import Tree
 LOOK_BACK = 6  # trees of a text that are remembered
 SURE = 2.0  # nodes that a promise is believed for before any came
 FADING = 0.95
-OTHERS = 2.0  # trees that what is known of other texts is worth for a new one
+OTHERS = 2.0  # trees that what is hoped for, or known of other texts, is worth
+HOPED = 3  # of the last trees, what a longer draft would have added
 
 Gains = tuple[NDArray[np.float64], NDArray[np.float64]]  # of nodes, and how often a step has each of them
 
@@ -27,9 +28,13 @@ class Prospect:
     one leaves, which is what a longer draft is for, and longer drafts were undervalued by some 7 %.
 
     gains: float64 [nodes] a tree, largest first; a draft that was shorter says nothing of what a longer one would add.
+    hoped: the same of longer drafts, until enough of them were run. Other texts' trees stood for those at first, and an easy text
+    whose draft was cut short early was taken for a mean one, by whose measure the longer draft did not pay: so it was never run.
+    Now its own path is thought to go on as it began, which is put right as soon as it is tried.
     """
 
     gains: dict[int, deque[NDArray[np.float64]]] = field(default_factory=dict)
+    hoped: dict[int, deque[NDArray[np.float64]]] = field(default_factory=dict)
     others: Prospect | None = None
     tried: int = 0
     tried_at: int = -(1 << 30)  # the step of the last try
@@ -42,7 +47,9 @@ class Prospect:
     def of(self, block: int, most: int) -> Gains:
         """Expected gains of up to `most` nodes of a draft of `block` columns, in any order."""
         own = self.gains.get(block, ())
-        others = self.others.gains.get(block, ()) if self.others and len(own) < LOOK_BACK else ()
+        others: Items[NDArray[np.float64]] = ()
+        if len(own) < LOOK_BACK:
+            others = self.hoped.get(block) or (self.others.gains.get(block) if self.others else None) or ()
         if not own and not others:
             return np.zeros(0), np.zeros(0)
         total = len(own) + (OTHERS if others else 0.0)
@@ -73,6 +80,12 @@ class Prospect:
                 if self.others is not None:
                     self.others._take(block, found, least, whole)
                 self._take(block, found, least, whole)
+        reach = float(nodes[deep == drafted - 1].max(initial=0.0))
+        for block in blocks:
+            if block > drafted and len(self.gains.get(block, ())) < LOOK_BACK:
+                further = reach ** (1 + np.arange(1, block - drafted + 1) / (drafted - 1))
+                longer = np.sort(np.concatenate([self.gains[drafted][-1], further]))[::-1]
+                self.hoped.setdefault(block, deque(maxlen=HOPED)).append(longer)
 
     def _take(self, block: int, found: NDArray[np.float64], least: float, whole: bool) -> None:
         """Remember a tree's gains."""

@@ -38,7 +38,7 @@ from .step_costs import StepCosts
 from .tree import Tree
 
 MOST_COLUMNS = 64  # of a pass: products over more are no longer read-bound on any device that was measured
-NARROWER = 0.005  # of the rate that is given up within a step for a narrower pass, which is fairer
+NARROWER = 0.002  # of the rate that is given up within a step for a narrower pass, which is fairer
 LOOK_AT_ALL = 16  # steps between trees that are grown to the whole budget
 # trees of a text that a prospect is learned from one by one, and steps between later ones
 LOOK_AT_MOST, LOOK_EVERY = 6, 3
@@ -235,10 +235,9 @@ class Together:
             if adaptive is None or not plan.drafts or plan.depth is None:
                 continue
             prospect = self._company.prospect(adaptive)
-            is_looked_at = prospect.tried < LOOK_AT_MOST or (prospect.tried + i) % LOOK_EVERY == 0
-            if (
-                is_looked_at and tree.evidence is None
-            ):  # with copies it does not say what a draft alone is worth
+            is_due = prospect.tried < LOOK_AT_MOST or (prospect.tried + i) % LOOK_EVERY == 0
+            # with copies it does not say what a draft alone is worth
+            if (is_due or self.drafting.longer) and tree.evidence is None:
                 whole = plan.least == -inf and plan.budget >= min(adaptive.budget, most)
                 self._unlearned.append(_Grown(adaptive, probability, tree, plan.depth + 1, whole))
             prospect.tried, prospect.tried_at = prospect.tried + 1, step
