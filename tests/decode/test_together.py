@@ -213,6 +213,37 @@ def test_a_tree_that_is_cut_is_learned_as_one(monkeypatch: pytest.MonkeyPatch):
     assert cut
 
 
+@pytest.mark.parametrize("then", ["meanwhile", "observe", "catch_up"])
+def test_what_came_is_learned_from_once_a_device_is_busy_again(then: str):
+    """Not before the next draft is asked for, which a device waits for; and of nobody else but those who were in the step."""
+    together, costs, members = Together(DEPTH), JointCosts(SEVERAL_H100.costs()), [free(), free(), free()]
+
+    def step(who: list[Member]) -> tuple[list[Tree], list]:
+        trees = together.share(grown(who, together.next(who, costs)))
+        return trees, [greedy(tree, np.full(tree.width, 99, np.int32)) for tree in trees]
+
+    def tried() -> list[float]:
+        return [sum(member.controller.calibration.tried) for member in members]
+
+    trees, accepted = step(members[:2])
+    drafted = [tree.n_nodes > 0 for tree in trees] + [False]
+    assert any(drafted)
+    together.observe(trees, accepted, 9.0)
+    assert tried() == [0, 0, 0]
+    trees, accepted = step(members[1:])  # the first has left, another has come
+    assert tried() == [0, 0, 0]
+    {
+        "meanwhile": together.meanwhile,
+        "observe": lambda: together.observe(trees, accepted, 9.0),
+        "catch_up": together.catch_up,
+    }[then]()
+    assert [samples > 0 for samples in tried()] == drafted
+    known = tried()
+    if then != "observe":  # once
+        together.catch_up()
+        assert tried() == known
+
+
 def test_what_plain_batching_takes_gets_known_though_drafting_pays():
     """What drafting is held against: a few plain steps, once, for about as many texts."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
@@ -430,5 +461,6 @@ def test_a_step_that_builds_graphs_takes_what_a_plain_one_does_at_the_least(pati
     together._expected = lambda nodes: 0.0
     accepted = [greedy(tree, np.full(tree.width, 99, np.int32)) for tree in trees]
     together.observe(trees, accepted, 9.0, usual=False)  # 4 tokens in the time of a plain step
+    together.catch_up()
     assert together.account.left == patience * 4 * 2.0
     assert together.account.ahead == pytest.approx(2 + (1 - 2) / 16)

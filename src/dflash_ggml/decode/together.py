@@ -59,6 +59,21 @@ class _Grown:
     whole: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """What came of a step, and all of its plans that is held against it."""
+
+    company: Company
+    trees: Items[Tree]
+    accepted: Items[Accepted | None]
+    ms: float
+    usual: bool
+    due: bool
+    expected: Callable[[int], float]
+    promised: list[float]
+    trying: list[int]
+
+
 class Together:
     """Plans the steps of two or more sequences; one object per engine."""
 
@@ -74,6 +89,7 @@ class Together:
         self._plans: list[Plan] = []
         self._promised: list[float] = []  # by member, the sum of its nodes' probabilities
         self._unlearned: list[_Grown] = []
+        self._came: _Came | None = None
         # of the last `share`: trees, their widths, what their nodes promise, and how many of each were taken
         self._shared: tuple[Items[Tree], list[int], NDArray[np.float64], list[int]] | None = None
         # nodes of all texts that fill a pass of the step under way, and what it takes then
@@ -158,7 +174,9 @@ class Together:
         return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
     def meanwhile(self) -> None:
-        """What can be thought about while a device is busy with the pass: what the grown trees promise, and who drafts next."""
+        """What can be thought about while a device is busy with the pass: what came of the step before, what the grown trees
+        promise, and who drafts next."""
+        self.catch_up()
         if self._due:
             return
         self._settle()
@@ -173,35 +191,47 @@ class Together:
         self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float, usual: bool = True
     ) -> None:
         """What came of the step, for which `share` gave these trees, and what it took; None for a sequence that failed. usual:
-        all its graphs had run before, as often as it takes until they are fast."""
-        self._settle()
-        company = self._company
-        self._hold(trees, accepted, ms, usual)
-        if not self._due:
-            self.drafting.saved(ms)
-        for i, (member, tree, what) in enumerate(zip(company.members, trees, accepted)):
+        all its graphs had run before, as often as it takes until they are fast.
+
+        It is learned from while the next pass runs: the device waits for the next draft now.
+        """
+        self.catch_up()
+        held = self._due, self._expected, self._promised, self.drafting.trying
+        self._came = _Came(self._company, trees, accepted, ms, usual, *held)
+
+    def catch_up(self) -> None:
+        """Learn from the last step, if that is still to be done."""
+        if (came := self._came) is None:
+            return
+        self._came = None
+        self._hold(came)
+        if not came.due:
+            self.drafting.saved(came.ms)
+        company = came.company
+        for i, (member, tree, what) in enumerate(zip(company.members, came.trees, came.accepted)):
             if what is None or not tree.n_nodes:
                 continue
             if (adaptive := company.free[i]) is not None:
-                company.prospect(adaptive).came(self._promised[i], what.n_accepted)
-            if i in self.drafting.trying:
+                company.prospect(adaptive).came(came.promised[i], what.n_accepted)
+            if i in came.trying:
                 self.drafting.tried(company, i, _by_draft_alone(tree, what))
             if isinstance(member.controller, Adaptive):
                 member.controller.learn(tree, what)
             else:
                 member.controller.observe(tree, what)
 
-    def _hold(self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float, usual: bool) -> None:
-        """Hold the step against plain batching."""
-        if self._due and not any(tree.n_nodes for tree in trees):
+    def _hold(self, came: _Came) -> None:
+        """Hold a step against plain batching."""
+        ms, trees = came.ms, came.trees
+        if came.due and not any(tree.n_nodes for tree in trees):
             self.account.paid(ms)
-        elif any(accepted) and self.costs.knows_plain(n := len(trees)):
+        elif any(came.accepted) and self.costs.knows_plain(n := len(trees)):
             plain = self.costs.plain(n)
-            if not usual:
+            if not came.usual:
                 nodes = sum([tree.n_nodes for tree in trees])
-                expected = max(self._expected(nodes), plain)  # costs that are derived may come to nothing
+                expected = max(came.expected(nodes), plain)  # costs that are derived may come to nothing
                 ms -= self.account.built(max(ms - expected, 0.0), plain)
-            tokens = sum([len(what.tokens) for what in accepted if what is not None])
+            tokens = sum([len(what.tokens) for what in came.accepted if what is not None])
             self.account.came(ms, tokens * plain / n, plain)
 
     @property

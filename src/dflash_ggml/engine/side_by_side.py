@@ -48,6 +48,8 @@ class SideBySide(Stepper):
     ) -> list[Step | Exception]:
         """One step of each run; the error of those that failed alone, whose texts are as they were before it, or, without a
         pending token, one token further. others: sequences that are not stepped now. plain: nothing is drafted."""
+        if len(runs) < 2:
+            self.together.catch_up()
         if len(runs) == 1 and not runs[0].sequence.lane:
             if self.drafter is not None:  # its features come to lie where theirs may be
                 self.drafter.take_in_each([s for s in others if s.unseen])
