@@ -28,12 +28,14 @@ class StepCosts:
             tuple[JointPass, int, int], tuple[int, float]
         ] = {}  # when it was looked up, and what it was
         self._stale: dict[tuple[JointPass, int, int], None] = {}
+        self._plain_known: set[int] = set()  # numbers of sequences
         self._widths = widths(most)
         self._ends: dict[int, list[int]] = {}
 
     def begin(self, joint: JointCosts, context: int) -> None:
         """A step begins, of sequences of so many tokens in the mean."""
-        self._joint, self._context = joint, context
+        self._are(joint)
+        self._context = context
         self.step += 1
 
     def of(self, kind: JointPass, columns: int, sequences: int) -> float:
@@ -54,9 +56,14 @@ class StepCosts:
         """The same as of the last step that it was asked for; 0 where it never was."""
         return self._known.get(("plain", n, n), (0, 0.0))[1]
 
-    def knows_plain(self, n: int) -> bool:
-        """Whether that was measured, or what about as many take."""
-        return self._joint is not None and self._joint.knows("plain", n)
+    def knows_plain(self, n: int, joint: JointCosts | None = None) -> bool:
+        """Whether that was measured, or what about as many take. What is known once stays so, and asking takes in what was measured
+        last, for which there is time behind the draft. joint: costs of a step that has not begun."""
+        if joint is not None:
+            self._are(joint)
+        if n not in self._plain_known and self._joint is not None and self._joint.knows("plain", n):
+            self._plain_known.add(n)
+        return n in self._plain_known
 
     def draft(self, drafting: int, block: int) -> float:
         """A draft of so many blocks."""
@@ -95,6 +102,12 @@ class StepCosts:
         for key in self._stale:
             self._known[key] = self.step, self._look_up(key)
         self._stale.clear()
+
+    def _are(self, joint: JointCosts) -> None:
+        """The costs of the passes."""
+        if joint is not self._joint:
+            self._joint = joint
+            self._plain_known.clear()
 
     def _look_up(self, key: tuple[JointPass, int, int]) -> float:
         assert self._joint is not None

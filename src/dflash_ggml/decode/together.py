@@ -139,7 +139,7 @@ class Together:
         if not all(isinstance(member.controller, Adaptive) for member in members):
             return False
         n, account = len(members), self.account
-        is_known = account.is_empty or costs.knows("plain", n)  # looked up no more often than it is asked for
+        is_known = account.is_empty or self.costs.knows_plain(n, costs)  # looked up no more often than it is asked for
         return account.wants_plain(self.costs.known_plain(n) if is_known else None)
 
     def share(self, trees: Items[Tree]) -> list[Tree]:
