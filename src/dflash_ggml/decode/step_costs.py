@@ -57,8 +57,8 @@ class StepCosts:
         return self._known.get(("plain", n, n), (0, 0.0))[1]
 
     def knows_plain(self, n: int, joint: JointCosts | None = None) -> bool:
-        """Whether that was measured, or what about as many take. What is known once stays so, and asking takes in what was measured
-        last, for which there is time behind the draft. joint: costs of a step that has not begun."""
+        """Whether that was measured, or what about as many take. What is known once stays so and is not asked for again: asking
+        takes in what was measured last, for which there is time behind the draft. joint: costs of a step that has not begun."""
         if joint is not None:
             self._are(joint)
         if n not in self._plain_known and self._joint is not None and self._joint.knows("plain", n):
