@@ -244,6 +244,57 @@ def test_what_came_is_learned_from_once_a_device_is_busy_again(then: str):
         assert tried() == known
 
 
+@pytest.mark.parametrize("then", ["the same", "one left", "another text", "one without numbers"])
+def test_the_next_step_is_planned_while_a_device_is_busy(monkeypatch: pytest.MonkeyPatch, then: str):
+    """Once, and for nobody else; what is tried in the step under way is not forgotten for it."""
+    together, costs, members = Together(DEPTH), JointCosts(SEVERAL_H100.costs()), [free(), free(), free()]
+    asked = list[int]()
+
+    def choose(company: Company, fixed: int) -> Choice:
+        asked.append(len(company))
+        return Choice(
+            frozenset(range(len(company))), DEPTH + 1, 1.0, trying=(min(len(asked), len(company)) - 1,)
+        )
+
+    monkeypatch.setattr(together.drafting, "choose", choose)
+    monkeypatch.setattr(Account, "wants_plain", lambda account, plain_step: False)
+    trees = together.share(grown(members, together.next(members, costs)))
+    together.meanwhile()
+    together.meanwhile()
+    assert asked == [3, 3]
+    together.observe(trees, [greedy(tree, np.full(tree.width, 99, np.int32)) for tree in trees], 9.0)
+    tried = []
+    monkeypatch.setattr(together.drafting, "tried", lambda company, i, accepted: tried.append(i))
+    if then == "one left":
+        members = members[1:]
+    elif then == "another text":
+        members[0] = free()
+    elif then == "one without numbers":
+        members[1].sequence.undraftable = True
+    plans = together.next(members, costs)
+    assert asked == ([3, 3] if then == "the same" else [3, 3, len(members)])
+    assert len(plans) == len(members)
+    together.share(grown(members, plans))
+    together.meanwhile()
+    assert tried == [0]
+
+
+def test_a_width_that_was_asked_for_is_not_planned_ahead(monkeypatch: pytest.MonkeyPatch):
+    """Its plan may rest on the text, of which the step under way is a part."""
+    together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
+    members, seen, plan = [free(), fixed(Plan("chain", 4))], list[int](), Fixed.next
+
+    def noted(controller: Fixed, sequence: Sequence, costs: Costs) -> Plan:
+        seen.append(1)
+        return plan(controller, sequence, costs)
+
+    monkeypatch.setattr(Fixed, "next", noted)
+    for step in range(3):
+        together.share(grown(members, together.next(members, costs), step))
+        together.meanwhile()
+        assert len(seen) == step + 1
+
+
 def test_what_plain_batching_takes_gets_known_though_drafting_pays():
     """What drafting is held against: a few plain steps, once, for about as many texts."""
     together, costs = Together(DEPTH), JointCosts(SEVERAL_H100.costs())
@@ -354,7 +405,7 @@ def test_longer_drafts_are_looked_at_though_tries_could_take_all_that_is_saved()
 
     class Noted(Together):
         def observe(self, *came: object) -> None:  # type: ignore[override]
-            if self.drafting.longer and not self._due:
+            if self._step.chosen.longer and not self._due:
                 looks.append(max((plan.depth or 0) + 1 for plan in self._plans))
             super().observe(*came)  # type: ignore[arg-type]
 

@@ -31,13 +31,16 @@ LEAST_GROWN = 3  # nodes of a tree that is grown to choose from
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Who drafts (places in the company), with how many columns each; expected tokens per millisecond of all and of the slowest
-    text. nodes: of the best width."""
+    text. nodes: of the best width. trying: places of those among them that are tried; longer: whether a longer draft is run than
+    pays, to see what it adds."""
 
     drafting: frozenset[int]
     block: int
     rate: float
     slowest: float = 0.0
     nodes: int = 0
+    trying: tuple[int, ...] = ()
+    longer: bool = False
 
 
 def blocks(depth: int) -> list[int]:
@@ -54,8 +57,6 @@ class Drafting:
     def __init__(self, depth: int, costs: StepCosts) -> None:
         """`depth`: the longest path of the model draft, 0 for none."""
         self.blocks, self._costs = blocks(depth) if depth else [], costs
-        self.trying: list[int] = []  # places of members that are tried in the step under way
-        self.longer = False  # whether a longer draft is run than was chosen, to see what it adds
         self._chosen: Choice | None = None
         self._who: tuple[tuple[int, bool], ...] = ()  # whom the choice is about
         self._chosen_at = self._longer_at = self._met_at = 0
@@ -73,7 +74,7 @@ class Drafting:
         """The free members that are to draft, and the columns of each. fixed: members that draft anyhow."""
         n, step = len(company), self._costs.step
         none = Choice(frozenset(), self.blocks[0] if self.blocks else 1, 0.0)
-        self.trying, self.longer, self._asked = [], False, None
+        self._asked = None
         if not any(company.free) or n >= self._costs.most:
             return none
         self._asked = company, fixed
@@ -93,11 +94,11 @@ class Drafting:
                 block, self._longer_at, self._looks = other, step, self._looks + 1
         elif not chosen.drafting and not fixed:
             block = self.blocks[min(1, len(self.blocks) - 1)]  # of a try
-        self.trying = self._tries(company, chosen.drafting, fixed, block, saving)
+        trying = tuple(self._tries(company, chosen.drafting, fixed, block, saving))
         if block == self.blocks[0]:
             self._longer_at = step
-        self.longer = block > chosen.block
-        return Choice(chosen.drafting.union(self.trying), block, chosen.rate)
+        drafting = chosen.drafting.union(trying)
+        return Choice(drafting, block, chosen.rate, trying=trying, longer=block > chosen.block)
 
     def think_ahead(self) -> None:
         """Look at the next step's choice now, if it is due then."""

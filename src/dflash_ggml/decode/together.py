@@ -27,7 +27,7 @@ from .account import Account
 from .adaptive import Adaptive
 from .calibration import path_probabilities
 from .company import Company, Member
-from .drafting import LEAST_GROWN, Drafting
+from .drafting import LEAST_GROWN, Choice, Drafting
 from .ends import FLAT, MARGIN
 from .joint_costs import JointCosts
 from .merged import DRAFT
@@ -60,6 +60,24 @@ class _Grown:
 
 
 @dataclass(frozen=True, slots=True)
+class _Planned:
+    """A step of a company. ends: nodes of all texts that fill a pass; ms: what the step takes then; expected: by all nodes."""
+
+    company: Company
+    costs: JointCosts | None
+    plans: list[Plan]
+    chosen: Choice
+    ends: list[int]
+    ms: list[float]
+    expected: Callable[[int], float]
+
+    def is_for(self, company: Company, costs: JointCosts) -> bool:
+        """Whether these would be planned for alike."""
+        same = self.costs is costs and self.company.who == company.who
+        return same and all(a.sequence is b.sequence for a, b in zip(self.company.members, company.members))
+
+
+@dataclass(frozen=True, slots=True)
 class _Came:
     """What came of a step, and all of its plans that is held against it."""
 
@@ -71,7 +89,7 @@ class _Came:
     due: bool
     expected: Callable[[int], float]
     promised: list[float]
-    trying: list[int]
+    trying: tuple[int, ...]
 
 
 class Together:
@@ -87,27 +105,34 @@ class Together:
         self._due = False  # whether the step under way is plain whatever it might be worth
         self._company = Company((), self.others)
         self._plans: list[Plan] = []
+        # the step under way, or the last one that was not plain for being due
+        self._step = _Planned(self._company, None, [], Choice(frozenset(), 1, 0.0), [], [], lambda nodes: 0.0)
+        self._ahead: _Planned | None = None  # the next one, planned while a device was busy
         self._promised: list[float] = []  # by member, the sum of its nodes' probabilities
         self._unlearned: list[_Grown] = []
         self._came: _Came | None = None
         # of the last `share`: trees, their widths, what their nodes promise, and how many of each were taken
         self._shared: tuple[Items[Tree], list[int], NDArray[np.float64], list[int]] | None = None
-        # nodes of all texts that fill a pass of the step under way, and what it takes then
-        self._ends: list[int] = []
-        self._ms: list[float] = []
-        self._expected: Callable[[int], float] = lambda nodes: 0.0  # what it takes by all nodes
 
     def next(self, members: Items[Member], costs: JointCosts) -> list[Plan]:
         """A plan per member. Those who draft all look equally deep; the trees are to go through `share`."""
         self._settle()
         company = self._company = Company(members, self.others)
-        n = len(company)
         self._due = self._is_plain_due(members, costs)
         if self._due:
-            self._plans = [PLAIN] * n
+            self._plans = [PLAIN] * len(company)
             return [*self._plans]
+        planned, self._ahead = self._ahead, None
+        if planned is None or not planned.is_for(company, costs):
+            planned = self._plan(company, costs)
+        self._step, self._plans = planned, planned.plans
+        return planned.plans
+
+    def _plan(self, company: Company, costs: JointCosts) -> _Planned:
+        """The next step of a company."""
+        n, members = len(company), company.members
         self.costs.begin(costs, sum([m.sequence.n_tokens for m in members]) // n)
-        self._plans = plans = [
+        plans = [
             PLAIN if free or m.sequence.undraftable else m.controller.next(m.sequence, costs.costs)
             for m, free in zip(members, company.free)
         ]
@@ -119,19 +144,25 @@ class Together:
             if adaptive is None:
                 continue
             if i in chosen.drafting:
-                nodes, least = self._grown(
-                    company.prospect(adaptive), adaptive.budget, i, self.drafting.longer
-                )
+                nodes, least = self._grown(company.prospect(adaptive), adaptive.budget, i, chosen.longer)
                 plans[i] = _draft(nodes, block - 1, least)
             elif adaptive.copies:
                 nodes, _ = self._grown(company.prospect(adaptive), adaptive.budget, i, copies=True)
                 plans[i] = _copies(nodes)
-        took = self._expected = self.costs.drafted(n, fixed + len(chosen.drafting), block)
-        self._ends = self.costs.ends(n)
-        self._ms = [took(nodes) for nodes in self._ends]
+        expected, ends = self.costs.drafted(n, fixed + len(chosen.drafting), block), self.costs.ends(n)
+        ms = [expected(nodes) for nodes in ends]
         if not fixed and not chosen.drafting:  # copies must be ahead, not only seem so
-            self._ms[0] /= 1 + MARGIN
-        return plans
+            ms[0] /= 1 + MARGIN
+        return _Planned(company, costs, plans, chosen, ends, ms, expected)
+
+    def _plan_ahead(self) -> None:
+        """Plan the next step, should the same be in it, unless that waits already or rests on what comes of this one."""
+        company, costs = self._company, self._step.costs
+        if self._ahead is not None or costs is None:
+            return
+        company = Company(company.members, self.others)
+        if all(free or m.sequence.undraftable for m, free in zip(company.members, company.free)):
+            self._ahead = self._plan(company, costs)
 
     def _is_plain_due(self, members: Items[Member], costs: JointCosts) -> bool:
         """Whether this step is to be plain: too much was lost, or what plain batching takes is to be seen. Where a plan was asked
@@ -139,7 +170,8 @@ class Together:
         if not all(isinstance(member.controller, Adaptive) for member in members):
             return False
         n, account = len(members), self.account
-        is_known = account.is_empty or self.costs.knows_plain(n, costs)  # looked up no more often than it is asked for
+        # looked up no more often than it is asked for
+        is_known = account.is_empty or self.costs.knows_plain(n, costs)
         return account.wants_plain(self.costs.known_plain(n) if is_known else None)
 
     def share(self, trees: Items[Tree]) -> list[Tree]:
@@ -159,14 +191,15 @@ class Together:
         if whole := asked <= room:
             counts = [width if adaptive is None else 1 for width, adaptive in zip(widths, free)]
             room -= asked
-        for i in self.drafting.trying:  # what a try is for is to see what comes of it, whatever is expected
+        for i in self._step.chosen.trying:  # what it is for is to see what comes of it, whatever is expected
             tried = min(LEAST_GROWN, trees[i].n_nodes, max(room, 0))
             counts[i], room = 1 + tried, room - tried
         in_anyhow = sum(counts) - n
         # where not all that was asked for fits there is no choice left: the pass is full
         ends, ms = [room], [1.0]
         if whole:
-            fit = [(end - in_anyhow, ms) for end, ms in zip(self._ends, self._ms) if end >= in_anyhow]
+            planned = zip(self._step.ends, self._step.ms)
+            fit = [(end - in_anyhow, ms) for end, ms in planned if end >= in_anyhow]
             ends, ms = [end for end, _ in fit], [ms for _, ms in fit]
         counts, sums = shares(gains, widths, counts, room, ends, ms, FLAT, NARROWER)
         self._promised = [promised - 1 for promised in sums]
@@ -175,7 +208,7 @@ class Together:
 
     def meanwhile(self) -> None:
         """What can be thought about while a device is busy with the pass: what came of the step before, what the grown trees
-        promise, and who drafts next."""
+        promise, who drafts next, and how."""
         self.catch_up()
         if self._due:
             return
@@ -186,6 +219,7 @@ class Together:
         self._unlearned.clear()
         self.costs.refresh()
         self.drafting.think_ahead()
+        self._plan_ahead()
 
     def observe(
         self, trees: Items[Tree], accepted: Items[Accepted | None], ms: float, usual: bool = True
@@ -196,7 +230,7 @@ class Together:
         It is learned from while the next pass runs: the device waits for the next draft now.
         """
         self.catch_up()
-        held = self._due, self._expected, self._promised, self.drafting.trying
+        held = self._due, self._step.expected, self._promised, self._step.chosen.trying
         self._came = _Came(self._company, trees, accepted, ms, usual, *held)
 
     def catch_up(self) -> None:
@@ -267,7 +301,7 @@ class Together:
             prospect = self._company.prospect(adaptive)
             is_due = prospect.tried < LOOK_AT_MOST or (prospect.tried + i) % LOOK_EVERY == 0
             # with copies it does not say what a draft alone is worth
-            if (is_due or self.drafting.longer) and tree.evidence is None:
+            if (is_due or self._step.chosen.longer) and tree.evidence is None:
                 whole = plan.least == -inf and plan.budget >= min(adaptive.budget, most)
                 self._unlearned.append(_Grown(adaptive, probability, tree, plan.depth + 1, whole))
             prospect.tried, prospect.tried_at = prospect.tried + 1, step
