@@ -25,11 +25,11 @@ from reference.server_kit import ScriptedRunner, application, serving
 COMMAND = [sys.executable, "-m", "dflash_ggml.bench.cli", "-t", "1", "-ngl", "0"]
 SMALL = ["-c", "512", "--limit", "2", "-n", "6", "--rounds", "1"]
 
-Run = Callable[..., SimpleNamespace]
+Sequence = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture()
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Sequence:
     """run(*flags) calls the program in this process, on one thread of the CPU."""
 
     def call(*flags: Any) -> SimpleNamespace:
@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return call
 
 
-def test_everything_small(run: Run, tmp_path: Path) -> None:
+def test_everything_small(run: Sequence, tmp_path: Path) -> None:
     """All suites on the embedded pair; three files with the same figures and what they were measured on."""
     pytest.importorskip("matplotlib")
     files = [tmp_path / name for name in ("a.json", "a.md", "a.html", "a.svg")]
@@ -72,7 +72,7 @@ def test_everything_small(run: Run, tmp_path: Path) -> None:
     assert chosen and all(row["steps"] and row["ms"] > 0 for row in chosen) and "What auto chose" in page
 
 
-def test_every_mode_writes_the_same_amount(run: Run, tmp_path: Path, toy_pair: tuple[Path, Path]) -> None:
+def test_every_mode_writes_the_same_amount(run: Sequence, tmp_path: Path, toy_pair: tuple[Path, Path]) -> None:
     target, draft = toy_pair
     (tmp_path / "p.jsonl").write_text('{"prompt": "the"}\n{"prompt": "a"}\n')
     file = tmp_path / "a.json"
@@ -89,7 +89,7 @@ def test_every_mode_writes_the_same_amount(run: Run, tmp_path: Path, toy_pair: t
     assert "Fastest of the sweep" in done.out
 
 
-def test_a_target_alone(run: Run, toy_pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_target_alone(run: Sequence, toy_pair: tuple[Path, Path], tmp_path: Path) -> None:
     alone = tmp_path / "alone.gguf"
     alone.symlink_to(toy_pair[0])
     done = run("-m", alone, "--prompts", "json", *SMALL, "--suite", "speed,acceptance")
@@ -98,7 +98,7 @@ def test_a_target_alone(run: Run, toy_pair: tuple[Path, Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_side_by_side(run: Run, tmp_path: Path, chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_side_by_side(run: Sequence, tmp_path: Path, chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another server in the same table, asked for the same prompts."""
     monkeypatch.setattr(cli, "FULL", replace(cli.FULL, lengths=(16, 32)))  # its context is short
     (tmp_path / "p.jsonl").write_text('{"prompt": "import os"}\n{"prompt": "class A:"}\n')
@@ -124,7 +124,7 @@ def test_side_by_side(run: Run, tmp_path: Path, chat: bool, monkeypatch: pytest.
 
 
 def test_a_server_that_fails_in_the_middle_leaves_what_was_measured(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Sequence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dflash_ggml.bench.servers import Server, ServerError
 
@@ -150,7 +150,7 @@ def test_a_server_that_fails_in_the_middle_leaves_what_was_measured(
     assert "Speed by mode" in done.out
 
 
-def test_a_limit_is_one_for_every_suite(run: Run, tmp_path: Path) -> None:
+def test_a_limit_is_one_for_every_suite(run: Sequence, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     flags = ["--suite", "speed,temperature,acceptance", "--prompts", "all", "--json", file]
     done = run(*SMALL, *flags, "--limit", 1)
@@ -159,14 +159,14 @@ def test_a_limit_is_one_for_every_suite(run: Run, tmp_path: Path) -> None:
         assert len({text["prompt"] for text in suite["texts"]}) == 1, name
 
 
-def test_a_file_that_cannot_be_written_leaves_the_others(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_others(run: Sequence, tmp_path: Path) -> None:
     tables = tmp_path / "a.md"
     done = run(*SMALL, "--suite", "prefill", "--json", "/dev/full", "--markdown", tables)
     assert done.code == 1 and done.err.endswith("can't write /dev/full: No space left on device\n")
     assert "## Prefill" in tables.read_text()
 
 
-def test_a_name_that_is_no_text(run: Run, tmp_path: Path, toy_pair: tuple[Path, Path]) -> None:
+def test_a_name_that_is_no_text(run: Sequence, tmp_path: Path, toy_pair: tuple[Path, Path]) -> None:
     odd, file, tables = tmp_path / os.fsdecode(b"\xff.gguf"), tmp_path / "a.json", tmp_path / "a.md"
     odd.symlink_to(toy_pair[0])
     flags = ["--suite", "prefill", "--json", file, "--markdown", tables]
@@ -175,7 +175,7 @@ def test_a_name_that_is_no_text(run: Run, tmp_path: Path, toy_pair: tuple[Path, 
     assert r"\udcff.gguf" in tables.read_text()
 
 
-def test_nothing_measured_is_no_success(run: Run, tmp_path: Path) -> None:
+def test_nothing_measured_is_no_success(run: Sequence, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     done = run(*SMALL, "--suite", "acceptance", "--mode", "plain", "--json", file)
     assert (done.code, done.out, file.exists()) == (1, "", False)
@@ -226,13 +226,13 @@ def test_files_have_no_folders_in_the_command(monkeypatch: pytest.MonkeyPatch) -
         (["--bogus"], "--bogus; --help lists the options"),
     ],
 )
-def test_mistakes_are_told_in_one_line(run: Run, flags: list[str], words: str) -> None:
+def test_mistakes_are_told_in_one_line(run: Sequence, flags: list[str], words: str) -> None:
     done = run(*flags)
     assert done.code == 2 and done.out == ""
     assert done.err.startswith("dflash-bench: ") and done.err.count("\n") == 1 and words in done.err
 
 
-def test_plots_without_their_library(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_their_library(run: Sequence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before anything is measured."""
     for name in [m for m in sys.modules if m.partition(".")[0] == "matplotlib" or m.endswith(".bench.plots")]:
         monkeypatch.delitem(sys.modules, name)

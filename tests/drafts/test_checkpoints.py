@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.dflash.file import DraftFile
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.torch_vector import read_torch_vector
 from reference import toys
@@ -147,11 +147,11 @@ def test_a_mask_vector_of_its_own(tmp_path: Path) -> None:
         config = EngineConfig(
             target, tmp_path / name, n_ctx=64, n_threads=1, reference=True, calibrate="never"
         )
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             fresh(engine)
             engine.sequence.pending = 3
             assert engine.drafter is not None
-            return engine.drafter.propose(engine.sequence, 8).log_probs
+            return engine.drafter.propose([engine.sequence], 8)[0].log_probs
 
     before = drafted("draft")
     same = np.zeros(p.n_embd, np.float32)  # the toy's mask token is nothing but a 1 in front

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference.fake_engine import FakeEngine
 
 MakeEngine = Callable[..., Any]
@@ -33,7 +33,7 @@ def make_engine(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[Ma
         def make(**options: Any) -> Any:
             config = replace(base, **options)
             if engine_kind != "fake":
-                return stack.enter_context(Engine.load(config))
+                return stack.enter_context(Solo.load(config))
             return stack.enter_context(FakeEngine(config=config, has_draft=config.draft is not None))
 
         yield make
@@ -53,7 +53,7 @@ def interrupt_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         raise KeyboardInterrupt
 
     def interrupt(engine: Any) -> None:
-        owner = engine.passes if isinstance(engine, Engine) else engine
-        monkeypatch.setattr(owner, "linear" if isinstance(engine, Engine) else "_row", broken)
+        owner = engine.passes if isinstance(engine, Solo) else engine
+        monkeypatch.setattr(owner, "linear" if isinstance(engine, Solo) else "_row", broken)
 
     return interrupt

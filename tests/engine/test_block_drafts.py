@@ -12,7 +12,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import expand, spine
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference import toys
 from reference.engine_kit import fresh, text
 from reference.numpy_draft import BlockDraft
@@ -53,7 +53,7 @@ class Pair:
             reference=True,
             calibrate="never",
         )
-        self.engine = Engine.load(self.config)
+        self.engine = Solo.load(self.config)
         self.numpy = BlockDraft(self.draft, self.target)
 
     def prefill(self, ids: list[int]) -> np.ndarray:
@@ -92,7 +92,7 @@ def test_a_lattice_is_numpys(pair: Pair, n: int) -> None:
     engine = pair.engine
     assert engine.drafter is not None
     engine.sequence.pending = 7
-    rows = engine.drafter.propose(engine.sequence, 31)
+    rows = engine.drafter.propose([engine.sequence], 31)[0]
     assert len(rows.ids) == engine.drafter.depth
     ids, log_probs, pairs = pair.numpy.candidates(features, 7, rows.ids.shape[1])
     np.testing.assert_allclose(rows.log_probs, log_probs, atol=2e-4)
@@ -122,10 +122,10 @@ def test_a_draft_sees_the_same_whatever_the_steps_were(pair: Pair) -> None:
     assert engine.drafter is not None
     text(fresh(engine), max_tokens=40, mode="tree")
     tokens, pending = engine.tokens, engine.pending
-    stepped = engine.drafter.propose(engine.sequence, 31)
+    stepped = engine.drafter.propose([engine.sequence], 31)[0]
     fresh(engine, tokens)
     engine.sequence.pending = pending
-    read = engine.drafter.propose(engine.sequence, 31)
+    read = engine.drafter.propose([engine.sequence], 31)[0]
     np.testing.assert_allclose(stepped.log_probs, read.log_probs, atol=1e-4)
     assert np.array_equal(stepped.ids, read.ids)
 
@@ -137,7 +137,7 @@ def test_a_tree_expects_more_than_a_chain(pair: Pair) -> None:
     for n in (3, 20):
         fresh(engine, prompt(pair, n))
         engine.sequence.pending = 5
-        rows = engine.drafter.propose(engine.sequence, 31)
+        rows = engine.drafter.propose([engine.sequence], 31)[0]
         chain, tree = spine(5, rows, len(rows.ids)), expand(5, rows, len(rows.ids))
         assert np.exp(tree.log_probs[1:]).sum() >= np.exp(chain.log_probs[1:]).sum() - 1e-6
 
@@ -148,7 +148,7 @@ def test_shorter_blocks(pair: Pair) -> None:
     for depth in (1, 2, engine.drafter.depth):
         fresh(engine)
         engine.sequence.pending = 5
-        assert len(engine.drafter.propose(engine.sequence, 31, depth).ids) == depth
+        assert len(engine.drafter.propose([engine.sequence], 31, depth)[0].ids) == depth
 
 
 def test_quantised_weights_run(tmp_path: Path) -> None:
@@ -160,6 +160,6 @@ def test_quantised_weights_run(tmp_path: Path) -> None:
     ):
         target, file = toys.write_pair(tmp_path, 90, kind=toys.GGMLQuantizationType[name], **draft)
         config = EngineConfig(target, file, n_ctx=128, n_threads=1, mode="chain", calibrate="never")
-        with Engine.load(replace(config, budget=8)) as engine:
+        with Solo.load(replace(config, budget=8)) as engine:
             assert len(text(fresh(engine), max_tokens=20)) == 20
             assert engine.sequence.statistics.drafted > 0

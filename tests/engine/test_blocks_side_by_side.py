@@ -12,7 +12,7 @@ from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.dflash import drafter as dflash
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference import toys
 from reference.checkpoints import write_checkpoint
 from reference.engine_kit import EXACT
@@ -32,7 +32,7 @@ PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enum
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
     folder = tmp_path_factory.mktemp("pair")
     target, draft = toys.write_pair(folder, 120, **KINDS[request.param])
     if request.param == "mask vector":
@@ -50,7 +50,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         spec=DRAFTS if request.param != "both" else ("dflash", "mtp"),
         **EXACT,
     )
-    with Engine.load(config) as found:
+    with Solo.load(config) as found:
         assert found.drafter is not None
         params = getattr(found.drafter, "params", None)
         assert (request.param == "mask vector") == getattr(params, "has_mask_vector", False)
@@ -74,7 +74,7 @@ def parts(candidates: Any) -> tuple[Rows, ...]:
 
 @pytest.mark.parametrize("depth", [None, 3])
 def test_blocks_are_those_of_each_text_alone(
-    engine: Engine, depth: int | None, monkeypatch: pytest.MonkeyPatch
+    engine: Solo, depth: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in parts, as where products of many columns are slow."""
     drafter = engine.drafter
@@ -82,7 +82,7 @@ def test_blocks_are_those_of_each_text_alone(
     for i, prompt in enumerate(PROMPTS):
         engine.reset()
         run_on(engine, prompt, 3 * i)
-        alone.append(drafter.propose(engine.sequence, 20, depth))
+        alone.append(drafter.propose([engine.sequence], 20, depth)[0])
         engine.sequence.unseen = ()
     places = [engine.open(len(prompt) + 20) for prompt in PROMPTS]
     for i, (place, prompt) in enumerate(zip(places, PROMPTS)):
@@ -92,7 +92,7 @@ def test_blocks_are_those_of_each_text_alone(
     if hasattr(drafter, "_is_narrow"):
         monkeypatch.setattr(drafter, "_is_narrow", depth is None)
         monkeypatch.setattr(dflash, "NARROW_COLUMNS", 2 * drafter.block)
-    found = drafter.propose_each([places[i].sequence for i in order], 20, depth)
+    found = drafter.propose([places[i].sequence for i in order], 20, depth)
     for i, candidates in zip(order, found, strict=True):
         assert not places[i].sequence.unseen and places[i].snapshot().in_draft.all()
         for rows, own in zip(parts(candidates), parts(alone[i]), strict=True):

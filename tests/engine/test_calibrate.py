@@ -14,7 +14,7 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.widths import block_choices
 from dflash_ggml.engine import cost_cache, known_costs, loading
 from dflash_ggml.engine.cost_cache import CostCache, Measured, default_folder
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.engine.products import ProductTable, Timing
 from reference.chi_square import assert_same_source
 
@@ -34,7 +34,7 @@ def config(pair, **options) -> EngineConfig:
     return EngineConfig(*pair, n_ctx=512, n_threads=1, **options)
 
 
-def text(engine: Engine, temperature: float = 0.0, n: int = 60) -> list[int]:
+def text(engine: Solo, temperature: float = 0.0, n: int = 60) -> list[int]:
     engine.reset()
     engine.prefill([3, 1, 4, 1, 5])
     sampler = Sampler(SamplingParams(temperature=temperature, seed=3), engine.n_vocab)
@@ -42,12 +42,12 @@ def text(engine: Engine, temperature: float = 0.0, n: int = 60) -> list[int]:
 
 
 def test_loading_measures_and_leaves_nothing_behind(toy_pair, folder):
-    with Engine.load(
+    with Solo.load(
         config(toy_pair, reference=True, type_k="f32", type_v="f32", calibrate="never")
     ) as engine:
         assert engine.costs.points() == [] and not folder.exists() and engine.costs_file is None
         plain = text(engine)
-    with Engine.load(config(toy_pair, reference=True, type_k="f32", type_v="f32")) as engine:
+    with Solo.load(config(toy_pair, reference=True, type_k="f32", type_v="f32")) as engine:
         seen = {(p.kind, p.width) for p in engine.costs.points()}
         assert {
             ("plain", 1),
@@ -62,19 +62,19 @@ def test_loading_measures_and_leaves_nothing_behind(toy_pair, folder):
 
 
 def test_a_second_start_reads_what_the_first_measured(toy_pair, folder, monkeypatch):
-    with Engine.load(config(toy_pair)) as engine:
+    with Solo.load(config(toy_pair)) as engine:
         points, kept = engine.costs.points(), engine.costs_file
     (file,) = folder.iterdir()
     assert kept == file
     monkeypatch.setattr(known_costs, "calibrate", lambda *_: pytest.fail("measured again"))
-    with Engine.load(config(toy_pair)) as engine:
+    with Solo.load(config(toy_pair)) as engine:
         assert engine.costs.points() == points and engine.costs_file == file
     # another number of threads is another machine
     monkeypatch.setattr(known_costs, "calibrate", lambda *_: POINTS)
-    with Engine.load(EngineConfig(*toy_pair, n_ctx=512, n_threads=2)) as engine:
+    with Solo.load(EngineConfig(*toy_pair, n_ctx=512, n_threads=2)) as engine:
         assert [*engine.costs.points()] == POINTS
     assert len(list(folder.iterdir())) == 2
-    with Engine.load(config(toy_pair, calibrate="always")) as engine:
+    with Solo.load(config(toy_pair, calibrate="always")) as engine:
         assert [*engine.costs.points()] == POINTS
     assert json.loads(file.read_text())["points"] == [list(p) for p in POINTS]
 
@@ -83,8 +83,8 @@ def test_a_second_start_reads_what_the_first_measured(toy_pair, folder, monkeypa
 def test_a_short_text_finds_its_graphs_built(toy_pair, folder, monkeypatch, known):
     monkeypatch.setattr(known_costs, "WARM_SECONDS", 60.0)
     if known:
-        Engine.load(config(toy_pair)).close()
-    with Engine.load(config(toy_pair)) as engine:
+        Solo.load(config(toy_pair)).close()
+    with Solo.load(config(toy_pair)) as engine:
         passes, start = engine.passes, text(engine, n=1)  # the prompt's own graph
         built = passes.graphs.builds
         for mode, budget in (("plain", None), ("tree", 7), ("tree", 15), ("chain", None)):
@@ -99,12 +99,12 @@ def test_a_short_text_finds_its_graphs_built(toy_pair, folder, monkeypatch, know
 
 @pytest.mark.parametrize("mode", ["plain", "chain", "tree"])
 def test_a_named_mode_measures_nothing(toy_pair, folder, mode):
-    with Engine.load(config(toy_pair, mode=mode)):
+    with Solo.load(config(toy_pair, mode=mode)):
         assert not folder.exists()
 
 
 def test_no_decision_of_a_reproducible_engine_looks_at_the_clock(toy_pair, folder):
-    with Engine.load(config(toy_pair, reproducible=True, n_gpu_layers=0)) as engine:
+    with Solo.load(config(toy_pair, reproducible=True, n_gpu_layers=0)) as engine:
         text(engine)
         assert not folder.exists() and engine.sequence.statistics.drafted == 0
 
@@ -128,7 +128,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, toy_pair, folder
     assert not cache.write(MEASURED) and cache.read() is None
     monkeypatch.setattr(known_costs, "calibrate", lambda *_: POINTS)
     folder.write_text("in the way")
-    with Engine.load(config(toy_pair)) as engine:
+    with Solo.load(config(toy_pair)) as engine:
         assert [*engine.costs.points()] == POINTS and engine.costs_file is None
 
 
@@ -141,7 +141,7 @@ def test_what_measured_nothing_is_not_kept(toy_pair, folder, monkeypatch):
         return []
 
     monkeypatch.setattr(known_costs, "calibrate", nothing)
-    with Engine.load(config(toy_pair)) as engine:
+    with Solo.load(config(toy_pair)) as engine:
         assert engine.costs.points() == [] and engine.costs_file is None and not folder.exists()
     loading.load(config(toy_pair), None, 7.0).device.close()
     assert 7 < given[0] <= 60 and 6 < given[1] <= 7
@@ -162,7 +162,7 @@ def test_facts_tell_caches_apart(tmp_path):
 
 
 def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
-    with Engine.load(config(toy_pair, calibrate="never")) as engine:
+    with Solo.load(config(toy_pair, calibrate="never")) as engine:
         engine.prefill([3, 1, 4, 1, 5])
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
         steps = engine.generate(sampler, mode="tree", stop=lambda t: False)
@@ -174,16 +174,16 @@ def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
         steps.close()
 
 
-def begun(engine: Engine, mode: str):
+def begun(engine: Solo, mode: str):
     place = engine.open(40)
     place.prefill([3, 1, 4, 1, 5])
     run = place.begin(Sampler(SamplingParams(temperature=0), engine.n_vocab), mode=mode, stop=lambda t: False)
-    place.first(run)
+    place.first()
     return place, run
 
 
 def test_costs_of_one_text_are_learned_in_the_first_lane_only(toy_pair):
-    with Engine.load(config(toy_pair, calibrate="never", parallel=2)) as engine:
+    with Solo.load(config(toy_pair, calibrate="never", parallel=2)) as engine:
 
         def learned(*runs):
             for _ in range(4):
@@ -191,14 +191,14 @@ def test_costs_of_one_text_are_learned_in_the_first_lane_only(toy_pair):
             return engine.costs.points()
 
         (first, drafted), (second, plain) = begun(engine, "tree"), begun(engine, "plain")
-        assert (first.lane, second.lane) == (0, 1)
+        assert (first.state_index, second.state_index) == (0, 1)
         known = learned(drafted)
         assert {p.kind for p in known} == {"verify", "draft", "commit", "host"}
         assert learned(plain) == known
         assert learned(drafted, plain) == known  # one of two drafts
         second.close()
         second, other = begun(engine, "tree")
-        assert second.lane == 1 and learned(other) == known
+        assert second.state_index == 1 and learned(other) == known
 
 
 def made_up(rng: np.random.Generator) -> list[Point]:
@@ -211,7 +211,7 @@ def made_up(rng: np.random.Generator) -> list[Point]:
 
 
 def write(
-    engine: Engine, temperature: float, mode: str, seed: int = 3, n: int = 150
+    engine: Solo, temperature: float, mode: str, seed: int = 3, n: int = 150
 ) -> tuple[list[int], set[int]]:
     """A text, and the widths that it took: `auto` with costs that are made up anew every step."""
     rng = np.random.default_rng(seed)
@@ -232,7 +232,7 @@ def write(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_costs_say_never_changes_a_text(toy_pair, temperature):
     """In float32, with kernels that do not depend on the width."""
-    with Engine.load(
+    with Solo.load(
         config(toy_pair, reference=True, type_k="f32", type_v="f32", calibrate="never")
     ) as engine:
         texts, widths = [], set()
@@ -247,7 +247,7 @@ def test_what_costs_say_never_changes_a_text(toy_pair, temperature):
 
 def test_what_costs_say_never_changes_a_distribution(toy_pair):
     """Short texts from one prompt, `auto` with other costs in each, against plain decoding with other seeds."""
-    with Engine.load(config(toy_pair, calibrate="never")) as engine:
+    with Solo.load(config(toy_pair, calibrate="never")) as engine:
         engine.prefill([3, 1, 4, 1, 5])
         start = engine.snapshot()
         counts, widths = {}, set()

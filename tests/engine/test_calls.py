@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError, DeviceError, DflashError
 from reference.engine_kit import PROMPT, fresh, sampler, steps, text
 from reference.toys import write_pair
@@ -26,7 +26,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def engine(pair: tuple[Path, Path]):
-    with Engine.load(EngineConfig(*pair, n_threads=2, n_gpu_layers=0)) as opened:
+    with Solo.load(EngineConfig(*pair, n_threads=2, n_gpu_layers=0)) as opened:
         yield opened
 
 
@@ -49,7 +49,7 @@ def in_a_child(work: Callable[[], bool]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_decodes_and_so_does_its_parent(engine: Engine) -> None:
+def test_a_forked_child_decodes_and_so_does_its_parent(engine: Solo) -> None:
     expected = text(fresh(engine), max_tokens=20, mode="tree")
 
     def work() -> bool:
@@ -63,7 +63,7 @@ def test_a_forked_child_decodes_and_so_does_its_parent(engine: Engine) -> None:
 
 @pytest.mark.parametrize("bad", [-1, 64, 1 << 40])
 @pytest.mark.parametrize("mode", ["plain", "tree"])
-def test_a_sampler_that_gives_no_token(engine: Engine, mode, bad: int) -> None:
+def test_a_sampler_that_gives_no_token(engine: Solo, mode, bad: int) -> None:
     fresh(engine)
     choose = sampler(engine, temperature=1.0)
     calls, sample = 0, choose.sample
@@ -83,7 +83,7 @@ def test_a_sampler_that_gives_no_token(engine: Engine, mode, bad: int) -> None:
 
 def test_closing_while_another_thread_decodes(pair: tuple[Path, Path]) -> None:
     for wait in (0.0, 0.002, 0.01, 0.05):
-        engine = Engine.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0, calibrate="never"))
+        engine = Solo.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0, calibrate="never"))
         began, ended = threading.Event(), []
 
         def decode(engine=engine, began=began, ended=ended) -> None:
@@ -104,7 +104,7 @@ def test_closing_while_another_thread_decodes(pair: tuple[Path, Path]) -> None:
         assert len(ended) == 1 and isinstance(ended[0], DeviceError) and "closed" in str(ended[0])
 
 
-def test_two_threads(engine: Engine) -> None:
+def test_two_threads(engine: Solo) -> None:
     """One is served, the other is told who is."""
     fresh(engine)
     said, told = [], []
@@ -125,7 +125,7 @@ def test_two_threads(engine: Engine) -> None:
 
 
 def test_after_closing_every_call_says_so(pair: tuple[Path, Path]) -> None:
-    engine = Engine.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0, calibrate="never"))
+    engine = Solo.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0, calibrate="never"))
     fresh(engine)
     kept = engine.snapshot()
     engine.close()
@@ -143,7 +143,7 @@ def test_after_closing_every_call_says_so(pair: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("where", ["a pass", "a snapshot", "the next graph"])
-def test_memory_that_ends_is_an_error_by_name(engine: Engine, monkeypatch, where: str) -> None:
+def test_memory_that_ends_is_an_error_by_name(engine: Solo, monkeypatch, where: str) -> None:
     expected = text(fresh(engine), max_tokens=20, mode="tree")
 
     def none_left(*args: object, **more: object) -> None:
@@ -174,4 +174,4 @@ def test_memory_that_ends_while_loading(pair: tuple[Path, Path], monkeypatch) ->
 
     monkeypatch.setattr("dflash_ggml.engine.loading.TargetPasses", none_left)
     with pytest.raises(DeviceError, match="^loading: this process can get no more memory"):
-        Engine.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0))
+        Solo.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0))

@@ -11,7 +11,7 @@ import pytest
 from dflash_ggml.cli.arguments import add_model_options, engine_config
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama.options import LlamaOptions
 from reference import toys
@@ -44,13 +44,13 @@ def test_the_draft_gives_so_many_and_the_text_stays(toy_pair: tuple[Path, Path])
     for budget, asked, n in ((31, None, 16), (15, None, 8), (31, 1, 1), (31, 64, 64)):
         base = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, mode="tree", reference=True)
         config = replace(base, budget=budget, candidates=asked, type_k="f32", type_v="f32")
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             engine.prefill([3, 1, 4, 1, 5])
             sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
             steps = list(engine.generate(sampler, max_tokens=60, stop=lambda t: False))
             texts.add(tuple(t for step in steps for t in step.tokens))
             assert engine.drafter is not None
-            rows = engine.drafter.propose(engine.sequence, budget)
+            rows = engine.drafter.propose([engine.sequence], budget)[0]
             assert rows.ids.shape == (engine.drafter.depth, n)  # type: ignore[attr-defined]
     assert len(texts) == 1
 
@@ -59,8 +59,8 @@ def test_a_selector_gives_as_many_as_it_was_trained_for_unless_named(tmp_path: P
     pair = toys.write_pair(tmp_path, 7, draft="dflash2")
     for asked, n in ((None, 6), (3, 3), (9, 9)):
         config = EngineConfig(*pair, n_ctx=256, n_threads=1, candidates=asked, calibrate="never")
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             engine.prefill([3, 1, 4, 1, 5])
             engine.sequence.pending = 9
-            rows = engine.drafter.propose(engine.sequence, 31)  # type: ignore[union-attr]
+            rows = engine.drafter.propose([engine.sequence], 31)[0]  # type: ignore[union-attr]
             assert rows.ids.shape == (engine.drafter.depth, n)  # type: ignore[attr-defined, union-attr]

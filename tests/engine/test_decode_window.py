@@ -10,7 +10,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.state.mask import SlotMask
 from dflash_ggml.state.memory import GRAPHS
@@ -20,7 +20,7 @@ IDS = np.random.default_rng(4).integers(0, 60, 1800).tolist()
 WINDOW = 80
 
 
-def load(pair, **options) -> Engine:
+def load(pair, **options) -> Solo:
     base = {
         "n_ctx": 2000,
         "type_k": "f32",
@@ -29,10 +29,10 @@ def load(pair, **options) -> Engine:
         "n_threads": 1,
         "n_gpu_layers": 0,
     }
-    return Engine.load(EngineConfig(*pair, calibrate="never", **{**base, **options}))
+    return Solo.load(EngineConfig(*pair, calibrate="never", **{**base, **options}))
 
 
-def write(engine: Engine, n_prompt: int, n: int, mode: str) -> list[int]:
+def write(engine: Solo, n_prompt: int, n: int, mode: str) -> list[int]:
     engine.reset()
     engine.prefill(IDS[:n_prompt])
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)

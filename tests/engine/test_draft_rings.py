@@ -10,7 +10,7 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralSource
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import context
 from reference.toys import write_pair
@@ -26,7 +26,7 @@ def pair(request, tmp_path_factory):
     return write_pair(folder, 31 + request.param, **sizes)
 
 
-def load(pair, **options) -> Engine:
+def load(pair, **options) -> Solo:
     base = {
         "n_ctx": 4000,
         "n_batch": 300,
@@ -35,7 +35,7 @@ def load(pair, **options) -> Engine:
         "n_threads": 1,
         "n_gpu_layers": 0,
     }
-    return Engine.load(EngineConfig(*pair, **{**base, **options}))
+    return Solo.load(EngineConfig(*pair, **{**base, **options}))
 
 
 @pytest.fixture()
@@ -54,7 +54,7 @@ def whole(pair, monkeypatch):
         yield engine
 
 
-def walk(engine: Engine, seed: int, given: list | None = None) -> list:
+def walk(engine: Solo, seed: int, given: list | None = None) -> list:
     """Prefills, plain and drafted steps, resets, restores and texts that go on, over many rounds of a ring: all proposals.
     given: those of another engine, on which the text goes on, so that a near-tie does not part the two."""
     rng, proposed, kept = np.random.default_rng(seed), [], []
@@ -108,7 +108,7 @@ def test_a_batch_that_is_longer_than_the_ring(pair, whole):
         for e in (engine, whole):
             e.prefill(IDS[:1999])
             e.sequence.pending = 3
-        ours, theirs = (e.drafter.propose(e.sequence, 20) for e in (engine, whole))
+        ours, theirs = (e.drafter.propose([e.sequence], 20)[0] for e in (engine, whole))
     np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=2e-4)
 
 
@@ -118,11 +118,11 @@ def test_a_snapshot_without_rows_has_the_ring(ringed):
     bare = ringed.snapshot(with_rows=False)
     assert [ring.nbytes for ring in bare.rings] == [(WINDOW - 1) * t.nb[1] for t, *_ in ringed.drafter.rings]
     ringed.sequence.pending = 7
-    before = ringed.drafter.propose(ringed.sequence, 20).log_probs
+    before = ringed.drafter.propose([ringed.sequence], 20)[0].log_probs
     ringed.prefill(IDS[:1500])
     ringed.restore(bare)
     ringed.sequence.pending = 7
-    np.testing.assert_array_equal(ringed.drafter.propose(ringed.sequence, 20).log_probs, before)
+    np.testing.assert_array_equal(ringed.drafter.propose([ringed.sequence], 20)[0].log_probs, before)
     short = ringed.snapshot()
     assert short.in_draft.all() and short.nbytes > bare.nbytes
 
@@ -142,7 +142,7 @@ def test_a_file_has_the_ring(pair, tmp_path):
                 engine.restore(snapshot)
             assert engine.n_tokens == 1100 and engine.drafter.seen(engine.sequence).all()
             engine.sequence.pending = 7
-            drafted.append(engine.drafter.propose(engine.sequence, 20).log_probs)
+            drafted.append(engine.drafter.propose([engine.sequence], 20)[0].log_probs)
     np.testing.assert_array_equal(*drafted)
 
 
@@ -169,4 +169,4 @@ def test_a_window_that_the_context_does_not_exceed_has_no_ring(pair):
         assert not engine.drafter.rings
         engine.prefill(IDS[:150])
         engine.sequence.pending = 3
-        engine.drafter.propose(engine.sequence, 4)
+        engine.drafter.propose([engine.sequence], 4)[0]

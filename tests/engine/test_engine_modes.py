@@ -12,7 +12,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT_FILE = (
@@ -23,7 +23,7 @@ N_TOKENS = 128
 NEAR_TIE = 0.2  # logits; quantised kernels round differently by batch width
 
 
-def write(engine: Engine, prompt: str, mode: str, budget: int | None = None) -> list[int]:
+def write(engine: Solo, prompt: str, mode: str, budget: int | None = None) -> list[int]:
     """N_TOKENS greedy tokens, past an end of text if there is one."""
     engine.reset()
     engine.prefill(engine.tokenizer.encode(prompt))
@@ -35,7 +35,7 @@ def write(engine: Engine, prompt: str, mode: str, budget: int | None = None) -> 
     return tokens
 
 
-def for_each(config: EngineConfig, prompts: list[str], check: Callable[[Engine, str], None]) -> None:
+def for_each(config: EngineConfig, prompts: list[str], check: Callable[[Solo, str], None]) -> None:
     """check(engine, prompt) for every prompt.
 
     On two engines with a thread each: two threads of one engine wait for each other in a busy loop, which
@@ -43,7 +43,7 @@ def for_each(config: EngineConfig, prompts: list[str], check: Callable[[Engine, 
     """
 
     def run(part: list[str]) -> None:
-        with Engine.load(replace(config, n_threads=1)) as engine:
+        with Solo.load(replace(config, n_threads=1)) as engine:
             for prompt in part:
                 check(engine, prompt)
 
@@ -54,7 +54,7 @@ def for_each(config: EngineConfig, prompts: list[str], check: Callable[[Engine, 
 def test_float32_is_exact(f32_target, f32_draft):
     """On float32 weights with width-independent kernels chain and tree equal plain decoding, token for token."""
 
-    def check(engine: Engine, prompt: str) -> None:
+    def check(engine: Solo, prompt: str) -> None:
         plain = write(engine, prompt, "plain")
         assert write(engine, prompt, "chain") == plain, prompt
         assert write(engine, prompt, "tree") == plain, prompt
@@ -70,7 +70,7 @@ def test_quantised_forks_at_near_ties(kind, demo_target, demo_draft, request, re
     target = demo_target if kind == "q8_0" else request.getfixturevalue("q4km_target")
     forks = []
 
-    def check(engine: Engine, prompt: str) -> None:
+    def check(engine: Solo, prompt: str) -> None:
         plain = write(engine, prompt, "plain")
         for mode in ("chain", "tree"):
             other = write(engine, prompt, mode)
@@ -92,7 +92,7 @@ def test_quantised_forks_at_near_ties(kind, demo_target, demo_draft, request, re
 def test_budgets(f32_target, f32_draft, budget):
     """Any budget writes the same text."""
 
-    def check(engine: Engine, prompt: str) -> None:
+    def check(engine: Solo, prompt: str) -> None:
         assert write(engine, prompt, "tree", budget) == write(engine, prompt, "plain")
 
     for_each(
@@ -103,7 +103,7 @@ def test_budgets(f32_target, f32_draft, budget):
 
 
 def test_chain_seed_writes_the_same_text(f32_target, f32_draft):
-    def check(engine: Engine, prompt: str) -> None:
+    def check(engine: Solo, prompt: str) -> None:
         assert write(engine, prompt, "tree") == write(engine, prompt, "plain")
 
     config = EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, chain_seed=True)
@@ -113,7 +113,7 @@ def test_chain_seed_writes_the_same_text(f32_target, f32_draft):
 def test_thread_count_does_not_matter(f32_target, f32_draft):
     texts = []
     for n in (1, 2):
-        with Engine.load(
+        with Solo.load(
             EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, n_threads=n)
         ) as engine:
             texts.append([write(engine, p, "tree") for p in PROMPTS[:3]])
@@ -123,7 +123,7 @@ def test_thread_count_does_not_matter(f32_target, f32_draft):
 def test_seeded_sampling_does_not_depend_on_the_mode(f32_target, f32_draft):
     """One draw per emitted token in text order: a seed gives one text, however it is drafted."""
 
-    def check(engine: Engine, prompt: str) -> None:
+    def check(engine: Solo, prompt: str) -> None:
         params = SamplingParams(temperature=0.9, repeat_penalty=1.1, seed=PROMPTS.index(prompt))
         texts = []
         for mode in ("plain", "chain", "tree"):
@@ -140,7 +140,7 @@ def test_seeded_sampling_does_not_depend_on_the_mode(f32_target, f32_draft):
 
 def test_context_end(f32_target, f32_draft):
     """Decoding stops exactly at the context's end in every mode, with the same text."""
-    with Engine.load(
+    with Solo.load(
         EngineConfig(
             f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, n_threads=1, n_ctx=100
         )

@@ -17,7 +17,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import Accepted, walk
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.state.snapshot import Snapshot
 from reference.chi_square import assert_drawn_from, assert_same_source
 
@@ -33,23 +33,23 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def engine(toy_pair: tuple[Path, Path]) -> Iterator[Engine]:
+def engine(toy_pair: tuple[Path, Path]) -> Iterator[Solo]:
     config = EngineConfig(
         *toy_pair, n_ctx=256, n_threads=1, type_k="f32", type_v="f32", reference=True, budget=BUDGET
     )
-    with Engine.load(config) as e:
+    with Solo.load(config) as e:
         e.prefill(PROMPT)
         yield e
 
 
 @pytest.fixture(scope="module")
-def start(engine: Engine) -> Snapshot:
+def start(engine: Solo) -> Snapshot:
     """The state after the prompt."""
     return engine.snapshot()
 
 
 def write(
-    engine: Engine, start: Snapshot, params: SamplingParams, mode: str, seed: int, n: int = TEXTS
+    engine: Solo, start: Snapshot, params: SamplingParams, mode: str, seed: int, n: int = TEXTS
 ) -> tuple[np.ndarray, float]:
     """Texts int [n, LENGTH] that follow the prompt, and the mean number of tokens that a step gave."""
     sampler = Sampler(replace(params, seed=seed), engine.n_vocab)
@@ -65,7 +65,7 @@ def write(
 
 
 @pytest.fixture(scope="module")
-def plain_texts(engine: Engine, start: Snapshot) -> Callable[[str], np.ndarray]:
+def plain_texts(engine: Solo, start: Snapshot) -> Callable[[str], np.ndarray]:
     """plain_texts(setting) are texts of plain decoding, written once."""
     written: dict[str, np.ndarray] = {}
 
@@ -78,7 +78,7 @@ def plain_texts(engine: Engine, start: Snapshot) -> Callable[[str], np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def rows(engine: Engine, start: Snapshot) -> tuple[np.ndarray, ...]:
+def rows(engine: Solo, start: Snapshot) -> tuple[np.ndarray, ...]:
     """Logits from plain passes after the prompt [V], one more token [V, V] and two more [V, V, V]."""
     vocabulary = range(engine.n_vocab)
     engine.restore(start)
@@ -112,7 +112,7 @@ def assert_same_texts(ours: np.ndarray, plain: np.ndarray, n_vocab: int) -> None
     ("setting", "mode"), [*((setting, "tree") for setting in SETTINGS), ("temp0.7-top-p0.9", "chain")]
 )
 def test_speculation_keeps_the_distribution(
-    engine: Engine,
+    engine: Solo,
     start: Snapshot,
     rows: tuple[np.ndarray, ...],
     plain_texts: Callable[[str], np.ndarray],
@@ -138,7 +138,7 @@ def test_speculation_keeps_the_distribution(
 
 
 def test_a_rule_that_favours_the_draft_is_noticed(
-    engine: Engine, start: Snapshot, plain_texts: Callable[[str], np.ndarray], monkeypatch: pytest.MonkeyPatch
+    engine: Solo, start: Snapshot, plain_texts: Callable[[str], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drawing once more before a rejection accepts more and loses the distribution: these tests see it."""
 

@@ -12,7 +12,7 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.engine import declared
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
 from dflash_ggml.ggml import device, store
 
@@ -22,7 +22,7 @@ GREEDY = SamplingParams(temperature=0)
 @pytest.fixture()
 def engine(toy_pair):
     target, draft = toy_pair
-    with Engine.load(
+    with Solo.load(
         EngineConfig(target, draft, n_ctx=2048, type_k="f32", type_v="f32", reference=True, budget=48)
     ) as e:
         yield e
@@ -41,7 +41,7 @@ def random_tree(rng: np.random.Generator, n_nodes: int, max_depth: int, n_vocab:
     )
 
 
-def commit(engine: Engine, tree: Tree, leaf: int) -> None:
+def commit(engine: Solo, tree: Tree, leaf: int) -> None:
     """Verify a tree after the committed tokens and commit its path to `leaf`, as a step would."""
     sequence, path = engine.sequence, []
     sequence.pending = int(tree.tokens[0])
@@ -54,7 +54,7 @@ def commit(engine: Engine, tree: Tree, leaf: int) -> None:
     sequence.commit(path, (*[int(tree.tokens[i]) for i in path[1:]], 0))
 
 
-def cache_rows(engine: Engine, n: int) -> list[np.ndarray]:
+def cache_rows(engine: Solo, n: int) -> list[np.ndarray]:
     """Rows of the sequence's first n tokens in all caches, target's and draft's, as numbers."""
     first = engine.sequence.first_slot
     caches = engine._tensors().caches
@@ -76,7 +76,7 @@ def test_any_commits_equal_a_fresh_prefill(engine, first_slot, max_depth):
         leaf = int(rng.integers(tree.width)) if max_depth == 15 else int(tree.depths.argmax())
         longest = max(longest, int(tree.depths[leaf]) + 1)
         commit(engine, tree, leaf)
-        engine.drafter.take_in(engine.sequence)
+        engine.drafter.take_in([engine.sequence])
     assert (longest > engine.drafter.block) == (max_depth == 47)
     engine.sequence.pending = None
     tokens, n, probe = engine.tokens, engine.n_tokens, int(rng.integers(engine.n_vocab - 4))
@@ -182,7 +182,7 @@ def test_the_limit_does_not_change_the_text(toy_pair):
         config = EngineConfig(
             target, draft, n_ctx=n_ctx, type_k="f32", type_v="f32", reference=True, n_gpu_layers=0
         )
-        with Engine.load(config) as e:
+        with Solo.load(config) as e:
             e.prefill(ids)
             texts.append(greedy_tokens(e, 30))
     assert texts[0] == texts[1]
@@ -259,8 +259,8 @@ def test_errors_come_before_work(engine):
 
 def test_modes_need_a_draft(toy_pair):
     with pytest.raises(ConfigError, match="draft"):
-        Engine.load(EngineConfig(toy_pair[0], mode="tree"))
-    with Engine.load(EngineConfig(toy_pair[0], spec=())) as e:
+        Solo.load(EngineConfig(toy_pair[0], mode="tree"))
+    with Solo.load(EngineConfig(toy_pair[0], spec=())) as e:
         e.prefill([1, 2])
         with pytest.raises(ConfigError, match="draft"):
             next(e.generate(Sampler(GREEDY, e.n_vocab), mode="chain"))
@@ -269,7 +269,7 @@ def test_modes_need_a_draft(toy_pair):
 
 def test_draft_of_another_model_is_refused(toy_pair, demo_target):
     with pytest.raises(ModelFileError, match=toy_pair[1].name):
-        Engine.load(EngineConfig(demo_target, toy_pair[1]))
+        Solo.load(EngineConfig(demo_target, toy_pair[1]))
 
 
 def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
@@ -283,20 +283,20 @@ def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
     ):
         caplog.clear()
         config = EngineConfig(target, draft, n_ctx=256, n_threads=1, draft_found=True)
-        with Engine.load(config) as e:
+        with Solo.load(config) as e:
             assert not e.has_draft and e.config.draft is None
         warnings = [r.message for r in caplog.records if "decoding without a draft model" in r.message]
         assert len(warnings) == 1 and said in warnings[0]
         with pytest.raises(
             ConfigError, match="mode tree needs a draft, and the one that was found cannot be used"
         ):
-            Engine.load(replace(config, mode="tree"))
+            Solo.load(replace(config, mode="tree"))
         with pytest.raises(ModelFileError):
-            Engine.load(replace(config, draft_found=False))
-    with Engine.load(EngineConfig(*toy_pair, n_ctx=256, n_threads=1, draft_found=True)) as e:
+            Solo.load(replace(config, draft_found=False))
+    with Solo.load(EngineConfig(*toy_pair, n_ctx=256, n_threads=1, draft_found=True)) as e:
         assert e.has_draft
     with pytest.raises(ModelFileError, match="broken.gguf"):
-        Engine.load(EngineConfig(broken, toy_pair[1], draft_found=True))
+        Solo.load(EngineConfig(broken, toy_pair[1], draft_found=True))
     with pytest.raises(ConfigError, match="draft_window: -1 is outside"):
         EngineConfig(*toy_pair, draft_window=-1)
 
@@ -307,13 +307,13 @@ def test_a_found_draft_that_fails_on_the_device_stops_nothing(toy_pair, monkeypa
 
     monkeypatch.setattr("dflash_ggml.drafts.dflash.source.DFlashSource.start", start)
     config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, draft_found=True)
-    with Engine.load(config) as e:
+    with Solo.load(config) as e:
         assert not e.has_draft
         e.prefill([1, 2])
         assert len(greedy_tokens(e, 10)) == 10
     assert "decoding without a draft model: no memory for the draft" in caplog.text
     with pytest.raises(DeviceError):
-        Engine.load(replace(config, draft_found=False))
+        Solo.load(replace(config, draft_found=False))
 
 
 def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
@@ -330,7 +330,7 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
     for windows in (False, True):
         if windows:
             monkeypatch.setattr("dflash_ggml.drafts.dflash.file.DraftFile.open", with_windows)
-        with Engine.load(
+        with Solo.load(
             EngineConfig(target, draft, n_ctx=1024, type_k="f32", type_v="f32", reference=True)
         ) as e:
             assert len(e.drafter.context.groups) == 1 + windows
@@ -342,7 +342,7 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
 
 
 def test_a_foreign_snapshot_leaves_the_state_as_it_is(engine, demo_target):
-    with Engine.load(EngineConfig(demo_target, n_ctx=256, n_threads=1)) as other:
+    with Solo.load(EngineConfig(demo_target, n_ctx=256, n_threads=1)) as other:
         other.prefill([1, 2, 3])
         foreign = other.snapshot()
     engine.prefill([1, 2, 3])
@@ -470,14 +470,14 @@ def test_threads_yield_where_nobody_asked_for_their_number(toy_pair, monkeypatch
     monkeypatch.setattr(device, "WINDOW", 0.0)
     waits = iter(range(0, 10**9, 10**6))
     monkeypatch.setattr(device.Pool, "waited", lambda _: next(waits))
-    with Engine.load(EngineConfig(*toy_pair, n_ctx=512, n_gpu_layers=0, calibrate="never", **options)) as e:
+    with Solo.load(EngineConfig(*toy_pair, n_ctx=512, n_gpu_layers=0, calibrate="never", **options)) as e:
         e.prefill([3, 1, 4])
         assert e.device.n_threads == 3
         assert (e.device.threads_now < 3) == yields
 
 
 def test_a_closed_engine_says_so(toy_pair):
-    e = Engine.load(EngineConfig(*toy_pair, n_ctx=512))
+    e = Solo.load(EngineConfig(*toy_pair, n_ctx=512))
     e.close()
     with pytest.raises(DeviceError, match="closed"):
         e.prefill([1])

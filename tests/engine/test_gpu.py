@@ -15,7 +15,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.reduced import watch
 from dflash_ggml.decode.sampling import BLOCK, Sampler, SamplingParams, largest
 from dflash_ggml.engine.batches import BatchSizes
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state import context
@@ -35,13 +35,13 @@ NEAR_TIE = 0.3
 
 @pytest.fixture(scope="module")
 def cpu(demo_target, demo_draft):
-    with Engine.load(EngineConfig(demo_target, demo_draft, n_gpu_layers=0, n_threads=4)) as e:
+    with Solo.load(EngineConfig(demo_target, demo_draft, n_gpu_layers=0, n_threads=4)) as e:
         yield e
 
 
 @pytest.fixture(scope="module")
 def gpu(demo_target, demo_draft):
-    with Engine.load(EngineConfig(demo_target, demo_draft)) as e:
+    with Solo.load(EngineConfig(demo_target, demo_draft)) as e:
         assert e.device.is_gpu
         yield e
 
@@ -49,11 +49,11 @@ def gpu(demo_target, demo_draft):
 @pytest.fixture(scope="module")
 def repeating(demo_target, demo_draft):
     """A GPU whose texts do not depend on those before: what is copied from them makes trees wider, and widths round apart."""
-    with Engine.load(EngineConfig(demo_target, demo_draft, reproducible=True)) as e:
+    with Solo.load(EngineConfig(demo_target, demo_draft, reproducible=True)) as e:
         yield e
 
 
-def write_on(engine: Engine, mode: str, n: int) -> list[int]:
+def write_on(engine: Solo, mode: str, n: int) -> list[int]:
     """Greedy tokens from where the engine stands, whatever they are."""
     sampler = Sampler(GREEDY, engine.n_vocab)
     steps = engine.generate(sampler, max_tokens=n, mode=mode, stop=lambda t: False)
@@ -65,7 +65,7 @@ def fork(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), len(a))
 
 
-def write(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[list[int], int]:
+def write(engine: Solo, ids: list[int], mode: str, n: int) -> tuple[list[int], int]:
     """Greedy tokens, and the passes they took."""
     engine.reset()
     engine.prefill(ids)
@@ -158,7 +158,7 @@ def test_state_after_many_commits(gpu):
     for _ in range(200):
         tree = random_tree(rng, int(rng.integers(1, 31)), gpu.drafter.depth, gpu.n_vocab - 8)
         commit(gpu, tree, int(rng.integers(tree.width)))
-        gpu.drafter.take_in(gpu.sequence)
+        gpu.drafter.take_in([gpu.sequence])
     gpu.sequence.pending = None
     tokens = gpu.tokens
 
@@ -386,7 +386,7 @@ def test_quantised_caches(demo_target, demo_draft, pair):
     usual = replace(config, type_k="f16", type_v="f16")
     passes, rows = [], []
     for one in (usual, config, replace(config, n_gpu_layers=0)):
-        with Engine.load(one) as engine:
+        with Solo.load(one) as engine:
             ids = engine.tokenizer.encode(PROMPTS[2])
             engine.reset()
             engine.prefill(ids)
@@ -410,12 +410,12 @@ def test_a_ring_proposes_what_all_rows_do(demo_target, demo_draft, monkeypatch):
     for whole in (False, True):
         if whole:
             monkeypatch.setattr(context, "ring_rows", lambda window, block, n_rows: n_rows)
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             assert bool(engine.drafter.rings) != whole
             engine.prefill(ids)
             engine.prefill(ids[:300])
             engine.sequence.pending = 7
-            proposed.append(engine.drafter.propose(engine.sequence, 20).log_probs)
+            proposed.append(engine.drafter.propose([engine.sequence], 20)[0].log_probs)
     np.testing.assert_allclose(*proposed, atol=0.05)
 
 
@@ -424,7 +424,7 @@ def test_a_window_at_decode(demo_target, demo_draft):
     ids, logits = np.random.default_rng(2).integers(0, 8000, 600).tolist(), []
     tree = random_tree(np.random.default_rng(3), 16, 6, 8000)
     for options in ({"fa_window": 100}, {"fa_window": 100, "n_gpu_layers": 0}, {}):
-        with Engine.load(EngineConfig(demo_target, demo_draft, calibrate="never", **options)) as engine:
+        with Solo.load(EngineConfig(demo_target, demo_draft, calibrate="never", **options)) as engine:
             engine.prefill(ids)
             graph = engine.passes.verify(engine.sequence, tree)
             logits.append([engine.passes.logits_row(graph, node) for node in range(tree.width)])

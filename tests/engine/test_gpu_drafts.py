@@ -11,7 +11,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import spine
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import list_devices
 from reference import toys
 from reference.engine_kit import fresh, text
@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in TOLERANCE], ids="-".join)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Engine, Engine, float]]:
+) -> Iterator[tuple[Solo, Solo, float]]:
     """An engine on the CPU, one on the GPU, and how much numbers may differ."""
     kind, name = request.param
     folder: Path = tmp_path_factory.mktemp("drafts")
@@ -57,14 +57,14 @@ def pair(
     draft = None if kind == "mtp" else files[1]
     config = {"n_ctx": 512, "n_threads": 4, "calibrate": "never", "budget": 15}
     with (
-        Engine.load(EngineConfig(files[0], draft, n_gpu_layers=0, **config)) as cpu,
-        Engine.load(EngineConfig(files[0], draft, **config)) as gpu,
+        Solo.load(EngineConfig(files[0], draft, n_gpu_layers=0, **config)) as cpu,
+        Solo.load(EngineConfig(files[0], draft, **config)) as gpu,
     ):
         assert gpu.device.is_gpu
         yield cpu, gpu, TOLERANCE[name]
 
 
-def test_lattices_and_texts(pair: tuple[Engine, Engine, float]) -> None:
+def test_lattices_and_texts(pair: tuple[Solo, Solo, float]) -> None:
     """The same candidates up to near-ties, and texts that no mode changes beyond what widths round."""
     cpu, gpu, tolerance = pair
     ids = np.random.default_rng(0).integers(0, cpu.n_vocab - 4, 100).tolist()
@@ -73,7 +73,7 @@ def test_lattices_and_texts(pair: tuple[Engine, Engine, float]) -> None:
         fresh(engine, ids)
         engine.sequence.pending = 7
         assert engine.drafter is not None
-        found.append(engine.drafter.propose(engine.sequence, 15))
+        found.append(engine.drafter.propose([engine.sequence], 15)[0])
     a, b = found
     assert a.ids.shape == b.ids.shape
     # where all before agree, as its numbers hang on them
@@ -94,7 +94,7 @@ def test_lattices_and_texts(pair: tuple[Engine, Engine, float]) -> None:
     assert gpu.sequence.statistics.drafted > 0
 
 
-def test_graphs_are_built_once(pair: tuple[Engine, Engine, float]) -> None:
+def test_graphs_are_built_once(pair: tuple[Solo, Solo, float]) -> None:
     _, gpu, _ = pair
     text(fresh(gpu, [5] * 40), max_tokens=40, mode="tree")
     built = gpu.run_counts()["graphs"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import list_devices
 from reference import toys
 from reference.engine_kit import fresh, text
@@ -46,21 +46,21 @@ TOLERANCE = {"F16": 0.15, "Q8_0": 0.35, "Q4_K": 0.35}
 @pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in TOLERANCE], ids="-".join)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Engine, Engine, float]]:
+) -> Iterator[tuple[Solo, Solo, float]]:
     """An engine on the CPU, one on the GPU, and how much logits may differ."""
     kind, name = request.param
     folder: Path = tmp_path_factory.mktemp("experts")
     target, draft = toys.write_pair(folder, 31, toys.GGMLQuantizationType[name], **SHAPE | KINDS[kind])
     config = {"n_ctx": 512, "n_threads": 4, "calibrate": "never", "budget": 31}
     with (
-        Engine.load(EngineConfig(target, draft, n_gpu_layers=0, **config)) as cpu,
-        Engine.load(EngineConfig(target, draft, **config)) as gpu,
+        Solo.load(EngineConfig(target, draft, n_gpu_layers=0, **config)) as cpu,
+        Solo.load(EngineConfig(target, draft, **config)) as gpu,
     ):
         yield cpu, gpu, TOLERANCE[name]
 
 
 @pytest.mark.parametrize("parts", [(150,), (1,) * 12, (2, 3, 5, 8, 9, 16, 17, 33, 57)], ids=str)
-def test_logits(pair: tuple[Engine, Engine, float], parts: tuple[int, ...]) -> None:
+def test_logits(pair: tuple[Solo, Solo, float], parts: tuple[int, ...]) -> None:
     """Behind batches of every width that has kernels of its own."""
     cpu, gpu, tolerance = pair
     ids = np.random.default_rng(0).integers(0, cpu.n_vocab - 4, sum(parts)).tolist()
@@ -72,7 +72,7 @@ def test_logits(pair: tuple[Engine, Engine, float], parts: tuple[int, ...]) -> N
     assert np.sqrt(np.mean(off**2)) < tolerance * cpu.logits.std()
 
 
-def test_modes(pair: tuple[Engine, Engine, float]) -> None:
+def test_modes(pair: tuple[Solo, Solo, float]) -> None:
     """Trees of every width begin as plain decoding goes on; draft and target are heard, and graphs are built once."""
     _, gpu, _ = pair
     ids = np.random.default_rng(1).integers(0, gpu.n_vocab - 4, 60).tolist()
@@ -88,7 +88,7 @@ def test_modes(pair: tuple[Engine, Engine, float]) -> None:
     assert gpu.run_counts()["graphs"] <= built + 3  # paths of other lengths
 
 
-def test_the_head_drafts(pair: tuple[Engine, Engine, float]) -> None:
+def test_the_head_drafts(pair: tuple[Solo, Solo, float]) -> None:
     """Its layer of experts too: the best candidates are the CPU's, mostly."""
     cpu = pair[0]
     ids = np.random.default_rng(2).integers(0, cpu.n_vocab - 4, 40).tolist()
@@ -96,9 +96,9 @@ def test_the_head_drafts(pair: tuple[Engine, Engine, float]) -> None:
     config = {"n_ctx": 256, "n_threads": 4, "calibrate": "never"}
     found = []
     for layers in (0, -1):
-        with Engine.load(EngineConfig(target, n_gpu_layers=layers, **config)) as engine:
+        with Solo.load(EngineConfig(target, n_gpu_layers=layers, **config)) as engine:
             fresh(engine, ids).sequence.pending = 7
             assert engine.drafter is not None and engine.drafter.name == "mtp"
-            found.append(engine.drafter.propose(engine.sequence, 15))
+            found.append(engine.drafter.propose([engine.sequence], 15)[0])
     shared = np.intersect1d(found[0].ids[0], found[1].ids[0])
     assert len(shared) >= found[0].ids.shape[1] // 2

@@ -12,11 +12,11 @@ from gguf import GGMLQuantizationType as Type
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine.declared import DRIVER
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import HOST, list_devices
 from dflash_ggml.models.experts import LENT
 from dflash_ggml.state.memory import MARGIN
-from reference.engine_kit import fresh, rows_side_by_side, steps, text
+from reference.engine_kit import fresh, logits_batched, steps, text
 from reference.toys import MOE_VARIANTS, write_pair
 
 GPUS = [d for d in list_devices() if d.is_gpu]
@@ -46,13 +46,13 @@ def config(request, tmp_path_factory) -> tuple[EngineConfig, float]:
 
 
 @pytest.fixture
-def whole(config) -> Iterator[Engine]:
-    with Engine.load(replace(config[0], n_cpu_moe=0)) as engine:
+def whole(config) -> Iterator[Solo]:
+    with Solo.load(replace(config[0], n_cpu_moe=0)) as engine:
         assert engine.device.is_gpu and engine.memory.kept is None
         yield engine
 
 
-def rows_of(engine: Engine, ids: list[int]) -> np.ndarray:
+def rows_of(engine: Solo, ids: list[int]) -> np.ndarray:
     """Logits after every token of a text that is read as a prompt."""
     rows: list[np.ndarray] = []
     engine.reset()
@@ -71,7 +71,7 @@ def test_prompts_and_texts(config, whole, layers, capsys) -> None:
         assert np.isfinite(ours).all() and ours.shape == theirs.shape
         off.append(np.sqrt(np.mean((ours - theirs) ** 2, axis=1)) / theirs.std(axis=1))
 
-    with Engine.load(replace(base, n_cpu_moe=layers)) as engine:
+    with Solo.load(replace(base, n_cpu_moe=layers)) as engine:
         assert engine.device.is_gpu and engine.device.host is not None
         for n in (1, 7, LENT - 1, LENT, len(PROMPT)):
             compare(rows_of(engine, PROMPT[:n]), rows_of(whole, PROMPT[:n]))
@@ -97,8 +97,8 @@ def test_texts_side_by_side(config, whole) -> None:
     """Passes of three texts are cut like those of one."""
     base, most = config
     prompts = [PROMPT[at : at + 50 + at] for at in (0, 60, 120)]
-    with Engine.load(replace(base, n_cpu_moe=2, parallel=3)) as engine:
-        found = rows_side_by_side(engine, prompts, ("tree", "plain", "chain"), 30)
+    with Solo.load(replace(base, n_cpu_moe=2, parallel=3)) as engine:
+        found = logits_batched(engine, prompts, ("tree", "plain", "chain"), 30)
         assert any(key[0] == "forest" and graph._split is not None for key, graph in engine.passes.graphs)
     off = []
     for ids, (said, rows) in zip(prompts, found, strict=True):
@@ -110,7 +110,7 @@ def test_texts_side_by_side(config, whole) -> None:
 
 def test_long_prompts_are_computed_by_the_gpu(config) -> None:
     """Of a batch of LENT columns the host computes nothing, of a shorter one its layers."""
-    with Engine.load(replace(config[0], n_cpu_moe=2, draft=None, mode="plain")) as engine:
+    with Solo.load(replace(config[0], n_cpu_moe=2, draft=None, mode="plain")) as engine:
         for n, computes in ((LENT, False), (8, True)):
             engine.reset()
             engine.prefill(PROMPT[:n])
@@ -122,11 +122,11 @@ def test_what_does_not_fit_is_kept_by_the_host(config, caplog) -> None:
     """A limit of the GPU's memory below what the model takes: as few layers as it takes, within the limit."""
     # batches of one size: with a choice of them smaller ones are made before layers are kept
     base = replace(config[0], n_batch=64)
-    with Engine.load(replace(base, n_cpu_moe=0)) as engine:
+    with Solo.load(replace(base, n_cpu_moe=0)) as engine:
         experts = sum(engine.passes.weights[n].nb[3] for n in engine.passes.weights if "_exps." in n)
         taken = engine.memory.total
     limit = DRIVER + MARGIN + taken - experts // 3
-    with Engine.load(replace(base, gpu_memory=limit)) as engine:
+    with Solo.load(replace(base, gpu_memory=limit)) as engine:
         assert engine.memory.kept is not None and 1 <= engine.memory.kept.layers < 4
         assert "does not fit the GPU" in caplog.text
         assert len(text(fresh(engine), max_tokens=20, mode="tree")) == 20

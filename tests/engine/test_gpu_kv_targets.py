@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import list_devices
 from reference import kv_toys
 from reference.engine_kit import foretold, fresh, steps
@@ -64,21 +64,21 @@ IDS = np.random.default_rng(0).integers(0, 290, 150).tolist()
 @pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in MOST], ids="-".join)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Engine, Engine, float]]:
+) -> Iterator[tuple[Solo, Solo, float]]:
     """An engine on the CPU, one on the GPU, and how much most rows may differ."""
     kind, name = request.param
     folder: Path = tmp_path_factory.mktemp("targets")
     files = kv_toys.write_pair(folder, 71, DRAFT, kv_toys.GGMLQuantizationType[name], **SHAPE | KINDS[kind])
     config = {"n_ctx": 512, "n_threads": 4, "calibrate": "never", "budget": 31}
     with (
-        Engine.load(EngineConfig(*files, n_gpu_layers=0, **config)) as cpu,
-        Engine.load(EngineConfig(*files, **config)) as gpu,
+        Solo.load(EngineConfig(*files, n_gpu_layers=0, **config)) as cpu,
+        Solo.load(EngineConfig(*files, **config)) as gpu,
     ):
         assert gpu.device.is_gpu
         yield cpu, gpu, MOST[name]
 
 
-def rows_of(engine: Engine, ids: list[int], parts: tuple[int, ...] = ()) -> np.ndarray:
+def rows_of(engine: Solo, ids: list[int], parts: tuple[int, ...] = ()) -> np.ndarray:
     """Logits after every token of a text that is read in such parts."""
     rows: list[np.ndarray] = []
     engine.reset()
@@ -94,7 +94,7 @@ def close(ours: np.ndarray, theirs: np.ndarray, most: float) -> None:
 
 
 @pytest.mark.parametrize("parts", [(150,), (1,) * 20, (2, 3, 5, 8, 9, 16, 17, 33, 57)], ids=str)
-def test_prompts(pair: tuple[Engine, Engine, float], parts: tuple[int, ...]) -> None:
+def test_prompts(pair: tuple[Solo, Solo, float], parts: tuple[int, ...]) -> None:
     """In batches of every width that has kernels of its own."""
     cpu, gpu, most = pair
     ids = IDS[: sum(parts)]
@@ -102,7 +102,7 @@ def test_prompts(pair: tuple[Engine, Engine, float], parts: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
-def test_what_is_written(pair: tuple[Engine, Engine, float], mode: Any) -> None:
+def test_what_is_written(pair: tuple[Solo, Solo, float], mode: Any) -> None:
     """The rows behind written tokens are those of the CPU that reads the same text; accepted rows of trees move."""
     cpu, gpu, most = pair
     said = [token for step in steps(fresh(gpu, IDS), max_tokens=80, mode="plain") for token in step.tokens]
@@ -119,7 +119,7 @@ def test_what_is_written(pair: tuple[Engine, Engine, float], mode: Any) -> None:
     close(rows, rows_of(cpu, [*IDS, *tokens])[len(IDS) - 1 : -1], most)
 
 
-def test_other_caches(pair: tuple[Engine, Engine, float]) -> None:
+def test_other_caches(pair: tuple[Solo, Solo, float]) -> None:
     """Against the CPU with the same types: what one side rounds up the other may round down, no more."""
     cpu, _, most = pair
     types, limit = CACHES[most]
@@ -128,6 +128,6 @@ def test_other_caches(pair: tuple[Engine, Engine, float]) -> None:
         config = EngineConfig(
             cpu.config.model, n_gpu_layers=layers, n_ctx=512, n_threads=4, type_k=types[0], type_v=types[1]
         )
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             found.append(rows_of(engine, IDS, (64, 1, 8, 77)))
     close(found[1], found[0], limit)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import list_devices
 from reference import kv_toys
-from reference.engine_kit import foretold, fresh, rows_side_by_side, steps
+from reference.engine_kit import foretold, fresh, logits_batched, steps
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -50,20 +50,20 @@ def pair(kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     return kv_toys.write_pair(tmp_path_factory.mktemp(kind), 61, DRAFT, of, **SIZES)
 
 
-def load(pair: tuple[Path, Path], **options: Any) -> Engine:
-    return Engine.load(
+def load(pair: tuple[Path, Path], **options: Any) -> Solo:
+    return Solo.load(
         EngineConfig(*pair, **{"n_ctx": 2048, "n_threads": 4, "calibrate": "never", "budget": 31, **options})
     )
 
 
 @pytest.fixture
-def gpu(pair: tuple[Path, Path]) -> Iterator[Engine]:
+def gpu(pair: tuple[Path, Path]) -> Iterator[Solo]:
     with load(pair, n_batch=256) as engine:
         assert engine.device.is_gpu
         yield engine
 
 
-def rows_of(engine: Engine, ids: list[int]) -> np.ndarray:
+def rows_of(engine: Solo, ids: list[int]) -> np.ndarray:
     """Logits after every token of a text that is read in batches."""
     rows: list[np.ndarray] = []
     engine.reset()
@@ -76,14 +76,14 @@ def close(kind: str, ours: np.ndarray, theirs: np.ndarray) -> None:
     assert np.abs(ours - theirs).max() < TOLERANCE[kind]
 
 
-def test_batches(kind: str, pair: tuple[Path, Path], gpu: Engine) -> None:
+def test_batches(kind: str, pair: tuple[Path, Path], gpu: Solo) -> None:
     ours = rows_of(gpu, IDS)
     with load(pair, n_gpu_layers=0, n_batch=256) as cpu:
         close(kind, ours, rows_of(cpu, IDS))
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree", "chain"])
-def test_what_is_written(kind: str, gpu: Engine, mode: str) -> None:
+def test_what_is_written(kind: str, gpu: Solo, mode: str) -> None:
     """The rows behind each written token are those of the same text read as a prompt; accepted rows of trees move."""
     said = [
         token for step in steps(fresh(gpu, IDS[:700]), max_tokens=300, mode="plain") for token in step.tokens
@@ -102,7 +102,7 @@ def test_texts_side_by_side(kind: str, pair: tuple[Path, Path]) -> None:
     """Trees and single tokens of three texts in one pass, each over its own ring."""
     prompts = [IDS[at : at + 300 + at // 10] for at in (0, 300, 600)]
     with load(pair, n_batch=256, parallel=3) as gpu:
-        found = rows_side_by_side(gpu, prompts, ("tree", "plain", "chain"), 100)
+        found = logits_batched(gpu, prompts, ("tree", "plain", "chain"), 100)
         assert any(key[0] == "forest" for key, _ in gpu.passes.graphs)
     with load(pair, n_batch=256) as gpu:
         for ids, (said, rows) in zip(prompts, found, strict=True):
@@ -110,7 +110,7 @@ def test_texts_side_by_side(kind: str, pair: tuple[Path, Path]) -> None:
             close(kind, rows, rows_of(gpu, said)[len(ids) - 1 :][:100])
 
 
-def test_a_snapshot(kind: str, gpu: Engine) -> None:
+def test_a_snapshot(kind: str, gpu: Solo) -> None:
     fresh(gpu, IDS[:900])
     row, kept = gpu.logits.copy(), gpu.snapshot()
     gpu.prefill(IDS[:500])

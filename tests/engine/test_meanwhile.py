@@ -10,14 +10,15 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.costs import Costs, Point
 from dflash_ggml.decode.experience import Experience
 from dflash_ggml.drafts.suffix import Copies
-from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.step import Run, Stepper
+from reference.engine_kit import Solo
+from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.engine.step import Stepper
 from reference.engine_kit import foretold, fresh, steps
 
 MS = {"plain": 1.0, "draft": 0.2, "append": 0.05, "verify": 1.1, "commit": 0.1, "host": 0.1, "after": 0.0}
 
 
-def as_on_a_gpu(stepper: Stepper, run: Run) -> None:
+def as_on_a_gpu(stepper: Stepper, run: Sequence) -> None:
     """What is learned waits for the next read."""
 
     def catch_up() -> None:
@@ -27,7 +28,7 @@ def as_on_a_gpu(stepper: Stepper, run: Run) -> None:
     stepper.passes.device.meanwhile(catch_up)
 
 
-def at_once(stepper: Stepper, run: Run) -> None:
+def at_once(stepper: Stepper, run: Sequence) -> None:
     run.controller.catch_up()
     stepper.costs.catch_up()
 
@@ -42,12 +43,12 @@ def engine(toy_pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     config = EngineConfig(
         *toy_pair, n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", reference=True, calibrate="never"
     )
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         yield engine
 
 
 def written(
-    engine: Engine, said: list[int], copies: bool
+    engine: Solo, said: list[int], copies: bool
 ) -> tuple[list[tuple[int, int]], list[int], Experience]:
     engine.copies = Copies(engine.config.budget) if copies else None
     foretold(fresh(engine), said, 5, seed=1)
@@ -60,7 +61,7 @@ def written(
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_waiting_changes_no_plan(engine: Engine, copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_changes_no_plan(engine: Solo, copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [token for step in steps(fresh(engine), mode="plain", max_tokens=200) for token in step.tokens]
     plans, text, known = written(engine, said, copies)
     for way in (as_on_a_gpu, at_once):
@@ -72,7 +73,7 @@ def test_waiting_changes_no_plan(engine: Engine, copies: bool, monkeypatch: pyte
     assert learned.worth == known.worth and learned.drafted == known.drafted > 5
 
 
-def test_work_is_done_once_by_the_next_read(engine: Engine) -> None:
+def test_work_is_done_once_by_the_next_read(engine: Solo) -> None:
     done: list[str] = []
     engine.device.meanwhile(lambda: done.append("first"))
     engine.device.meanwhile(lambda: done.append("second"))
@@ -83,7 +84,7 @@ def test_work_is_done_once_by_the_next_read(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("how", ["read", "synchronize"])
-def test_work_is_done_once_before_a_device_is_waited_for(engine: Engine, how: str) -> None:
+def test_work_is_done_once_before_a_device_is_waited_for(engine: Solo, how: str) -> None:
     """The last that was asked for, once."""
     done: list[int] = []
     engine.prefill([1, 2, 3])

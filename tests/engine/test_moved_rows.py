@@ -11,9 +11,9 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import passes
-from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.place import Place
-from dflash_ggml.engine.step import Run
+from reference.engine_kit import Solo
+from dflash_ggml.engine.slot import Slot
+from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state.kv_type import KV_TYPES
 from dflash_ggml.state.pool import CLOSE, UNIT
@@ -30,10 +30,10 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def load(pair: tuple[Path, Path], device: str, **options: object) -> Engine:
+def load(pair: tuple[Path, Path], device: str, **options: object) -> Solo:
     base = {"n_ctx": 1024, "n_batch": 128, "n_threads": 1, "mode": "tree", "parallel": 3}
     base |= {"n_gpu_layers": 0 if device == "cpu" else -1}
-    return Engine.load(EngineConfig(*pair, **base | {"calibrate": "never", "spec": ("dflash",)} | options))  # type: ignore[arg-type]
+    return Solo.load(EngineConfig(*pair, **base | {"calibrate": "never", "spec": ("dflash",)} | options))  # type: ignore[arg-type]
 
 
 def sizes(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,14 +62,14 @@ def test_rows_of_every_type_keep_their_bits(
                 np.testing.assert_array_equal(found.reshape(data.shape), data)
 
 
-def spoil(place: Place, rows: range) -> None:
+def spoil(place: Slot, rows: range) -> None:
     """NaN in all bytes of cache rows."""
     for t in place._tensors().caches:
         nan = np.frombuffer(b"\xff" * t.nb[1] * len(rows), np.uint8)
         place.engine.device.write(t, nan, rows.start * t.nb[1])
 
 
-def steps(place: Place, n: int) -> list[tuple[int, ...]]:
+def steps(place: Slot, n: int) -> list[tuple[int, ...]]:
     """What steps of a text emit; how many tokens each has is the draft's part."""
     sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
     found = place.generate(sampler, max_tokens=n, stop=lambda token: False, mode="tree")
@@ -134,12 +134,12 @@ def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], de
         assert expected[0] == expected[1]
 
 
-def begun(place: Place, ids: list[int]) -> Run:
+def begun(place: Slot, ids: list[int]) -> Sequence:
     """A greedy text behind a prompt."""
     place.prefill(ids)
     sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
     run = place.begin(sampler, max_tokens=100, stop=lambda token: False)
-    place.first(run)
+    place.first()
     return run
 
 
@@ -147,7 +147,7 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
     """For one of them, to rows in which a text that is gone has left NaN."""
     with load(toy_pair, device) as engine:
         pool, written = engine.passes.rows, []
-        pool.apart = CLOSE
+        pool.isolated = CLOSE
         for shift in (False, True):
             gone, moved, grown = (engine.open(200) for _ in range(3))
             others = [pool.lend(pool.longest)] if shift else []
@@ -159,7 +159,7 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
                 spoil(moved, left)
                 pool.left_in(left)
             steps = engine.step(runs)
-            assert (moved.first_slot < start) == shift and not any(run.apart for run in runs)
+            assert (moved.first_slot < start) == shift and not any(run.isolated for run in runs)
             written.append([step.tokens for step in steps])
             for place in engine.places:
                 place.close()
@@ -173,7 +173,7 @@ def test_nobody_moves_under_a_pass(toy_pair: tuple[Path, Path], device: str, cal
     """A prompt of another thread that wants rows waits for it."""
     with load(toy_pair, device) as engine:
         pool = engine.passes.rows
-        pool.apart = CLOSE
+        pool.isolated = CLOSE
         gone, moved, grown = (engine.open(200) for _ in range(3))
         others = pool.lend(pool.longest)
         moved.prefill(IDS[:100])

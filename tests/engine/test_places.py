@@ -13,9 +13,9 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.place import Place
-from dflash_ggml.engine.step import Run
+from reference.engine_kit import Solo
+from dflash_ggml.engine.slot import Slot
+from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
 from dflash_ggml.state.pool import APART, CLOSE, UNIT
 from reference.engine_kit import EXACT
@@ -24,7 +24,7 @@ N_CTX = 768
 
 
 @pytest.fixture(scope="module")
-def several(toy_pair: tuple[Path, Path]) -> Iterator[Engine]:
+def several(toy_pair: tuple[Path, Path]) -> Iterator[Solo]:
     config = EngineConfig(
         *toy_pair,
         n_ctx=N_CTX,
@@ -33,7 +33,7 @@ def several(toy_pair: tuple[Path, Path]) -> Iterator[Engine]:
         budget=12,
         **EXACT,
     )
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         yield engine
 
 
@@ -46,19 +46,19 @@ class Job:
     n: int
     mode: Any = None
     written: list[int] = field(default_factory=list)
-    place: Place | None = None
-    run: Run | None = None
+    place: Slot | None = None
+    run: Sequence | None = None
 
-    def sampler(self, engine: Engine) -> Sampler:
+    def sampler(self, engine: Solo) -> Sampler:
         return Sampler(SamplingParams(**self.sampling), engine.n_vocab)
 
-    def alone(self, engine: Engine) -> list[int]:
+    def alone(self, engine: Solo) -> list[int]:
         engine.reset()
         engine.prefill(self.prompt)
         options: dict[str, Any] = {"max_tokens": self.n, "mode": self.mode, "stop": lambda token: False}
         return [t for step in engine.generate(self.sampler(engine), **options) for t in step.tokens]
 
-    def join(self, engine: Engine) -> None:
+    def join(self, engine: Solo) -> None:
         self.place = engine.open(len(self.prompt) + 20)
         self.place.prefill(self.prompt)
         self.run = self.place.begin(
@@ -86,8 +86,8 @@ def some_jobs(n: int, seed: int, vocab: int = 60) -> list[Job]:
     ]
 
 
-def write_all(engine: Engine, jobs: list[Job], seed: int) -> None:
-    """Run the jobs side by side; they arrive and are parked at random."""
+def write_all(engine: Solo, jobs: list[Job], seed: int) -> None:
+    """Sequence the jobs side by side; they arrive and are parked at random."""
     rng = np.random.default_rng(seed)
     waiting, running, parked = list(jobs), [], []
     while waiting or running or parked:
@@ -114,7 +114,7 @@ def write_all(engine: Engine, jobs: list[Job], seed: int) -> None:
                 job.place.close()
 
 
-def test_each_text_is_what_it_is_alone(several: Engine) -> None:
+def test_each_text_is_what_it_is_alone(several: Solo) -> None:
     jobs = some_jobs(9, seed=1)
     jobs = [job for job in jobs if job.n > 1]
     expected = [job.alone(several) for job in jobs]
@@ -125,7 +125,7 @@ def test_each_text_is_what_it_is_alone(several: Engine) -> None:
     assert jobs[0].alone(several) == expected[0]
 
 
-def test_a_run_that_fails_ends_alone(several: Engine) -> None:
+def test_a_run_that_fails_ends_alone(several: Solo) -> None:
     """One whose processor raises has that in the place of its step, and the others go on as if it were not there."""
     first, second = (Job([3, 1, 4, i], {"temperature": 0}, 30) for i in (1, 2))
     expected = first.alone(several)
@@ -151,9 +151,9 @@ def test_a_run_that_fails_ends_alone(several: Engine) -> None:
     first.place.close(), second.place.close()
 
 
-def test_places_and_rows_are_lent_and_given_back(several: Engine) -> None:
+def test_places_and_rows_are_lent_and_given_back(several: Solo) -> None:
     places = [several.open(N_CTX // 2) for _ in range(4)]
-    assert len({place.sequence.lane for place in places}) == 4
+    assert len({place.sequence.state_index for place in places}) == 4
     taken = sorted((p.sequence.first_slot, p.sequence.end_slot) for p in places)
     assert all(a[1] <= b[0] for a, b in pairwise(taken))
     with pytest.raises(NoRoomError, match="all 4 places are taken"):
@@ -180,17 +180,17 @@ def test_places_and_rows_are_lent_and_given_back(several: Engine) -> None:
 
 @pytest.mark.parametrize("apart", [APART, CLOSE], ids=["apart", "close"])
 def test_texts_that_grow_past_each_other(
-    several: Engine, apart: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+    several: Solo, apart: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until no row is left: each goes elsewhere, or all are gathered, and are what they are alone."""
     monkeypatch.setattr(several.passes.rows, "apart", apart)
-    lengths, whole, moved = (700, 690, 680), Place.move, list[range]()
+    lengths, whole, moved = (700, 690, 680), Slot.move, list[range]()
     jobs = [
         Job([3, 1, 4, i], {"temperature": 0}, n, mode)
         for i, (n, mode) in enumerate(zip(lengths, ("tree", "plain", "tree")))
     ]
     expected = [job.alone(several) for job in jobs]
-    monkeypatch.setattr(Place, "move", lambda place, to: (whole(place, to), moved.append(to)))
+    monkeypatch.setattr(Slot, "move", lambda place, to: (whole(place, to), moved.append(to)))
     for job in jobs:
         job.join(several)
     while going := [job for job in jobs if job.run.finish is None]:
@@ -205,7 +205,7 @@ def test_texts_that_grow_past_each_other(
     several.reset()
 
 
-def test_a_closed_place_steps_no_more(several: Engine) -> None:
+def test_a_closed_place_steps_no_more(several: Solo) -> None:
     job = Job([5, 6], {"temperature": 0}, 20)
     job.join(several)
     job.place.close()
@@ -215,7 +215,7 @@ def test_a_closed_place_steps_no_more(several: Engine) -> None:
 
 @pytest.mark.parametrize("part", ["verify_each", "commit_each"])
 def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
-    several: Engine, part: str, monkeypatch: pytest.MonkeyPatch
+    several: Solo, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text of one column is torn by the pass, one with a tree by its commit; it starts over, the other goes on."""
     jobs = [Job([3, 1, 4], {"temperature": 0}, 40, mode) for mode in ("plain", "tree")]
@@ -244,7 +244,7 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     while not other.run.finish:
         other.written += several.step([other.run])[0].tokens
     # a token of the interrupted step may be in the text, though nobody was told
-    assert other.run.sequence.text[3:] == expected[1 - torn]
+    assert other.run.history[3:] == expected[1 - torn]
     jobs[torn].place.reset()
     jobs[torn].place.prefill(jobs[torn].prompt)
     jobs[torn].place.close()
@@ -252,7 +252,7 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     assert jobs[torn].alone(several) == expected[torn]
 
 
-def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
+def test_numbers_that_are_none_stay_with_their_text(several: Solo) -> None:
     """A text whose state has become NaN beside others is read again, as it may be theirs; alone it ends with an error. Those
     beside it, and the next one in its place, do not hear of it."""
     jobs = [
@@ -262,7 +262,7 @@ def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
     expected = [job.alone(several) for job in jobs]
 
     def damage() -> None:
-        for t in several.passes.state.live(jobs[1].place.lane):
+        for t in several.passes.state.live(jobs[1].place.state_index):
             several.device.write(t, np.full(int(np.prod(list(t.ne))), np.nan, np.float32))
 
     for job in jobs:
@@ -272,7 +272,7 @@ def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
         for job, step in zip(going, several.step([job.run for job in going]), strict=True):
             job.written += step.tokens
     assert [job.written for job in jobs] == expected
-    assert [job.run.apart for job in jobs] == [False, True, False]
+    assert [job.run.isolated for job in jobs] == [False, True, False]
     jobs[1].place.close()
     jobs[1].join(several)
     damage()
@@ -283,17 +283,17 @@ def test_numbers_that_are_none_stay_with_their_text(several: Engine) -> None:
     assert jobs[1].alone(several) == expected[1]
 
 
-def damaged(engine: Engine) -> list[Job]:
+def damaged(engine: Solo) -> list[Job]:
     """Two texts side by side, the second one's state NaN."""
     jobs = [Job([3, 1, 4, i], {"temperature": 0}, 30, "plain") for i in range(2)]
     for job in jobs:
         job.join(engine)
-    for t in engine.passes.state.live(jobs[1].place.lane):
+    for t in engine.passes.state.live(jobs[1].place.state_index):
         engine.device.write(t, np.full(int(np.prod(list(t.ne))), np.nan, np.float32))
     return jobs
 
 
-def test_an_error_of_reading_again_is_that_runs(several: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_reading_again_is_that_runs(several: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = damaged(several)
 
     def broken(*_: Any) -> None:
@@ -308,16 +308,16 @@ def test_an_error_of_reading_again_is_that_runs(several: Engine, monkeypatch: py
 
 
 def test_a_step_that_reads_again_is_a_step_to_its_end(
-    several: Engine, monkeypatch: pytest.MonkeyPatch
+    several: Solo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs, whole, found = damaged(several), Place._read_again, list[bool]()
+    jobs, whole, found = damaged(several), Slot._read_again, list[bool]()
 
     def read_again(place: Any) -> Any:
         error = whole(place)
         found.append(several.in_pass)
         return error
 
-    monkeypatch.setattr(Place, "_read_again", read_again)
+    monkeypatch.setattr(Slot, "_read_again", read_again)
     several.step([job.run for job in jobs])
     assert found == [True] and not several.in_pass
     for job in jobs:
@@ -325,12 +325,12 @@ def test_a_step_that_reads_again_is_a_step_to_its_end(
 
 
 def test_texts_that_ran_one_by_one_are_not_read_again(
-    several: Engine, monkeypatch: pytest.MonkeyPatch
+    several: Solo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of the others can be to blame."""
     jobs = damaged(several)
     monkeypatch.setattr(type(several.passes), "takes_several", False)
-    monkeypatch.delattr(Place, "_read_again")
+    monkeypatch.delattr(Slot, "_read_again")
     steps = several.step([job.run for job in jobs])
     assert steps[0].tokens and isinstance(steps[1], NoNumbersError)
     for job in jobs:

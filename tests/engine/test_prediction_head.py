@@ -13,7 +13,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import expand, spine
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.mtp.drafter import MtpDrafter
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError, DeviceError
 from reference import toys
 from reference.engine_kit import EXACT, fresh, text
@@ -41,12 +41,12 @@ def config(target: Path, **options) -> EngineConfig:
 
 
 @pytest.fixture
-def engine(target: Path) -> Iterator[Engine]:
-    with Engine.load(config(target)) as engine:
+def engine(target: Path) -> Iterator[Solo]:
+    with Solo.load(config(target)) as engine:
         yield engine
 
 
-def features(engine: Engine, ids: list[int]) -> np.ndarray:
+def features(engine: Solo, ids: list[int]) -> np.ndarray:
     """Outputs float64 [tokens, D] of the target's last layer, token by token, through plain steps."""
     other, found = engine.passes, []
     fresh(engine, ids[:1])
@@ -60,14 +60,14 @@ def features(engine: Engine, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
-def test_rows_are_numpys(engine: Engine, target: Path, n: int) -> None:
+def test_rows_are_numpys(engine: Solo, target: Path, n: int) -> None:
     """Log-probabilities along the chain, after prompts of one batch and of several."""
     ids = np.random.default_rng(n).integers(0, engine.n_vocab - 4, n).tolist()
     seen = features(engine, ids)
     fresh(engine, ids)
     engine.sequence.pending = 7
     assert isinstance(engine.drafter, MtpDrafter)
-    rows = engine.drafter.propose(engine.sequence, 31)
+    rows = engine.drafter.propose([engine.sequence], 31)[0]
     expected = PredictionHead(target).rows([*ids, 7], seen, 3)
     assert rows.ids.shape == (3, 16)
     found = np.take_along_axis(expected, rows.ids, 1)
@@ -75,11 +75,11 @@ def test_rows_are_numpys(engine: Engine, target: Path, n: int) -> None:
     assert rows.ids[:, 0].tolist() == expected.argmax(1).tolist()
 
 
-def test_what_follows_the_best_is_drafted_and_nothing_else(engine: Engine) -> None:
+def test_what_follows_the_best_is_drafted_and_nothing_else(engine: Solo) -> None:
     fresh(engine)
     engine.sequence.pending = 7
     assert engine.drafter is not None
-    rows = engine.drafter.propose(engine.sequence, 31)
+    rows = engine.drafter.propose([engine.sequence], 31)[0]
     tree, chain = expand(7, rows, 31), spine(7, rows, 3)
     assert chain.n_nodes == 3 and tree.n_nodes == 31
     for parent in set(tree.parents[1:].tolist()):
@@ -93,7 +93,7 @@ def test_what_follows_the_best_is_drafted_and_nothing_else(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
-def test_texts_stay_as_they_are(engine: Engine, mode: str) -> None:
+def test_texts_stay_as_they_are(engine: Solo, mode: str) -> None:
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
         plain = text(fresh(engine), max_tokens=80, mode="plain", sampling=sampling)
         assert text(fresh(engine), max_tokens=80, mode=mode, sampling=sampling) == plain
@@ -101,7 +101,7 @@ def test_texts_stay_as_they_are(engine: Engine, mode: str) -> None:
 
 
 @pytest.mark.parametrize("modes", [("tree",), ("plain",), ("tree", "plain", "chain", "plain")])
-def test_it_sees_the_same_whatever_the_steps_were(engine: Engine, modes: tuple[str, ...]) -> None:
+def test_it_sees_the_same_whatever_the_steps_were(engine: Solo, modes: tuple[str, ...]) -> None:
     """After steps of all kinds it proposes what it does after one prompt of the same tokens."""
     fresh(engine)
     for mode in modes:
@@ -111,16 +111,16 @@ def test_it_sees_the_same_whatever_the_steps_were(engine: Engine, modes: tuple[s
     tokens = engine.tokens
     engine.sequence.pending = 9
     assert engine.drafter is not None
-    stepped = engine.drafter.propose(engine.sequence, 31)
+    stepped = engine.drafter.propose([engine.sequence], 31)[0]
     assert engine.drafter.seen(engine.sequence).all()
     fresh(engine, tokens)
     engine.sequence.pending = 9
-    read = engine.drafter.propose(engine.sequence, 31)
+    read = engine.drafter.propose([engine.sequence], 31)[0]
     np.testing.assert_allclose(stepped.log_probs, read.log_probs, atol=1e-4)
     assert np.array_equal(stepped.ids, read.ids)
 
 
-def test_after_a_snapshot(engine: Engine) -> None:
+def test_after_a_snapshot(engine: Solo) -> None:
     """One row was made without the state before it, and is hidden; the text is the same."""
     fresh(engine, [3, 1, 4, 1, 5, 9, 2, 6])
     snapshot = engine.snapshot()
@@ -136,7 +136,7 @@ def test_after_a_snapshot(engine: Engine) -> None:
 
 
 def test_plain_decoding_does_without(target: Path) -> None:
-    with Engine.load(config(target, mode="plain")) as engine:
+    with Solo.load(config(target, mode="plain")) as engine:
         assert not engine.has_draft
 
 
@@ -149,19 +149,19 @@ def test_a_head_that_does_not_fit_stops_nothing(
         raise DeviceError("no room for it")
 
     monkeypatch.setattr(registry, "open_own", fail)
-    with Engine.load(config(target)) as engine:
+    with Solo.load(config(target)) as engine:
         assert not engine.has_draft and "decoding without a draft model: no room for it" in caplog.text
     with pytest.raises(Exception, match="mode tree needs a draft, .*no room for it"):
-        Engine.load(config(target, mode="tree"))
+        Solo.load(config(target, mode="tree"))
 
 
 def test_a_draft_that_is_named_comes_first(tmp_path: Path) -> None:
     target, draft = toys.write_pair(tmp_path, 3, nextn=True)
-    with Engine.load(config(target, draft=draft)) as engine:
+    with Solo.load(config(target, draft=draft)) as engine:
         assert not isinstance(engine.drafter, MtpDrafter)
 
 
-def test_a_hidden_row_is_seen_again(engine: Engine) -> None:
+def test_a_hidden_row_is_seen_again(engine: Solo) -> None:
     """The mask that hid it after a snapshot knows nothing of the text that is read next, of the same length."""
     tokens, later, found = [3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5], []
     assert isinstance(engine.drafter, MtpDrafter)
@@ -171,7 +171,7 @@ def test_a_hidden_row_is_seen_again(engine: Engine) -> None:
             engine.restore(engine.snapshot())
             engine.prefill(later)
         engine.sequence.pending = 9
-        found.append(engine.drafter.propose(engine.sequence, 31).log_probs)
+        found.append(engine.drafter.propose([engine.sequence], 31)[0].log_probs)
         if not from_snapshot:
             engine.drafter.mask.forget()
     assert np.array_equal(found[1], found[2]) and not np.array_equal(found[0], found[1])
@@ -179,21 +179,21 @@ def test_a_hidden_row_is_seen_again(engine: Engine) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 6])
 def test_how_far_ahead(target: Path, n: int) -> None:
-    with Engine.load(config(target)) as engine:
+    with Solo.load(config(target)) as engine:
         plain = text(fresh(engine), max_tokens=50, mode="plain")
         fresh(engine).sequence.pending = 7
         assert engine.drafter is not None
-        usual = engine.drafter.propose(engine.sequence, 31)
-    with Engine.load(config(target, draft_max=n)) as engine:
+        usual = engine.drafter.propose([engine.sequence], 31)[0]
+    with Solo.load(config(target, draft_max=n)) as engine:
         assert engine.drafter is not None and engine.drafter.depth == n
         for mode in ("chain", "tree"):
             assert text(fresh(engine), max_tokens=50, mode=mode) == plain
         fresh(engine).sequence.pending = 7
-        rows = engine.drafter.propose(engine.sequence, 31)
+        rows = engine.drafter.propose([engine.sequence], 31)[0]
         assert rows.ids.shape[0] == n and np.array_equal(rows.ids[:3], usual.ids[:n])
         if n > 1:
             fresh(engine).sequence.pending = 7
-            assert np.array_equal(engine.drafter.propose(engine.sequence, 31, n - 1).ids, rows.ids[:-1])
+            assert np.array_equal(engine.drafter.propose([engine.sequence], 31, n - 1)[0].ids, rows.ids[:-1])
 
 
 @pytest.mark.parametrize("bad", [0, 17, 2.5])
@@ -223,5 +223,5 @@ def test_a_head_that_is_named_drafts_though_a_draft_lies_beside_it(
         parser = argparse.ArgumentParser()
         add_model_options(parser)
         args = ["-m", str(target), "-c", "256", "--spec", "mtp", "--mode", mode, "-ngl", "0"]
-        with Engine.load(engine_config(parser.parse_args(args))) as engine:
+        with Solo.load(engine_config(parser.parse_args(args))) as engine:
             assert engine.drafter is not None and engine.drafter.name == "mtp" and engine.config.draft is None

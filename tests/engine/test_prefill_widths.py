@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference import toys
 
 TOL = 1e-5
@@ -26,7 +26,7 @@ def left_by(path: Path, widths: list[int], **options: Any) -> Left:
     """Logits and delta-net states after a prompt in batches of these widths."""
     ids = [int(i) for i in np.random.default_rng(1).integers(4, 60, TOKENS)]
     sizes = {"n_ctx": 256, "n_batch": TOKENS, "n_threads": 1, "n_gpu_layers": 0}
-    with Engine.load(EngineConfig(path, None, type_k="f32", type_v="f32", **sizes, **options)) as engine:
+    with Solo.load(EngineConfig(path, None, type_k="f32", type_v="f32", **sizes, **options)) as engine:
         for width in widths:
             engine.prefill(ids[:width])
             ids = ids[width:]

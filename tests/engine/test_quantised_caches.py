@@ -15,7 +15,7 @@ from test_block_drafts import KINDS
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.engine.declared import declare
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.engine.kv_types import kv_types
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
@@ -47,7 +47,7 @@ def base(toy_pair: tuple[Path, Path]) -> EngineConfig:
     )
 
 
-def rows(engine: Engine) -> list[bytes]:
+def rows(engine: Solo) -> list[bytes]:
     """Every committed row of target and draft."""
     snapshot = engine.snapshot()
     assert snapshot.rows is not None
@@ -69,7 +69,7 @@ def test_every_mode_writes_what_plain_does_with_the_same_types(
     base: EngineConfig, types: Sequence[str]
 ) -> None:
     names = ("type_k", "type_v", "draft_type_k", "draft_type_v")
-    with Engine.load(replace(base, reference=True, **dict(zip(names, types)))) as engine:
+    with Solo.load(replace(base, reference=True, **dict(zip(names, types)))) as engine:
         plain = text(fresh(engine, LONG), max_tokens=150, mode="plain")
         for mode in ("chain", "tree"):
             found = list(steps(fresh(engine, LONG), max_tokens=150, mode=mode))
@@ -94,7 +94,7 @@ def test_float32_weights_and_a_real_text(f32_target: Path, f32_draft: Path) -> N
         type_v="q4_0",
         reference=True,
     )
-    with Engine.load(replace(config, calibrate="never")) as engine:
+    with Solo.load(replace(config, calibrate="never")) as engine:
         ids = engine.tokenizer.encode(PYTHON)
         plain = text(fresh(engine, ids), max_tokens=48, mode="plain")
         tree = list(steps(fresh(engine, ids), max_tokens=48, mode="tree", budget=15))
@@ -104,7 +104,7 @@ def test_float32_weights_and_a_real_text(f32_target: Path, f32_draft: Path) -> N
 
 @pytest.mark.parametrize("pair", [("q8_0", "q4_0"), ("q5_1", "bf16")], ids="/".join)
 def test_snapshots_keep_every_bit(base: EngineConfig, pair: tuple[str, str]) -> None:
-    with Engine.load(replace(base, type_k=pair[0], type_v=pair[1])) as engine:
+    with Solo.load(replace(base, type_k=pair[0], type_v=pair[1])) as engine:
         said = text(fresh(engine, LONG), max_tokens=40, mode="tree")
         snapshot = engine.snapshot()
         before = rows(engine)
@@ -122,7 +122,7 @@ def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
     """Rings of quantised rows: the same text whether they are begun anew, gone on with or restored, and behind many turns."""
     target, draft = toys.write_pair(model_dir, 71, window=32, full_layers=1, draft_layers=3)
     config = replace(base, model=target, draft=draft, type_k="q8_0", type_v="q4_0")
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         said = text(fresh(engine, LONG), max_tokens=120, mode="tree")
         snapshot = engine.snapshot()
         engine.prefill(said[-1:])
@@ -136,7 +136,7 @@ def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
 
 def test_a_text_beside_leaves_every_bit(base: EngineConfig) -> None:
     """Hidden states are computed in rows behind those held, and at the context's end in theirs, which are copied away."""
-    with Engine.load(replace(base, type_k="q5_0", type_v="q4_1", draft=None)) as engine:
+    with Solo.load(replace(base, type_k="q5_0", type_v="q4_1", draft=None)) as engine:
         fresh(engine, LONG * 3)
         before = rows(engine)
         engine.hidden_states(LONG * 4, lambda _: None)
@@ -145,11 +145,11 @@ def test_a_text_beside_leaves_every_bit(base: EngineConfig) -> None:
 
 def test_rows_of_another_type_are_refused(base: EngineConfig) -> None:
     """Of one size, f16 and bf16 rows can be told apart by their types alone."""
-    with Engine.load(replace(base, type_k="f16", type_v="f16")) as engine:
+    with Solo.load(replace(base, type_k="f16", type_v="f16")) as engine:
         fresh(engine, LONG)
         snapshot = engine.snapshot()
     shape = pytest.raises(ConfigError, match="snapshot: its K/V rows have another shape or type")
-    with Engine.load(replace(base, type_k="bf16", type_v="f16")) as engine, shape:
+    with Solo.load(replace(base, type_k="bf16", type_v="f16")) as engine, shape:
         engine.restore(snapshot)
 
 
@@ -165,7 +165,7 @@ def test_a_conversation_goes_on_from_cached_rows(demo_target: Path, demo_draft: 
     said: list[list[str]] = []
     cached = []
     for nbytes in (0, 1 << 28):
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             session = Session(engine, cache_bytes=nbytes)
             said.append([])
             for messages in plan:
@@ -188,7 +188,7 @@ def test_the_draft_is_followed_as_far(demo_target: Path, demo_draft: Path) -> No
         spec=("dflash",), type_k=pair[0], type_v=pair[1],
             calibrate="never",
         )  # fmt: skip
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             ids = engine.tokenizer.encode(PYTHON)
             lengths.append(len(list(steps(fresh(engine, ids), max_tokens=96, mode="tree", budget=15))))
     assert max(lengths) < 1.3 * lengths[0] < 60
@@ -198,10 +198,10 @@ def test_heads_that_blocks_do_not_divide_are_refused_at_loading(model_dir: Path)
     target, draft = toys.write_pair(model_dir, 48, head_dim=48)
     base = EngineConfig(target, draft, n_ctx=64, n_threads=1, n_gpu_layers=0, calibrate="never")
     with pytest.raises(ConfigError, match="type_k: q8_0 has blocks of 32 .* the target's head dimension 48"):
-        Engine.load(replace(base, type_k="q8_0"))
+        Solo.load(replace(base, type_k="q8_0"))
     with pytest.raises(ConfigError, match="type_v: q4_0 has blocks of 32 .* the draft's head dimension 48"):
-        Engine.load(replace(base, draft_type_v="q4_0"))
-    with Engine.load(replace(base, type_k="bf16", type_v="f16")) as engine:
+        Solo.load(replace(base, draft_type_v="q4_0"))
+    with Solo.load(replace(base, type_k="bf16", type_v="f16")) as engine:
         assert len(text(fresh(engine), max_tokens=5, mode="tree")) == 5
 
 
@@ -249,7 +249,7 @@ def test_unknown_types_are_named(name: str) -> None:
 
 def test_a_tree_leaves_the_rows_that_plain_decoding_writes(base: EngineConfig) -> None:
     """Committed rows are moved as they are: what a tree wrote is what plain decoding does, code by code."""
-    with Engine.load(replace(base, reference=True, type_k="q8_0", type_v="q4_0")) as engine:
+    with Solo.load(replace(base, reference=True, type_k="q8_0", type_v="q4_0")) as engine:
         kv = len(engine.passes.state.kv.slices)
         found = []
         for mode in ("plain", "tree"):
@@ -278,10 +278,10 @@ def test_every_kind_of_draft_proposes_what_it_does_with_float32(model_dir: Path,
     )
     found = []
     for pair in (("f32", "f32"), ("q8_0", "q8_0")):
-        with Engine.load(replace(config, type_k=pair[0], type_v=pair[1])) as engine:
+        with Solo.load(replace(config, type_k=pair[0], type_v=pair[1])) as engine:
             fresh(engine, LONG)
             engine.sequence.pending = 7
             assert engine.drafter is not None
-            rows: Any = engine.drafter.propose(engine.sequence, 15)
+            rows: Any = engine.drafter.propose([engine.sequence], 15)[0]
             found.append(rows.log_probs[:, 0])
     assert np.abs(found[1] - found[0]).max() < 0.005

@@ -15,7 +15,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.engine.passes import TargetPasses
 from dflash_ggml.errors import DflashError
 from dflash_ggml.text.grammar import GrammarCompiler
@@ -65,13 +65,13 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
 
 
 @pytest.fixture(scope="module")
-def pair(f32_target: Path, f32_draft: Path) -> Iterator[dict[bool, Engine]]:
+def pair(f32_target: Path, f32_draft: Path) -> Iterator[dict[bool, Solo]]:
     """The embedded pair twice, with reduction and without."""
     config = EngineConfig(
         f32_target, f32_draft, n_ctx=512, n_threads=1, type_k="f32", type_v="f32", reference=True, budget=15
     )
     with ExitStack() as stack:
-        engines = {on: stack.enter_context(Engine.load(config)) for on in (True, False)}
+        engines = {on: stack.enter_context(Solo.load(config)) for on in (True, False)}
         engines[True].passes.reduces = True
         assert not engines[False].passes.reduces, "the CPU has its rows at hand"
         yield engines
@@ -80,7 +80,7 @@ def pair(f32_target: Path, f32_draft: Path) -> Iterator[dict[bool, Engine]]:
 PROMPT = "def fibonacci(n):\n"
 
 
-def write(engine: Engine, params: SamplingParams, mode: str, n: int = 60, processors=(), **options):
+def write(engine: Solo, params: SamplingParams, mode: str, n: int = 60, processors=(), **options):
     """Tokens behind the prompt, and the number of steps."""
     ids = engine.tokenizer.encode(PROMPT)
     engine.reset()
@@ -97,7 +97,7 @@ def write(engine: Engine, params: SamplingParams, mode: str, n: int = 60, proces
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_seed_gives_the_same_text(
-    pair: dict[bool, Engine], fetches: Fetches, setting: str, mode: str
+    pair: dict[bool, Solo], fetches: Fetches, setting: str, mode: str
 ) -> None:
     params, share = SETTINGS[setting]
     params = replace(params, seed=11)
@@ -123,12 +123,12 @@ def test_a_seed_gives_the_same_text(
     ids=["greedy", "regex", "JSON"],
 )
 def test_a_grammar_gives_the_same_text(
-    pair: dict[bool, Engine], fetches: Fetches, spec: GrammarSpec, temperature: float, share: float
+    pair: dict[bool, Solo], fetches: Fetches, spec: GrammarSpec, temperature: float, share: float
 ) -> None:
     """The grammar is asked about kept tokens only; where the others could matter the row is fetched, of JSON's first
     tokens nearly always: few may come, and this model would write none of them."""
 
-    def rules(engine: Engine, n_prompt: int):
+    def rules(engine: Solo, n_prompt: int):
         return GrammarCompiler(engine.tokenizer, engine.n_vocab).processor(spec, n_prompt)
 
     params = SamplingParams(temperature=temperature, seed=5)
@@ -144,7 +144,7 @@ def test_a_grammar_gives_the_same_text(
         assert n_rows <= 1 + share * len(texts[True])
 
 
-def test_processors_and_kept_rows_get_whole_rows(pair: dict[bool, Engine], fetches: Fetches) -> None:
+def test_processors_and_kept_rows_get_whole_rows(pair: dict[bool, Solo], fetches: Fetches) -> None:
     engine = pair[True]
     tokens, steps = write(engine, replace(OPEN, seed=3), "tree", 40, keep_rows=True)
     assert fetches.rows == 40 and sum(len(s.rows) for s in steps) == 40
@@ -154,7 +154,7 @@ def test_processors_and_kept_rows_get_whole_rows(pair: dict[bool, Engine], fetch
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
-def test_a_mask_that_raises_leaves_a_state_to_go_on_from(pair: dict[bool, Engine], mode: str) -> None:
+def test_a_mask_that_raises_leaves_a_state_to_go_on_from(pair: dict[bool, Solo], mode: str) -> None:
     """As with whole rows: after a plain step the row is there, and nothing is torn."""
 
     class Breaks:
@@ -178,7 +178,7 @@ def test_a_mask_that_raises_leaves_a_state_to_go_on_from(pair: dict[bool, Engine
         assert len(write_on(engine, 5)) == 5 and engine.n_tokens == n + 4
 
 
-def write_on(engine: Engine, n: int) -> list[int]:
+def write_on(engine: Solo, n: int) -> list[int]:
     steps = engine.generate(Sampler(OPEN, engine.n_vocab), max_tokens=n, stop=lambda t: False)
     return [t for s in steps for t in s.tokens]
 
@@ -187,13 +187,13 @@ TEXTS, LENGTH = 1000, 5
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
     """A vocabulary larger than what is kept, and no multiple of a block."""
     target, draft = toys.write_pair(tmp_path_factory.mktemp("toy"), seed=1, n_vocab=600)
     config = EngineConfig(
         target, draft, n_ctx=128, n_threads=1, type_k="f32", type_v="f32", reference=True, budget=7
     )
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         engine.prefill([3, 14, 15])
         yield engine
 
@@ -203,7 +203,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     [OPEN, replace(OPEN, temperature=0.7, top_p=0.9), replace(OPEN, temperature=0.8, repeat_penalty=1.5)],
     ids=["all", "top-p", "penalties"],
 )
-def test_the_distribution_is_kept(toy: Engine, params: SamplingParams) -> None:
+def test_the_distribution_is_kept(toy: Solo, params: SamplingParams) -> None:
     """Texts drawn from reduced rows of trees against texts drawn from whole rows, seeds apart."""
     start, v = toy.snapshot(), toy.n_vocab
     texts = {}

@@ -14,7 +14,7 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import DflashError
 from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.hooks import Hooks
@@ -46,9 +46,9 @@ def config(pair: Any, parallel: int, n_ctx: int) -> EngineConfig:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
     pair = toys.write_pair(tmp_path_factory.mktemp("pair"), 7, n_ctx=N_CTX, **KINDS[request.param])
-    with Engine.load(config(pair, 3, N_CTX)) as found:
+    with Solo.load(config(pair, 3, N_CTX)) as found:
         yield found
 
 
@@ -77,7 +77,7 @@ def words(answer: Answer) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_each_answer_is_what_it_is_alone(engine: Engine, seed: int) -> None:
+def test_each_answer_is_what_it_is_alone(engine: Solo, seed: int) -> None:
     requests = asked(seed)
     plain = Session(engine, cache_bytes=0)
     expected = [words(Answer.of(run_completion(plain, one))) for one in requests]
@@ -123,7 +123,7 @@ def test_a_text_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None
         )
         for n, most in ((700, 2), (10, -1))
     ]
-    engine = Engine.load(config(toys.write_pair(tmp_path, 7, n_ctx=1024), 2, 1024))
+    engine = Solo.load(config(toys.write_pair(tmp_path, 7, n_ctx=1024), 2, 1024))
     expected = [words(Answer.of(run_completion(Session(engine, cache_bytes=0), one))) for one in requests]
     session = Session(engine, side_by_side=True)
     runs = [run_completion(session, one) for one in requests]
@@ -143,7 +143,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("call", [1, 4])
-def test_a_processor_that_panics_ends_its_own_text(engine: Engine, call: int) -> None:
+def test_a_processor_that_panics_ends_its_own_text(engine: Solo, call: int) -> None:
     requests = [
         CompletionRequest(
             prompt=[20 + i] * 9,

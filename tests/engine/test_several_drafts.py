@@ -15,7 +15,7 @@ from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.tree import expand
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from reference import toys
 from reference.engine_kit import fresh, text
@@ -34,40 +34,40 @@ def config(files: tuple[Path, Path], **options) -> EngineConfig:
 
 
 @pytest.fixture
-def engine(files: tuple[Path, Path]) -> Iterator[Engine]:
+def engine(files: tuple[Path, Path]) -> Iterator[Solo]:
     """One that drafts with the file and with the target's prediction head."""
-    with Engine.load(config(files, spec=("dflash2", "mtp"))) as engine:
+    with Solo.load(config(files, spec=("dflash2", "mtp"))) as engine:
         assert isinstance(engine.drafter, SeveralDrafter) and engine.drafter.name == "dflash2+mtp"
         yield engine
 
 
-def proposals(engine: Engine, tokens: list[int]) -> list[Rows]:
+def proposals(engine: Solo, tokens: list[int]) -> list[Rows]:
     fresh(engine, tokens)
     engine.sequence.pending = 7
     assert engine.drafter is not None
-    found = engine.drafter.propose(engine.sequence, 31)
+    found = engine.drafter.propose([engine.sequence], 31)[0]
     return list(found.drafts) if isinstance(found, Several) else [found]  # type: ignore[list-item]
 
 
-def test_each_proposes_what_it_does_alone(engine: Engine, files: tuple[Path, Path]) -> None:
+def test_each_proposes_what_it_does_alone(engine: Solo, files: tuple[Path, Path]) -> None:
     """From its own part of the features."""
     tokens = np.random.default_rng(1).integers(0, 60, 40).tolist()
     together = proposals(engine, tokens)
     for part, options in zip(together, ({"spec": ("dflash2",)}, {"draft": None})):
-        with Engine.load(config(files, **options)) as alone:
+        with Solo.load(config(files, **options)) as alone:
             (expected,) = proposals(alone, tokens)
             assert np.array_equal(part.ids, expected.ids)
             np.testing.assert_allclose(part.log_probs, expected.log_probs, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
-def test_texts_stay_as_they_are(engine: Engine, mode: str) -> None:
+def test_texts_stay_as_they_are(engine: Solo, mode: str) -> None:
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
         plain = text(fresh(engine), max_tokens=70, mode="plain", sampling=sampling)
         assert text(fresh(engine), max_tokens=70, mode=mode, sampling=sampling) == plain
 
 
-def test_both_see_every_step(engine: Engine) -> None:
+def test_both_see_every_step(engine: Solo) -> None:
     """After steps of all kinds, and from a snapshot, they propose what they do after one prompt."""
     fresh(engine)
     for mode in ("tree", "plain", "chain"):
@@ -76,7 +76,7 @@ def test_both_see_every_step(engine: Engine) -> None:
     tokens = engine.tokens
     engine.sequence.pending = 7
     assert engine.drafter is not None
-    stepped = engine.drafter.propose(engine.sequence, 31)
+    stepped = engine.drafter.propose([engine.sequence], 31)[0]
     assert engine.drafter.seen(engine.sequence).all() and not engine.sequence.unseen
     for a, b in zip(stepped.drafts, proposals(engine, tokens)):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-4)
@@ -86,11 +86,11 @@ def test_both_see_every_step(engine: Engine) -> None:
     assert text(engine, max_tokens=20, mode="tree") == expected
 
 
-def test_the_plan_knows_what_both_take(engine: Engine, files: tuple[Path, Path]) -> None:
+def test_the_plan_knows_what_both_take(engine: Solo, files: tuple[Path, Path]) -> None:
     both = engine.drafter.nbytes
     with (
-        Engine.load(config(files, spec=("dflash2",))) as first,
-        Engine.load(config(files, draft=None)) as second,
+        Solo.load(config(files, spec=("dflash2",))) as first,
+        Solo.load(config(files, draft=None)) as second,
     ):
         for name, size in both.items():
             assert size == sum(e.drafter.nbytes.get(name, 0) for e in (first, second)), name
@@ -120,7 +120,7 @@ def test_taps_that_do_not_stand_together(files: tuple[Path, Path], tmp_path: Pat
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_with_copies_too(files: tuple[Path, Path], temperature: float) -> None:
-    with Engine.load(config(files, spec=("dflash2", "mtp", "suffix"))) as engine:
+    with Solo.load(config(files, spec=("dflash2", "mtp", "suffix"))) as engine:
         ids = [3, 1, 4, 1, 5, 9, 2, 6] * 4
         options = {"max_tokens": 60, "sampling": {"temperature": temperature, "seed": 2}}
         plain = text(fresh(engine, ids), mode="plain", **options)
@@ -131,7 +131,7 @@ def test_a_head_that_is_asked_for_and_not_there(tmp_path: Path, caplog: pytest.L
     """Something else that was named drafts, and it is said; where there is nothing else, that is an error."""
     pair = toys.write_pair(tmp_path, 34)
     with pytest.raises(ConfigError, match="has no prediction head"):
-        Engine.load(config(pair, draft=None, spec=("dflash", "mtp")))
-    with Engine.load(config(pair, draft=pair[1], spec=("dflash", "mtp"))) as engine:
+        Solo.load(config(pair, draft=None, spec=("dflash", "mtp")))
+    with Solo.load(config(pair, draft=pair[1], spec=("dflash", "mtp"))) as engine:
         assert engine.drafter is not None and engine.drafter.name == "dflash"
     assert caplog.text.count("has no prediction head (mtp) to draft with; what else is named drafts") == 1

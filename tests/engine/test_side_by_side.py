@@ -16,9 +16,9 @@ from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import declared
 from dflash_ggml.engine import place as places
-from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.place import Place
-from dflash_ggml.engine.step import Run
+from reference.engine_kit import Solo
+from dflash_ggml.engine.slot import Slot
+from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.errors import NoRoomError
 from dflash_ggml.state.memory import SCRATCH
 from reference import kv_toys, toys
@@ -51,7 +51,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
     sizes, options = KINDS[request.param]
     write_pair = kv_toys.write_pair if "kv_toy" in sizes else toys.write_pair
     sizes = {name: size for name, size in sizes.items() if name != "kv_toy"}
@@ -66,7 +66,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(declared, "has_own_memory", lambda device: "n_cpu_moe" in options)
-        with Engine.load(replace(config, **options)) as found:
+        with Solo.load(replace(config, **options)) as found:
             yield found
 
 
@@ -102,27 +102,27 @@ class Job:
     sampling: dict[str, Any]
     n: int
     written: list[int] = field(default_factory=list)
-    place: Place | None = None
-    run: Run | None = None
+    place: Slot | None = None
+    run: Sequence | None = None
 
     @property
     def sampler(self) -> Sampler:
         return Sampler(SamplingParams(**self.sampling), 64)
 
-    def alone(self, engine: Engine) -> list[int]:
+    def alone(self, engine: Solo) -> list[int]:
         engine.reset()
         engine.prefill(self.prompt)
         options: dict[str, Any] = {"max_tokens": self.n, "mode": "plain", "stop": lambda token: False}
         return [t for step in engine.generate(self.sampler, **options) for t in step.tokens]
 
-    def join(self, engine: Engine, room: int) -> None:
+    def join(self, engine: Solo, room: int) -> None:
         self.place = engine.open(room)
         self.place.prefill(self.prompt)
         self.run = self.place.begin(self.sampler, max_tokens=self.n, stop=lambda token: False)
         self.written += self.place.first(self.run).tokens
 
 
-def some_jobs(engine: Engine, n: int, seed: int) -> list[Job]:
+def some_jobs(engine: Solo, n: int, seed: int) -> list[Job]:
     rng = np.random.default_rng(seed)
     longest = 500 if engine.n_ctx > 1000 else 120
     return [
@@ -135,8 +135,8 @@ def some_jobs(engine: Engine, n: int, seed: int) -> list[Job]:
     ]
 
 
-def write(engine: Engine, jobs: list[Job], seed: int) -> int:
-    """Run the jobs side by side; they arrive, are parked and go on at random. Passes of several."""
+def write(engine: Solo, jobs: list[Job], seed: int) -> int:
+    """Sequence the jobs side by side; they arrive, are parked and go on at random. Passes of several."""
     rng = np.random.default_rng(seed)
     waiting, running, parked, together = list(jobs), list[Job](), list[tuple[Job, Any]](), 0
     while waiting or running or parked:
@@ -165,13 +165,13 @@ def write(engine: Engine, jobs: list[Job], seed: int) -> int:
     return together
 
 
-def foretell(engine: Engine, jobs: list[Job], texts: list[list[int]], patch: pytest.MonkeyPatch) -> None:
+def foretell(engine: Solo, jobs: list[Job], texts: list[list[int]], patch: pytest.MonkeyPatch) -> None:
     """Let the draft know the texts: of every depth the right token and another, either of them first."""
     drafter, rng = engine.drafter, np.random.default_rng(7)
     assert drafter is not None
 
     def rows(sequence: Any) -> Rows:
-        at = next(i for i, job in enumerate(jobs) if job.run and job.run.sequence is sequence)
+        at = next(i for i, job in enumerate(jobs) if job.run and job.run is sequence)
         start = sequence.n_tokens - len(jobs[at].prompt) + 1
         right = np.array(texts[at][start : start + drafter.depth] or [0])
         ids = np.stack([right, (right + 1) % 50], axis=1).astype(np.int32)
@@ -180,7 +180,7 @@ def foretell(engine: Engine, jobs: list[Job], texts: list[list[int]], patch: pyt
         return Rows(ids, np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
 
     def propose_each(sequences: list[Any], budget: int, depth: int | None = None) -> list[Rows]:
-        drafter.take_in_each([s for s in sequences if s.unseen])
+        drafter.take_in([s for s in sequences if s.unseen])
         return [rows(s) for s in sequences]
 
     patch.setattr(drafter, "propose_each", propose_each)
@@ -188,7 +188,7 @@ def foretell(engine: Engine, jobs: list[Job], texts: list[list[int]], patch: pyt
 
 
 @pytest.mark.parametrize("how", ["as asked", "any plan", "foretold"])
-def test_each_text_is_what_it_is_alone(engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_text_is_what_it_is_alone(engine: Solo, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = some_jobs(engine, 6, seed=3 + len(how))
     expected = [job.alone(engine) for job in jobs]
     seeds = iter(range(100))
@@ -199,12 +199,12 @@ def test_each_text_is_what_it_is_alone(engine: Engine, how: str, monkeypatch: py
     assert write(engine, jobs, seed=4) > 8
     assert [job.written for job in jobs] == expected
     if how == "foretold" and engine.drafter:
-        assert sum(job.run.sequence.statistics.accepted for job in jobs if job.run) > 60
+        assert sum(job.run.statistics.accepted for job in jobs if job.run) > 60
     assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
 
 
 def test_what_is_thought_after_a_pass_is_none_of_its_time(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Solo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU a pass is over when the next plans are looked at: they would be learned as what verifying costs."""
     thought: list[None] = []
@@ -224,6 +224,6 @@ def test_what_is_thought_after_a_pass_is_none_of_its_time(
         job.place.close()
 
 
-def test_the_plan_is_what_is_allocated(engine: Engine) -> None:
+def test_the_plan_is_what_is_allocated(engine: Solo) -> None:
     allocated = {name: size for name, size in engine.nbytes.items() if name != SCRATCH and size}
     assert allocated == {name: engine.memory.parts[name] for name in allocated}

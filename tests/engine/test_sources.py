@@ -14,7 +14,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.plan import Plan
 from dflash_ggml.drafts.suffix import Copies
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from reference.chi_square import assert_same_source
 from reference.engine_kit import fresh, steps, text
@@ -49,11 +49,11 @@ def config(toy_pair: tuple[Path, Path]) -> EngineConfig:
 
 @pytest.fixture(params=["both", "copies alone"])
 def engine(request: pytest.FixtureRequest, config: EngineConfig) -> Any:
-    with Engine.load(config if request.param == "both" else replace(config, draft=None)) as e:
+    with Solo.load(config if request.param == "both" else replace(config, draft=None)) as e:
         yield e
 
 
-def written(engine: Engine, temperature: float, n: int, **options: Any) -> list[int]:
+def written(engine: Solo, temperature: float, n: int, **options: Any) -> list[int]:
     sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}
     return text(fresh(engine, PROMPT), max_tokens=n, sampling=sampling, **options)
 
@@ -74,7 +74,7 @@ def test_every_mode_writes_what_plain_decoding_writes(engine, temperature, monke
 
 
 def test_paths_may_be_longer_than_a_block(config):
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         # the second time the whole text is a past output
         first = written(engine, 0.0, 160, mode="plain")
         found = list(steps(fresh(engine, PROMPT), max_tokens=160, mode="tree"))
@@ -98,7 +98,7 @@ def test_paths_may_be_longer_than_a_block(config):
 
 def test_nothing_to_copy_is_a_plain_step(config):
     """A tree is asked for, there is no draft, and no token has been seen before."""
-    with Engine.load(replace(config, draft=None)) as engine:
+    with Solo.load(replace(config, draft=None)) as engine:
         found = list(steps(fresh(engine, [3]), max_tokens=2, mode="tree"))
         assert [step.mode for step in found] == ["prefill", "plain"] and engine.sources == ("suffix",)
 
@@ -146,7 +146,7 @@ def test_what_binds_an_answer_binds_copies_too(engine):
 def test_texts_are_drawn_from_the_same_distribution(config):
     """Short texts from one prompt, which copy from each other ever more, against plain decoding with other seeds."""
     n, length = 400, 3
-    with Engine.load(replace(config, draft=None, n_ctx=128)) as engine:
+    with Solo.load(replace(config, draft=None, n_ctx=128)) as engine:
         fresh(engine, PROMPT)
         start = engine.snapshot()
 
@@ -166,21 +166,21 @@ def test_texts_are_drawn_from_the_same_distribution(config):
 
 
 def test_sources_are_chosen_by_name(config, toy_pair):
-    with Engine.load(replace(config, spec=("dflash",))) as engine:
+    with Solo.load(replace(config, spec=("dflash",))) as engine:
         assert engine.sources == ("dflash",) and engine.copies is None
         found = list(steps(fresh(engine, PROMPT), max_tokens=30, mode="tree"))
         assert all(step.tree is None or step.tree.sources is None for step in found)
         assert {use.name for step in found for use in step.sources} == {"dflash"}
     for spec, words in ((("suffix",), "it leaves out"), ((), "leaves out")):
         with pytest.raises(ConfigError, match=words):
-            Engine.load(replace(config, spec=spec))
+            Solo.load(replace(config, spec=spec))
     with pytest.raises(ConfigError, match="spec: 'eagle' is none of dflash"):
         replace(config, spec=("eagle",))
     for options in ({"spec": ()}, {"reproducible": True}, {"mode": "plain"}):
-        with Engine.load(replace(config, draft=None, **options)) as engine:
+        with Solo.load(replace(config, draft=None, **options)) as engine:
             assert engine.sources == () and engine.passes.max_width == 0
     with pytest.raises(ConfigError, match="mode tree needs a draft"):
-        Engine.load(replace(config, draft=None, mode="tree", spec=()))
+        Solo.load(replace(config, draft=None, mode="tree", spec=()))
 
 
 # ---- the texts that are copied from

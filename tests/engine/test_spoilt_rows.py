@@ -18,9 +18,10 @@ from gguf import GGUFReader
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.tree import expand
-from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.place import Place
-from dflash_ggml.engine.step import Run, Step
+from reference.engine_kit import Solo
+from dflash_ggml.engine.slot import Slot
+from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.engine.step import Step
 from dflash_ggml.errors import DeviceError, NoNumbersError
 from dflash_ggml.ggml.device import F16, F32, list_devices
 from reference import kv_toys, toys
@@ -78,15 +79,15 @@ def left_in_order(request: pytest.FixtureRequest) -> Any:
             place.close()
 
 
-def load(pair: tuple[Path, Path], device: str = "cpu", **options: Any) -> Engine:
+def load(pair: tuple[Path, Path], device: str = "cpu", **options: Any) -> Solo:
     base: dict[str, Any] = {"n_ctx": 2048, "n_batch": 64, "n_threads": 1, "calibrate": "never", "parallel": 3}
     base |= {"mode": "tree", "spec": ("dflash",), "n_gpu_layers": 0 if device == "cpu" else -1}
-    found = Engine.load(EngineConfig(*pair, **base | options))
+    found = Solo.load(EngineConfig(*pair, **base | options))
     assert found.device.is_gpu == (device == "gpu")
     return found
 
 
-def without_numbers(engine: Engine) -> list[int]:
+def without_numbers(engine: Solo) -> list[int]:
     """Rows of the caches, and of the draft's rings, in which there is NaN or infinity."""
     caches = [(t, engine.passes.n_rows) for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
     caches += [(t, n * engine.parallel) for t, n, *_ in engine.drafter.rings]
@@ -105,7 +106,7 @@ def without_numbers(engine: Engine) -> list[int]:
     return sorted(found)
 
 
-def written(place: Place, n: int, **options: Any) -> tuple[list[int], np.ndarray]:
+def written(place: Slot, n: int, **options: Any) -> tuple[list[int], np.ndarray]:
     """The next n tokens, and the logits behind them."""
     how = {"stop": lambda token: False, "max_tokens": n, "keep_rows": True, **options}
     found = list(place.generate(sampler(place), **how))
@@ -113,26 +114,26 @@ def written(place: Place, n: int, **options: Any) -> tuple[list[int], np.ndarray
     return [t for step in found for t in step.tokens], np.stack([row for step in found for row in step.rows])
 
 
-def begun(place: Place, how: dict[str, Any], mode: str, pending: int | None = None) -> Run:
+def begun(place: Slot, how: dict[str, Any], mode: str, pending: int | None = None) -> Sequence:
     """A run whose first token is `pending`."""
     how = dict(how)
     options = {"keep_rows": how.pop("keep_rows", False), "mode": mode, "stop": lambda token: False}
     run = place.begin(sampler(place, **how), max_tokens=60, **options)
-    place.first(run)
+    place.first()
     if pending is not None:
-        run.sequence.pending = pending
+        run.pending = pending
     return run
 
 
 @pytest.fixture(params=HOW)
-def how(request: pytest.FixtureRequest, engine: Engine) -> Any:
+def how(request: pytest.FixtureRequest, engine: Solo) -> Any:
     """How the text is chosen; a device may reduce rows before they are read."""
     before, engine.passes.reduces = engine.passes.reduces, request.param == "reduced"
     yield HOW[request.param]
     engine.passes.reduces = before
 
 
-def in_all_passes(mine: Place) -> list[Any]:
+def in_all_passes(mine: Slot) -> list[Any]:
     """What a text writes and reads in passes of all kinds, and its state at the end."""
     found: list[Any] = []
     for mode in ("plain", "tree"):
@@ -144,7 +145,7 @@ def in_all_passes(mine: Place) -> list[Any]:
     return found
 
 
-def beside(engine: Engine, spoil: Callable[[Place], None], lane: int) -> list[Any]:
+def beside(engine: Solo, spoil: Callable[[Slot], None], lane: int) -> list[Any]:
     """What a text in this lane writes, alone, after a step of both, and with the other one gone; `spoil` is called for another,
     whose place is held meanwhile."""
     for place in engine.places:
@@ -167,7 +168,7 @@ def same(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def keeps_none(place: Place, begin: int) -> None:
+def keeps_none(place: Slot, begin: int) -> None:
     """The text is of no use if something of it has no numbers; what was before it can be had again."""
     engine = place.engine
     if place.n_tokens > begin:
@@ -182,10 +183,10 @@ def keeps_none(place: Place, begin: int) -> None:
 
 
 @pytest.mark.parametrize(("lane", "rows"), [(0, "every"), (1, "last")])
-def test_prompts(engine: Engine, lane: int, rows: str) -> None:
+def test_prompts(engine: Solo, lane: int, rows: str) -> None:
     """Of one batch or in the first of two; what was there before goes on."""
 
-    def spoil(place: Place) -> None:
+    def spoil(place: Slot) -> None:
         kept = place.snapshot(with_rows=False)
         text_then = text(place, max_tokens=6)
         place.restore(kept)
@@ -206,8 +207,8 @@ def test_prompts(engine: Engine, lane: int, rows: str) -> None:
 
 
 @pytest.mark.parametrize(("lane", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
-def test_steps_of_one(engine: Engine, lane: int, mode: str, how: dict[str, Any]) -> None:
-    def spoil(place: Place) -> None:
+def test_steps_of_one(engine: Solo, lane: int, mode: str, how: dict[str, Any]) -> None:
+    def spoil(place: Slot) -> None:
         begin = place.n_tokens
         run = begun(place, how, mode, BAD)
         (step,) = engine.step([run])
@@ -219,7 +220,7 @@ def test_steps_of_one(engine: Engine, lane: int, mode: str, how: dict[str, Any])
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
-def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> None:
+def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
     """Those beside it go on as if it had been another token."""
     found = []
     for pending in (58, BAD):
@@ -230,7 +231,7 @@ def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> Non
             begun(place, how if i == 1 else {"keep_rows": True}, "tree" if i else mode)
             for i, place in enumerate(places)
         ]
-        runs[1].sequence.pending = pending
+        runs[1].pending = pending
         others, rows = [runs[0], runs[2]], [list[np.ndarray](), list[np.ndarray]()]
         for _ in range(3):
             steps = engine.step(runs)
@@ -240,7 +241,7 @@ def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> Non
                 del runs[1], steps[1]
             for i, step in enumerate(steps):
                 rows[i] += step.rows
-        found.append([(run.sequence.text[50:], behind) for run, behind in zip(others, rows)])
+        found.append([(run.history[50:], behind) for run, behind in zip(others, rows)])
         for place in places:
             place.close()
     for (said, behind), (expected, rows_then) in zip(*found, strict=True):
@@ -251,7 +252,7 @@ def test_steps_of_several(engine: Engine, mode: str, how: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_nodes_that_are_not_kept(engine: Engine, monkeypatch, how: dict[str, Any], several: bool) -> None:
+def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any], several: bool) -> None:
     """A draft offers the token, beside one that is kept: the text is what it is without."""
     places = [engine.open(300), engine.open(300)]
     found: list[list[int]] = []
@@ -265,7 +266,7 @@ def test_nodes_that_are_not_kept(engine: Engine, monkeypatch, how: dict[str, Any
         if patched:
             offer(
                 engine,
-                {run.sequence.lane: run.sequence.text + text for run, text in zip(runs, found)},
+                {run.state_index: run.history + text for run, text in zip(runs, found)},
                 monkeypatch,
             )
         rows: list[list[np.ndarray]] = [[] for _ in runs]
@@ -274,10 +275,10 @@ def test_nodes_that_are_not_kept(engine: Engine, monkeypatch, how: dict[str, Any
             for run, step in zip(going, engine.step(going), strict=True):
                 assert not isinstance(step, Exception), step
                 rows[runs.index(run)] += step.rows or ()
-                if len(run.sequence.text) > 90:
+                if len(run.history) > 90:
                     run.finish = "length"
             assert not without_numbers(engine), [r.sequence.tokens for r in runs]
-        texts = [run.sequence.text[50 + i + 1 :][:38] for i, run in enumerate(runs)]
+        texts = [run.history[50 + i + 1 :][:38] for i, run in enumerate(runs)]
         # a GPU's passes of other widths round apart, which may be another draw
         if patched and not (engine.device.is_gpu and "seed" in how):
             assert texts == found
@@ -291,27 +292,27 @@ def test_nodes_that_are_not_kept(engine: Engine, monkeypatch, how: dict[str, Any
         found, behind = texts, rows
 
 
-def test_a_node_without_numbers_is_not_followed(engine: Engine, monkeypatch) -> None:
+def test_a_node_without_numbers_is_not_followed(engine: Solo, monkeypatch) -> None:
     """Also one whose token is chosen: the text goes on from that token."""
     place = engine.open(300)
     place.prefill(IDS[:50])
     run = begun(place, {}, "tree")
-    tree = expand(run.sequence.pending, Rows([[7, 8]], [[-0.5, -1.5]]), 2)
+    tree = expand(run.pending, Rows([[7, 8]], [[-0.5, -1.5]]), 2)
     monkeypatch.setattr(engine.passes, "is_nan", lambda graph, column: column == 5 + 1)
     accepted = engine.stepper._accept(run, tree, None, np.array([7, 0, 9], np.int32), [], 50, 5)
     assert (accepted.path, accepted.tokens) == ((0,), (7,))
-    assert run.sequence.spoilt_from == 51
+    assert run.nonfinite_from == 51
     place.clear_spoilt()
 
 
-def offer(engine: Engine, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def offer(engine: Solo, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the draft of each lane offer what comes next, and, at every depth and first, the token that overflows."""
 
     def propose(sequence: Any, budget: int, depth: int | None = None) -> Rows:
         if sequence.unseen:
-            engine.drafter.take_in(sequence)
+            engine.drafter.take_in([sequence])
         at = sequence.n_tokens + 1
-        right = np.array((texts[sequence.lane][at : at + 3] + [1] * 3)[:3])
+        right = np.array((texts[sequence.state_index][at : at + 3] + [1] * 3)[:3])
         ids = np.stack([np.full(3, BAD), right], axis=1).astype(np.int32)
         return Rows(ids, np.tile(np.float32([-0.2, -1.7]), (3, 1)))
 
@@ -321,7 +322,7 @@ def offer(engine: Engine, texts: dict[int, list[int]], monkeypatch: pytest.Monke
     )
 
 
-def test_hidden_states(engine: Engine) -> None:
+def test_hidden_states(engine: Solo) -> None:
     """The text that is there goes on."""
     place = engine.open(300)
     place.prefill(IDS[:40])
@@ -341,7 +342,7 @@ def test_hidden_states(engine: Engine) -> None:
 def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, str]) -> None:
     with load(pair, device, type_k=types[0], type_v=types[1]) as engine:
 
-        def spoil(place: Place) -> None:
+        def spoil(place: Slot) -> None:
             (step,) = engine.step([begun(place, {}, "tree", BAD)])
             assert isinstance(step, NoNumbersError)
 
@@ -382,7 +383,7 @@ def test_a_draft_that_has_seen_nothing_of_the_text_leaves_none_either(tmp_path: 
             assert not place.sequence.undraftable
         runs = [begun(place, {}, "tree") for place in places[: 1 + several]]
         assert all(isinstance(step, Step) for step in engine.step(runs))
-        assert runs[0].sequence.undraftable and not without_numbers(engine)
+        assert runs[0].undraftable and not without_numbers(engine)
 
 
 @pytest.mark.parametrize("lane", [0, 1])
@@ -424,9 +425,9 @@ def test_what_a_draft_holds_behind_a_text_that_goes_on(
         assert isinstance(step, Step) and step.n_draft and not place.sequence.torn
         assert not without_numbers(engine)
         monkeypatch.undo()
-        while run.finish is None and len(run.sequence.text) < n + 8:
+        while run.finish is None and len(run.history) < n + 8:
             assert isinstance(engine.step([run])[0], Step)
-        assert run.sequence.text[n : n + 8] == expected
+        assert run.history[n : n + 8] == expected
         for part in place.snapshot().rings:
             assert np.isfinite(part.view(np.float16)).all()
 
@@ -501,7 +502,7 @@ def test_keys_that_overflow_where_nobody_looks_on_a_cpu(pair: tuple[Path, Path],
                 np.testing.assert_allclose(beside_one(number, value), expected, atol=2e-3)
 
 
-def overflow(place: Place, tokens: range, number: int, value: float) -> None:
+def overflow(place: Slot, tokens: range, number: int, value: float) -> None:
     """Let a number of these tokens' keys, which are float16, be `value`."""
     keys = place.engine.passes.state.kv.slices[0]
     for at in tokens:
@@ -525,13 +526,13 @@ def test_keys_that_nobody_noticed_go_with_their_text(pair: tuple[Path, Path], en
         assert not without_numbers(engine)
 
 
-def hold(place: Place, value: float) -> None:
+def hold(place: Slot, value: float) -> None:
     """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
     engine, tensors, state = place.engine, place._tensors(), place.engine.passes.state
     parts = [
         (t, place.first_slot * t.nb[1], (place.n_tokens + engine.over) * t.nb[1]) for t in tensors.caches
     ]
-    parts += [(t, place.lane * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]
+    parts += [(t, place.state_index * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]
     parts += [(t, 0, int(np.prod(list(t.ne))) * 4) for t in tensors.live]
     if state.features.tensor is not None:
         parts += [(state.features.tensor, 0, state.features.nbytes)]

@@ -10,8 +10,8 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.place import Place
+from reference.engine_kit import Solo
+from dflash_ggml.engine.slot import Slot
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.device import F32
 from dflash_ggml.state.snapshot import Tensors
@@ -48,13 +48,13 @@ def either(
     return kv_toys.write_pair(tmp_path_factory.mktemp("rings"), 41, **sizes)
 
 
-def load(pair: tuple[Path, Path], types: tuple[str, str] = ("f16", "f16"), **options: Any) -> Engine:
+def load(pair: tuple[Path, Path], types: tuple[str, str] = ("f16", "f16"), **options: Any) -> Solo:
     base = {"n_ctx": 600, "n_batch": 64, "n_threads": 1, "n_gpu_layers": 0, "mode": "tree"}
     base |= {"type_k": types[0], "type_v": types[1], "calibrate": "never"}
-    return Engine.load(EngineConfig(*pair, **base | options))
+    return Solo.load(EngineConfig(*pair, **base | options))
 
 
-def write(place: Place, n_prompt: int, n: int = 8) -> tuple[np.ndarray, list[int]]:
+def write(place: Slot, n_prompt: int, n: int = 8) -> tuple[np.ndarray, list[int]]:
     """The logits after a prompt, and n tokens behind it."""
     place.reset()
     place.prefill(IDS[:n_prompt])
@@ -62,7 +62,7 @@ def write(place: Place, n_prompt: int, n: int = 8) -> tuple[np.ndarray, list[int
     return logits, go_on(place, n)
 
 
-def go_on(place: Place, n: int = 8) -> list[int]:
+def go_on(place: Slot, n: int = 8) -> list[int]:
     sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
     steps = place.generate(sampler, max_tokens=n, stop=lambda t: False)
     tokens = [token for step in steps for token in step.tokens]
@@ -70,12 +70,12 @@ def go_on(place: Place, n: int = 8) -> list[int]:
     return tokens
 
 
-def spoil(place: Place, value: float, first: int = 0) -> None:
+def spoil(place: Slot, value: float, first: int = 0) -> None:
     """Let all rows that the text has written from `first` on hold `value`, or scales of it."""
     device, tensors = place.engine.device, place._tensors()
     for t, row, n in [
         *((t, place.first_slot + first, place.n_tokens + place.engine.over - first) for t in tensors.caches),
-        *((t, place.lane * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
+        *((t, place.state_index * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
     ]:
         number = np.array(value, np.float32 if t.type == F32 else np.float16).tobytes()
         data = np.frombuffer(number * (n * t.nb[1] // len(number)), np.uint8)
@@ -177,7 +177,7 @@ def test_a_place_that_grows_into_rows_without_numbers(either):
             first.prefill(IDS[:60])
             sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
             run = first.begin(sampler, max_tokens=500, stop=lambda t: False)
-            first.first(run)
+            first.first()
             second, at = None, first.first_slot
             while run.finish is None:
                 (step,) = engine.step([run])
@@ -217,12 +217,12 @@ def test_a_parked_text_that_goes_on(pair):
             first.prefill(IDS[:40])
             sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
             run = first.begin(sampler, max_tokens=20, stop=lambda t: False, keep_rows=True)
-            first.first(run)
+            first.first()
             engine.step([run])
             kept = first.snapshot()
             first.close()
             second = engine.open(600)
-            assert second.lane == 0
+            assert second.state_index == 0
             write(second, 300)
             longer = second.snapshot(with_rows=False)
             if value is not None:
@@ -235,7 +235,7 @@ def test_a_parked_text_that_goes_on(pair):
                 (step,) = engine.step([run])
                 assert not isinstance(step, Exception), step
                 rows += step.rows
-            return second.tokens, np.stack(rows), second.sequence.undraftable
+            return second.tokens, np.stack(rows), second.undraftable
 
     expected, found = parked(None), parked(np.nan)
     assert found[0] == expected[0] and not found[2]
@@ -266,7 +266,7 @@ def test_a_snapshot_longer_than_the_text_without_numbers(either):
 def test_hidden_states_beside_a_text_without_numbers(either, held, n):
     """While it is held, after it, and where there is no room behind it; they leave nothing behind."""
 
-    def hidden(engine: Engine) -> np.ndarray:
+    def hidden(engine: Solo) -> np.ndarray:
         parts: list[np.ndarray] = []
         engine.hidden_states((IDS + IDS)[:n], parts.append)
         return np.concatenate(parts)

@@ -11,7 +11,7 @@ import pytest
 import test_gpu_rings
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import ring as rings
@@ -29,10 +29,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return kv_toys.write_pair(tmp_path_factory.mktemp("rings"), 41, **SIZES)
 
 
-def load(pair: tuple[Path, Path], **options: Any) -> Engine:
+def load(pair: tuple[Path, Path], **options: Any) -> Solo:
     base = {"n_ctx": 1500, "n_batch": 40, "type_k": "f32", "type_v": "f32", "reference": True}
     base |= {"n_threads": 1, "budget": 15, "calibrate": "never"}
-    return Engine.load(EngineConfig(*pair, **{**base, **options}))
+    return Solo.load(EngineConfig(*pair, **{**base, **options}))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def whole(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Any:
         yield engine
 
 
-def walk(engine: Engine, seed: int) -> list[Any]:
+def walk(engine: Solo, seed: int) -> list[Any]:
     """Prompts in pieces, generations of all modes, snapshots, restores, texts of their own: all that came out."""
     rng, found, kept = np.random.default_rng(seed), [], []
     engine.reset()
@@ -79,7 +79,7 @@ def walk(engine: Engine, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("seed", [0])
 def test_it_writes_what_all_rows_write(
-    pair: tuple[Path, Path], whole: Engine, tight: None, seed: int
+    pair: tuple[Path, Path], whole: Solo, tight: None, seed: int
 ) -> None:
     with load(pair) as engine:
         assert engine.passes.state.rings[0].n_rows == 11 + 40
@@ -224,11 +224,11 @@ def test_one_pass_for_several_texts(pair: tuple[Path, Path], tight: None) -> Non
             place = engine.open()
             place.prefill(IDS[at : at + 90])
             runs.append(place.begin(sampler(engine), max_tokens=150, mode=mode, stop=lambda token: False))
-            place.first(runs[-1])
+            place.first()
         while going := [run for run in runs if run.finish is None]:
             for step in engine.step(going):
                 assert not isinstance(step, Exception)
-        assert [run.sequence.text[90:] for run in runs] == alone
+        assert [run.history[90:] for run in runs] == alone
         assert any(key[0] == "forest" for key, _ in passes.graphs)
         rows = [ring.cache.wholes[0].ne[1] for ring in passes.state.rings]
         assert rows == [3 * (11 + passes.state.max_width)]

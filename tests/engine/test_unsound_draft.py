@@ -13,7 +13,7 @@ from gguf import GGUFReader
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import NoNumbers, Rows
 from dflash_ggml.decode.costs import Costs
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference.engine_kit import fresh, text
 from reference.toys import write_pair
 
@@ -23,9 +23,9 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return write_pair(tmp_path, 11)
 
 
-def opened(pair: tuple[Path, Path], **options: Any) -> Engine:
+def opened(pair: tuple[Path, Path], **options: Any) -> Solo:
     options = {"n_threads": 1, "n_gpu_layers": 0, "reference": True, **options}
-    return Engine.load(EngineConfig(*pair, **options))
+    return Solo.load(EngineConfig(*pair, **options))
 
 
 @pytest.fixture

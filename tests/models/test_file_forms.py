@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.files.gguf import GGUFFile, StringArray, part_names
 from reference import kv_toys, toys
 from reference.gguf_bytes import Tensor, build, f32_tensor
@@ -44,7 +44,7 @@ def contents(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def logits(path: Path) -> np.ndarray:
-    with Engine.load(
+    with Solo.load(
         EngineConfig(path, n_ctx=256, n_threads=1, type_k="f32", type_v="f32", reference=True)
     ) as engine:
         engine.prefill([*range(1, 30)])
@@ -120,7 +120,7 @@ def test_a_draft_with_tables_of_its_own(pair: tuple[Path, Path], tmp_path: Path)
             mode="tree",
             budget=7,
         )
-        with Engine.load(config) as engine:
+        with Solo.load(config) as engine:
             engine.prefill([*range(1, 30)])
             sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
             steps = list(engine.generate(sampler, max_tokens=24, stop=lambda token: False))

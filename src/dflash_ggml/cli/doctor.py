@@ -207,7 +207,7 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
 
 def examine_decoding(config: EngineConfig) -> Iterator[Check]:
     """Load, decode for a while in each mode, and tell what passes cost."""
-    from ..decode.break_even import break_even
+    from ..policy.break_even import break_even
     from ..engine.engine import Engine
 
     try:

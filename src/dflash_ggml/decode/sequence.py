@@ -1,17 +1,19 @@
-"""One text under decoding, as plain data: all that belongs to it and to no device.
-
-The engine, or the device's state, could own the tokens instead. Then each would hold one text for good; with the text apart they
-take it as an argument, and controllers, drafts and tests can look at it without a device.
-"""
+"""One sequence under decoding, as plain data: all that belongs to it and to no device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import Mode
+from ..errors import ConfigError
 from .sampling import Sampler
+
+Finish = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(slots=True)
@@ -36,35 +38,63 @@ class Statistics:
         return self.emitted / self.passes if self.passes else 0.0
 
 
-@dataclass(slots=True)
-class Sequence:
-    """Committed tokens, what was emitted after them, and where the device keeps its rows.
+def _never(token: int) -> bool:
+    return False
 
-    tokens: committed ids. pending: emitted, not yet through the target. text: what the sampler has seen, emitted tokens included.
-    logits: the target's row after the last committed token, float32 [n_vocab], where a prefill left it.
-    first_slot: cache row of position 0. A position is a place in the text and decides rotation; a slot is a row of the
-    caches. The token at position p lies in slot first_slot + p. end_slot: where its rows end (None: with the caches).
-    lane: which of the recurrent states, and of the rings of windowed layers, are its own.
-    unseen: columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
-    torn: a pass was broken off; the state is of no use until it is reset.
-    spoilt_from: position from which on its cache rows may hold NaN, until they are cleared (None: all are numbers).
-    undraftable: the draft gave no numbers for this text; it is decoded plainly to its end. spoilt_draft: and what it holds of it
-    has not been cleared since.
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A sequence: its tokens, the generation that goes on with them, and where the device keeps its state.
+
+    A position counts tokens of the sequence and decides rotation; a cache row is where keys and values lie: the token at
+    position p has row first_slot + p.
+
+    Attributes:
+        tokens: Committed ids.
+        pending: Emitted, not yet through the target.
+        history: What the sampler has seen, emitted tokens included.
+        logits: The target's logits after the last committed token, float32 [n_vocab], where a prefill left them.
+        sampler: Chooses tokens from logits.
+        mode, budget, chain_seed: How it is decoded; budget: the most drafted nodes of a step.
+        limit: Tokens that may still be emitted.
+        ends: Whether a token ends the generation.
+        lookup: Prompt lookup in its tokens, None where that is off.
+        keep_logits: Whether steps hand logits out.
+        finish: Why the generation ended, None while it goes on.
+        first_slot, end_slot: Its cache rows; end_slot None: to the end of the caches.
+        state_index: Which recurrent state, and which part of the rings of windowed layers, is its own.
+        unseen: Columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
+        torn: A pass was broken off, so the state is inconsistent until it is reset.
+        nonfinite_from: Position from which on its cache rows may hold NaN until they are cleared, None for none.
+        undraftable: The draft gave NaN for this sequence, which is decoded plainly to its end.
+        draft_nonfinite: What the draft holds of it is NaN and not cleared yet.
+        isolated: It gave NaN in a batch and none alone, so it is stepped alone.
+        notes: The policy's own state.
     """
 
     tokens: list[int] = field(default_factory=list)
     pending: int | None = None
-    text: list[int] = field(default_factory=list)
+    history: list[int] = field(default_factory=list)
     logits: NDArray[np.float32] | None = None
     sampler: Sampler | None = None
+    mode: Mode = "plain"
+    budget: int = 0
+    chain_seed: bool = False
+    limit: int = 0
+    ends: Callable[[int], bool] = _never
+    lookup: Any = None
+    keep_logits: bool = False
+    finish: Finish | None = None
     first_slot: int = 0
     end_slot: int | None = None
-    lane: int = 0
+    state_index: int = 0
     unseen: tuple[int, ...] = ()
     torn: bool = False
-    spoilt_from: int | None = None
+    nonfinite_from: int | None = None
     undraftable: bool = False
-    spoilt_draft: bool = False
+    draft_nonfinite: bool = False
+    isolated: bool = False
+    notes: Any = None
     statistics: Statistics = field(default_factory=Statistics)
 
     @property
@@ -82,6 +112,28 @@ class Sequence:
         """Its cache rows."""
         return slice(self.first_slot, self.end_slot)
 
+    def emit(self, token: int) -> bool:
+        """Note a chosen token; True if it is the last one."""
+        self.history.append(token)
+        self.limit -= 1
+        self.finish = "stop" if self.ends(token) else "length" if self.limit <= 0 else None
+        return self.finish is not None
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """The sampler's token. Raises ConfigError for an id that the vocabulary does not have."""
+        assert self.sampler is not None
+        token = int(self.sampler.sample(logits, self.history))
+        if not 0 <= token < len(logits):
+            raise ConfigError(
+                f"the sampler gave token {token}, which is outside the vocabulary of {len(logits)}"
+            )
+        return token
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the target's argmax is all that it needs of a pass."""
+        return self.sampler is not None and self.sampler.greedy and not self.keep_logits
+
     def commit(self, path: tuple[int, ...], emitted: tuple[int, ...]) -> None:
         """Take in an accepted path: its nodes carry the pending token and all of `emitted` but the last, which is pending now."""
         assert self.pending is not None
@@ -89,8 +141,8 @@ class Sequence:
         self.pending, self.unseen = emitted[-1], path
 
     def clear(self) -> None:
-        """Forget the text; the place of its rows stays, and whether it is torn."""
+        """Forget tokens and generation; its cache rows and state index stay, and whether it is torn."""
         self.tokens.clear()
-        self.text.clear()
-        self.pending = self.logits = self.sampler = None
+        self.history.clear()
+        self.pending = self.logits = self.sampler = self.notes = None
         self.unseen, self.undraftable, self.statistics = (), False, Statistics()

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.accept import Accepted
 from ..decode.candidates import Candidates, NoNumbers, Rows
 from ..decode.sequence import Sequence
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
 from ..models.target import Append, Target
-from ..state.exchange import PerLane
 from ..state.kv_type import KvType
 from ..state.memory import Part
 from ..state.state import TargetState
@@ -94,37 +92,22 @@ class Drafter(ABC):
     taps: tuple[int, ...]
 
     @abstractmethod
-    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Candidates:
-        """Continuations of the pending token, for a tree of `budget` nodes. Takes in what it has not seen yet.
-
-        depth: nobody looks deeper, so a shorter and cheaper proposal will do; None: as deep as it can. Raises NoNumbers when
-        its own numbers are none; the sequence is then decoded without it.
-        """
-
-    def propose_each(
+    def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NoNumbers]:
-        """`propose` for several sequences, in one pass where the draft can; the error of those whose numbers are none."""
-        found: list[Candidates | NoNumbers] = []
-        for sequence in sequences:
-            try:
-                found.append(self.propose(sequence, budget, depth))
-            except NoNumbers as error:
-                found.append(error)
-        return found
+        """Propose continuations of the pending tokens, in one pass where the draft can, and take in what is unseen.
+
+        Args:
+            budget: Nodes of the largest tree that is grown of them.
+            depth: How far they are looked at, so that a shorter and cheaper proposal will do; None for as far as it can.
+
+        Returns:
+            By sequence its candidates, or NoNumbers where they are NaN: it is then decoded without the draft.
+        """
 
     @abstractmethod
-    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
-        """`accepted` has been committed. Features of its nodes wait in `sequence.unseen`; nothing needs to happen now."""
-
-    @abstractmethod
-    def take_in(self, sequence: Sequence) -> None:
-        """See what is in `sequence.unseen` now, before something else is committed behind it or its columns are needed."""
-
-    def take_in_each(self, sequences: Items[Sequence]) -> None:
-        """`take_in` for several sequences."""
-        for sequence in sequences:
-            self.take_in(sequence)
+    def take_in(self, sequences: Items[Sequence]) -> None:
+        """See what is in `unseen` of these sequences now, before more is committed behind it or its columns are needed."""
 
     @property
     @abstractmethod
@@ -153,15 +136,6 @@ class Drafter(ABC):
         """Cache tensors [row, n] in which so many rows a lane go round, each with how many of the last tokens somebody may yet
         see: what lies there is soon written over, so that every snapshot copies those."""
         return ()
-
-    @property
-    def per_lane(self) -> Items[PerLane]:
-        """What it keeps of each lane on the device."""
-        return ()
-
-    @abstractmethod
-    def exchanged(self, a: int, b: int) -> None:
-        """The texts of two lanes have changed places, with what is kept of them."""
 
     @abstractmethod
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:

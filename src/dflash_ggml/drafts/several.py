@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.accept import Accepted
 from ..decode.candidates import Candidates, NoNumbers, Several
 from ..decode.sequence import Sequence
 from ..errors import ConfigError
@@ -23,7 +22,6 @@ from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Store
 from ..models.target import Append, Target
-from ..state.exchange import PerLane
 from ..state.kv_type import KvType
 from ..state.memory import Part
 from .drafter import Drafter, DraftSource, Host
@@ -96,19 +94,16 @@ class SeveralDrafter(Drafter):
         self.drafters, self.spans, self._store = tuple(drafters), tuple(spans), store
         self.name, self.depth, self.taps = source.name, source.depth, source.taps
 
-    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Several:
-        return Several(self._all([sequence], lambda d: d.propose(sequence, budget, depth)))
-
-    def propose_each(
+    def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NoNumbers]:
-        """See Drafter.propose_each; one whose numbers are none leaves a text to no other."""
-        found = self._all(sequences, lambda d: d.propose_each(sequences, budget, depth))
-        together: list[Candidates | NoNumbers] = []
+        """See Drafter.propose; a draft that gives NaN for a sequence leaves it to no other."""
+        found = self._all(sequences, lambda d: d.propose(sequences, budget, depth))
+        merged: list[Candidates | NoNumbers] = []
         for of_sequence in zip(*found):
             wrong = [one for one in of_sequence if isinstance(one, NoNumbers)]
-            together.append(wrong[0] if wrong else Several(of_sequence))
-        return together
+            merged.append(wrong[0] if wrong else Several(of_sequence))
+        return merged
 
     def _all(self, sequences: Items[Sequence], work: Callable[[Drafter], T]) -> list[T]:
         """Let every drafter take in what is unseen, which is seen only then."""
@@ -123,15 +118,8 @@ class SeveralDrafter(Drafter):
             sequence.unseen = ()
         return found
 
-    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
-        for drafter in self.drafters:
-            drafter.observe(sequence, accepted)
-
-    def take_in(self, sequence: Sequence) -> None:
-        self._all([sequence], lambda d: d.take_in(sequence))
-
-    def take_in_each(self, sequences: Items[Sequence]) -> None:
-        self._all(sequences, lambda d: d.take_in_each(sequences))
+    def take_in(self, sequences: Items[Sequence]) -> None:
+        self._all(sequences, lambda d: d.take_in(sequences))
 
     @property
     def append(self) -> Append:
@@ -158,14 +146,6 @@ class SeveralDrafter(Drafter):
     @property
     def rings(self) -> Items[tuple[Any, int, int]]:
         return [ring for drafter in self.drafters for ring in drafter.rings]
-
-    @property
-    def per_lane(self) -> Items[PerLane]:
-        return [part for drafter in self.drafters for part in drafter.per_lane]
-
-    def exchanged(self, a: int, b: int) -> None:
-        for drafter in self.drafters:
-            drafter.exchanged(a, b)
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         """What all have seen."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from ..decode.candidates import NoNumbers
-from ..decode.costs import Pass, Point
+from ..decode.forest import Forest
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, verify_width
-from ..decode.widths import block_choices
 from ..drafts.drafter import Drafter
+from ..policy.costs import Pass, Point
+from ..policy.forecast import blocks
 from .passes import TargetPasses
 
 SHORT, LONG = 64, 4096  # tokens of context; of the long one, the trees' rows included
@@ -77,7 +76,7 @@ class _Probe:
         """Kind, width and one run of each pass, most useful first."""
         yield "plain", 1, self._plain
         if self.drafter:
-            for block in block_choices(self.depth):
+            for block in blocks(self.depth)[:2]:
                 yield "draft", block, partial(self._draft, block, self.drafter)
         for i, nodes in enumerate(n for n in USEFUL if n < self.passes.max_width):
             tree = _some_tree(nodes, self.depth or nodes)
@@ -86,7 +85,7 @@ class _Probe:
                 yield "commit", 1, self._commit
                 if self.passes.max_width > 2:
                     # a path with a gap moves rows, in a graph of its own, which a text meets soon
-                    self.passes.commit(self.sequence, (0, 2))
+                    self.passes.commit(self._forest, ((0, 2),))
                 if self.drafter and self.drafter.taps:
                     yield "append", 1, partial(self._append, self.drafter)
 
@@ -94,20 +93,20 @@ class _Probe:
         self.passes.choices(self.passes.linear(self.sequence, [0], column=self.column))
 
     def _verify(self, tree: Tree) -> None:
-        self.passes.choices(self.passes.verify(self.sequence, tree))
+        self._forest = Forest.of([self.sequence], [tree])
+        self.passes.choices(self.passes.verify(self._forest, columns=range(self._forest.width)))
 
     def _draft(self, block: int, drafter: Drafter) -> None:
         self.sequence.pending, self.sequence.unseen = 0, ()
-        with suppress(NoNumbers):  # what a pass takes does not depend on what comes out
-            drafter.propose(self.sequence, 1, block - 1)
+        drafter.propose([self.sequence], 1, block - 1)
 
     def _append(self, drafter: Drafter) -> None:
         self.sequence.unseen = (0, 1)
-        drafter.take_in(self.sequence)
+        drafter.take_in([self.sequence])
         self.passes.device.synchronize()
 
     def _commit(self) -> None:
-        self.passes.commit(self.sequence, (0, 1))
+        self.passes.commit(self._forest, ((0, 1),))
         self.passes.device.synchronize()
 
     def _time(self, kind: Pass, width: int, context: int, work: Callable[[], object]) -> bool:
@@ -131,7 +130,7 @@ class _Probe:
     def _other_model(self, kind: Pass) -> None:
         """What a step runs before a pass: a CPU's caches then hold the weights of the other model."""
         if kind == "verify" and self.drafter:
-            self._draft(min(block_choices(self.depth)), self.drafter)
+            self._draft(min(blocks(self.depth)[:2]), self.drafter)
         elif kind == "draft":
             self._plain()
 

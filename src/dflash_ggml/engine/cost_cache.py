@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from ..decode.costs import Pass, Point
+from ..policy.costs import Pass, Point
 from .products import ProductTable
 
 FORMAT = 2  # of the file, and of how its figures are measured

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
-from ..decode.costs import Point
+from ..policy.costs import Point
 from ..drafts.drafter import Drafter
 from ..ggml import bindings
 from ..ggml.device import cuda_driver

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
-from ..decode.costs import Costs
+from ..policy.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_chosen
 from ..drafts.suffix import Copies

@@ -23,7 +23,7 @@ from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Workspace
 from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
-from ..state.exchange import PerLane, carry_graph, exchange_graph
+from ..state.carry import carry_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import SlotMask
@@ -146,12 +146,12 @@ class TargetPasses(PassOutputs):
         watch: reduce the logits, for `reduced`. outputs: or those of every token, or all hidden states.
         decoding: the token is one of the text that is being written, not of its prompt.
         """
-        n, slots = len(ids), sequence.slots(len(ids))
+        n, slots, state_index = len(ids), sequence.slots(len(ids)), sequence.state_index
         window = self._window(sequence.n_tokens + 1) if decoding and n == 1 else None
         n_kv = 0 if window else self.linear_rows(n, slots.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
-        reduction, seqs = _REDUCTION if watch else None, int(sequence.lane > 0)
+        reduction, seqs = _REDUCTION if watch else None, int(state_index > 0)
         graph = self.graphs.get(
             ("linear", n, n_kv, feeds, reduction, outputs, window is not None, seqs),
             lambda: self.target.build(
@@ -159,7 +159,7 @@ class TargetPasses(PassOutputs):
             ),
         )
         if seqs:
-            graph.inputs["seqs"].array[:] = sequence.lane, 0, n
+            graph.inputs["seqs"].array[:] = state_index, 0, n
         if window is not None:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
             window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
@@ -174,7 +174,7 @@ class TargetPasses(PassOutputs):
             inputs[5] = first
             np.add(steps, start + 1, inputs[6])
         for ring in self.state.rings:
-            ring.fill(graph, sequence.lane, sequence.n_tokens, n)
+            ring.fill(graph, sequence.state_index, sequence.n_tokens, n)
         for fill in graph.fillers:
             fill(sequence)
         if feeds == "keep":
@@ -184,13 +184,37 @@ class TargetPasses(PassOutputs):
         graph.run()
         return graph
 
-    def verify(self, sequence: Sequence, tree: Tree, watch: Watch | None = None) -> Graph:
-        """Run a tree whose root follows the committed tokens of the sequence in the first lane; `choice` and `logits` have one
-        column a node.
+    def verify(
+        self, forest: Forest, watches: Items[Watch | None] = (None,), columns: Items[int] = ()
+    ) -> Graph:
+        """Run the trees of a forest, each root behind the committed tokens of its sequence.
 
-        The committed state stays as it is. Features of the nodes go to the columns of their indices.
-        watch: reduce the logits, for `reduced`.
+        Sequences of one column have it committed then; the others' committed states stay as they are. A lone sequence has
+        graphs of its own, which are faster where one fits: any for a single column, those of state index 0 for a tree.
+
+        Args:
+            watches: By sequence how to reduce the logits (None: not).
+            columns: Where features go, one for each column of the pass; see `fixed_columns`.
+
+        Returns:
+            The graph, whose outputs `choice` and `logits` have a column for each of the forest's.
         """
+        if len(forest.sequences) > 1:
+            return self._verify_forest(forest, watches, columns)
+        (sequence,), (tree,), watch = forest.sequences, forest.trees, watches[0]
+        if tree.width == 1:
+            column = columns[0] if columns else None
+            return self.linear(sequence, tree.tokens.tolist(), column=column, watch=watch, decoding=True)
+        if sequence.state_index:
+            return self._verify_forest(forest, watches, columns)
+        return self._verify_tree(sequence, tree, watch)
+
+    def fixed_columns(self, forest: Forest) -> bool:
+        """Whether features can only go to the columns that have the nodes' indices."""
+        return len(forest.sequences) == 1 and forest.width > 1 and not forest.sequences[0].state_index
+
+    def _verify_tree(self, sequence: Sequence, tree: Tree, watch: Watch | None) -> Graph:
+        """A lone tree of state index 0."""
         assert self.tree_mask is not None, "loaded without room for trees"
         width, n = verify_width(tree.n_nodes), tree.width
         slots = sequence.slots(width)
@@ -224,7 +248,7 @@ class TargetPasses(PassOutputs):
             if window is not None:
                 window.fill(graph, sequence.first_slot, sequence.n_tokens, depths, own)
             for ring in self.state.rings:
-                ring.fill(graph, sequence.lane, sequence.n_tokens, width, depths, own)
+                ring.fill(graph, sequence.state_index, sequence.n_tokens, width, depths, own)
         if watch:
             fill_watch(graph, watch)
         graph.run()
@@ -236,9 +260,21 @@ class TargetPasses(PassOutputs):
         """The window of a pass whose last token lies before position `end`, if it has one that hides something."""
         return self.window if self.window is not None and self.window.hides(end) else None
 
-    def commit(self, sequence: Sequence, path: Items[int]) -> None:
-        """Make the nodes of `path` (of the tree that `verify` ran last, root first) the next committed tokens on the device."""
-        path, room = tuple(path), self._path_room(len(path))
+    def commit(self, forest: Forest, paths: Items[tuple[int, ...]]) -> None:
+        """Make the nodes of these paths, one for each tree of the forest that ran last, the next committed tokens on the device.
+
+        An empty path commits nothing.
+        """
+        if not any(paths):
+            return
+        if self.fixed_columns(forest):
+            self._commit_path(forest.sequences[0], paths[0])
+        else:
+            self._commit_paths(forest, paths)
+
+    def _commit_path(self, sequence: Sequence, path: tuple[int, ...]) -> None:
+        """Commit a path of a lone tree of state index 0."""
+        room = self._path_room(len(path))
         move = path != tuple(range(len(path)))
         if not (move or self.state.spec.recurrent):
             return  # the rows lie where they belong, and there is nothing else
@@ -249,18 +285,17 @@ class TargetPasses(PassOutputs):
             graph.inputs["path"].array[:] = (*path, *[-1] * (room - len(path)))
         if move:
             nodes, n = [*path, *range(len(path), room)], max(room, *path) + 1
-            rings = (ring.rows(sequence.lane, sequence.n_tokens, n) for ring in self.state.rings)
+            rings = (ring.rows(sequence.state_index, sequence.n_tokens, n) for ring in self.state.rings)
             for (prefix, cache), rows in zip(self.state.caches, [np.array(sequence.slots(n)), *rings]):
                 graph.inputs[f"{prefix}to"].array[:] = rows[:room]
                 for i in range(len(cache.wholes)):
                     graph.inputs[f"{prefix}from{i}"].array[:] = rows[nodes]
         graph.run()
 
-    def verify_each(self, forest: Forest, watches: Items[Watch | None], columns: Items[int] = ()) -> Graph:
-        """Run trees of several sequences, or of one in any lane. columns: where features go, one a column of the pass.
-
-        Sequences of one column have it committed then; the others' committed states stay as they are. watches: see `verify`.
-        """
+    def _verify_forest(
+        self, forest: Forest, watches: Items[Watch | None], columns: Items[int]
+    ) -> Graph:
+        """Trees of several sequences, or one of any state index."""
         width, lanes, used = forest.width, self.state.lanes, forest.used
         widths, lasts = forest.widths, [s.n_tokens for s in forest.sequences]
         starts = [s.first_slot + n for s, n in zip(forest.sequences, lasts)]
@@ -289,7 +324,7 @@ class TargetPasses(PassOutputs):
         positions[here] += of_text[0]
         np.add(np.arange(used, dtype=np.int32), of_text[1], rows[here])
         seqs = graph.inputs["seqs"].array.reshape(lanes, 3)
-        seqs[: len(widths)] = list(zip([s.lane for s in forest.sequences], forest.firsts, widths))
+        seqs[: len(widths)] = list(zip([s.state_index for s in forest.sequences], forest.firsts, widths))
         seqs[len(widths) :] = 0
         padding = slice(used, width)
         ids[padding], positions[padding], parents[padding] = 0, 0, -1
@@ -308,7 +343,7 @@ class TargetPasses(PassOutputs):
             window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
         if self.state.rings:
             below = [
-                Below(s.lane, s.n_tokens, t.depths, own_columns(t, t.width)) for s, t, _ in forest.blocks
+                Below(s.state_index, s.n_tokens, t.depths, own_columns(t, t.width)) for s, t, _ in forest.blocks
             ]
             for ring in self.state.rings:
                 ring.fill_each(graph, width, below)
@@ -319,12 +354,9 @@ class TargetPasses(PassOutputs):
         graph.run()
         return graph
 
-    def commit_each(self, forest: Forest, paths: Items[tuple[int, ...]]) -> None:
-        """Make the nodes of these paths, one a tree of the forest that ran last, the next committed tokens of their sequences. An
-        empty one commits nothing."""
+    def _commit_paths(self, forest: Forest, paths: Items[tuple[int, ...]]) -> None:
+        """Commit paths of several sequences."""
         longest = max(map(len, paths))
-        if not longest:
-            return
         n = sum(node != at for path in paths for at, node in enumerate(path))
         if not (n or self.state.spec.recurrent):
             return
@@ -339,26 +371,19 @@ class TargetPasses(PassOutputs):
             nodes, seqs = inputs["path"].array.reshape(lanes, room), inputs["seqs"].array.reshape(lanes, 3)
             nodes[: len(paths)] = [(*path, *[-1] * (room - len(path))) for path in paths]
             nodes[len(paths) :] = -1
-            seqs[: len(paths)] = list(zip([s.lane for s in forest.sequences], forest.firsts, forest.widths))
+            seqs[: len(paths)] = list(zip([s.state_index for s in forest.sequences], forest.firsts, forest.widths))
             seqs[len(paths) :] = 0
         for (prefix, cache), ring in zip(self.state.caches if moved else (), (None, *self.state.rings)):
             moves: list[tuple[int, int]] = []
             for sequence, path in zip(forest.sequences, paths):
                 lie = sequence.slots(max(path) + 1) if path else range(0)
-                rows = lie if ring is None else ring.rows(sequence.lane, sequence.n_tokens, len(lie)).tolist()
+                rows = lie if ring is None else ring.rows(sequence.state_index, sequence.n_tokens, len(lie)).tolist()
                 moves += [(rows[node], rows[at]) for at, node in enumerate(path) if node != at]
             moves += moves[:1] * (moved - len(moves))  # what is left over moves a row once more
             inputs[f"{prefix}to"].array[:] = [to for _, to in moves]
             for i in range(len(cache.wholes)):
                 inputs[f"{prefix}from{i}"].array[:] = [source for source, _ in moves]
         graph.run()
-
-    def exchanging(self, lane: int, parts: Items[PerLane] = ()) -> Graph:
-        """What lets the first lane and another have what the other one had, of these parts too, once it is run."""
-        return self.graphs.get(
-            ("exchange", lane),
-            lambda: exchange_graph(self.device, [*self.state.per_lane, *parts], 0, lane),
-        )
 
     def carry(self, caches: Items[Any], first: int, to: int, n: int) -> None:
         """Copy n rows of an engine's caches from row `first` on to those from `to` on, which may overlap them."""

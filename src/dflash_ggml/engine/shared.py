@@ -1,4 +1,4 @@
-"""What the places of an engine have in common."""
+"""What the slots of an engine have in common."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
 from ..config import EngineConfig
-from ..decode.costs import Costs
-from ..decode.experience import Experience
 from ..decode.sequence import Sequence
 from ..drafts.drafter import Drafter
 from ..ggml.device import Device
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
 from .passes import TargetPasses
-from .side_by_side import SideBySide
-from .step import Run
+from .step import Step, Stepper
 
 
 class Shared(Protocol):
-    """All that an engine is, beside the text of its own."""
+    """An engine as its slots see it."""
 
     config: EngineConfig
     n_ctx: int
@@ -31,10 +28,8 @@ class Shared(Protocol):
     passes: TargetPasses
     drafter: Drafter | None
     device: Device
-    costs: Costs
-    experience: Experience
-    stepper: SideBySide
-    over: int  # cache rows of a text beyond its tokens
+    stepper: Stepper
+    over: int  # cache rows of a sequence beyond its tokens
     passing: threading.RLock  # held while a pass may run, so that closing waits for it
     in_pass: bool
 
@@ -42,14 +37,14 @@ class Shared(Protocol):
         """Raises DeviceError once the engine is closed."""
         ...
 
-    def others(self, runs: Items[Run]) -> list[Sequence]:
-        """The sequences of open places but those of the runs."""
+    def step(self, sequences: Items[Sequence]) -> list[Step | Exception]:
+        """Step sequences of different slots once."""
         ...
 
-    def gather(self, n: int, rows: range | None = None) -> bool:
-        """Have room for a lent range of n rows, or for n more (None), by moving texts; False where there are not as many."""
+    def gather(self, n: int, rows: range | None) -> bool:
+        """Move slots so that a lent range can have n rows, or n more can be lent (None); False where there are not as many."""
         ...
 
-    def left(self, lane: int) -> None:
-        """The place with this lane was closed."""
+    def closed(self, state_index: int) -> None:
+        """The slot with this state index was closed."""
         ...

@@ -1,50 +1,49 @@
-"""One step of decoding: propose, plan, build the tree, verify, accept, commit.
+"""One step of decoding for one or many sequences: plan, propose, build trees, verify, accept, commit.
 
-The state between steps is the sequence's: committed tokens, and one pending token that was emitted but has not been through
-the target.
+The state between steps is the sequences': committed tokens, and one pending token each that was emitted but has not been through
+the target. A tree that is its root alone is plain decoding: the pass that verifies it commits it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..decode.accept import Accepted, greedy, walk
+from ..decode.accept import Accepted
 from ..decode.candidates import Candidates, NoNumbers
-from ..decode.controller import Controller
-from ..decode.copied import Copied
-from ..decode.costs import Costs
-from ..decode.merged import COPIES, DRAFT, Merged, observe
-from ..decode.plan import Plan
-from ..decode.reduced import ReducedRows, Watch, draw, watch
-from ..decode.sampling import Sampler
-from ..decode.sequence import Sequence
-from ..decode.tree import Tree, verify_width
+from ..decode.forest import Forest
+from ..decode.merged import COPIES, DRAFT, Merged
+from ..decode.reduced import Watch, watch
+from ..decode.sequence import Finish, Sequence
+from ..decode.tree import Tree, root_only
 from ..drafts.drafter import Drafter
-from ..drafts.suffix import NAME, Copies
-from ..errors import ConfigError, NoNumbersError
-from ..ggml.graph import Graph
+from ..drafts.suffix import NAME
+from ..policy.plan import PLAIN, Plan
+from ..policy.policy import Policy, Result
+from .accept import Acceptance
 from .clock import Clock, StepTimes
 from .passes import TargetPasses
 
-Finish = Literal["stop", "length", "cancelled"]
 log = logging.getLogger("dflash_ggml")
-NAN = "the target's numbers are NaN: its file is damaged, or they overflow in it"
 
 
 @dataclass(slots=True)
 class Step:
-    """What one target pass gave.
+    """What one target pass gave a sequence.
 
-    tokens: new token ids, at least one. mode: how they were found; "prefill" for the first token of a generation, which the
-    prompt's own pass gave. tree, path: the verified tree and its accepted nodes, root first. n_draft, n_accepted: drafted
-    nodes offered and kept. rows: the target's logits of each emitted token, when asked for. finish: why it ended, on the
-    last step. sources: drafted nodes by who offered them; one that two sources offer counts for both.
+    Attributes:
+        tokens: New token ids, at least one.
+        mode: How they were found; "prefill" for the first token of a generation, which the prompt's own pass gave.
+        tree, path: The verified tree and its accepted nodes, root first.
+        n_draft, n_accepted: Drafted nodes that were verified and accepted.
+        rows: The target's logits of each emitted token, when asked for.
+        finish: Why the generation ended, on the last step.
+        sources: Drafted nodes by source; one that two sources offer counts for both.
     """
 
     tokens: tuple[int, ...]
@@ -61,323 +60,233 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """What a source did in a step: nodes that it offered to the target, and those of them that were kept."""
+    """Nodes that a source offered to the target in a step, and those of them that were accepted."""
 
     name: str
     drafted: int
     accepted: int
 
 
-@dataclass(slots=True)
-class Run:
-    """A sequence that is being decoded, and when it ends.
-
-    limit: tokens that it may still emit. ends: whether a token ends the text. copies: of its text. keep_rows: hand the logits
-    out. apart: it has come to no numbers beside others, and is stepped alone since. was_wide: its last step had several
-    columns, or a draft.
-    """
-
-    sequence: Sequence
-    controller: Controller
-    limit: int
-    ends: Callable[[int], bool]
-    copies: Copies | None = None
-    keep_rows: bool = False
-    finish: Finish | None = None
-    apart: bool = False
-    was_wide: bool = False
-
-    def emit(self, token: int) -> bool:
-        """A token has been chosen; True if it is the last one."""
-        self.sequence.text.append(token)
-        self.limit -= 1
-        self.finish = "stop" if self.ends(token) else "length" if self.limit <= 0 else None
-        return self.finish is not None
-
-    def sample(self, row: np.ndarray) -> int:
-        """The sampler's token for a row of logits. Raises ConfigError for an id that the vocabulary does not have."""
-        token = int(self.sampler.sample(row, self.sequence.text))
-        if not 0 <= token < len(row):
-            raise ConfigError(
-                f"the sampler gave token {token}, which is outside the vocabulary of {len(row)}"
-            )
-        return token
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sequence's sampler."""
-        assert self.sequence.sampler is not None
-        return self.sequence.sampler
-
-
 class Stepper:
-    """Steps sequences on one target, with its drafter, copies of their texts, both or neither."""
+    """Steps sequences on one target, with a draft, prompt lookup, both or neither."""
 
-    def __init__(self, passes: TargetPasses, drafter: Drafter | None, costs: Costs) -> None:
-        self.passes, self.drafter, self.costs = passes, drafter, costs
-        self._gave_up = False
+    def __init__(self, passes: TargetPasses, drafter: Drafter | None, policy: Policy) -> None:
+        self.passes, self.drafter, self.policy = passes, drafter, policy
+        self._warned = False
 
-    def first(self, run: Run) -> Step:
-        """The token that the prompt's own pass gave."""
-        clock, row = Clock(), run.sequence.logits
-        assert row is not None, "a run begins where a prefill left logits"
-        token = run.sequence.pending = run.sample(row)
-        run.emit(token)
-        run.sequence.logits = None
-        if run.copies:
-            run.copies.begin(run.sequence)
+    def first(self, sequence: Sequence) -> Step:
+        """The first token of a generation, from the logits that the prompt's own pass gave."""
+        clock, logits = Clock(), sequence.logits
+        assert logits is not None, "a generation begins where a prefill left logits"
+        token = sequence.pending = sequence.sample(logits)
+        sequence.emit(token)
+        sequence.logits = None
+        if sequence.lookup is not None:
+            sequence.lookup.begin(sequence)
         clock.lap("host")
-        return Step((token,), "prefill", rows=(row,) if run.keep_rows else None, timings=clock.times)
+        kept = (logits,) if sequence.keep_logits else None
+        return Step((token,), "prefill", rows=kept, finish=sequence.finish, timings=clock.times)
 
-    def step(self, run: Run, plain: bool = False) -> Step:
-        """One step of a run; plain: of the pending token alone. `spoilt_from` says which rows are to be cleared then."""
-        if plain or run.sequence.undraftable or (self.drafter is None and run.copies is None):
-            step = self._plain(run)
-        else:
-            clock = Clock()
-            plan = run.controller.next(run.sequence, self.costs)
-            clock.lap("tree")  # planning is paid for by the step, so it counts in what the step costs
+    def step(
+        self, sequences: Items[Sequence], idle: Items[Sequence] = (), plain: bool = False
+    ) -> list[Step | Exception]:
+        """Step each sequence once, all in one pass of the target.
+
+        Args:
+            idle: Sequences of other slots, whose features may have to be taken in before their columns are needed.
+            plain: Draft nothing, whatever the policy says, and let it learn nothing of this step.
+
+        Returns:
+            By sequence its step, or the error with which it failed alone: it is as it was before, or, without a pending
+            token, one token further.
+        """
+        clock, graphs, warm = Clock(), self.passes.graphs, set[str]()
+        plans = [PLAIN] * len(sequences) if plain else self.policy.plan(sequences)
+        clock.lap("tree")
+        cold = graphs.cold
+        trees = self._trees(sequences, plans, clock)
+        if not plain:
+            trees = self.policy.cut(trees)
+        forest = Forest.of(sequences, trees)
+        columns = self._columns(forest, idle, clock)
+        watches = [self._watch(s, tree.tokens) for s, tree in zip(sequences, trees)]
+        if graphs.cold == cold:
+            warm.add("draft")
+        clock.lap("tree")
+
+        cold = graphs.cold
+        for sequence, width in zip(sequences, forest.widths):
+            sequence.torn = width == 1  # until what came of the pass that commits it is known
+        graph = self.passes.verify(forest, watches, columns)
+        clock.lap("verify")
+        if not plain:
+            self.policy.think()
+        clock.lap("verify" if self.passes.device.is_gpu else "tree")  # elsewhere the pass is over by now
+        acceptance = Acceptance(self.passes, graph, forest, watches)
+        if graphs.cold == cold:
+            warm.add("verify")
+        for sequence, width in zip(sequences, forest.widths):
+            if width == 1:
+                sequence.tokens.append(sequence.pending)  # type: ignore[arg-type]
+                sequence.pending = None
+        clock.lap("verify")
+        walked = [acceptance.walk(i) for i in range(len(sequences))]
+        clock.lap("host")
+
+        cold = graphs.cold
+        accepted = [None if isinstance(what, Exception) else what for what, _ in walked]
+        self._commit(forest, accepted, columns)
+        if graphs.cold == cold:
+            warm.add("commit")
+        clock.lap("commit")
+        if not plain:
+            t = clock.times
+            self.policy.record(
+                Result(trees, accepted, t.draft, t.tree, t.verify, t.commit, t.host, frozenset(warm))
+            )
+        clock.lap("host")
+        steps = [
+            what if isinstance(what, Exception) else self._step_of(sequence, plan, tree, what, rows, clock)
+            for sequence, plan, tree, (what, rows) in zip(sequences, plans, trees, walked)
+        ]
+        for sequence, plan in zip(sequences, plans):
+            if plan is not PLAIN and sequence.finish is None and sequence.pending is not None:
+                self._look_up(sequence)  # while a GPU is at the commit; the next tree finds it done
+        return steps
+
+    # ---- before the pass
+
+    def _trees(self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock) -> list[Tree]:
+        """The grown tree of each sequence: its root alone where nothing is proposed."""
+        trees = []
+        for sequence, plan, drafted in zip(sequences, plans, self._draft(sequences, plans, clock)):
+            assert sequence.pending is not None
+            tree, found = None, None if plan is PLAIN else self._look_up(sequence)
             try:
-                step = self._plain(run, clock) if plan.kind == "plain" else self._speculate(run, plan, clock)
+                if found is not None:
+                    tree = plan.build(sequence.pending, Merged(drafted, found, sequence.lookup.rates))
+                elif drafted is not None:
+                    tree = plan.build(sequence.pending, drafted)
             except NoNumbers:
-                self._give_up_drafting(run.sequence)
-                step = self._plain(run)
-        run.sequence.statistics.took(step.tokens, step.n_draft, step.n_accepted)
-        run.was_wide = step.n_draft > 0 or step.timings.draft > 0
-        if run.finish is None:
-            self._meanwhile(run)
-        else:
-            run.controller.catch_up()
-        return step
+                self._give_up_drafting(sequence)
+            trees.append(root_only(sequence.pending) if tree is None else tree)
+        return trees
 
-    def _meanwhile(self, run: Run) -> None:
-        """Have what was learned taken in while a GPU is waited for; elsewhere who asks for it takes it in."""
-        if not self.passes.device.is_gpu:
-            return
+    def _draft(
+        self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock
+    ) -> list[Candidates | None]:
+        """The draft's candidates for each sequence that it is asked for."""
+        found: list[Candidates | None] = [None] * len(sequences)
+        asked = [
+            i
+            for i, (sequence, plan) in enumerate(zip(sequences, plans))
+            if plan.kind != "plain" and plan.drafts and not sequence.undraftable
+        ]
+        if not asked or self.drafter is None:
+            return found
+        depths = [plans[i].depth for i in asked]
+        depth = None if None in depths else max(d or 0 for d in depths)
+        budget = max(plans[i].budget for i in asked)
+        for i, candidates in zip(asked, self.drafter.propose([sequences[i] for i in asked], budget, depth)):
+            if isinstance(candidates, NoNumbers):
+                self._give_up_drafting(sequences[i])
+            else:
+                found[i] = candidates
+        clock.lap("draft")
+        return found
 
-        def catch_up() -> None:
-            run.controller.catch_up()
-            self.costs.catch_up()
-
-        self.passes.device.meanwhile(catch_up)
+    def _look_up(self, sequence: Sequence):
+        """What prompt lookup proposes; None for nothing."""
+        return None if sequence.lookup is None else sequence.lookup.look_up(sequence)
 
     def _give_up_drafting(self, sequence: Sequence) -> None:
-        """The draft gave no numbers: say so once, and go on without it until the sequence is reset."""
-        sequence.undraftable, sequence.spoilt_draft, sequence.unseen = True, True, ()
-        if not self._gave_up:
-            log.warning(
-                "the draft gave NaN or infinite values: its file is damaged, or its sums overflow; decoding is plain"
-            )
-        self._gave_up = True
+        """The draft gave NaN: warn once, and decode the sequence without it until it is reset."""
+        sequence.undraftable, sequence.draft_nonfinite, sequence.unseen = True, True, ()
+        if not self._warned:
+            log.warning("draft produced NaN or infinite values (corrupt weights or overflow); decoding is plain")
+        self._warned = True
 
-    def _speculate(self, run: Run, plan: Plan, clock: Clock) -> Step:
-        """Draft, build the tree, verify it, walk it, commit the accepted path; a plain step if there is nothing to verify."""
-        sequence, start = run.sequence, run.sequence.n_tokens
-        assert sequence.pending is not None
-        drafter = self.drafter if plan.drafts else None
-        copied = run.copies.look_up(sequence) if run.copies else None
-        if drafter is None and copied is None:
-            return self._plain(run, clock)
-        candidates = self._propose(run, plan, drafter, copied, clock)
-        tree = plan.build(sequence.pending, candidates)
-        if plan.choose is not None and not tree.n_nodes:
-            clock.lap("tree")
-            return self._plain(run, clock)  # the text will tell what the draft was worth
-        watched = self._watch(run, tree.tokens)
-        self._meanwhile(run)
-        clock.lap("tree")
-        graph = self.passes.verify(sequence, tree, watched)
-        found = self.passes.reduced(graph, watched) if watched else self.passes.choices(graph)
-        clock.lap("verify")
-        width = verify_width(tree.n_nodes)
-        if graph.is_warm:
-            self.costs.measured("verify", clock.times.verify, width, start)
-        rows: list[np.ndarray] = []
-        accepted = self._accept(run, tree, graph, found, rows, start)
-        clock.lap("host")
-        cold = self.passes.graphs.cold
-        sequence.torn = True
-        self.passes.commit(sequence, accepted.path)
-        sequence.commit(accepted.path, accepted.tokens)
-        sequence.torn = False
-        if self.drafter is None:
-            sequence.unseen = ()
-        else:
-            self.drafter.observe(sequence, accepted)
-        if tree.evidence is not None and run.copies is not None:
-            observe(tree, accepted, run.copies.rates)
-        run.controller.observe(tree, accepted)
-        clock.lap("commit")
-        if self.passes.graphs.cold == cold:
-            self.costs.measured("commit", clock.times.commit)
-        self.costs.measured("host", clock.times.tree + clock.times.host, width)
-        return Step(
-            accepted.tokens,
-            "chain" if plan.kind == "chain" else "tree",
-            tree,
-            accepted.kept,
-            tree.n_nodes,
-            accepted.n_accepted,
-            tuple(rows) if run.keep_rows else None,
-            timings=clock.times,
-            sources=self._uses(tree, accepted),
-        )
-
-    def _propose(
-        self, run: Run, plan: Plan, drafter: Drafter | None, copied: Copied | None, clock: Clock
-    ) -> Candidates | Merged:
-        """What there is to verify, of the draft if it is asked; the columns of its features are free afterwards."""
-        sequence = run.sequence
-        found, cold, start = None, self.passes.graphs.cold, sequence.n_tokens
-        if drafter is not None:
-            found = drafter.propose(sequence, plan.budget, plan.depth)
-            clock.lap("draft")
-            if self.passes.graphs.cold == cold:
-                columns = (plan.depth or drafter.depth) + 1
-                self.costs.measured("draft", clock.times.draft, columns, start)
-        if sequence.unseen:
-            assert self.drafter is not None
-            self.drafter.take_in(sequence)  # the tree's own features come to lie where these are
-            if drafter is None:
+    def _columns(self, forest: Forest, idle: Items[Sequence], clock: Clock) -> Items[int]:
+        """Columns of the features, one for each of the pass, in which no token waits that the draft has not taken in."""
+        if self.drafter is None or not self.drafter.taps:
+            return ()
+        features, everyone = self.passes.state.features, [*forest.sequences, *idle]
+        fixed = self.passes.fixed_columns(forest)
+        taken = {column for s in everyone for column in s.unseen}
+        crowded = any([len(s.unseen) > self.drafter.depth for s in everyone])
+        if taken and (fixed or crowded or features.width - len(taken) < forest.width):
+            self.drafter.take_in([s for s in everyone if s.unseen])
+            taken = set()
+            if fixed and not clock.times.draft:
                 self.passes.device.synchronize()
                 clock.lap("draft")
-                if self.passes.graphs.cold == cold:
-                    self.costs.measured("append", clock.times.draft, context=start)
-        if copied is None:
-            assert found is not None
-            return found
-        assert run.copies is not None
-        return Merged(found, copied, run.copies.rates)
+        return range(forest.width) if fixed else features.free(taken, forest.width)
+
+    def _watch(self, sequence: Sequence, nodes: NDArray[np.int32]) -> Watch | None:
+        """How the pass is to reduce the logits of these nodes; None if whole rows are wanted, or none."""
+        if sequence.keep_logits or not self.passes.reduces:
+            return None
+        assert sequence.sampler is not None
+        return watch(sequence.sampler, sequence.history, nodes)
+
+    # ---- behind the pass
+
+    def _commit(self, forest: Forest, accepted: Items[Accepted | None], columns: Items[int]) -> None:
+        """Take in the accepted paths. The pass itself has committed trees of one column."""
+        paths: list[tuple[int, ...]] = []
+        for (sequence, tree, block), what in zip(forest.blocks, accepted):
+            paths.append(() if what is None or tree.width == 1 else what.path)
+            sequence.torn = bool(paths[-1])
+            if tree.width == 1:
+                sequence.pending = None if what is None else what.tokens[-1]
+                self._keep_features(sequence, sequence.unseen, (0,), block, columns)
+        self.passes.commit(forest, paths)
+        for (sequence, _, block), path, what in zip(forest.blocks, paths, accepted):
+            if path and what is not None:
+                waiting = sequence.unseen
+                sequence.commit(path, what.tokens)
+                self._keep_features(sequence, waiting, path, block, columns)
+                sequence.torn = False
+
+    @staticmethod
+    def _keep_features(
+        sequence: Sequence,
+        waiting: tuple[int, ...],
+        path: tuple[int, ...],
+        block: slice,
+        columns: Items[int],
+    ) -> None:
+        """Note where the features of a path lie, behind those that wait already."""
+        keeps = columns and not sequence.undraftable
+        sequence.unseen = (*waiting, *[columns[block.start + node] for node in path]) if keeps else ()
+
+    def _step_of(
+        self,
+        sequence: Sequence,
+        plan: Plan,
+        tree: Tree,
+        accepted: Accepted,
+        logits: list[NDArray[np.float32]],
+        clock: Clock,
+    ) -> Step:
+        kept = tuple(logits) if sequence.keep_logits else None
+        step = Step(accepted.tokens, "plain", rows=kept, finish=sequence.finish, timings=clock.times)
+        if tree.width > 1:
+            step.mode = "chain" if plan.kind == "chain" else "tree"
+            step.tree, step.path = tree, accepted.kept
+            step.n_draft, step.n_accepted = tree.n_nodes, accepted.n_accepted
+            step.sources = self._uses(tree, accepted)
+        sequence.statistics.took(step.tokens, step.n_draft, step.n_accepted)
+        return step
 
     def _uses(self, tree: Tree, accepted: Accepted) -> tuple[SourceUse, ...]:
-        """Who offered the nodes of a tree, and what came of them."""
+        """Which sources offered the nodes of a tree, and how many of them were accepted."""
+        draft = self.drafter.name if self.drafter else ""
         if tree.sources is None:
-            assert self.drafter is not None
-            return (SourceUse(self.drafter.name, tree.n_nodes, accepted.n_accepted),)
-        bits = tree.sources.tolist()
-        uses = []
-        for bit, name in ((DRAFT, self.drafter.name if self.drafter else ""), (COPIES, NAME)):
+            return (SourceUse(draft, tree.n_nodes, accepted.n_accepted),)
+        bits, uses = tree.sources.tolist(), []
+        for bit, name in ((DRAFT, draft), (COPIES, NAME)):
             drafted = sum([1 for b in bits if b & bit])
             if drafted:
                 uses.append(SourceUse(name, drafted, sum([1 for n in accepted.kept if bits[n] & bit])))
         return tuple(uses)
-
-    def _watch(self, run: Run, nodes: np.ndarray | tuple[int, ...] = ()) -> Watch | None:
-        """How the next pass, over these nodes, is to reduce its rows; None if whole rows are wanted, or none."""
-        if run.keep_rows or not self.passes.reduces:
-            return None
-        return watch(run.sampler, run.sequence.text, nodes)
-
-    def _draw(
-        self, run: Run, graph: Graph, reduced: ReducedRows, column: int = 0, first: int = 0
-    ) -> int | None:
-        """The sampler's token after a column of those from `first` on, from its reduced row; None if that takes the whole row."""
-        block = partial(self.passes.logits_block, graph, first + column)
-        return draw(run.sampler, reduced[column], run.sequence.text, block)
-
-    def _accept(
-        self,
-        run: Run,
-        tree: Tree,
-        graph: Graph,
-        found: np.ndarray | ReducedRows,
-        rows: list[np.ndarray],
-        start: int,
-        first: int = 0,
-    ) -> Accepted:
-        """Walk the tree by the target's own choices; `rows` takes the logits behind them, if they are kept.
-
-        start, first: position and column of the root. Raises NoNumbersError where its row is NaN.
-        """
-        sequence, is_greedy = run.sequence, run.sampler.greedy and not run.keep_rows
-        if isinstance(found, ReducedRows):
-            spoilt = found.without_numbers(tree.width)
-        else:
-            choices = found if len(found) else self.passes.choices(graph)[first:]
-            spoilt = self.passes.without_numbers(graph, choices[: tree.width], first)
-        if spoilt:
-            sequence.spoilt_from = start
-            if not spoilt[0]:
-                raise NoNumbersError(NAN)
-            followed = tree.tokens.copy()
-            followed[spoilt] = -1  # its token is emitted where it is chosen, and is the next root
-            tree = replace(tree, tokens=followed)
-        if is_greedy:
-            assert isinstance(found, np.ndarray)
-            accepted = greedy(tree, found, run.emit)
-            if spoilt:
-                sequence.spoilt_from = start + len(accepted.path)
-            return accepted
-
-        def choose(node: int) -> int:
-            if isinstance(found, ReducedRows):
-                token = self._draw(run, graph, found, node, first)
-                if token is not None:
-                    return token
-            row = self.passes.logits_row(graph, first + node)
-            if run.keep_rows:
-                rows.append(row)
-            return run.sample(row)
-
-        accepted = walk(tree, choose, run.emit)
-        if spoilt:
-            sequence.spoilt_from = start + len(accepted.path)
-        return accepted
-
-    def _plain(self, run: Run, clock: Clock | None = None) -> Step:
-        """Run the pending token alone; its features are kept for the draft."""
-        sequence, clock, start = run.sequence, clock or Clock(), run.sequence.n_tokens
-        assert sequence.pending is not None
-        column = None
-        if self.drafter is not None and self.drafter.taps and not sequence.undraftable:
-            if len(sequence.unseen) > self.drafter.depth:
-                self.drafter.take_in(sequence)
-            column = self.passes.state.features.free(sequence.unseen)
-        watched = self._watch(run)
-        sequence.torn = True
-        graph = self.passes.linear(sequence, [sequence.pending], column=column, watch=watched, decoding=True)
-        sequence.tokens.append(sequence.pending)
-        if column is not None:
-            sequence.unseen += (column,)
-        row = choice = reduced = None
-        if run.sampler.greedy and not run.keep_rows:
-            choices = self.passes.choices(graph)
-            choice, is_spoilt = int(choices[0]), bool(self.passes.without_numbers(graph, choices))
-        elif watched:
-            reduced = self.passes.reduced(graph, watched)
-            is_spoilt = bool(reduced.without_numbers(1))
-        else:
-            row = self.passes.logits_row(graph)
-            is_spoilt = bool(np.isnan(row[0]))
-        if is_spoilt:
-            sequence.spoilt_from = start
-            raise NoNumbersError(NAN)
-        # from here on the state is whole: a sampler that raises leaves the row to start from again
-        sequence.pending, sequence.logits, sequence.torn = choice, row, False
-        clock.lap("verify")
-        if reduced is not None:
-            try:
-                choice = self._draw(run, graph, reduced)
-            finally:
-                if choice is None:
-                    row = sequence.logits = self.passes.logits_row(graph)
-        if row is not None:
-            choice, sequence.logits = run.sample(row), None
-        assert choice is not None
-        sequence.pending = choice
-        run.emit(choice)
-        clock.lap("host")
-        # sampling counts: a drafted step's is in its `host`; behind a draft that was not verified everything takes longer
-        if graph.is_warm and not clock.times.draft:
-            spent = clock.times.tree + clock.times.verify + clock.times.host
-            self._took_plain(run, spent, start)
-        rows = (row,) if run.keep_rows and row is not None else None
-        return Step((choice,), "plain", rows=rows, timings=clock.times)
-
-    def _took_plain(self, run: Run, ms: float, context: int) -> None:
-        """Note what a plain step took: behind a wide one what it took more than others, which that one has to answer for."""
-        usual = self.costs.of("plain", 1, context) if run.was_wide else None
-        if usual is None or ms < usual:
-            self.costs.measured("plain", ms, context=context)
-        if usual is not None:
-            self.costs.measured("after", max(ms - usual, 0.0))

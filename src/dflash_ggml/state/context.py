@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from ..ggml.device import Device
 from ..ggml.graph import Graph
-from .exchange import PerLane
 from .kv import KvCache, LayerCache, kv_bucket
 from .kv_type import KvType
 from .mask import SlotMask
@@ -164,11 +163,6 @@ class Context:
             if group.is_ring and group.window is not None
             for t in group.cache.slices
         ]
-
-    @property
-    def per_lane(self) -> list[PerLane]:
-        """The rings."""
-        return [part for group in self.groups if group.is_ring for part in group.cache.per_lane(group.n_rows)]
 
     def forget_masks(self) -> None:
         """Other tokens are held than the masks know of."""

@@ -7,6 +7,7 @@ that no unseen token occupies.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import islice
 from typing import Any
 
 from ..ggml.device import F32, Device
@@ -36,16 +37,9 @@ class Features:
         home = g.view(self.tensor, (d, self.width), (self.tensor.nb[1],), offset=tap * d * 4)
         return g.expand(g.set_rows(home, x, column))
 
-    def free(self, taken: Collection[int]) -> int:
-        """A column that is not in `taken`."""
-        first = len(taken)  # where columns are taken in turn
-        if first < self.width and first not in taken:
-            return first
-        return next(column for column in range(self.width) if column not in taken)
-
-    def all_free(self, taken: Collection[int]) -> list[int]:
-        """The columns that are not in `taken`."""
-        return [column for column in range(self.width) if column not in taken]
+    def free(self, taken: Collection[int], n: int) -> list[int]:
+        """The first n columns that are not in `taken`, fewer where there are not as many."""
+        return list(islice((column for column in range(self.width) if column not in taken), n))
 
     @property
     def nbytes(self) -> int:

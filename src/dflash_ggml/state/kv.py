@@ -13,7 +13,6 @@ from typing import Any
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
-from .exchange import PerLane
 from .kv_type import KvType, row_bytes, stored_row
 from .rotation import Rotation, Rotations
 from .spec import KvLayer
@@ -120,12 +119,6 @@ class KvCache:
     def slices(self) -> list:
         """Keys and values of each layer in order, [elements stored of a row, n_rows] each."""
         return list(self._slices)
-
-    def per_lane(self, n_rows: int) -> list[PerLane]:
-        """All rows, of which each lane has so many."""
-        return [
-            PerLane(t, (t.ne[0], n_rows, t.ne[2]), (t.nb[1], t.nb[2]), n_rows * t.nb[1]) for t in self.wholes
-        ]
 
     @property
     def nbytes(self) -> int:

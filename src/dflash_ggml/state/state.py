@@ -16,7 +16,6 @@ from ..ggml.bindings import lib
 from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
-from .exchange import PerLane
 from .features import Features
 from .kv import KvCache, LayerCache
 from .kv_type import KvType
@@ -145,15 +144,6 @@ class TargetState:
     def live(self, lane: int = 0) -> list:
         """The recurrent state of a lane: what a snapshot must copy besides K/V rows."""
         return list(self._lanes[lane])
-
-    @property
-    def per_lane(self) -> list[PerLane]:
-        """Recurrent states layer by layer, and rings."""
-        parts, n = [], len(self._window)
-        for i in range(n):
-            for whole, size in ((self.windows, self.windows.nb[2]), (self.deltas, self.deltas.nb[3])):
-                parts.append(PerLane(whole, (size // 4,), (), n * size, i * size))
-        return parts + [part for ring in self.rings for part in ring.cache.per_lane(ring.n_rows)]
 
     @property
     def nbytes(self) -> dict[str, int]:

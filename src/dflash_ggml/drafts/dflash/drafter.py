@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decode.accept import Accepted
 from ...decode.candidates import Candidates, NoNumbers, Rows
 from ...decode.sequence import Sequence
 from ...ggml.device import I32, NARROW_COLUMNS
@@ -18,7 +17,6 @@ from ...ggml.weights import Weights
 from ...models.target import Append
 from ...state import range_mask
 from ...state.context import Context, ContextRows
-from ...state.exchange import PerLane
 from ...state.kv_type import is_quantised
 from ...state.spec import KvLayer
 from ..drafter import Drafter, Host, checked, places
@@ -99,10 +97,18 @@ class DFlashDrafter(Drafter):
 
     # ---- drafting
 
-    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Rows:
-        """A block for the positions after the committed ones: the pending token and the mask token behind it."""
-        if sequence.lane:
-            return _numbers(self._in_lanes([sequence], depth)[0])
+    def propose(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[Candidates | NoNumbers]:
+        """A block for each sequence: the pending token and mask tokens behind it, at the positions after the committed ones."""
+        if len(sequences) == 1 and not sequences[0].state_index:
+            return list(self._single(sequences[0], depth))
+        most = self._most_blocks(self._columns(depth))
+        passes = (sequences[at : at + most] for at in range(0, len(sequences), most))
+        return [found for part in passes for found in self._batch(part, depth)]
+
+    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NoNumbers]:
+        """The block of a lone sequence of state index 0, whose graph is told of masks instead of ranges."""
         p, block = self.params, self._columns(depth)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
@@ -122,26 +128,16 @@ class DFlashDrafter(Drafter):
         for group in groups:
             group.mask.ran()
         sequence.unseen = ()
-        return _numbers(self._read(graph, block)[0])
+        return self._read(graph, block)
 
-    def propose_each(
-        self, sequences: Items[Sequence], budget: int, depth: int | None = None
-    ) -> list[Candidates | NoNumbers]:
-        """See Drafter.propose_each."""
-        if len(sequences) == 1:
-            return super().propose_each(sequences, budget, depth)
-        most = self._most_blocks(self._columns(depth))
-        passes = (sequences[at : at + most] for at in range(0, len(sequences), most))
-        return [found for part in passes for found in self._in_lanes(part, depth)]
-
-    def _in_lanes(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
+    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
         """A block for each sequence, side by side in one pass; of places that are left over nothing is read."""
         p, block, n = self.params, self._columns(depth), places(len(sequences))
         for sequence in sequences:
             if len(sequence.unseen) > block:
                 self._take_in(sequence, len(sequence.unseen) - block)
         groups, m = self.context.groups, len(sequences)
-        texts = [(s.first_slot, s.lane, s.n_tokens) for s in sequences]
+        texts = [(s.first_slot, s.state_index, s.n_tokens) for s in sequences]
         end, longest = max([slot + n for slot, _, n in texts]), max([n for _, _, n in texts])
         lane = max([lane for _, lane, _ in texts])
         # where rows are everyone's the last one counts, and of rings the last ring
@@ -218,14 +214,8 @@ class DFlashDrafter(Drafter):
             seqs,
         )
 
-    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
-        """The path's features wait in `sequence.unseen`: the next proposal takes them in within its own pass."""
-
-    def take_in(self, sequence: Sequence) -> None:
-        self._take_in(sequence, len(sequence.unseen))
-
-    def take_in_each(self, sequences: Items[Sequence]) -> None:
-        """See Drafter.take_in_each: a pass takes in a block of tokens, whosever they are."""
+    def take_in(self, sequences: Items[Sequence]) -> None:
+        """See Drafter.take_in: a pass takes in a block of tokens of any sequences."""
         self._take([(s, s.unseen, s.n_tokens) for s in sequences])
         for s in sequences:
             s.unseen = ()
@@ -268,7 +258,7 @@ class DFlashDrafter(Drafter):
         groups = self.context.groups
         counts = [len(taken) for _, taken, _ in parts]
         texts = [
-            (sequence.first_slot, sequence.lane, end - n) for (sequence, _, end), n in zip(parts, counts)
+            (sequence.first_slot, sequence.state_index, end - n) for (sequence, _, end), n in zip(parts, counts)
         ]
         at = sum(counts)
         columns[:at] = [column for _, taken, _ in parts for column in taken]
@@ -304,13 +294,6 @@ class DFlashDrafter(Drafter):
         self.held[sequence.lent] = False
         self.context.forget_masks()
 
-    @property
-    def per_lane(self) -> Items[PerLane]:
-        return self.context.per_lane
-
-    def exchanged(self, a: int, b: int) -> None:
-        self.context.forget_masks()
-
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         return self.held[sequence.lent][: sequence.n_tokens].copy()
 
@@ -326,12 +309,6 @@ class DFlashDrafter(Drafter):
         return 0 if held.all() else int(np.flatnonzero(~held)[-1]) + 1
 
 
-def _numbers(found: Rows | NoNumbers) -> Rows:
-    if isinstance(found, NoNumbers):
-        raise found
-    return found
-
-
 def _ring_input(graph: Graph, group: ContextRows, n: int):
     """Rows of a ring for the next n tokens of a pass, int32 [n]: an input for each ring, of whatever draft, and call."""
     own = f"ring {id(group):x} "
@@ -340,7 +317,7 @@ def _ring_input(graph: Graph, group: ContextRows, n: int):
 
     def fill(sequence: Sequence) -> None:
         start = sequence.n_tokens + at
-        graph.inputs[name].array[:] = group.rows(0, sequence.lane, start, start + n)
+        graph.inputs[name].array[:] = group.rows(0, sequence.state_index, start, start + n)
 
     graph.fillers.append(fill)
     return graph.input(name, I32, n)

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decode.accept import Accepted
 from ...decode.candidates import Candidates, NoNumbers, Rows
 from ...decode.sequence import Sequence
 from ...files.gguf import GGUFFile
@@ -19,7 +18,6 @@ from ...ggml.store import Store
 from ...ggml.weights import Source, Weights
 from ...models.prediction import EMBEDDING, Head
 from ...models.target import Append, Target
-from ...state.exchange import PerLane
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
 from ...state.mask import SlotMask
@@ -158,8 +156,14 @@ class MtpDrafter(Drafter):
 
     # ---- drafting
 
-    def propose(self, sequence: Sequence, budget: int, depth: int | None = None) -> Rows:
+    def propose(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[Candidates | NoNumbers]:
         """The best tokens of each depth along the chain of the best; what follows another than the best is not known."""
+        return list(self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth))
+
+    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NoNumbers]:
+        """Of a lone sequence, whose graph is told of a mask instead of ranges."""
         depth = self.depth if depth is None else min(depth, self.depth)
         if len(sequence.unseen) > self.room:
             self._take_in(sequence, len(sequence.unseen) - self.room)
@@ -180,10 +184,10 @@ class MtpDrafter(Drafter):
             *range(end, end + depth),
             *slots,
         )  # fmt: skip
-        self._hold(sequence.lane, first, n, end == n)
-        if self._masked != sequence.lane:
+        self._hold(sequence.state_index, first, n, end == n)
+        if self._masked != sequence.state_index:
             self.mask.forget()
-        self._masked = sequence.lane
+        self._masked = sequence.state_index
         # a column that drafts sees the pending token and the drafted ones before it, itself included
         seen_by = np.packbits(np.triu(np.ones((depth, depth), bool)), axis=1, bitorder="little")
         self.mask.fill(graph, "mask", n_kv, slots.start, seen_by, self.held, sequence.first_slot)
@@ -191,16 +195,13 @@ class MtpDrafter(Drafter):
             fill(sequence)
         graph.run()
         self.mask.ran()
-        self.has_last[sequence.lane] |= n > 0
+        self.has_last[sequence.state_index] |= n > 0
         sequence.unseen = ()
-        return _chain(self.device.read(graph.outputs["best"]).reshape(depth, 2, -1))
+        best = self.device.read(graph.outputs["best"]).reshape(depth, 2, -1)
+        return [checked(partial(_chain, best))]
 
-    def propose_each(
-        self, sequences: Items[Sequence], budget: int, depth: int | None = None
-    ) -> list[Candidates | NoNumbers]:
-        """See Drafter.propose_each: all in one graph, so that the output matrix is read once a depth."""
-        if len(sequences) == 1:
-            return super().propose_each(sequences, budget, depth)
+    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
+        """Of several sequences in one graph, so that the output matrix is read once a depth."""
         depth, room, texts = min(depth or self.depth, self.depth), self.room, places(len(sequences))
         for s in sequences:
             if len(s.unseen) > room:
@@ -238,15 +239,15 @@ class MtpDrafter(Drafter):
             positions[i, : n + 1] = range(end - n, end + 1)
             rows[i, : n + 1] = range(slots.start - n, slots.start + 1)
             picks[i] += n
-            lanes[i], at[:, i], into[:, i] = s.lane, range(end, end + depth), slots
-            self._hold(s.lane, slots.start - n, n, end == n)
+            lanes[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), slots
+            self._hold(s.state_index, slots.start - n, n, end == n)
             missing = np.flatnonzero(~self.held[s.lent][:end])
             ranges[0, :, i] = s.first_slot + (int(missing[-1]) + 1 if len(missing) else 0)
             ranges[1, :, i] = np.arange(slots.start + 1, slots.stop + 1)
         graph.inputs["ranges"].array[:] = ranges.reshape(2, -1)
         graph.run()
         for s in sequences:
-            self.has_last[s.lane] |= bool(s.unseen)
+            self.has_last[s.state_index] |= bool(s.unseen)
             s.unseen = ()
         best = self.device.read(graph.outputs["best"]).reshape(depth, texts, 2, -1)
         return [checked(partial(_chain, best[:, i])) for i in range(len(sequences))]
@@ -257,11 +258,9 @@ class MtpDrafter(Drafter):
             self.device, self.parts, features, self.mask, n_kv, self.room, depth, self.candidates
         )
 
-    def observe(self, sequence: Sequence, accepted: Accepted) -> None:
-        """The path's hidden states wait in `sequence.unseen`: the next proposal takes them in within its own pass."""
-
-    def take_in(self, sequence: Sequence) -> None:
-        self._take_in(sequence, len(sequence.unseen))
+    def take_in(self, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
+            self._take_in(sequence, len(sequence.unseen))
 
     def _take_in(self, sequence: Sequence, count: int) -> None:
         """See the first `count` of the unseen tokens, as many at a time as there is room for."""
@@ -282,11 +281,11 @@ class MtpDrafter(Drafter):
                 *slots, *range(spare, spare + over),
                 n,
             )  # fmt: skip
-            self._hold(sequence.lane, slots.start, n, end == n)
+            self._hold(sequence.state_index, slots.start, n, end == n)
             for fill in graph.fillers:
                 fill(sequence)
             graph.run()
-            self.has_last[sequence.lane], sequence.unseen, count = True, left, count - n
+            self.has_last[sequence.state_index], sequence.unseen, count = True, left, count - n
 
     def _hold(self, lane: int, first: int, n: int, is_start: bool) -> None:
         """The n slots from `first` on are being written; the first is of no use where the hidden state before is not known,
@@ -308,21 +307,12 @@ class MtpDrafter(Drafter):
         slots = sequence.slots(n)
         self.held[slots.start : slots.stop] = False
         if appended:
-            self._hold(sequence.lane, slots.start, n, sequence.n_tokens == 0)
-            self.has_last[sequence.lane] = True
+            self._hold(sequence.state_index, slots.start, n, sequence.n_tokens == 0)
+            self.has_last[sequence.state_index] = True
 
     def reset(self, sequence: Sequence) -> None:
         self.held[sequence.lent] = False
-        self._forget_last(sequence.lane, True)
-
-    @property
-    def per_lane(self) -> Items[PerLane]:
-        last = self.parts.last
-        return [PerLane(last, (last.ne[0],), (), last.nb[1])]
-
-    def exchanged(self, a: int, b: int) -> None:
-        self.mask.forget()
-        self.has_last[a], self.has_last[b] = self.has_last[b], self.has_last[a]
+        self._forget_last(sequence.state_index, True)
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
         return self.held[sequence.lent][: sequence.n_tokens].copy()
@@ -331,7 +321,7 @@ class MtpDrafter(Drafter):
         held = self.held[sequence.lent]
         held[: len(seen)] = seen
         held[len(seen) :] = False
-        self._forget_last(sequence.lane, len(seen) == 0)
+        self._forget_last(sequence.state_index, len(seen) == 0)
 
     def _forget_last(self, lane: int, is_start: bool) -> None:
         """The state of the last token is another's, and other slots are held than the mask knows of."""

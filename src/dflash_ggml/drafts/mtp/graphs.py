@@ -50,7 +50,7 @@ class Parts:
             return None
         if LANE not in g.inputs:
             g.input(LANE, I32, 1)
-            g.fillers.append(lambda sequence: g.inputs[LANE].array.fill(sequence.lane))
+            g.fillers.append(lambda sequence: g.inputs[LANE].array.fill(sequence.state_index))
         return g.inputs[LANE].tensor
 
 

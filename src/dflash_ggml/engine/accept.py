@@ -1,0 +1,113 @@
+"""Acceptance: what the target chose at the nodes of the trees of a pass, and the path that each sequence takes through its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decode.accept import Accepted, followed, greedy, walk
+from ..decode.forest import Forest
+from ..decode.reduced import ReducedRows, Watch, draw
+from ..decode.sequence import Sequence
+from ..decode.tree import Tree
+from ..errors import NoNumbersError, as_exception
+from ..ggml.graph import Graph
+from .passes import TargetPasses
+
+NAN = "target produced NaN logits (corrupt weights or overflow)"
+
+
+class Acceptance:
+    """Reads the outputs of a pass over `forest` once, then walks its trees one by one, in text order."""
+
+    def __init__(
+        self, passes: TargetPasses, graph: Graph, forest: Forest, watches: Items[Watch | None]
+    ) -> None:
+        """watches: by which the pass reduced the logits of each sequence (None: not)."""
+        self.passes, self.graph, self.forest, self.watches = passes, graph, forest, watches
+        is_greedy = any([s.is_greedy for s in forest.sequences])
+        self._choices = passes.choices(graph) if is_greedy else None
+        self._reduced = passes.reduced_rows(graph) if any(watches) else None
+        if self._choices is None and self._reduced is None:
+            passes.device.synchronize()
+        # lists for all trees at once: numpy calls per tree take longer than the walks
+        said = [] if self._choices is None else self._choices[: forest.used].tolist()
+        all_finite = bool(said) and min(said) > 0
+        self._lists = (forest.parents.tolist(), forest.tokens.tolist(), said) if all_finite else None
+
+    def walk(self, i: int) -> tuple[Accepted | Exception, list[NDArray[np.float32]]]:
+        """Walk the tree of sequence number i; an error of its sampler or its logits is returned, not raised.
+
+        Returns:
+            The accepted path, and the logits behind its tokens where the sequence keeps them.
+        """
+        sequence, tree, block = self.forest.blocks[i]
+        logits: list[NDArray[np.float32]] = []
+        try:
+            if self._lists is not None and sequence.is_greedy:
+                parents, tokens, said = self._lists
+                return followed(parents[block], tokens[block], said[block], sequence.emit), logits
+            return self._walk(i, logits), logits
+        except BaseException as error:  # noqa: BLE001 - a sampler's processors are the caller's code
+            if tree.width == 1 and not isinstance(error, NoNumbersError):
+                # the pass has committed the token, so the generation can go on from these logits
+                sequence.logits, sequence.torn = self.passes.logits_row(self.graph, block.start), False
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            return as_exception(error), logits
+
+    def _walk(self, i: int, logits: list[NDArray[np.float32]]) -> Accepted:
+        sequence, tree, block = self.forest.blocks[i]
+        watch, passes, graph, first = self.watches[i], self.passes, self.graph, block.start
+        reduced: ReducedRows | None = None
+        if watch is not None and self._reduced is not None:
+            reduced = ReducedRows(self._reduced[block], watch, passes.target.n_vocab)
+            nonfinite = reduced.without_numbers(tree.width)
+        else:
+            choices = passes.choices(graph) if self._choices is None else self._choices
+            nonfinite = passes.without_numbers(graph, choices[block], first)
+        start = sequence.n_tokens - (tree.width == 1)  # position of the root, committed by now if it is alone
+        if nonfinite:
+            tree = self._without(sequence, tree, nonfinite, start)
+        if sequence.is_greedy:
+            assert self._choices is not None
+            accepted = greedy(tree, self._choices[block], sequence.emit)
+        else:
+            accepted = walk(tree, partial(self._choose, sequence, reduced, first, logits), sequence.emit)
+        if nonfinite:
+            sequence.nonfinite_from = start + len(accepted.path)
+        return accepted
+
+    @staticmethod
+    def _without(sequence: Sequence, tree: Tree, nonfinite: list[int], start: int) -> Tree:
+        """The tree without following nodes whose logits are NaN. Raises NoNumbersError where the root's are."""
+        sequence.nonfinite_from = start
+        if not nonfinite[0]:
+            raise NoNumbersError(NAN)
+        tokens = tree.tokens.copy()
+        tokens[nonfinite] = -1  # its token is emitted where it is chosen, and is the next root
+        return replace(tree, tokens=tokens)
+
+    def _choose(
+        self,
+        sequence: Sequence,
+        reduced: ReducedRows | None,
+        first: int,
+        logits: list[NDArray[np.float32]],
+        node: int,
+    ) -> int:
+        """The sampler's token after a node, from its reduced logits where those decide it."""
+        if reduced is not None:
+            assert sequence.sampler is not None
+            block = partial(self.passes.logits_block, self.graph, first + node)
+            token = draw(sequence.sampler, reduced[node], sequence.history, block)
+            if token is not None:
+                return token
+        row = self.passes.logits_row(self.graph, first + node)
+        if sequence.keep_logits:
+            logits.append(row)
+        return sequence.sample(row)

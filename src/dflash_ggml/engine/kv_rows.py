@@ -1,0 +1,235 @@
+"""The cache rows of a slot: lent to it, extended as its sequence grows, moved when they must, zeroed where others may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..decode.sequence import Sequence
+from ..drafts.drafter import Drafter
+from ..errors import NoRoomError
+from ..state.memory import padded
+from ..state.pool import UNIT
+from ..state.snapshot import Tensors
+from .passes import TargetPasses
+
+
+class KvRows:
+    """A range of cache rows, and the recurrent state and rings of a state index, as one sequence has them.
+
+    Attributes:
+        lent: The range, None once it was given back.
+        kept: Tokens whose K/V rows outlive a reset or restore, until the next write.
+    """
+
+    def __init__(
+        self,
+        passes: TargetPasses,
+        drafter: Drafter | None,
+        sequence: Sequence,
+        lent: range,
+        over: int,
+        gather: Callable[[int, range | None], bool],
+    ) -> None:
+        """over: rows beyond the committed tokens that a pass may write. gather: moves other slots to make room, see Engine."""
+        self.passes, self.drafter, self.sequence, self.over = passes, drafter, sequence, over
+        self.lent: range | None = lent
+        self.kept: tuple[int, ...] = ()
+        self._gather = gather
+        self._written = 0  # rows that a prompt has come to
+        # rows behind the sequence in which earlier ones may have left something; see `overwrite`
+        self._stale = range(passes.rows.take_stale(lent))
+        self._stale_rings = False
+
+    # ---- range
+
+    @property
+    def room(self) -> int:
+        """Tokens that can still be committed without more rows."""
+        return 0 if self.lent is None else len(self.lent) - self.over - self.sequence.n_tokens
+
+    def grow(self, n: int) -> bool:
+        """Have rows for n tokens, which may move them; False where there are not as many in one piece."""
+        rows, pool, n = self.lent, self.passes.rows, n + self.over
+        assert rows is not None
+        if len(rows) >= n:
+            return True
+        longer = pool.extend(rows, n)
+        if longer is None and self._go_elsewhere(n):
+            return True
+        if longer is None and self._gather(n, rows):
+            rows = self.lent or rows  # it may have moved, too
+            longer = pool.extend(rows, n)
+        if longer is None:
+            return False
+        self.lent, self.sequence.end_slot = longer, longer.stop
+        if found := pool.take_stale(longer):
+            self._stale = range(self._stale.start if self._stale else len(rows), max(found, self._stale.stop))
+        return True
+
+    def need(self, n: int) -> None:
+        """Have rows for n tokens. Raises NoRoomError."""
+        if not self.grow(n):
+            raise NoRoomError(f"no cache rows for {n} tokens are left in one piece beside other sequences")
+
+    def _go_elsewhere(self, n: int) -> bool:
+        """Move to a range of n rows elsewhere; False where there is none."""
+        pool, rows = self.passes.rows, self.lent
+        assert rows is not None
+        try:
+            longer = pool.lend(n)
+        except NoRoomError:
+            return False
+        try:
+            self._carry(longer)
+        finally:
+            pool.give_back(rows if self.lent == longer else longer)
+        return True
+
+    def move(self, to: range) -> None:
+        """Move to as many rows elsewhere, free ones or some of its own."""
+        assert self.lent is not None
+        rows = self.lent
+        try:
+            self._carry(to)
+        finally:
+            self.passes.rows.move(rows, self.lent)
+
+    def _carry(self, to: range) -> None:
+        """Copy the sequence's rows to those of `to`, which the pool keeps for it, and leave zeros where `release` does."""
+        rows, pool, drafter, sequence = self.lent, self.passes.rows, self.drafter, self.sequence
+        assert rows is not None
+        tensors, touched = self.tensors(), rows.start + self.touched
+        held = max(len(self.kept), sequence.n_tokens)
+        torn, sequence.torn = sequence.torn, True
+        self.passes.carry(tensors.caches, rows.start, to.start, held)
+        seen = drafter.seen(sequence) if drafter else None
+        if drafter:
+            drafter.leave(sequence)
+        self.lent, sequence.first_slot, sequence.end_slot = to, to.start, to.stop
+        if drafter and seen is not None:
+            drafter.restore_seen(sequence, seen)
+        self._written = 0
+        self._stale = range(max(held, pool.take_stale(to), min(touched, to.stop) - to.start))
+        left = range(max(rows.start, to.stop), touched)
+        if to.start > rows.start:
+            left = range(rows.start, min(touched, to.start))
+        self._clear_left(tensors, left)
+        sequence.torn = torn
+
+    def release(self) -> None:
+        """Give the rows back, and clear the rings."""
+        assert self.lent is not None
+        rows, touched, tensors = self.lent, self.touched, self.tensors()
+        try:
+            self.passes.rows.give_back(rows)
+            self._clear_left(tensors, range(rows.start, rows.start + touched))
+            if touched:
+                tensors.clear_rings(0)
+        finally:
+            if self.drafter:
+                self.drafter.leave(self.sequence)
+            self.lent, self.kept, self.sequence.unseen = None, (), ()
+
+    def _clear_left(self, tensors: Tensors, left: range) -> None:
+        """Zero rows that were the sequence's; on a CPU the first of them, which a pass's padding may see. The pool tells the
+        next owner of the others."""
+        pool = self.passes.rows
+        pool.left_in(left)
+        if left:
+            cleared = left if self.passes.device.is_gpu else left[:UNIT]
+            self.passes.device.synchronize()
+            tensors.clear_rows(cleared.start - tensors.first_slot, cleared.stop - tensors.first_slot)
+            pool.take_stale(cleared)
+
+    # ---- what lies in it
+
+    @property
+    def touched(self) -> int:
+        """Rows that passes of this sequence or of earlier ones may have written."""
+        n = self.sequence.n_tokens
+        beyond = min(n + self.over, len(self.lent or ())) if n else 0
+        return max(self._written, self._stale.stop, beyond)
+
+    def writes(self, n: int) -> int:
+        """A pass is about to write rows up to the first n; returns what was noted before."""
+        before, self._written = self._written, n
+        return before
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether neither rows nor rings hold anything."""
+        return not (self.touched or self._stale_rings)
+
+    def forget(self, torn: bool, kept: int = 0) -> None:
+        """What the device holds belongs to an earlier sequence from now on. Of a torn one only the first `kept` rows are
+        trusted: a key may have overflowed long before a pass noticed."""
+        self._stale, self._stale_rings = range(self.touched), self._stale_rings or self.touched > 0
+        self._written = 0
+        if torn:
+            self.passes.device.synchronize()
+            self._clear(self.tensors(), kept, 0)
+
+    def overwrite(self, n_more: int = 0) -> None:
+        """Drop the rows that were kept, and zero those that passes over `n_more` more tokens may see.
+
+        Attention multiplies masked rows by 0, and NaN among them would come through: a sequence that overflowed would
+        contaminate later ones. A GPU clears all at once (10 us a layer); a CPU as the sequence comes near them (0.3 s for 8K
+        tokens of an 8B model).
+        """
+        self.kept, n, stale = (), self.sequence.n_tokens, self._stale
+        end = min(self.visible(n + n_more + self.over), stale.stop)
+        if not self._stale_rings and end <= stale.start:
+            return
+        self.passes.device.synchronize()
+        tensors = self.tensors()
+        if self._stale_rings:
+            tensors.clear_rings(n)
+            self._stale_rings = False
+        first = max(n, stale.start)
+        tensors.clear_rows(first, max(end, first))
+        self._stale = range(max(end, stale.start), stale.stop) if end < stale.stop else range(0)
+
+    def clear_nonfinite(self) -> None:
+        """Zero what the last pass left NaN-contaminated, before any other sequence's pass.
+
+        Some kernels read masked rows of other sequences, so everything written is checked when its pass has run: where keys or
+        values are NaN, or values overflow, the logits of their column and of all that follow are NaN.
+        """
+        sequence, drafter, first = self.sequence, self.drafter, self.sequence.nonfinite_from
+        if first is not None:
+            known = sequence.n_tokens - len(sequence.unseen)
+            sequence.nonfinite_from = None
+            if first < sequence.n_tokens:
+                sequence.torn, self.kept, sequence.unseen = True, (), ()
+            self.passes.device.synchronize()
+            kept = 0 if sequence.torn else sequence.n_tokens
+            self._clear(self.tensors(draft=False), first, kept)
+            self._clear(self.tensors(target=False), min(first, known), min(kept, known))
+        if drafter is not None and sequence.undraftable:
+            if sequence.draft_nonfinite or drafter.seen(sequence).any():
+                drafter.reset(sequence)
+                self.passes.device.synchronize()
+                self._clear(self.tensors(target=False), 0, 0)
+            sequence.draft_nonfinite = False
+
+    def _clear(self, tensors: Tensors, first: int, kept: int) -> None:
+        """Zero rows from position `first` on, and in rings all that is not seen behind `kept` tokens."""
+        tensors.clear_rows(first, max(self.touched, first))
+        tensors.clear_rings(kept)
+
+    def visible(self, n: int) -> int:
+        """Rows that passes may read of a sequence of n tokens: a CPU skips tiles in which no column sees anything."""
+        return self.passes.n_rows if self.passes.device.is_gpu else padded(n, UNIT)
+
+    def tensors(self, target: bool = True, draft: bool = True) -> Tensors:
+        """What is kept of the sequence, by the target, the draft or both."""
+        state, drafter, sequence = self.passes.state, self.drafter, self.sequence
+        live, caches, rings = list[Any](), list[Any](), list[tuple[Any, int, int]]()
+        if target:
+            live, caches = state.live(sequence.state_index), [*state.kv.slices]
+            rings += [kept for ring in state.rings for kept in ring.kept]
+        if draft and drafter:
+            caches += drafter.rows
+            rings += drafter.rings
+        return Tensors(self.passes.device, live, caches, sequence.first_slot, rings, sequence.state_index)

@@ -1,0 +1,493 @@
+"""A slot: the place of one sequence on an engine, with its cache rows and its state index."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from ..config import Mode
+from ..decode.sampling import Sampler
+from ..decode.sequence import Sequence
+from ..drafts.suffix import Copies
+from ..errors import ConfigError, ContextOverflowError, DeviceError, NoNumbersError
+from ..policy.fixed import plan_of
+from ..state.memory import padded
+from ..state.pool import UNIT
+from ..state.snapshot import Snapshot, Tensors
+from .accept import NAN
+from .claim import Claim
+from .kv_rows import KvRows
+from .shared import Shared
+from .step import Step
+
+T = TypeVar("T")
+
+
+class Slot:
+    """A sequence on an engine: prefill it, go back to snapshots of it, and decode it, alone by `generate` or batched by
+    `Engine.step`.
+
+    One call at a time: a call that would change the sequence while another runs, or while `generate` is suspended, is refused by
+    name, from whatever thread it comes. Calls on other slots of the engine wait for the pass that is under way.
+    """
+
+    def __init__(self, engine: Shared, sequence: Sequence, rows: range, lookup: Copies | None) -> None:
+        """rows: lent by the engine. lookup: prompt lookup in this slot's sequences."""
+        self.engine, self.sequence, self.lookup = engine, sequence, lookup
+        self.kv = KvRows(engine.passes, engine.drafter, sequence, rows, engine.over, engine.gather)
+        self.n_ctx, self.n_vocab, self.tokenizer = engine.n_ctx, engine.n_vocab, engine.tokenizer
+        self._claim = Claim()  # who may change the sequence now
+
+    @property
+    def state_index(self) -> int:
+        """Which of the engine's recurrent states it has."""
+        return self.sequence.state_index
+
+    @property
+    def room(self) -> int:
+        """Tokens that can still be committed without more cache rows."""
+        return self.kv.room
+
+    @property
+    def tokens(self) -> list[int]:
+        """The committed tokens, a copy."""
+        return list(self.sequence.tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.sequence.n_tokens
+
+    @property
+    def pending(self) -> int | None:
+        """The token that was emitted last and is not committed."""
+        return self.sequence.pending
+
+    @property
+    def logits(self) -> np.ndarray:
+        """Logits float32 [n_vocab] after the last committed token; there after `prefill` only."""
+        if self.sequence.logits is None:
+            raise ConfigError("no logits: call prefill first")
+        return self.sequence.logits
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        with self._claim.by("reset"), self.engine.passing:
+            self._reset()
+
+    def _reset(self) -> None:
+        self._there()
+        sequence = self.sequence
+        torn, sequence.torn = sequence.torn, True
+        kept = () if torn else max(self.kv.kept, tuple(sequence.tokens), key=len)
+        self.kv.kept = ()
+        self.kv.forget(torn)
+        sequence.clear()
+        self.engine.passes.state.reset(sequence.state_index)
+        if self.engine.drafter:
+            self.engine.drafter.reset(sequence)
+        sequence.torn, self.kv.kept = False, kept
+
+    def grow(self, n: int) -> bool:
+        """Have cache rows for n tokens, which may move them; False where not as many are left in one piece."""
+        with self._claim.by("grow"), self.engine.passing:
+            self._there()
+            return self.kv.grow(n)
+
+    # ---- prefill
+
+    def check_ids(self, ids: Items[int]) -> None:
+        """Raise ConfigError when an id is outside the vocabulary."""
+        bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
+        if bad is not None:
+            raise ConfigError(f"token id {bad} is outside the vocabulary of {self.n_vocab}")
+
+    def prefill(
+        self,
+        ids: Items[int],
+        progress: Callable[[int, int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        take_row: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        """Append `ids` to the committed tokens, a batch at a time (see `batches`); `progress(done, total)` in tokens.
+
+        take_row gets the logits float32 [n_vocab] after every token; a batch's lie on the device together, so give few ids.
+        With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
+        Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary,
+        NoNumbersError where the logits are NaN: the sequence is inconsistent then.
+        """
+        with self._claim.by("prefill"):
+            self._prefill(ids, progress, should_stop, take_row)
+
+    def _prefill(
+        self,
+        ids: Items[int],
+        progress: Callable[[int, int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        take_row: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self._usable()
+        wanted = self.n_tokens + len(ids)
+        if wanted > self.n_ctx:
+            raise ContextOverflowError(f"Requested tokens ({wanted}) exceed context window of {self.n_ctx}")
+        self.check_ids(ids)
+        self._guarded(partial(self.kv.need, wanted))
+        if len(ids):
+            self._guarded(self._take_in)
+            self.sequence.pending = self.sequence.logits = None
+        done = 0
+        while done < len(ids):
+            if should_stop and should_stop():
+                return
+            part = ids[done : done + self.engine.batches.next(len(ids) - done)]
+            done += len(part)
+            self._guarded(partial(self._prefill_batch, part, done == len(ids), take_row))
+            if progress:
+                progress(done, len(ids))
+
+    def _prefill_batch(
+        self, ids: Items[int], is_last: bool, take_row: Callable[[np.ndarray], None] | None
+    ) -> None:
+        sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
+        self.engine.passes.bucket(sequence.slots(len(ids)).stop)
+        self.kv.overwrite(len(ids))
+        sequence.torn = True
+        self.kv.writes(sequence.n_tokens + len(ids))
+        began = time.perf_counter()
+        graph = self.engine.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
+        if self.engine.drafter:
+            self.engine.drafter.prefilled(sequence, len(ids), append is not None)
+        sequence.tokens.extend(ids)
+        sequence.torn = False
+        self.engine.device.synchronize()  # a GPU would be batches behind, with progress that is none
+        self.engine.batches.took(len(ids), time.perf_counter() - began)
+        is_nan = self.engine.passes.is_nan(graph, len(ids) - 1 if take_row else 0)
+        sequence.nonfinite_from = sequence.n_tokens - len(ids) if is_nan else None
+        self.kv.clear_nonfinite()
+        if is_nan:
+            raise NoNumbersError(NAN)
+        rows = [self.engine.passes.logits_row(graph, i) for i in range(len(ids))] if take_row else []
+        if is_last:
+            sequence.logits = rows[-1] if rows else self.engine.passes.logits_row(graph)
+        for row in rows:
+            take_row(row)  # type: ignore[misc]
+
+    def _take_in(self) -> None:
+        """Let the draft see the last committed tokens before anything else is committed behind them."""
+        if self.engine.drafter and self.sequence.unseen:
+            self.engine.drafter.take_in([self.sequence])
+
+    # ---- beside the sequence
+
+    def hidden_states(
+        self,
+        ids: Items[int],
+        take: Callable[[np.ndarray], None],
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        """Give `take` the target's hidden states after the output norm for a text of its own, float32 [tokens, n_embd] a batch.
+
+        The sequence, its snapshots and the draft stay as they are. It ends early when `should_stop` is true between batches.
+        Raises ContextOverflowError, ConfigError, NoNumbersError as prefill does, and ConfigError for no ids.
+        """
+        with self._claim.by("hidden_states"):
+            self._usable()
+            if not len(ids):
+                raise ConfigError("hidden_states: there are no tokens")
+            if len(ids) > self.n_ctx:
+                raise ContextOverflowError(
+                    f"Requested tokens ({len(ids)}) exceed context window of {self.n_ctx}"
+                )
+            self.check_ids(ids)
+            self._guarded(partial(self.kv.need, len(ids)))
+            self._guarded(partial(self._aside, ids, take, should_stop))
+
+    def _aside(
+        self,
+        ids: Items[int],
+        take: Callable[[np.ndarray], None],
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        """Run ids in cache rows behind all that are held; of those, rows are copied away only where room is short.
+
+        Attention also reads what else lies in the first and the last tile of rows: they begin where a range of rows can, and
+        hold zeros before and after.
+        """
+        state, sequence, kv, n = self.engine.passes.state, self.sequence, self.kv, len(ids)
+        held = sequence.first_slot + max(len(kv.kept), sequence.n_tokens)
+        touched = sequence.first_slot + kv.touched
+        assert kv.lent is not None
+        first = min(padded(held, UNIT), (kv.lent.stop - n) // UNIT * UNIT)
+        other = Sequence(first_slot=first, state_index=sequence.state_index)
+        live, rings = state.live(sequence.state_index), [kept for ring in state.rings for kept in ring.kept]
+        tensors = Tensors(
+            self.engine.device, live, state.kv.slices, other.first_slot, rings, sequence.state_index
+        )
+        rows = tensors.read_rows(max(held - first, 0))
+        tokens, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
+        saved = Snapshot(tokens, tensors.read_live(), rows, np.zeros(0, bool), None, rings=windows)
+        sequence.torn, was_clean = True, kv.is_clean
+        written = kv.writes(max(kv.touched, first - sequence.first_slot + n))
+        try:
+            state.reset(sequence.state_index)
+            tensors.clear_rows(0, max(min(touched - first, kv.visible(n)), 0))
+            if not was_clean:
+                tensors.clear_rings(0)
+            while other.n_tokens < n:
+                if should_stop and should_stop():
+                    return
+                at = other.n_tokens
+                part = ids[at : at + self.engine.batches.next(n - at)]
+                hidden = self.engine.passes.hidden_rows(
+                    self.engine.passes.linear(other, part, outputs="hidden")
+                )
+                if np.isnan(hidden[-1, 0]):
+                    raise NoNumbersError(NAN)
+                take(hidden)
+                other.tokens.extend(part)
+        finally:
+            self.engine.device.synchronize()
+            tensors.clear_rows(0, n)
+            tensors.clear_rings(sequence.n_tokens)
+            tensors.write(saved)
+            sequence.torn = False
+            kv.writes(written)
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """Run passes, during which nobody may close the engine."""
+        with self.engine.passing:
+            self._usable()
+            before, self.engine.in_pass = self.engine.in_pass, True
+            try:
+                return work()
+            finally:
+                self.engine.in_pass = before
+
+    # ---- snapshots
+
+    def snapshot(self, with_rows: bool = True) -> Snapshot:
+        """A copy of the committed state, for `restore`; the pending token is not part of it.
+
+        Without its K/V rows a snapshot is small and good for as long as the cache still holds the same tokens' rows.
+        """
+        with self._claim.by("snapshot"), self.engine.passing:
+            self._usable()
+            self._take_in()
+            sequence, tensors = self.sequence, self.kv.tensors()
+            seen = (
+                self.engine.drafter.seen(sequence)
+                if self.engine.drafter
+                else np.zeros(sequence.n_tokens, bool)
+            )
+            return Snapshot(
+                tuple(sequence.tokens),
+                tensors.read_live(),
+                tensors.read_rows(sequence.n_tokens) if with_rows else None,
+                seen,
+                None if sequence.logits is None else sequence.logits.copy(),
+                tensors.types,
+                tensors.read_rings(sequence.n_tokens),
+            )
+
+    def can_restore(self, snapshot: Snapshot) -> bool:
+        """Whether `restore` would work: rows are in the snapshot, or still in the cache."""
+        held = self.kv.kept or self.sequence.tokens
+        return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
+
+    def completed(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with its K/V rows, so that it is good anywhere. Raises ConfigError where they are no longer here."""
+        with self.engine.passing:
+            self._there()
+            if snapshot.rows is not None:
+                return snapshot
+            if not self.can_restore(snapshot):
+                raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
+            tensors = self.kv.tensors()
+            return replace(snapshot, rows=tensors.read_rows(len(snapshot.tokens)), types=tensors.types)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this engine. Raises ConfigError when its K/V rows are gone or its shape differs."""
+        with self._claim.by("restore"), self.engine.passing:
+            self._there()
+            sequence = self.sequence
+            if not self.can_restore(snapshot):
+                raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
+            n = len(snapshot.tokens)
+            self.kv.tensors().check(snapshot)
+            if n > self.n_ctx:
+                raise ConfigError("snapshot: taken from a model or context of another shape")
+            kept, torn = snapshot.tokens, sequence.torn
+            if snapshot.rows is None and not torn:
+                kept = max(self.kv.kept, tuple(sequence.tokens), key=len)
+            sequence.torn, self.kv.kept = True, ()
+            self.kv.forget(torn, 0 if snapshot.rows is not None else n)
+            sequence.clear()
+            self.kv.tensors().write(snapshot)
+            if self.engine.drafter:
+                self.engine.drafter.restore_seen(sequence, snapshot.in_draft)
+            sequence.tokens += snapshot.tokens
+            sequence.logits, self.kv.kept, sequence.torn = snapshot.logits, kept, False
+
+    # ---- decode
+
+    def generate(
+        self,
+        sampler: Sampler,
+        *,
+        max_tokens: int | None = None,
+        mode: Mode | None = None,
+        budget: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        keep_rows: bool = False,
+    ) -> Generator[Step, None, None]:
+        """Decode from `logits` until `stop(token)` (None: an end-of-generation token), `max_tokens` or the context's end.
+
+        `should_stop` is asked between steps. However it ends, also by closing the generator, `tokens` then holds the prompt
+        and all emitted tokens but the last, which is `pending`. Raises ConfigError for options that do not fit. Until it has
+        ended or been closed, other calls that would change the state are refused.
+        """
+        with self._claim.by("a generation"):
+            sequence = self._begin(sampler, max_tokens, mode, budget, stop, keep_rows)
+            step: Step | Exception = self._guarded(partial(self.engine.stepper.first, sequence))
+            while True:
+                if isinstance(step, Exception):
+                    raise step
+                if sequence.finish is None and should_stop and should_stop():
+                    sequence.finish = "cancelled"
+                step.finish = sequence.finish
+                yield step
+                if step.finish:
+                    return
+                (step,) = self.engine.step([sequence])
+
+    def begin(
+        self,
+        sampler: Sampler,
+        *,
+        max_tokens: int | None = None,
+        mode: Mode | None = None,
+        budget: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+        keep_rows: bool = False,
+    ) -> Sequence:
+        """Begin a generation as `generate` has it, for `first` and `Engine.step`."""
+        with self._claim.by("begin"):
+            return self._begin(sampler, max_tokens, mode, budget, stop, keep_rows)
+
+    def first(self) -> Step:
+        """The first token of a generation that was begun, which the prompt's own pass gave."""
+        with self._claim.by("first"):
+            return self._guarded(partial(self.engine.stepper.first, self.sequence))
+
+    def resume(self, sequence: Sequence) -> None:
+        """Go on here with a preempted sequence, once a snapshot of it is restored. Raises ConfigError where tokens differ."""
+        with self._claim.by("resume"):
+            self._usable()
+            here = self.sequence
+            if sequence.tokens != here.tokens:
+                raise ConfigError("resume: the slot holds other tokens than the sequence")
+            sequence.first_slot, sequence.end_slot = here.first_slot, here.end_slot
+            sequence.state_index, sequence.unseen, sequence.logits = here.state_index, (), None
+            sequence.torn, sequence.nonfinite_from, sequence.draft_nonfinite = False, None, False
+            self.sequence = self.kv.sequence = sequence
+            self.lookup = sequence.lookup or self.lookup
+            self._guarded(self.kv.overwrite)
+
+    def _begin(
+        self,
+        sampler: Sampler,
+        max_tokens: int | None,
+        mode: Mode | None,
+        budget: int | None,
+        stop: Callable[[int], bool] | None,
+        keep_rows: bool,
+    ) -> Sequence:
+        """Check the options of a generation, and note them in the sequence."""
+        self._usable()
+        _ = self.logits
+        config, sequence, drafter = self.engine.config, self.sequence, self.engine.drafter
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigError(f"max_tokens: {max_tokens} is below 1")
+        if budget is not None and not 1 <= budget <= config.budget:
+            raise ConfigError(
+                f"budget: {budget} is outside 1..{config.budget}, what the engine was loaded with"
+            )
+        room = self.n_ctx - self.n_tokens
+        if room < 1:
+            raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
+        mode, budget = self._mode(mode), budget or config.budget
+        plan_of(mode, budget, drafter.depth if drafter else 0, config.chain_seed, self.lookup is not None)
+        sequence.mode, sequence.budget, sequence.chain_seed = mode, budget, config.chain_seed
+        sequence.sampler, sequence.history, sequence.lookup = sampler, self.tokens, self.lookup
+        sequence.limit = room if max_tokens is None else min(max_tokens, room)
+        sequence.ends, sequence.keep_logits = stop or self.tokenizer.eog_ids.__contains__, keep_rows
+        sequence.finish, sequence.isolated, sequence.notes = None, False, None
+        self._guarded(self.kv.overwrite)
+        return sequence
+
+    def _mode(self, mode: Mode | None) -> Mode:
+        """The mode of a generation."""
+        mode = mode or self.engine.config.mode
+        if mode != "auto" or not self.engine.config.reproducible:
+            return mode
+        return "tree" if self.engine.device.info.is_gpu and self.engine.drafter else "plain"
+
+    # ---- for the engine
+
+    def prepare(self) -> None:
+        """Have cache rows for a step. Raises NoRoomError, or DeviceError where a pass was broken off."""
+        self._usable()
+        self.kv.need(self.n_tokens + 1)
+
+    def recompute(self) -> Exception | None:
+        """Prefill all but the last token again and make that one pending; the error that kept it from that."""
+        sequence = self.sequence
+        *tokens, pending = sequence.tokens
+        kept = sequence.history, sequence.sampler, sequence.undraftable, sequence.statistics, sequence.notes
+        sequence.history = []  # its list goes on
+        try:
+            self._reset()
+            self._prefill(tokens)
+        except Exception as error:  # noqa: BLE001 - it concerns this sequence alone
+            sequence.torn = True
+            return error
+        finally:
+            sequence.history, sequence.sampler, sequence.undraftable, sequence.statistics, sequence.notes = kept
+        sequence.pending, sequence.logits = pending, None
+        return None
+
+    def _there(self) -> None:
+        """Raises DeviceError where this slot or its engine is closed."""
+        self.engine.alive()
+        if self.kv.lent is None:
+            raise DeviceError("this slot is closed")
+
+    def _usable(self) -> None:
+        self._there()
+        if self.sequence.torn:
+            raise DeviceError(
+                "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"
+            )
+
+    def close(self) -> None:
+        """Give the slot back. A sequence that was preempted keeps what `resume` needs."""
+        with self._claim.by("close"), self.engine.passing:
+            if self.kv.lent is not None:
+                try:
+                    self.kv.release()
+                    if self.lookup:
+                        self.lookup.leave()
+                finally:
+                    self.engine.closed(self.sequence.state_index)
+
+    def forget(self) -> None:
+        """Forget the tokens that prompt lookup proposes from, so that a measurement does not copy its own last answer."""
+        with self.engine.passing:  # a step of any slot may be looking in them
+            if self.lookup:
+                self.lookup.forget()
