@@ -7,10 +7,12 @@ take it as an argument, and controllers, drafts and tests can look at it without
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import Mode
 from .sampling import Sampler
 
 
@@ -66,6 +68,11 @@ class Sequence:
     undraftable: bool = False
     spoilt_draft: bool = False
     statistics: Statistics = field(default_factory=Statistics)
+    mode: Mode = "plain"
+    budget: int = 0
+    chain_seed: bool = False
+    lookup: Any = None
+    notes: Any = None
 
     @property
     def n_tokens(self) -> int:
