@@ -186,7 +186,7 @@ class Policy:
         n, sequences = len(step.plans), step.sequences
         context = sum([s.n_tokens for s in sequences]) // n
         fixed = sum([plan.kind != "plain" and plan.drafts for plan in step.plans])
-        if self._now - self._looked_at >= REFRESH or n not in self._plain:
+        if self._now - self._looked_at >= REFRESH or not self._plain.get(n):
             self._look_up_costs(n, context)
         step.plain = self._plain[n]
         for i in free:
@@ -487,6 +487,8 @@ class Policy:
         if result is None:
             return
         step = self._step
+        if step.trying:  # what it showed is acted on at once
+            self._chosen_at = -REFRESH
         for i, tree, probability in step.grown:
             plan, most = step.plans[i], min(step.sequences[i].budget, self.most)
             whole = plan.least == -inf and plan.budget >= most
