@@ -298,6 +298,13 @@ class Costs:
         return dict(known)[nearest] * (sequences - 1) / (nearest - 1) if nearest else 0.0
 
 
+def step_ends(most: int, sequences: int = 1) -> list[int]:
+    """Drafted nodes of so many sequences at which one more would make a pass wider, up to one of `most` columns."""
+    room = most - sequences
+    ends = [w - sequences for w in (*range(1, 9), *range(16, most, 8)) if 0 < w - sequences < room]
+    return [*ends, room] if room > 0 else ends
+
+
 def _rise(octaves: dict[int, _Cell]) -> float | None:
     """Milliseconds per token between the shortest and the longest context; None where they are too near."""
     if len(octaves) < 2:

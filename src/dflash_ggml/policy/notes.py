@@ -80,7 +80,7 @@ class Repetition:
         return True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Notes:
     """Notes on a sequence.
 
@@ -90,6 +90,7 @@ class Notes:
         again: Whether the last try paid, so that the next need not be saved for.
         rest: Steps that are plain without a look.
         glanced: Whether prompt lookup was asked in this step; foretold: in the last one, which was plain.
+        promise: Tokens that its next draft is expected to add.
         kept, least: Verified nodes of the last trees, and the log-probability of the least of them.
         waiting: Drafts that were not verified, of which the text has not told all yet.
     """

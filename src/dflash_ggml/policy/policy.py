@@ -33,7 +33,7 @@ from ..decode.merged import observe as count_votes
 from ..decode.sequence import Sequence
 from ..decode.shared_heap import shares
 from ..decode.tree import Tree, verify_width
-from .costs import Costs
+from .costs import Costs, step_ends
 from .fixed import plan_of
 from .forecast import Array, Forecast, Gains
 from .ledger import PATIENCE, Ledger
@@ -144,7 +144,7 @@ class Policy:
         self.drafted = self.right = 0  # drafts, and their nodes that were accepted
         self._now = 0  # steps
         self._choice, self._chosen_at, self._longer_at = Choice(frozenset(), 0, 0.0), 0, 0
-        self._who: tuple[int, ...] = ()  # whom the choice is about
+        self._who: list[tuple[int, Notes]] = []  # whom the choice is about
         self._saved = self._wanted = 0.0  # milliseconds that tries may take, and the next one wants
         self._tables: dict[tuple[int, int, int], Table] = {}
         self._plain: dict[int, float] = {}  # milliseconds by sequences
@@ -195,11 +195,12 @@ class Policy:
         if len(free) == n and self.ledger.wants_plain(step.plain > 0):
             return
         step.after = 0.0 if self._was_wide else self.costs.of("after", 1, 0, n) or 0.0
+        sure = {i: self._glance(step, i) for i in free if sequences[i].lookup is not None}
         if self.depth and n < self.most:
-            self._choose(step, free, fixed)
-        for i in free:
-            if step.plans[i] is PLAIN and sequences[i].lookup is not None:
-                step.plans[i] = self._from_lookup(step, i)
+            self._choose(step, free, fixed, sure)
+        for i in sure:
+            if step.plans[i] is PLAIN:
+                step.plans[i] = self._from_lookup(step, i, sure[i])
         if step.drafting + fixed or any(plan is not PLAIN for plan in step.plans):
             step.table = self._table(n, step.drafting + fixed, step.block or self.depth + 1)
             step.drafting += fixed
@@ -216,10 +217,7 @@ class Policy:
         """What steps of n sequences take of which so many are drafted."""
         found = self._tables.get((n, drafting, block))
         if found is None:
-            room = max(self.most - n, 0)
-            ends = [w - n for w in (*range(1, 9), *range(16, self.most, 8)) if 0 < w - n < room] + [room] * (
-                room > 0
-            )
+            ends = step_ends(self.most, n)
             ms = self.costs.drafted(ends, block if drafting else 0, self._context, n, drafting)
             draft = (
                 self.costs.expected("draft", drafting * block, self._context, drafting) if drafting else 0.0
@@ -230,13 +228,17 @@ class Policy:
 
     # ---- who is drafted
 
-    def _choose(self, step: _Step, free: list[int], fixed: int) -> None:
+    def _choose(self, step: _Step, free: list[int], fixed: int, sure: dict[int, float]) -> None:
         """Plan the drafts: of those for whom they are worth it, and of one that is tried."""
-        who = tuple([id(step.notes[i]) for i in free])
+        who = [(i, step.notes[i]) for i in free]
         if who != self._who or self._now - self._chosen_at >= REFRESH:
             self._choice = self._best(step, free, fixed, who == self._who)
             self._who, self._chosen_at = who, self._now
         drafting, block = self._choice.drafting, self._choice.block
+        if sure and drafting:
+            drafting = drafting.difference(
+                [i for i in drafting & sure.keys() if self._is_surer(step, i, sure[i])]
+            )
         blocks, n = self.forecast.blocks, len(step.plans)
         if fixed:
             block = blocks[0]
@@ -264,11 +266,12 @@ class Policy:
         n, most = len(step.plans), self.most - len(step.plans)
         plain = step.plain or self.costs.expected("plain", n, self._context, n)
         none = Choice(frozenset(), 0, n / plain if plain else 0.0, 1 / plain if plain else 0.0)
-        found = [none]
+        found, promises = [none], dict[int, dict[int, float]]()
         counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
         for block in self.forecast.blocks[:1] if fixed else self.forecast.blocks:
             gains = {i: step.notes[i].forecast.of(block, min(most, step.sequences[i].budget)) for i in free}
-            order = sorted(free, key=lambda i: -float(np.dot(*gains[i])))
+            promises[block] = {i: float(np.dot(*gains[i])) for i in free}
+            order = sorted(free, key=lambda i: -promises[block][i])
             for count in counts:
                 table = self._table(n, fixed + count, block)
                 found.append(
@@ -279,6 +282,8 @@ class Policy:
             kept = [c for c in found if c.drafting == self._choice.drafting and c.block == self._choice.block]
             if kept and best.rate < (1 + MARGIN) * kept[0].rate:
                 best = kept[0]
+        for i in best.drafting:
+            step.notes[i].promise = promises[best.block][i]
         return best
 
     def _tries(self, step: _Step, left_out: list[int], drafting: int, block: int) -> list[int]:
@@ -329,10 +334,10 @@ class Policy:
         least = floor(4 * (min(notes.least) - LESS_LIKELY)) / 4 if notes.least else -inf
         return min(max(2 * max(notes.kept) + 1, 3), budget), least
 
-    def _from_lookup(self, step: _Step, i: int) -> Plan:
+    def _from_lookup(self, step: _Step, i: int, sure: float) -> Plan:
         """Plan a sequence that is not drafted: what prompt lookup proposes, where that is sure enough to pay."""
-        sequence, notes, n = step.sequences[i], step.notes[i], len(step.plans)
-        sure, least = self._glance(sequence, notes), self._least_sure(n)
+        notes, n = step.notes[i], len(step.plans)
+        least = self._least_sure(n)
         if sure < least or not sure:
             if (
                 n == 1 and not notes.waiting
@@ -341,10 +346,20 @@ class Policy:
             return PLAIN
         return Plan("tree", self._size(step, i, lookup=True)[0], drafts=False)
 
-    def _glance(self, sequence: Sequence, notes: Notes) -> float:
+    def _glance(self, step: _Step, i: int) -> float:
         """How likely the likeliest token is that prompt lookup proposes."""
+        sequence, notes = step.sequences[i], step.notes[i]
         notes.glanced = True
-        return sequence.lookup.glance(sequence, notes.foretold)
+        found: float = sequence.lookup.glance(sequence, notes.foretold)
+        return found
+
+    def _is_surer(self, step: _Step, i: int, sure: float) -> bool:
+        """Whether prompt lookup leaves a draft too little to do: it adds tokens where the first of lookup's is wrong."""
+        choice, n = self._choice, len(step.plans)
+        k = len(choice.drafting)
+        others = self._table(n, k - 1, choice.block).draft if k > 1 else 0.0
+        saved = self._table(n, k, choice.block).draft - others
+        return (1 - sure) * step.notes[i].promise < choice.rate * saved
 
     def _least_sure(self, n: int) -> float:
         """How likely the next token of prompt lookup must be for a pass over its candidates to pay, 1 where it never does.
