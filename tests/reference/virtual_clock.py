@@ -1,35 +1,34 @@
-"""A clock that is not the machine's: made-up costs of passes and a made-up text, to judge controllers without timing anything.
+"""A clock that is not the machine's: made-up costs of passes and made-up texts, to judge policies without timing anything.
 
-A text is a stream of rows: what the draft believes of each depth, and which candidate is right. `hits` tells how often the best
-candidate is; the draft believes something about it that is right in the mean, or off by `off` logits.
+At each place of a text the draft model believes something of a few candidates, one of which is right, or none. `hits` tells how
+often the best candidate is; the draft's belief is right in the mean, or off by `off` logits. Whoever comes by a place finds the
+same there, whatever steps they take, so modes that are compared on a text see the same words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
+from dflash_ggml.config import Mode
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.adaptive import Adaptive
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.company import Member
-from dflash_ggml.decode.controller import Controller
-from dflash_ggml.decode.costs import Costs, Point
-from dflash_ggml.decode.experience import Experience
-from dflash_ggml.decode.joint_costs import JointCosts
-from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sequence import Sequence
-from dflash_ggml.decode.together import Together
-from dflash_ggml.decode.tree import Tree, verify_width
+from dflash_ggml.decode.tree import Tree, root_only, verify_width
+from dflash_ggml.policy.costs import Costs, Point
+from dflash_ggml.policy.plan import Plan
+from dflash_ggml.policy.policy import Policy, Result
 
 RANKS = 8
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds of passes. verify: by columns, a staircase; draft: by columns."""
+    """Milliseconds of passes over one sequence. verify: by columns, a staircase; draft: by columns."""
 
     plain: float
     verify: Mapping[int, float]
@@ -37,8 +36,32 @@ class Machine:
     rest: float = 0.3
     noise: float = 0.02
 
-    def verify_ms(self, width: int) -> float:
-        return self.verify[min(w for w in self.verify if w >= width)]
+    commit = 0.0
+
+    def verify_ms(self, columns: int, sequences: int = 1) -> float:
+        return self.verify[min(w for w in self.verify if w >= columns)]
+
+    def plain_ms(self, sequences: int = 1) -> float:
+        return self.plain
+
+    def draft_ms(self, columns: int) -> float:
+        return self.draft[min((w for w in self.draft if w >= columns), default=max(self.draft))]
+
+    def host_ms(self, sequences: int = 1) -> float:
+        return self.rest
+
+    def costs(self) -> Costs:
+        """Costs as a calibration leaves them."""
+        costs = Costs()
+        costs.learn(
+            [
+                Point("plain", 1, 32, self.plain),
+                *(Point("verify", width, 32, ms) for width, ms in self.verify.items()),
+                *(Point("draft", columns, 32, ms) for columns, ms in self.draft.items()),
+                Point("commit", 1, 32, 0.05),
+            ]
+        )
+        return costs
 
 
 # 27B shape, Q4_K_M, one H100
@@ -56,188 +79,10 @@ CPU = Machine(
 )
 
 
-def calibrated(machine: Machine) -> Costs:
-    """Costs as a calibration leaves them."""
-    costs = Costs()
-    costs.learn(
-        [
-            Point("plain", 1, 32, machine.plain),
-            *(Point("verify", width, 32, ms) for width, ms in machine.verify.items()),
-            *(Point("draft", columns, 32, ms) for columns, ms in machine.draft.items()),
-            Point("commit", 1, 32, 0.05),
-        ]
-    )
-    return costs
-
-
-@dataclass
-class Text:
-    """A stream of drafts. hits: probability that the best candidate of a depth is right, given that the path is."""
-
-    hits: float
-    seed: int = 0
-    spread: float = 1.2  # logits by which places differ, which the draft knows
-    off: float = 0.0  # logits by which the draft is wrong in the mean
-    others: float = 0.4  # of what the best candidate leaves: how much is in the second
-    rng: np.random.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
-
-    def draft(self, depth: int) -> tuple[Rows, np.ndarray]:
-        """Candidates of `depth` positions, and the rank that is right at each (RANKS: none)."""
-        logits = np.log(self.hits / (1 - self.hits)) + self.spread * self.rng.standard_normal(depth)
-        return self._drafted(logits, self.rng.random(depth))
-
-    def _drafted(self, logits: np.ndarray, u: np.ndarray) -> tuple[Rows, np.ndarray]:
-        depth, right = len(logits), _ranks(logits, self.others)
-        truth = (np.cumsum(right, 1) < u[:, None]).sum(1)
-        ids = np.arange(RANKS, dtype=np.int32) + RANKS * np.arange(depth, dtype=np.int32)[:, None]
-        believed = np.log(_ranks(logits + self.off, self.others)).astype(np.float32)
-        order = np.argsort(-believed, 1, kind="stable")
-        return Rows(np.take_along_axis(ids, order, 1), np.take_along_axis(believed, order, 1)), truth
-
-
-@dataclass
-class Placed(Text):
-    """A text that is there before anybody drafts it: how hard a place is, and which candidate is right there, hold for all who
-    come by, whatever steps they take. Modes that are compared on one see the same words."""
-
-    length: int = 8192  # places after which it begins anew
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.seed)
-        logits = np.log(self.hits / (1 - self.hits)) + self.spread * rng.standard_normal(self.length)
-        # of all places beforehand: whoever times a step does not want to time this
-        rows, self._truth = self._drafted(logits, rng.random(self.length))
-        self._ids, self._log_probs = rows.ids % RANKS, rows.log_probs
-
-    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
-        """`draft` of the `depth` places behind `place`."""
-        places = np.arange(place + 1, place + 1 + depth) % self.length
-        ids = self._ids[places] + RANKS * np.arange(depth, dtype=np.int32)[:, None]
-        return Rows(ids, self._log_probs[places]), self._truth[places]
-
-    def right(self, place: int, depth: int) -> np.ndarray:
-        """The tokens that are right at the `depth` places behind `place`, RANKS * 100 where none of the candidates is; one more
-        such behind them."""
-        found = np.full(depth + 1, RANKS * 100, np.int32)
-        truth = self._truth[np.arange(place + 1, place + 1 + depth) % self.length]
-        np.copyto(found[:-1], truth + RANKS * np.arange(depth), where=truth < RANKS, casting="unsafe")
-        return found
-
-
-def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
-    """Probabilities [depth, RANKS]: the best, then half of what is left, and so on."""
-    best = 1 / (1 + np.exp(-logits))
-    rest = (1 - best)[:, None] * others * 0.5 ** np.arange(RANKS - 1)
-    return np.concatenate([best[:, None], rest], 1)
-
-
-@dataclass
-class Run:
-    """What a controller made of a text: virtual milliseconds, tokens, columns that were verified and drafted, per step."""
-
-    ms: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    widths: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-
-    def rate(self, first: int = 0, last: int | None = None) -> float:
-        """Tokens per millisecond of some steps."""
-        return sum(self.tokens[first:last]) / sum(self.ms[first:last])
-
-
-def decode(
-    controller: Controller,
-    costs: Costs,
-    machine: Callable[[int], Machine] | Machine,
-    text: Callable[[int], Text] | Text,
-    n_tokens: int,
-    depth: int = 15,
-    seed: int = 0,
-    word: Callable[[int], int] | None = None,
-) -> Run:
-    """Run a controller over `n_tokens`; machine and text may depend on the tokens so far.
-
-    word: the token at a place; without it, words that were not there before.
-    """
-    rng, run, sequence = np.random.default_rng(seed), Run(), Sequence()
-    sequence.pending = 0
-    sequence.tokens += [0] * 32
-    told: list[int] = []  # of a draft that was not verified: what the text goes on with
-    while sum(run.tokens) < n_tokens:
-        at = sum(run.tokens)
-        here = machine(at) if callable(machine) else machine
-        now = text(at) if callable(text) else text
-
-        def took(ms: float, here: Machine = here) -> float:
-            return ms * float(np.exp(here.noise * rng.standard_normal()))
-
-        plan = controller.next(sequence, costs)
-        context = sequence.n_tokens
-        if plan.kind == "plain":
-            ms = took(here.plain)
-            costs.measured("plain", ms, context=context)
-            n, width, columns = 1, 0, 0
-        else:
-            rows, truth = now.draft(depth)
-            columns = (plan.depth or depth) + 1
-            right = _right(truth)
-            rows = Rows(rows.ids[: columns - 1], rows.log_probs[: columns - 1])
-            if word:
-                rows, right = _in_words(rows, right, word, at)
-            tree = plan.build(0, rows)
-            parts = {("draft", columns): took(here.draft.get(columns, here.draft[16]))}
-            if tree.n_nodes:
-                accepted = _walk(tree, right)
-                width = verify_width(tree.n_nodes)
-                parts |= {("verify", width): took(here.verify_ms(width)), ("host", width): took(here.rest)}
-                controller.observe(tree, accepted)
-                ms, n = sum(parts.values()), len(accepted.tokens)
-                told = []
-            else:
-                ms, n, width = sum(parts.values()) + took(here.plain), 1, 0
-                told = right[: right.index(-1) if -1 in right else None]
-            for (kind, w), part in parts.items():
-                costs.measured(kind, part, w, context)  # type: ignore[arg-type]
-        run.ms.append(ms)
-        run.tokens.append(n)
-        run.widths.append(width)
-        run.drafted.append(columns)
-        if n == 1 and told:
-            new, told = told[:1], told[1:]
-        else:
-            new, told = rng.integers(RANKS * depth, 1 << 30, n).tolist(), []
-        new = list(map(word, range(at, at + n))) if word else new
-        sequence.tokens += [*([] if sequence.pending is None else [sequence.pending]), *new[:-1]]
-        sequence.pending = new[-1]
-    return run
-
-
-def _right(truth: np.ndarray) -> list[int]:
-    """The right token of each depth, -1 where no candidate is."""
-    return [RANKS * d + rank if rank < RANKS else -1 for d, rank in enumerate(truth.tolist())]
-
-
-def _in_words(rows: Rows, right: list[int], word: Callable[[int], int], at: int) -> tuple[Rows, list[int]]:
-    """The same candidates, of which the right ones are the words of the text behind `at` tokens."""
-    ids = rows.ids + (1 << 30)
-    for d, token in enumerate(right[: len(ids)]):
-        ids[d, rows.ids[d] == token] = word(at + d)
-    return Rows(ids, rows.log_probs), [word(at + d) if token >= 0 else -1 for d, token in enumerate(right)]
-
-
-def _walk(tree: Tree, right: list[int]) -> Accepted:
-    """The nodes that carry the right tokens of their depths, root first; -1: there is none."""
-    path = [0]
-    while len(path) <= len(right):
-        found = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == right[len(path) - 1]))
-        if not len(found):
-            break
-        path.append(int(found[0]))
-    return Accepted(tuple(path), tuple(int(t) for t in [*tree.tokens[path[1:]], -1]))
-
+# the same on two cores of an EPYC: a drafted step takes four to six plain ones
+EPYC = Machine(
+    1.0, {2: 1.75, 3: 2.1, 4: 2.4, 6: 2.9, 8: 3.4, 16: 5.2, 24: 7.5, 32: 9.4}, {16: 1.65, 8: 0.95}, 0.35
+)
 
 @dataclass(frozen=True)
 class JointMachine:
@@ -253,16 +98,16 @@ class JointMachine:
     commit: float = 0.0
     plain: Mapping[int, float] = field(default_factory=dict)
 
-    def verify_ms(self, columns: int, sequences: int) -> float:
+    def verify_ms(self, columns: int, sequences: int = 1) -> float:
         return _between(self.verify, columns) + self.each * (sequences - 1)
 
-    def plain_ms(self, sequences: int) -> float:
+    def plain_ms(self, sequences: int = 1) -> float:
         return _between(self.plain, sequences) if self.plain else self.verify_ms(sequences, sequences)
 
     def draft_ms(self, columns: int) -> float:
         return _between(self.draft, columns)
 
-    def host_ms(self, sequences: int) -> float:
+    def host_ms(self, sequences: int = 1) -> float:
         return self.host[0] + self.host[1] * sequences
 
     def costs(self) -> Costs:
@@ -330,98 +175,175 @@ JOINT_CPU = JointMachine(
 )
 
 
+class Source(Protocol):
+    """A text that is there before anyone drafts it."""
+
+    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
+        """What the draft says of the `depth` places behind `place`, and the tokens that are right there."""
+        ...
+
+
 @dataclass
-class JointRun:
-    """What was made of several texts: virtual milliseconds, tokens and columns per step, tokens of each text."""
+class Text:
+    """A text of places. hits: probability that the best candidate of a place is right, given that the path is."""
+
+    hits: float
+    seed: int = 0
+    spread: float = 1.2  # logits by which places differ, which the draft knows
+    off: float = 0.0  # logits by which the draft is wrong in the mean
+    others: float = 0.4  # of what the best candidate leaves: how much is in the second
+    never: bool = False  # whether nothing that the draft says is right
+    length: int = 4096  # places after which it begins anew
+    word: Callable[[int], int] | None = None  # the token of a place; without it, words that were not there before
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        logits = np.log(self.hits / (1 - self.hits)) + self.spread * rng.standard_normal(self.length)
+        right = _ranks(logits, self.others)
+        truth = (np.cumsum(right, 1) < rng.random(self.length)[:, None]).sum(1)
+        self._truth = np.full_like(truth, RANKS) if self.never else truth
+        believed = np.log(_ranks(logits + self.off, self.others)).astype(np.float32)
+        self._order = np.argsort(-believed, 1, kind="stable").astype(np.int32)
+        self._log_probs = np.take_along_axis(believed, self._order, 1)
+
+    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
+        places = np.arange(place + 1, place + 1 + depth)
+        here, firsts = places % self.length, (RANKS + 1) * places[:, None]
+        ids, right = self._order[here] + firsts, self._truth[here] + firsts[:, 0]
+        if self.word is not None:
+            words = np.array([self.word(int(p)) for p in places], np.int64)
+            ids = np.where(ids == right[:, None], words[:, None], ids + (1 << 29))
+            right = words
+        return Rows(ids.astype(np.int32), self._log_probs[here]), right
+
+
+@dataclass
+class Parts:
+    """A text whose kind changes. which: the part that a place lies in."""
+
+    parts: Items[Source]
+    which: Callable[[int], int]
+
+    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
+        return self.parts[self.which(place)].at(place, depth)
+
+
+def by_turns(*hits: float, every: int = 300, seed: int = 0, off: float = 0.0) -> Parts:
+    """A text whose kind changes every so many places."""
+    return Parts([Text(h, seed + i, off=off) for i, h in enumerate(hits)], lambda at: at // every % len(hits))
+
+
+def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
+    """Probabilities [places, RANKS]: the best, then half of what is left, and so on."""
+    best = 1 / (1 + np.exp(-logits))
+    rest = (1 - best)[:, None] * others * 0.5 ** np.arange(RANKS - 1)
+    return np.concatenate([best[:, None], rest], 1)
+
+
+@dataclass
+class Run:
+    """What was made of the texts: by step virtual milliseconds, tokens of all, columns of the verify pass (of all), columns of each
+    draft, and sequences that were drafted; tokens of each text."""
 
     ms: list[float] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
     drafting: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
-    @property
-    def rate(self) -> float:
-        """Tokens per second of all texts together."""
-        return 1000 * sum(self.tokens) / sum(self.ms)
+    def rate(self, first: int = 0, last: int | None = None) -> float:
+        """Tokens per millisecond of some steps."""
+        return sum(self.emitted[first:last]) / sum(self.ms[first:last])
 
 
-def decode_together(
-    texts: list[Placed],
-    machine: JointMachine,
-    steps: int,
-    depth: int = 15,
+Cut = Callable[[Policy, list[Tree]], list[Tree]]
+
+
+def decode(
+    policy: Policy,
+    machine: Machine | JointMachine | Callable[[int], Machine],
+    texts: Items[Source],
+    n_tokens: int | None = None,
+    steps: int = 1 << 30,
+    mode: Mode = "auto",
     budget: int = 31,
-    share: Callable[[Together, list[Tree], list[Plan]], list[Tree]] | None = None,
-    plan: Callable[[list[Plan]], list[Plan]] | None = None,
-    together: Together | None = None,
     seed: int = 0,
     new_text: int = 0,
     told: float = 1.0,
-) -> JointRun:
-    """Run `steps` steps of all texts together. share, plan: in place of what Together decides. new_text: tokens after which a
-    text is followed by another of its kind. told: what is measured of a drafted step, as a part of what it takes."""
-    rng, run, costs = np.random.default_rng(seed), JointRun(), JointCosts(machine.costs())
-    together, known = together or Together(depth), Experience()
-    run.tokens = [0] * len(texts)
-    members = [_member(budget, depth, known) for _ in texts]
-    committed = 0  # paths that the next draft waits for
+    cut: Cut | None = None,
+    plan: Callable[[list[Plan]], list[Plan]] | None = None,
+) -> Run:
+    """Decode texts in batches of all of them.
+
+    Args:
+        machine: May depend on the tokens of the first text so far.
+        n_tokens: Of the first text, after which it ends.
+        new_text: Tokens after which a text is followed by another of its kind.
+        told: What is measured of a drafted step, as a part of what it takes.
+        cut, plan: In place of what the policy decides.
+    """
+    rng, run, n = np.random.default_rng(seed), Run(), len(texts)
+    run.tokens = [0] * n
+    sequences = [_begun(text, 0, mode, budget) for text in texts]
+    committed = 0  # paths for which the next draft waits
 
     def took(ms: float) -> float:
-        return ms * float(np.exp(machine.noise * rng.standard_normal()))
+        return ms * float(np.exp(here.noise * rng.standard_normal()))
 
-    for _ in range(steps):
-        n = len(texts)
-        plans = together.next(members, costs)
+    while len(run.ms) < steps and (n_tokens is None or run.tokens[0] < n_tokens):
+        here = machine(run.tokens[0]) if callable(machine) else machine
+        plans = policy.plan(sequences)
         if plan is not None:
             plans = plan(plans)
-        drafting = [i for i, p in enumerate(plans) if p.kind != "plain"]
-        columns = max([(plans[i].depth or depth) + 1 for i in drafting], default=0)
-        trees, truths = [], []
-        for i, text in enumerate(texts):
-            rows, truth = text.at(run.tokens[i], columns - 1) if i in drafting else (None, np.zeros(0, int))
-            trees.append(_ROOT if rows is None else plans[i].build(0, rows))
-            truths.append(truth)
-        trees = (share or _shared)(together, trees, plans)
-        together.meanwhile()
-        accepted = [_walk(tree, _right(truth)) for tree, truth in zip(trees, truths)]
-        total = sum(tree.width for tree in trees)
-        width = verify_width(total - 1)
-        if drafting:
-            draft = machine.draft_ms(columns * len(drafting)) + machine.commit * committed
-            committed = sum([tree.width > 1 for tree in trees])
-            parts = {
-                ("draft", columns * len(drafting), len(drafting)): draft,
-                ("verify", width, n): machine.verify_ms(width, n),
-                ("host", width, n): machine.host_ms(n),
-            }
+        drafted = [i for i, p in enumerate(plans) if p.kind != "plain" and p.drafts]
+        block = max([(plans[i].depth or policy.depth) + 1 for i in drafted], default=0)
+        trees = [root_only(s.pending or 0) for s in sequences]
+        for i in drafted:
+            trees[i] = plans[i].build(sequences[i].pending or 0, texts[i].at(run.tokens[i], block - 1)[0])
+        trees = policy.cut(trees) if cut is None else cut(policy, trees)
+        policy.think()
+        accepted = []
+        for text, tree, at in zip(texts, trees, run.tokens):
+            deepest = int(tree.depths.max()) + 1
+            accepted.append(_walk(tree, text.at(at, deepest)[1].tolist()))
+        total = sum([tree.width for tree in trees])
+        draft = took(here.draft_ms(block * len(drafted)) + here.commit * committed) if drafted else 0.0
+        if total > n:
+            width = verify_width(total - 1)
+            verify, host = took(here.verify_ms(width, n)), took(here.host_ms(n))
         else:
-            parts, committed = {("plain", n, n): machine.plain_ms(n)}, 0
-        parts = {key: took(ms) for key, ms in parts.items()}
-        for (kind, at, sequences), ms in parts.items():
-            ms *= 1.0 if kind == "plain" else told
-            costs.measured(kind, ms, at, sequences, members[0].sequence.n_tokens)
-        together.observe(trees, accepted, sum(parts.values()))
-        run.ms.append(sum(parts.values()))
+            verify, host = took(here.plain_ms(n)), 0.0
+        committed = sum([tree.width > 1 for tree in trees])
+        part = told if drafted else 1.0
+        for sequence, tree, what in zip(sequences, trees, accepted):
+            sequence.tokens += [sequence.pending or 0, *what.tokens[:-1]]
+            sequence.pending = what.tokens[-1]
+        policy.record(Result(trees, accepted, draft * part, 0.0, verify * part, 0.0, host * part))
+        run.ms.append(draft + verify + host)
         run.emitted.append(sum([len(what.tokens) for what in accepted]))
-        run.columns.append(total)
-        run.drafting.append(len(drafting))
+        run.columns.append(total if total > n else 0)
+        run.blocks.append(block)
+        run.drafting.append(len(drafted))
         for i, what in enumerate(accepted):
             before = run.tokens[i]
             run.tokens[i] += len(what.tokens)
-            members[i].sequence.tokens += range(before, run.tokens[i])  # words that were not there before
             if new_text and before // new_text != run.tokens[i] // new_text:
-                members[i] = _member(budget, depth, known)
+                sequences[i] = _begun(texts[i], run.tokens[i], mode, budget)
     return run
 
 
-def _member(budget: int, depth: int, known: Experience) -> Member:
-    sequence = Sequence(tokens=[0] * 32, pending=0)
-    return Member(sequence, Adaptive(budget, depth, known))
+def _begun(text: Source, at: int, mode: Mode, budget: int) -> Sequence:
+    """A sequence whose prompt has been read; its first token is the one at place `at`."""
+    first = int(text.at(at - 1, 1)[1][0])
+    return Sequence(tokens=[-1] * 32, pending=first, mode=mode, budget=budget)
 
 
-def _shared(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
-    return together.share(trees)
-
-
-_ROOT = Tree(np.zeros(1, np.int32), np.full(1, -1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32))
+def _walk(tree: Tree, right: Items[int]) -> Accepted:
+    """The nodes that carry the right tokens of their depths, root first."""
+    path = [0]
+    while True:
+        found = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == right[len(path) - 1]))
+        if not len(found):
+            return Accepted(tuple(path), tuple(right[: len(path)]))
+        path.append(int(found[0]))

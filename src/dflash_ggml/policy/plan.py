@@ -1,0 +1,42 @@
+"""How to decode the next step of one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..decode.candidates import Candidates
+from ..decode.merged import Merged
+from ..decode.tree import Tree, expand, spine
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to propose and how large a tree to grow.
+
+    Attributes:
+        budget: Drafted nodes; 0 for plain decoding. A chain has at most as many as its source proposes.
+        depth: How far the draft model looks ahead; None for as far as it can.
+        drafts: Whether the draft model runs; without it the tree holds prompt lookup's candidates only.
+        least: Log-probability below which a drafted path is not grown; a merged tree ignores it.
+    """
+
+    kind: Literal["plain", "chain", "tree"]
+    budget: int
+    chain_seed: bool = False
+    depth: int | None = None
+    drafts: bool = True
+    least: float = float("-inf")
+
+    def build(self, root: int, candidates: Candidates | Merged) -> Tree:
+        """Grow the tree of a step from its candidates."""
+        if isinstance(candidates, Merged):
+            if self.kind == "chain":
+                return candidates.spine(root, self.budget)
+            return candidates.grow(root, self.budget, self.chain_seed)
+        if self.kind == "chain":
+            return spine(root, candidates, self.budget)
+        return expand(root, candidates, self.budget, self.chain_seed, self.least)
+
+
+PLAIN = Plan("plain", 0)

@@ -1,0 +1,590 @@
+"""One policy for one or many sequences: who is drafted, how far, and which candidates get the columns of the verify pass.
+
+One objective: expected tokens per millisecond of the whole step. With p the calibrated probabilities of the nodes that are
+verified, a step of n sequences is worth
+
+    (n + sum p) / (C_draft + C_verify + C_commit + C_host)
+
+tokens per millisecond (CaDDTree, arXiv 2606.01813, for one sequence). The cost of a pass is a staircase over its columns, so only
+step ends are looked at; no node at all is plain decoding, a width like any other. A pass costs much the same whoever its columns
+belong to, so they are one budget, filled best-first over the candidates of all sequences (`shared_heap`).
+
+Whether to run a draft is decided before there are candidates, by what the last ones promised (`Forecast`). Who is left out is
+tried now and then, for at most 1 % of the time. A draft that promises less than its verify pass costs is not verified: the
+tokens that follow tell what it was worth. What all that may lose against plain decoding is bounded (`Ledger`).
+
+No plan looks at a target draw of the step that it plans, so no plan can change what is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from math import floor, inf, log, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from ..decode.accept import Accepted
+from ..decode.calibration import Calibration, path_probabilities
+from ..decode.merged import DRAFT
+from ..decode.merged import observe as count_votes
+from ..decode.sequence import Sequence
+from ..decode.shared_heap import shares
+from ..decode.tree import Tree, verify_width
+from .costs import Costs, step_ends
+from .fixed import plan_of
+from .forecast import Array, Forecast, Gains
+from .ledger import PATIENCE, Ledger
+from .notes import LOOK_BACK, Hindsight, Notes
+from .plan import PLAIN, Plan
+
+PROBE = 0.01  # share of the time that tries may take
+BORROWED = 4  # tries of new sequences that need not have been saved for
+REFRESH = 8  # steps between looks at costs and at who is drafted
+MARGIN = 0.02  # by which another choice must be ahead
+STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
+LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
+LEARN_EVERY = 3  # steps of a known sequence between trees that its forecast learns from
+GROW_ALL = 16  # steps between trees that are grown to the whole budget
+LESS_LIKELY = log(4)  # than the last nodes that were verified: paths that are grown too
+FLAT = 0.03  # of a step's cost: a narrower pass that saves less is not worth graphs of its own
+MOST_COLUMNS = 64  # of a pass: matmuls over more are no longer read-bound on any device that was measured
+HOPELESS_AFTER = 40  # drafts without a hit: such a draft does not belong to this target
+log_ = logging.getLogger("dflash_ggml")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a step, in the order of its sequences.
+
+    Attributes:
+        trees: What was verified, root-only where nothing was.
+        accepted: None for a sequence that failed.
+        draft, tree, verify, commit, host: Wall milliseconds; tree: of planning and growing trees.
+        warm: Which of "draft", "verify" and "commit" built no graph.
+    """
+
+    trees: Items[Tree]
+    accepted: Items[Accepted | None]
+    draft: float
+    tree: float
+    verify: float
+    commit: float
+    host: float
+    warm: frozenset[str] = frozenset(("draft", "verify", "commit"))
+
+    @property
+    def ms(self) -> float:
+        """The whole step."""
+        return self.draft + self.tree + self.verify + self.commit + self.host
+
+
+class Choice(NamedTuple):
+    """Who is drafted (places in the step), with how many columns each, and what is expected of it."""
+
+    drafting: frozenset[int]
+    block: int
+    rate: float  # tokens per millisecond
+    slowest: float = inf  # of the slowest sequence
+
+
+class Table(NamedTuple):
+    """Steps of so many sequences and drafts: nodes at which a pass is full, what they take, and the draft alone."""
+
+    ends: list[int]
+    ms: list[float]
+    draft: float
+
+
+class _Step:
+    """The step under way."""
+
+    __slots__ = (
+        "after",
+        "block",
+        "drafting",
+        "grown",
+        "longer",
+        "nodes",
+        "notes",
+        "plain",
+        "plans",
+        "promised",
+        "rejected",
+        "sequences",
+        "table",
+        "trying",
+    )  # fmt: skip
+
+    def __init__(self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan]) -> None:
+        self.sequences, self.notes, self.plans = sequences, notes, plans
+        self.block, self.drafting = 0, 0  # columns of each draft, and how many run
+        self.trying: frozenset[int] = frozenset()
+        self.longer = False  # whether a longer draft runs than pays, to see what it adds
+        self.plain = self.after = 0.0  # milliseconds of a plain step, and what it takes more behind this one
+        self.table: Table | None = None
+        self.promised = [0.0] * len(plans)  # by sequence, the sum of its verified nodes' probabilities
+        self.rejected: list[int] = []  # columns of each tree that would have been verified, where none was
+        self.grown: list[tuple[int, Tree, Array]] = []  # trees of drafts that forecasts learn from
+
+
+class Policy:
+    """Plans the steps of an engine."""
+
+    def __init__(
+        self, depth: int, costs: Costs | None = None, is_gpu: bool = False, most_columns: int = MOST_COLUMNS
+    ) -> None:
+        """depth: the longest path that the draft model proposes, 0 without one."""
+        self.depth, self.is_gpu, self.most = depth, is_gpu, most_columns
+        self.costs = costs or Costs()
+        self.calibration, self.forecast = Calibration(), Forecast(depth)  # of all sequences
+        self.ledger = Ledger(PATIENCE if is_gpu else 1.0)
+        self.drafted = self.right = 0  # drafts, and their nodes that were accepted
+        self._now = 0  # steps
+        self._choice, self._chosen_at, self._longer_at = Choice(frozenset(), 0, 0.0), 0, 0
+        self._who: list[tuple[int, Notes]] = []  # whom the choice is about
+        self._saved = self._wanted = 0.0  # milliseconds that tries may take, and the next one wants
+        self._tables: dict[tuple[int, int, int], Table] = {}
+        self._plain: dict[int, float] = {}  # milliseconds by sequences
+        self._sure: dict[int, float] = {}  # how sure prompt lookup must be, by sequences
+        self._looked_at = 0  # the step at which costs were looked up
+        self._context = 0
+        self._step = _Step((), [], [])
+        self._came: Result | None = None  # of the last step, not learned from yet
+        self._was_wide = False
+
+    # ---- before the draft
+
+    def plan(self, sequences: Items[Sequence]) -> list[Plan]:
+        """Return a plan per sequence. Those that are drafted all look equally far ahead."""
+        self._now += 1
+        if len(sequences) == 1 and (notes := sequences[0].notes) is not None and notes.rest:
+            notes.rest -= 1
+            self._step = _Step(sequences, [notes], [PLAIN])
+            return [PLAIN]
+        self._learn()
+        notes = [s.notes or self._meet(s, len(sequences)) for s in sequences]
+        plans = [PLAIN if s.undraftable else n.fixed for s, n in zip(sequences, notes)]
+        free = [i for i, plan in enumerate(plans) if plan is None]
+        step = self._step = _Step(sequences, notes, [plan or PLAIN for plan in plans])
+        if free:
+            self._decide(step, free)
+        return step.plans
+
+    def _meet(self, sequence: Sequence, n: int) -> Notes:
+        """Begin notes of a sequence."""
+        mode, lookup = sequence.mode, sequence.lookup is not None
+        fixed = plan_of(mode, sequence.budget, self.depth, sequence.chain_seed, lookup)
+        sequence.notes = Notes(fixed, Calibration(self.calibration), Forecast(self.depth, self.forecast))
+        self.ledger.begin(self._plain.get(n, inf))
+        return sequence.notes
+
+    def _decide(self, step: _Step, free: list[int]) -> None:
+        """Plan the sequences whose mode is `auto`."""
+        n, sequences = len(step.plans), step.sequences
+        context = sum([s.n_tokens for s in sequences]) // n
+        fixed = sum([plan.kind != "plain" and plan.drafts for plan in step.plans])
+        if self._now - self._looked_at >= REFRESH or not self._plain.get(n):
+            self._look_up_costs(n, context)
+        step.plain = self._plain[n]
+        for i in free:
+            if step.notes[i].waiting:
+                self._follow(step, i)
+        if len(free) == n and self.ledger.wants_plain(step.plain > 0):
+            return
+        step.after = 0.0 if self._was_wide else self.costs.of("after", 1, 0, n) or 0.0
+        sure = {i: self._glance(step, i) for i in free if sequences[i].lookup is not None}
+        if self.depth and n < self.most:
+            self._choose(step, free, fixed, sure)
+        for i in sure:
+            if step.plans[i] is PLAIN:
+                step.plans[i] = self._from_lookup(step, i, sure[i])
+        if step.drafting + fixed or any(plan is not PLAIN for plan in step.plans):
+            step.table = self._table(n, step.drafting + fixed, step.block or self.depth + 1)
+            step.drafting += fixed
+
+    # ---- costs
+
+    def _look_up_costs(self, n: int, context: int) -> None:
+        self._looked_at, self._context = self._now, context
+        self._tables.clear()
+        self._sure.clear()
+        self._plain = {n: self.costs.expected("plain", n, context, n) if self.costs.knows_plain(n) else 0.0}
+
+    def _table(self, n: int, drafting: int, block: int) -> Table:
+        """What steps of n sequences take of which so many are drafted."""
+        found = self._tables.get((n, drafting, block))
+        if found is None:
+            ends = step_ends(self.most, n)
+            ms = self.costs.drafted(ends, block if drafting else 0, self._context, n, drafting)
+            draft = (
+                self.costs.expected("draft", drafting * block, self._context, drafting) if drafting else 0.0
+            )
+            plain = self.costs.expected("plain", n, self._context, n)
+            found = self._tables[n, drafting, block] = Table([0, *ends], [draft + plain, *ms.values()], draft)
+        return found
+
+    # ---- who is drafted
+
+    def _choose(self, step: _Step, free: list[int], fixed: int, sure: dict[int, float]) -> None:
+        """Plan the drafts: of those for whom they are worth it, and of one that is tried."""
+        who = [(i, step.notes[i]) for i in free]
+        if who != self._who or self._now - self._chosen_at >= REFRESH:
+            self._choice = self._best(step, free, fixed, who == self._who)
+            self._who, self._chosen_at = who, self._now
+        drafting, block = self._choice.drafting, self._choice.block
+        if sure and drafting:
+            drafting = drafting.difference(
+                [i for i in drafting & sure.keys() if self._is_surer(step, i, sure[i])]
+            )
+        blocks, n = self.forecast.blocks, len(step.plans)
+        if fixed:
+            block = blocks[0]
+        elif not drafting:
+            block = blocks[min(1, len(blocks) - 1)]
+        elif self._now - self._longer_at > LONGER and block != blocks[0]:
+            longer = blocks[blocks.index(block) - 1]
+            more = self._table(n, len(drafting), longer).draft - self._table(n, len(drafting), block).draft
+            if self._pays(more):
+                block, step.longer = longer, True
+        if step.longer or block == blocks[0]:
+            self._longer_at = self._now
+        step.trying = frozenset(
+            self._tries(step, [i for i in free if i not in drafting], len(drafting) + fixed, block)
+        )
+        step.block = block
+        for i in drafting | step.trying:
+            nodes, least = self._size(step, i)
+            step.plans[i] = Plan("tree", nodes, depth=block - 1, least=least)
+            step.notes[i].tried_at = self._now
+        step.drafting = len(drafting | step.trying)
+
+    def _best(self, step: _Step, free: list[int], fixed: int, same: bool) -> Choice:
+        """The best set of drafted sequences and columns of each, by forecasts."""
+        n, most = len(step.plans), self.most - len(step.plans)
+        plain = step.plain or self.costs.expected("plain", n, self._context, n)
+        none = Choice(frozenset(), 0, n / plain if plain else 0.0, 1 / plain if plain else 0.0)
+        found, promises = [none], dict[int, dict[int, float]]()
+        counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
+        for block in self.forecast.blocks[:1] if fixed else self.forecast.blocks:
+            gains = {i: step.notes[i].forecast.of(block, min(most, step.sequences[i].budget)) for i in free}
+            promises[block] = {i: float(np.dot(*gains[i])) for i in free}
+            order = sorted(free, key=lambda i: -promises[block][i])
+            for count in counts:
+                table = self._table(n, fixed + count, block)
+                found.append(
+                    _rate(frozenset(order[:count]), block, n, [gains[i] for i in order[:count]], table, plain)
+                )
+        best = max(found, key=lambda choice: choice.rate)
+        if (same and self._choice.drafting != best.drafting) or self._choice.block != best.block:
+            kept = [c for c in found if c.drafting == self._choice.drafting and c.block == self._choice.block]
+            if kept and best.rate < (1 + MARGIN) * kept[0].rate:
+                best = kept[0]
+        for i in best.drafting:
+            step.notes[i].promise = promises[best.block][i]
+        return best
+
+    def _tries(self, step: _Step, left_out: list[int], drafting: int, block: int) -> list[int]:
+        """Who is drafted to see what it is worth: new ones at once, others when it has been saved for."""
+        if not left_out:
+            return []
+        n = len(step.plans)
+        cost = self._table(n, drafting + 1, block).draft - (
+            self._table(n, drafting, block).draft if drafting else 0.0
+        )
+        again = [i for i in left_out if step.notes[i].again or self._repeats(step, i)]
+        if again:
+            for i in again:
+                step.notes[i].again = False
+            return again
+        oldest = min(left_out, key=lambda i: step.notes[i].tried_at)
+        if step.notes[oldest].waiting:
+            return []
+        if not step.notes[oldest].forecast.tried and self._saved > -BORROWED * cost:
+            self._saved -= cost
+            return [oldest]
+        return [oldest] if self._pays(cost) else []
+
+    def _repeats(self, step: _Step, i: int) -> bool:
+        """Whether a sequence has begun to repeat itself, which prompt lookup would know better."""
+        return step.sequences[i].lookup is None and step.notes[i].repetition.is_worth_a_try(
+            step.sequences[i].tokens
+        )
+
+    def _pays(self, ms: float) -> bool:
+        """Take so much of what was saved for tries, if it is there."""
+        self._wanted = ms
+        if self._saved < ms:
+            return False
+        self._saved -= ms
+        return True
+
+    def _size(self, step: _Step, i: int, lookup: bool = False) -> tuple[int, float]:
+        """Nodes of a tree to choose from, and the log-probability of the least: growing many to keep few costs time."""
+        notes, budget = step.notes[i], min(step.sequences[i].budget, self.most)
+        if (
+            len(notes.kept) < 2
+            or not (lookup or notes.least)
+            or step.longer
+            or (self._now + i) % GROW_ALL == 0
+        ):
+            return budget, -inf
+        least = floor(4 * (min(notes.least) - LESS_LIKELY)) / 4 if notes.least else -inf
+        return min(max(2 * max(notes.kept) + 1, 3), budget), least
+
+    def _from_lookup(self, step: _Step, i: int, sure: float) -> Plan:
+        """Plan a sequence that is not drafted: what prompt lookup proposes, where that is sure enough to pay."""
+        notes, n = step.notes[i], len(step.plans)
+        least = self._least_sure(n)
+        if sure < least or not sure:
+            if (
+                n == 1 and not notes.waiting
+            ):  # a match grows by a token a step, and one too short now takes some
+                notes.rest = 2 if not sure else int(2 * sure < least)
+            return PLAIN
+        return Plan("tree", self._size(step, i, lookup=True)[0], drafts=False)
+
+    def _glance(self, step: _Step, i: int) -> float:
+        """How likely the likeliest token is that prompt lookup proposes."""
+        sequence, notes = step.sequences[i], step.notes[i]
+        notes.glanced = True
+        found: float = sequence.lookup.glance(sequence, notes.foretold)
+        return found
+
+    def _is_surer(self, step: _Step, i: int, sure: float) -> bool:
+        """Whether prompt lookup leaves a draft too little to do: it adds tokens where the first of lookup's is wrong."""
+        choice, n = self._choice, len(step.plans)
+        k = len(choice.drafting)
+        others = self._table(n, k - 1, choice.block).draft if k > 1 else 0.0
+        saved = self._table(n, k, choice.block).draft - others
+        return (1 - sure) * step.notes[i].promise < choice.rate * saved
+
+    def _least_sure(self, n: int) -> float:
+        """How likely the next token of prompt lookup must be for a pass over its candidates to pay, 1 where it never does.
+
+        A match grows with every token that is right, so each is likelier than the one before: those behind the first are taken
+        to be as likely as its square root, more than was found of any match length.
+        """
+        found = self._sure.get(n)
+        if found is None:
+            table = self._table(n, 0, 0)
+            token = self._plain[n] / n
+            after = self.costs.of("after", 1, 0, n) or 0.0
+            lost = (
+                [(nodes, (ms + after) / token - n) for nodes, ms in zip(table.ends[1:], table.ms[1:])]
+                if token
+                else []
+            )
+            found = next(
+                (p / 25 for p in range(25) if any(_chain(p / 25, k) > loss for k, loss in lost)), 1.0
+            )
+            self._sure[n] = found
+        return found
+
+    # ---- between the draft and the verify pass
+
+    def cut(self, trees: Items[Tree]) -> list[Tree]:
+        """Return the part of each grown tree that is verified: what is worth most per millisecond of all candidates together.
+
+        Trees of a width that was asked for stay whole while there is room for all of them.
+        """
+        step, n = self._step, len(trees)
+        if step.table is None or not any([tree.n_nodes for tree in trees]):
+            return list(trees)
+        widths, free = [tree.width for tree in trees], [notes.fixed is None for notes in step.notes]
+        gains = path_probabilities(
+            trees, [notes.calibration if auto else None for notes, auto in zip(step.notes, free)]
+        )
+        asked = sum([width - 1 for width, auto in zip(widths, free) if not auto])
+        room, counts = max(self.most - n, 0), [1] * n  # the roots
+        ends, ms = (
+            [room],
+            [1.0],
+        )  # where not all that was asked for fits there is no choice left: the pass is full
+        if asked <= room:
+            counts = [1 if auto else width for width, auto in zip(widths, free)]
+            room -= asked
+            fit = [(end - asked, took) for end, took in zip(step.table.ends, step.table.ms) if end >= asked]
+            ends, ms = [end for end, _ in fit], [took + step.after * (end > 0) for end, took in fit]
+            if not step.drafting:  # prompt lookup must be ahead, not only seem so
+                ms[0] /= 1 + MARGIN
+        counts, sums = shares(gains, widths, counts, room, ends, ms, FLAT)
+        step.promised = [promised - 1 for promised in sums]
+        if all(free) and step.plain and step.drafting:
+            nodes = sum(counts) - n
+            took = next((t for end, t in zip(ends, ms) if end >= nodes), ms[-1])
+            if nodes and sum(sums) * step.plain < (took - step.table.draft) * n:
+                step.rejected = counts
+                counts = [1] * n
+        self._note(step, trees, widths, gains, counts)
+        return [tree.first(count - 1) for tree, count in zip(trees, counts)]
+
+    def _note(
+        self, step: _Step, trees: Items[Tree], widths: list[int], gains: Array, counts: list[int]
+    ) -> None:
+        """Keep what is learned of grown trees."""
+        first = 0
+        for i, (tree, plan, notes, count) in enumerate(zip(trees, step.plans, step.notes, counts)):
+            probability, first = gains[first : first + widths[i]], first + widths[i]
+            if notes.fixed is not None or plan is PLAIN:
+                continue
+            verified = count - 1
+            if plan.drafts and not verified and tree.n_nodes and (i in step.trying or step.rejected):
+                verified = step.rejected[i] - 1 if step.rejected else 0
+                notes.waiting.append(Hindsight(tree, max(verified, 1), step.sequences[i].n_tokens))
+            notes.kept.append(verified)
+            if plan.drafts and tree.evidence is None:
+                if verified:
+                    notes.least.append(float(tree.log_probs[verified]))
+                tried = notes.forecast.tried
+                if tried < LOOK_BACK or (self._now + i) % LEARN_EVERY == 0 or step.longer:
+                    step.grown.append((i, tree, probability))
+
+    # ---- behind the step
+
+    def record(self, result: Result) -> None:
+        """Note what came of the step, for which `cut` gave these trees. It is learned from by `think`, or the next plan."""
+        step, n = self._step, len(result.trees)
+        columns = sum([tree.width for tree in result.trees])
+        is_wide, ms = columns > n, result.ms
+        self._measure(step, result, columns)
+        if not is_wide and not result.draft:
+            self.ledger.plain(ms)
+        elif step.plain and any(result.accepted):
+            tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
+            overrun = 0.0
+            if len(result.warm) < 3 and step.table is not None:
+                expected = [took for end, took in zip(step.table.ends, step.table.ms) if end >= columns - n]
+                overrun = max(ms - max(expected[0] if expected else step.table.ms[-1], step.plain), 0.0)
+            self.ledger.speculative(ms, tokens * step.plain / n, step.plain, overrun)
+        self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
+        for notes, tree in zip(step.notes, result.trees):
+            notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
+        self._came = result if step.table is not None or is_wide else None
+        self._was_wide = is_wide or result.draft > 0
+
+    def _measure(self, step: _Step, result: Result, columns: int) -> None:
+        """Note what the passes took."""
+        n, measured, warm = len(result.trees), self.costs.measured, result.warm
+        context = sum([s.n_tokens for s in step.sequences]) // n
+        if result.draft and "draft" in warm:
+            drafts = [
+                (plan.depth or self.depth) + 1 for plan in step.plans if plan.kind != "plain" and plan.drafts
+            ]
+            if drafts:
+                measured("draft", result.draft, max(drafts) * len(drafts), context, len(drafts))
+            else:
+                measured("append", result.draft, 1, context)
+        if columns > n:
+            width = verify_width(columns - 1)
+            if "verify" in warm:
+                measured("verify", result.verify, width, context, n)
+            if "commit" in warm:
+                measured("commit", result.commit, 1, 0, n)
+            measured("host", result.tree + result.host, width, 0, n)
+        elif not result.draft and "verify" in warm:
+            usual = self.costs.of("plain", n, context, n) if self._was_wide and not self.is_gpu else None
+            if usual is None or result.ms < usual:
+                measured("plain", result.ms, n, context, n)
+            if usual is not None:
+                measured("after", max(result.ms - usual, 0.0), 1, 0, n)
+
+    def think(self) -> None:
+        """Do what has time while a device is busy: learn from the last step, and look costs up anew."""
+        self._learn()
+        self.costs.catch_up()
+
+    def _learn(self) -> None:
+        """Learn from the last step, if that is still to be done."""
+        result, self._came = self._came, None
+        if result is None:
+            return
+        step = self._step
+        if step.trying:  # what it showed is acted on at once
+            self._chosen_at = -REFRESH
+        for i, tree, probability in step.grown:
+            plan, most = step.plans[i], min(step.sequences[i].budget, self.most)
+            whole = plan.least == -inf and plan.budget >= most
+            step.notes[i].forecast.learn(probability, tree.depths, (plan.depth or self.depth) + 1, whole)
+        for i, (tree, accepted) in enumerate(zip(result.trees, result.accepted)):
+            if accepted is None or not tree.n_nodes:
+                continue
+            notes, lookup = step.notes[i], step.sequences[i].lookup
+            if tree.evidence is not None and lookup is not None:
+                count_votes(tree, accepted, lookup.rates)
+            if notes.fixed is not None:
+                continue
+            notes.forecast.came(step.promised[i], accepted.n_accepted)
+            if step.plans[i].drafts:
+                by_draft = self._count(notes, tree, accepted)
+                notes.again = i in step.trying and by_draft * step.plain > self._wanted * len(step.plans)
+
+    def _count(self, notes: Notes, tree: Tree, accepted: Accepted) -> int:
+        """Learn how right a draft was; return its accepted nodes."""
+        notes.calibration.observe(tree, accepted)
+        right = accepted.n_accepted
+        if tree.sources is not None:
+            right = sum([bool(tree.sources[node] & DRAFT) for node in accepted.kept[1:]])
+        self.drafted += 1
+        self.right += right
+        if self.drafted == HOPELESS_AFTER and not self.right:
+            log_.warning(
+                "none of the first %d drafts was right: the draft was probably made for another model or tokenizer; "
+                "it is tried now and then, and decoding is plain otherwise",
+                self.drafted,
+            )
+        return right
+
+    def _follow(self, step: _Step, i: int) -> None:
+        """Learn from drafts that were not verified, once the text tells what they were worth."""
+        notes, sequence = step.notes[i], step.sequences[i]
+        waiting, notes.waiting = notes.waiting, []
+        for draft in waiting:
+            accepted = draft.follow(sequence)
+            if accepted is None:
+                notes.waiting.append(draft)
+                continue
+            self._count(notes, draft.tree, accepted)
+            if draft.tree.evidence is not None and sequence.lookup is not None:
+                count_votes(draft.tree, accepted, sequence.lookup.rates)
+            n = len(step.plans)
+            table = self._table(n, 1, self.forecast.blocks[min(1, len(self.forecast.blocks) - 1)])
+            took = next((ms for end, ms in zip(table.ends, table.ms) if end >= draft.nodes), table.ms[-1])
+            notes.again = (n - 1 + draft.kept(accepted)) * step.plain > took * n
+
+    def expected_ms(self, nodes: int, context: int) -> float | None:
+        """What a step of one sequence is expected to take that verifies so many drafted nodes, None if nothing is known."""
+        if not nodes:
+            return self.costs.of("plain", 1, context)
+        return self.costs.drafted([nodes], self.depth + 1 if self.depth else 0, context)[nodes] or None
+
+
+def _chain(sure: float, nodes: int) -> float:
+    """Expected tokens of a path of so many nodes, the first of which is as likely as this."""
+    further = sqrt(sure)
+    return sure * (1 - further**nodes) / (1 - further)
+
+
+def _rate(
+    drafting: frozenset[int], block: int, n: int, parts: list[Gains], table: Table, plain: float
+) -> Choice:
+    """The rate of the best width if these are drafted; of those that starve no sequence, if there is one."""
+    gains, often = (np.concatenate(both) for both in zip(*parts))
+    order = np.argsort(-gains)
+    falling, often = gains[order], often[order]
+    filled = np.concatenate([[0.0], np.cumsum(often)])
+    sums = np.concatenate([[0.0], np.cumsum(falling * often)])
+    best = Choice(drafting, block, 0.0)
+    for nodes, ms, tokens in zip(table.ends, table.ms, np.interp(table.ends, filled, sums).tolist()):
+        rate = (n + tokens) / ms if ms > 0 else 0.0
+        if rate <= best.rate:
+            continue
+        least = 0.0
+        if nodes and len(drafting) == n and n > 1:
+            at = min(int(np.searchsorted(filled[1:], nodes)), len(falling) - 1)
+            least = min([float((g * w)[g >= falling[at]].sum()) for g, w in parts])
+        if STARVED * ms <= plain * (1 + least) or not best.rate:
+            best = Choice(drafting, block, rate, (1 + least) / ms)
+    return best
