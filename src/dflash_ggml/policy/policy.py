@@ -391,7 +391,9 @@ class Policy:
         Trees of a width that was asked for stay whole while there is room for all of them.
         """
         step, n = self._step, len(trees)
-        if step.table is None or not any([tree.n_nodes for tree in trees]):
+        if not any([tree.n_nodes for tree in trees]):
+            return list(trees)
+        if step.table is None and sum([tree.width for tree in trees]) <= self.most:
             return list(trees)
         widths, free = [tree.width for tree in trees], [notes.fixed is None for notes in step.notes]
         gains = path_probabilities(
@@ -403,7 +405,7 @@ class Policy:
             [room],
             [1.0],
         )  # where not all that was asked for fits there is no choice left: the pass is full
-        if asked <= room:
+        if step.table is not None and asked <= room:
             counts = [1 if auto else width for width, auto in zip(widths, free)]
             room -= asked
             fit = [(end - asked, took) for end, took in zip(step.table.ends, step.table.ms) if end >= asked]
