@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.costs import Point
+from dflash_ggml.policy.costs import Point
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.widths import block_choices
 from dflash_ggml.engine import cost_cache, known_costs, loading

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.drafter import Drafter
-from reference.engine_kit import Solo
+from reference.engine_kit import AnyPlan, Solo
 from reference.trie import Trie
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -21,9 +20,11 @@ class Oracle(Drafter):
     def __init__(self, text: list[int], depth: int, seed: int) -> None:
         self.text, self.depth, self.taps = text, depth, ()
         self.rng = np.random.default_rng(seed)
-        self.accepted: list[int] = []
 
-    def propose(self, sequence, budget, depth=None):
+    def propose(self, sequences, budget, depth=None):
+        return [self._one(sequence) for sequence in sequences]
+
+    def _one(self, sequence):
         at = len(sequence.tokens) - len(PROMPT) + 1
         right = self.text[at : at + int(self.rng.integers(0, self.depth + 1))]
         children: dict = {}
@@ -35,11 +36,7 @@ class Oracle(Drafter):
             children["off", i] = {7: (-0.5, ("end", i))}
         return Trie(children, 0)
 
-    def observe(self, sequence, accepted):
-        self.accepted.append(accepted.n_accepted)
-        sequence.unseen = ()
-
-    def take_in(self, sequence):
+    def take_in(self, sequences):
         raise AssertionError("nothing waits for a draft without features")
 
     append = None
@@ -49,9 +46,6 @@ class Oracle(Drafter):
 
     def prefilled(self, sequence, n, appended):
         assert not appended
-
-    def exchanged(self, a: int, b: int) -> None:
-        pass
 
     def reset(self, sequence):
         pass
@@ -73,33 +67,10 @@ class Seeing(Oracle):
         super().__init__(text, depth, seed)
         self.taps, self.taken = taps, 0
 
-    def observe(self, sequence, accepted):
-        self.accepted.append(accepted.n_accepted)
-
-    def take_in(self, sequence):
-        self.taken += len(sequence.unseen)
-        sequence.unseen = ()
-
-
-class Changing:
-    """A controller that changes its mind every step."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng, self.asked = np.random.default_rng(seed), 0
-
-    def next(self, sequence, costs):
-        self.asked += 1
-        assert costs is not None and sequence.pending is not None
-        kind = ("plain", "chain", "tree")[int(self.rng.integers(3))]
-        budget = 0 if kind == "plain" else int(self.rng.integers(1, 49))
-        depth = int(self.rng.integers(1, 16)) if self.rng.integers(2) else None
-        return Plan(kind, budget, chain_seed=bool(self.rng.integers(2)), depth=depth)
-
-    def observe(self, tree, accepted):
-        assert tree.n_nodes >= accepted.n_accepted
-
-    def catch_up(self):
-        pass
+    def take_in(self, sequences):
+        for sequence in sequences:
+            self.taken += len(sequence.unseen)
+            sequence.unseen = ()
 
 
 @pytest.fixture()
@@ -137,9 +108,16 @@ def test_any_drafter_leaves_the_text_as_it_is(engine, temperature, depth):
     oracle = Oracle(text, depth, seed=1)
     engine.drafter, dflash = oracle, engine.drafter
     engine.stepper.drafter = oracle
+    longest = 0
     for mode in ("tree", "chain", "plain"):
-        assert write(engine, temperature, 200, mode=mode) == text
-    assert max(oracle.accepted) > (dflash.block if depth == 45 else 3)
+        engine.reset()
+        engine.prefill(PROMPT)
+        made = list(
+            engine.generate(sampler(engine, temperature), max_tokens=200, stop=lambda t: False, mode=mode)
+        )
+        assert [t for step in made for t in step.tokens] == text
+        longest = max(longest, *(step.n_accepted for step in made))
+    assert longest > (dflash.block if depth == 45 else 3)
     dflash.close()
 
 
@@ -162,12 +140,12 @@ def test_features_are_taken_in_before_others_lie_where_they_are(engine):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_any_controller_leaves_the_text_as_it_is(engine, temperature, monkeypatch):
+def test_any_policy_leaves_the_text_as_it_is(engine, temperature, monkeypatch):
     """Asked before every step, and free to choose."""
     text = write(engine, temperature, 200, mode="plain")
     for seed in range(3):
-        changing = Changing(seed)
-        monkeypatch.setattr("dflash_ggml.engine.place.controller", lambda *_, c=changing: c)
+        changing = AnyPlan(engine, seed, budget=47, depth=15)
+        monkeypatch.setattr(engine.stepper, "policy", changing)
         assert write(engine, temperature, 200) == text
         assert changing.asked == engine.sequence.statistics.passes > 20
     tokens = engine.tokens

@@ -91,11 +91,11 @@ def test_a_text_that_was_moved_goes_on(
             found.append(steps(place, 20))
             first.close()
             if moves:
-                spoil(place, range(place._lent.stop, engine.passes.n_rows))
-            engine.passes.rows.left_in(range(place._lent.stop, engine.passes.n_rows))
+                spoil(place, range(place.kv.lent.stop, engine.passes.n_rows))
+            engine.passes.rows.left_in(range(place.kv.lent.stop, engine.passes.n_rows))
             seen = engine.drafter.seen(place.sequence)
             for at in moves:
-                place.move(range(at, at + len(place._lent)))
+                place.kv.move(range(at, at + len(place.kv.lent)))
             assert not moves or place.first_slot == moves[-1]
             assert seen.sum() > 180 and (engine.drafter.seen(place.sequence) == seen).all()
             place.prefill(IDS[180:330])
@@ -127,7 +127,7 @@ def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], de
             place.restore(kept)
             place.prefill(IDS[300:310])  # from here on nobody wants the rows behind
             if shift:
-                place.move(range(start + shift, start + shift + len(place._lent)))
+                place.kv.move(range(start + shift, start + shift + len(place.kv.lent)))
             place.prefill(IDS[310:400])
             expected.append((place.logits.tolist(), steps(place, 200)))
             place.close()
@@ -151,9 +151,9 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
         for shift in (False, True):
             gone, moved, grown = (engine.open(200) for _ in range(3))
             others = [pool.lend(pool.longest)] if shift else []
-            full = len(grown._lent) - engine.over
+            full = len(grown.kv.lent) - engine.over
             runs = [begun(moved, IDS[:100]), begun(grown, IDS[300 : 300 + full])]
-            start, left = moved.first_slot, gone._lent
+            start, left = moved.first_slot, gone.kv.lent
             gone.close()
             if shift:
                 spoil(moved, left)
@@ -161,7 +161,7 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
             steps = engine.step(runs)
             assert (moved.first_slot < start) == shift and not any(run.isolated for run in runs)
             written.append([step.tokens for step in steps])
-            for place in engine.places:
+            for place in engine.slots:
                 place.close()
             for rows in others:
                 pool.give_back(rows)
@@ -177,7 +177,7 @@ def test_nobody_moves_under_a_pass(toy_pair: tuple[Path, Path], device: str, cal
         gone, moved, grown = (engine.open(200) for _ in range(3))
         others = pool.lend(pool.longest)
         moved.prefill(IDS[:100])
-        rows = moved._lent
+        rows = moved.kv.lent
         gone.close()
         work = {
             "prefill": lambda: grown.prefill(IDS[:300]),
@@ -187,7 +187,7 @@ def test_nobody_moves_under_a_pass(toy_pair: tuple[Path, Path], device: str, cal
         with engine.passing:  # as a step holds it
             thread.start()
             thread.join(0.3)
-            assert moved._lent == rows
+            assert moved.kv.lent == rows
         thread.join()
-        assert moved._lent != rows and len(grown._lent) >= 300
+        assert moved.kv.lent != rows and len(grown.kv.lent) >= 300
         pool.give_back(others)

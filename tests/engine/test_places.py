@@ -14,6 +14,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from reference.engine_kit import Solo
+from dflash_ggml.engine.kv_rows import KvRows
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
@@ -64,7 +65,7 @@ class Job:
         self.run = self.place.begin(
             self.sampler(engine), max_tokens=self.n, mode=self.mode, stop=lambda token: False
         )
-        self.written += self.place.first(self.run).tokens
+        self.written += self.place.first().tokens
 
 
 def some_jobs(n: int, seed: int, vocab: int = 60) -> list[Job]:
@@ -120,7 +121,7 @@ def test_each_text_is_what_it_is_alone(several: Solo) -> None:
     expected = [job.alone(several) for job in jobs]
     write_all(several, jobs, seed=2)
     assert [job.written for job in jobs] == expected
-    assert not several.places
+    assert not several.slots
     # and the engine's own text can be had again
     assert jobs[0].alone(several) == expected[0]
 
@@ -140,7 +141,7 @@ def test_a_run_that_fails_ends_alone(several: Solo) -> None:
 
     sampler = Sampler(SamplingParams(temperature=0), several.n_vocab, (broken,))
     second.run = second.place.begin(sampler, max_tokens=30, stop=lambda token: False)
-    second.place.first(second.run)
+    second.place.first()
     errors = []
     while first.run.finish is None:
         runs = [first.run] if errors else [first.run, second.run]
@@ -156,9 +157,9 @@ def test_places_and_rows_are_lent_and_given_back(several: Solo) -> None:
     assert len({place.sequence.state_index for place in places}) == 4
     taken = sorted((p.sequence.first_slot, p.sequence.end_slot) for p in places)
     assert all(a[1] <= b[0] for a, b in pairwise(taken))
-    with pytest.raises(NoRoomError, match="all 4 places are taken"):
+    with pytest.raises(NoRoomError, match="all 4 slots are taken"):
         several.open()
-    with pytest.raises(ConfigError, match="texts are open side by side"):
+    with pytest.raises(NoRoomError, match="all 4 slots are taken"):
         several.prefill([1])
     places[1].prefill([1] * 10)
     assert places[2].grow(N_CTX)  # the others make room
@@ -171,7 +172,7 @@ def test_places_and_rows_are_lent_and_given_back(several: Solo) -> None:
     row = places[1].logits.copy()
     places[1].prefill([2])
     places[1].close()
-    with pytest.raises(DeviceError, match="this place is closed"):
+    with pytest.raises(DeviceError, match="this slot is closed"):
         places[1].prefill([1])
     several.prefill([1] * 10)
     assert several.logits.argmax() == row.argmax()
@@ -184,13 +185,13 @@ def test_texts_that_grow_past_each_other(
 ) -> None:
     """Until no row is left: each goes elsewhere, or all are gathered, and are what they are alone."""
     monkeypatch.setattr(several.passes.rows, "apart", apart)
-    lengths, whole, moved = (700, 690, 680), Slot.move, list[range]()
+    lengths, whole, moved = (700, 690, 680), KvRows.move, list[range]()
     jobs = [
         Job([3, 1, 4, i], {"temperature": 0}, n, mode)
         for i, (n, mode) in enumerate(zip(lengths, ("tree", "plain", "tree")))
     ]
     expected = [job.alone(several) for job in jobs]
-    monkeypatch.setattr(Slot, "move", lambda place, to: (whole(place, to), moved.append(to)))
+    monkeypatch.setattr(KvRows, "move", lambda place, to: (whole(place, to), moved.append(to)))
     for job in jobs:
         job.join(several)
     while going := [job for job in jobs if job.run.finish is None]:
@@ -198,7 +199,7 @@ def test_texts_that_grow_past_each_other(
             assert not isinstance(step, Exception), step
             job.written += step.tokens
     assert [job.written for job in jobs] == expected
-    assert moved and sum(len(job.place._lent) for job in jobs) > several.passes.n_rows - 2 * UNIT
+    assert moved and sum(len(job.place.kv.lent) for job in jobs) > several.passes.n_rows - 2 * UNIT
     for job in jobs:
         job.place.close()
     assert several.passes.rows.longest == several.passes.n_rows
@@ -213,7 +214,7 @@ def test_a_closed_place_steps_no_more(several: Solo) -> None:
     assert isinstance(error, ConfigError) and "resume it" in str(error)
 
 
-@pytest.mark.parametrize("part", ["verify_each", "commit_each"])
+@pytest.mark.parametrize("part", ["verify", "commit"])
 def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     several: Solo, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +236,7 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     with pytest.raises(KeyboardInterrupt):
         several.step([job.run for job in jobs])
     monkeypatch.undo()
-    torn = 0 if part == "verify_each" else 1
+    torn = 0 if part == "verify" else 1
     assert [job.place.sequence.torn for job in jobs] == [torn == 0, torn == 1]
     steps = several.step([job.run for job in jobs])
     assert "torn by an interrupt" in str(steps[torn])

@@ -108,7 +108,7 @@ def test_each_answer_is_what_it_is_alone(engine: Solo, seed: int) -> None:
     scheduler.round()
     assert scheduler.rounds.counts == {"running": 0, "waiting": 0}
     scheduler.seats.close()
-    assert engine.places == [] and engine.passes.rows.longest == engine.passes.n_rows
+    assert engine.slots == [] and engine.passes.rows.longest == engine.passes.n_rows
 
 
 def test_a_text_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None:

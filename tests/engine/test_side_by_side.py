@@ -12,17 +12,15 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import declared
-from dflash_ggml.engine import place as places
 from reference.engine_kit import Solo
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.errors import NoRoomError
 from dflash_ggml.state.memory import SCRATCH
 from reference import kv_toys, toys
-from reference.engine_kit import EXACT
+from reference.engine_kit import EXACT, AnyPlan
 
 # sizes of a toy pair, and options of its engine
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -70,30 +68,6 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             yield found
 
 
-class Mixing:
-    """A controller that changes its mind every step."""
-
-    def __init__(self, seed: int, drafts: bool) -> None:
-        self.rng, self.drafts = np.random.default_rng(seed), drafts
-
-    def next(self, sequence: Any, costs: Any) -> Plan:
-        kind = ("plain", "chain", "tree")[int(self.rng.integers(3))]
-        budget = 0 if kind == "plain" else int(self.rng.integers(1, 21))
-        return Plan(
-            kind,
-            budget,
-            chain_seed=bool(self.rng.integers(2)),
-            depth=int(self.rng.integers(1, 8)) if self.rng.integers(2) else None,
-            drafts=self.drafts and bool(self.rng.integers(4)),
-        )
-
-    def observe(self, tree: Any, accepted: Any) -> None:
-        assert tree.n_nodes >= accepted.n_accepted
-
-    def catch_up(self) -> None:
-        pass
-
-
 @dataclass
 class Job:
     """A text to write, and what came of it."""
@@ -119,7 +93,7 @@ class Job:
         self.place = engine.open(room)
         self.place.prefill(self.prompt)
         self.run = self.place.begin(self.sampler, max_tokens=self.n, stop=lambda token: False)
-        self.written += self.place.first(self.run).tokens
+        self.written += self.place.first().tokens
 
 
 def some_jobs(engine: Solo, n: int, seed: int) -> list[Job]:
@@ -179,28 +153,26 @@ def foretell(engine: Solo, jobs: list[Job], texts: list[list[int]], patch: pytes
         ids[swapped] = ids[swapped, ::-1]
         return Rows(ids, np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
 
-    def propose_each(sequences: list[Any], budget: int, depth: int | None = None) -> list[Rows]:
+    def propose(sequences: list[Any], budget: int, depth: int | None = None) -> list[Rows]:
         drafter.take_in([s for s in sequences if s.unseen])
         return [rows(s) for s in sequences]
 
-    patch.setattr(drafter, "propose_each", propose_each)
-    patch.setattr(drafter, "propose", lambda sequence, *options: propose_each([sequence], *options)[0])
+    patch.setattr(drafter, "propose", propose)
 
 
 @pytest.mark.parametrize("how", ["as asked", "any plan", "foretold"])
 def test_each_text_is_what_it_is_alone(engine: Solo, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = some_jobs(engine, 6, seed=3 + len(how))
     expected = [job.alone(engine) for job in jobs]
-    seeds = iter(range(100))
     if how != "as asked" and engine.sources:
-        monkeypatch.setattr(places, "controller", lambda *_: Mixing(next(seeds), bool(engine.drafter)))
+        monkeypatch.setattr(engine.stepper, "policy", AnyPlan(engine, seed=5))
     if how == "foretold" and engine.drafter:
         foretell(engine, jobs, expected, monkeypatch)
     assert write(engine, jobs, seed=4) > 8
     assert [job.written for job in jobs] == expected
     if how == "foretold" and engine.drafter:
         assert sum(job.run.statistics.accepted for job in jobs if job.run) > 60
-    assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
+    assert not engine.slots and engine.passes.rows.longest == engine.passes.n_rows
 
 
 def test_what_is_thought_after_a_pass_is_none_of_its_time(
@@ -213,11 +185,11 @@ def test_what_is_thought_after_a_pass_is_none_of_its_time(
         thought.append(time.sleep(0.1))
 
     jobs = some_jobs(engine, 2, seed=9)
-    monkeypatch.setattr(engine.stepper.together, "meanwhile", think)
+    monkeypatch.setattr(engine.policy, "think", think)
     for job in jobs:
         job.join(engine, 20)
     steps = engine.step([job.run for job in jobs])
-    assert len(thought) == engine.passes.takes_several  # a window's texts are stepped one by one
+    assert len(thought) == (1 if engine.passes.takes_several else 2)  # behind a window one by one
     for step in steps:
         assert not isinstance(step, Exception) and (not thought or step.timings.tree >= 100)
     for job in jobs:

@@ -20,7 +20,9 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.tree import expand
 from reference.engine_kit import Solo
 from dflash_ggml.engine.slot import Slot
+from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.engine.accept import Acceptance
 from dflash_ggml.engine.step import Step
 from dflash_ggml.errors import DeviceError, NoNumbersError
 from dflash_ggml.ggml.device import F16, F32, list_devices
@@ -72,10 +74,10 @@ def engine(request: pytest.FixtureRequest, pair: tuple[Path, Path]) -> Any:
 
 @pytest.fixture(autouse=True)
 def left_in_order(request: pytest.FixtureRequest) -> Any:
-    """Places are closed after a test, whatever came of it."""
+    """Slots are closed after a test, whatever came of it."""
     yield
     if "engine" in request.fixturenames:
-        for place in request.getfixturevalue("engine").places:
+        for place in request.getfixturevalue("engine").slots:
             place.close()
 
 
@@ -148,7 +150,7 @@ def in_all_passes(mine: Slot) -> list[Any]:
 def beside(engine: Solo, spoil: Callable[[Slot], None], lane: int) -> list[Any]:
     """What a text in this lane writes, alone, after a step of both, and with the other one gone; `spoil` is called for another,
     whose place is held meanwhile."""
-    for place in engine.places:
+    for place in engine.slots:
         place.close()
     places = [engine.open(300), engine.open(300)]
     mine, other = places[lane], places[1 - lane]
@@ -298,28 +300,28 @@ def test_a_node_without_numbers_is_not_followed(engine: Solo, monkeypatch) -> No
     place.prefill(IDS[:50])
     run = begun(place, {}, "tree")
     tree = expand(run.pending, Rows([[7, 8]], [[-0.5, -1.5]]), 2)
-    monkeypatch.setattr(engine.passes, "is_nan", lambda graph, column: column == 5 + 1)
-    accepted = engine.stepper._accept(run, tree, None, np.array([7, 0, 9], np.int32), [], 50, 5)
+    monkeypatch.setattr(engine.passes, "is_nan", lambda graph, column: column == 1)
+    monkeypatch.setattr(engine.passes, "choices", lambda graph: np.array([7, 0, 9], np.int32))
+    accepted, _ = Acceptance(engine.passes, None, Forest.of([run], [tree]), [None]).walk(0)
     assert (accepted.path, accepted.tokens) == ((0,), (7,))
     assert run.nonfinite_from == 51
-    place.clear_spoilt()
+    place.kv.clear_nonfinite()
 
 
 def offer(engine: Solo, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the draft of each lane offer what comes next, and, at every depth and first, the token that overflows."""
 
-    def propose(sequence: Any, budget: int, depth: int | None = None) -> Rows:
-        if sequence.unseen:
-            engine.drafter.take_in([sequence])
+    def propose(sequences: Any, budget: int, depth: int | None = None) -> list[Rows]:
+        engine.drafter.take_in([s for s in sequences if s.unseen])
+        return [one(sequence) for sequence in sequences]
+
+    def one(sequence: Any) -> Rows:
         at = sequence.n_tokens + 1
         right = np.array((texts[sequence.state_index][at : at + 3] + [1] * 3)[:3])
         ids = np.stack([np.full(3, BAD), right], axis=1).astype(np.int32)
         return Rows(ids, np.tile(np.float32([-0.2, -1.7]), (3, 1)))
 
     monkeypatch.setattr(engine.drafter, "propose", propose)
-    monkeypatch.setattr(
-        engine.drafter, "propose_each", lambda sequences, *args: [propose(s, *args) for s in sequences]
-    )
 
 
 def test_hidden_states(engine: Solo) -> None:
@@ -405,9 +407,10 @@ def test_what_a_draft_holds_behind_a_text_that_goes_on(
         offer(engine, {lane: ids + expected}, monkeypatch)
         propose = engine.drafter.propose
 
-        def spoilt(sequence: Any, *args: Any) -> Rows:
+        def spoilt(sequences: Any, *args: Any) -> list[Rows]:
             """As the real one, whose block lies behind the text."""
-            rows, drafter = propose(sequence, *args), engine.drafter
+            rows, drafter = propose(sequences, *args), engine.drafter
+            (sequence,) = sequences
             for group in drafter.context.groups:
                 at = group.rows(
                     sequence.first_slot, lane, sequence.n_tokens, sequence.n_tokens + drafter.block
@@ -418,9 +421,6 @@ def test_what_a_draft_holds_behind_a_text_that_goes_on(
             return rows
 
         monkeypatch.setattr(engine.drafter, "propose", spoilt)
-        monkeypatch.setattr(
-            engine.drafter, "propose_each", lambda sequences, *how: [spoilt(*sequences, *how)]
-        )
         (step,) = engine.step([run])
         assert isinstance(step, Step) and step.n_draft and not place.sequence.torn
         assert not without_numbers(engine)

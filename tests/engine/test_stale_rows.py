@@ -307,7 +307,7 @@ def test_a_place_is_given_back_where_clearing_fails(pair, monkeypatch):
             place.prefill(IDS[:40])
             with pytest.raises(DeviceError, match="out of order"):
                 place.close()
-        assert not engine.places and engine.passes.rows.longest == engine.passes.n_rows
+        assert not engine.slots and engine.passes.rows.longest == engine.passes.n_rows
         with pytest.raises(DeviceError, match="closed"):
             place.reset()
 

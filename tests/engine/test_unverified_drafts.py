@@ -1,52 +1,41 @@
-"""Steps whose draft is not verified: the text is that of plain decoding, and what is learned that of a verified step."""
+"""Steps whose draft is not verified emit what plain decoding does. What the policy learns of them: tests/policy."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.adaptive import Adaptive
-from dflash_ggml.decode.costs import Costs
-from dflash_ggml.decode.tree import Tree
-from reference.engine_kit import Solo
-from reference.engine_kit import EXACT, foretold, fresh, steps, text
+from dflash_ggml.policy.plan import Plan
+from reference.engine_kit import EXACT, AnyPlan, Solo, foretold, fresh, steps, text
 
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def seldom_verified(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+class SeldomVerified(AnyPlan):
     """Every step drafts, and two trees in three are left to the text."""
-    rng, cut = np.random.default_rng(seed), Adaptive.best_cut
 
-    def leave(self: Adaptive, tree: Tree, costs: Costs, context: int) -> Tree:
-        made = cut(self, tree, costs, context)
-        return self._not_verified(tree, context, 1.0, 1.0) if made.n_nodes and rng.random() < 2 / 3 else made
+    def plan(self, sequences):
+        return [Plan("tree", 7) for _ in sequences]
 
-    monkeypatch.setattr(Adaptive, "best_cut", leave)
-    monkeypatch.setattr(
-        Adaptive, "_next", lambda self, sequence, costs, *_: self._draft(costs, sequence.n_tokens)
-    )
+    def cut(self, trees):
+        return [tree.first(0) if self.rng.random() < 2 / 3 else tree for tree in trees]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("spec", [None, ("dflash",)], ids=["with copies", "draft alone"])
 def test_the_text_is_that_of_plain_decoding(
-    toy_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, spec: tuple[str, ...] | None, sampling: dict
+    toy_pair: tuple[Path, Path], spec: tuple[str, ...] | None, sampling: dict
 ) -> None:
     config = EngineConfig(*toy_pair, n_ctx=256, mode="auto", budget=7, spec=spec, **EXACT)
     with Solo.load(config) as engine:
         said = text(fresh(engine, PROMPT), mode="plain", max_tokens=90, sampling=sampling)
         engine.forget()
-        seldom_verified(monkeypatch, 1)
+        engine.stepper.policy = SeldomVerified(engine, 1)
         foretold(engine, said, len(PROMPT))
         made = list(steps(fresh(engine, PROMPT), max_tokens=90, sampling=sampling))
         assert [token for step in made for token in step.tokens] == said
         drafted = [step for step in made if step.timings.draft]
         verified = [step for step in drafted if step.n_draft]
         assert len(drafted) > len(verified) > 2, "some of each"
-        assert engine.experience.right > sum(step.n_accepted for step in verified), (
-            "and the text told of the others"
-        )

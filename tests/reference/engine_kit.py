@@ -9,7 +9,9 @@ import numpy as np
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.slot import Slot
+from dflash_ggml.policy.plan import Plan
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -109,3 +111,38 @@ def logits_batched(
                 raise step
             rows[i] += step.rows
     return [(list(s.history), np.stack(found)) for s, found in zip(sequences, rows, strict=True)]
+
+
+class AnyPlan:
+    """A policy that changes its mind every step, for every sequence."""
+
+    def __init__(self, engine: Any, seed: int, budget: int = 20, depth: int = 7) -> None:
+        self.rng, self.most = np.random.default_rng(seed), engine.passes.most_columns
+        self.budget, self.depth, self.drafts = budget, depth, engine.drafter is not None
+        self.asked = self.recorded = 0
+
+    def plan(self, sequences: Any) -> list[Plan]:
+        self.asked += 1
+        assert all(sequence.pending is not None for sequence in sequences)
+        return [self._one() for _ in sequences]
+
+    def _one(self) -> Plan:
+        rng, kind = self.rng, ("plain", "chain", "tree")[int(self.rng.integers(3))]
+        return Plan(
+            kind,  # type: ignore[arg-type]
+            0 if kind == "plain" else int(rng.integers(1, self.budget + 1)),
+            chain_seed=bool(rng.integers(2)),
+            depth=int(rng.integers(1, self.depth + 1)) if rng.integers(2) else None,
+            drafts=self.drafts and bool(rng.integers(4)),
+        )
+
+    def cut(self, trees: Any) -> list[Tree]:
+        return [tree.first(max(self.most // len(trees) - 1, 0)) for tree in trees]
+
+    def think(self) -> None:
+        pass
+
+    def record(self, result: Any) -> None:
+        self.recorded += 1
+        for tree, accepted in zip(result.trees, result.accepted, strict=True):
+            assert accepted is None or tree.n_nodes >= accepted.n_accepted
