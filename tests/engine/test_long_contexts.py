@@ -9,6 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from dflash_ggml.session.prompt_state import PromptState
 from test_engine_state import random_tree
 
 from dflash_ggml.config import EngineConfig
@@ -20,7 +21,6 @@ from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.models import layers
 from dflash_ggml.session.prefix_cache import PrefixCache
-from dflash_ggml.session.prompt_state import PromptState
 from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion

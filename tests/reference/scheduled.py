@@ -8,8 +8,8 @@ from typing import Any
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.session.answer import Answer
-from dflash_ggml.session.requests import ChatRequest, CompletionRequest
 from dflash_ggml.session.generation import RequestGeneration
+from dflash_ggml.session.requests import ChatRequest, CompletionRequest
 from dflash_ggml.session.session import Session, generation_of, run_chat, run_completion
 from reference.fake_engine import FakeEngine
 
