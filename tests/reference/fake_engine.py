@@ -125,7 +125,7 @@ class FakeRun:
 class FakeEngine:
     """Slots with `n_ctx` cache rows in all, counted in tokens, and a step for all of them at once.
 
-    replies: spoken one per generation, from its start, then the toy model is on its own. log: what was done, in order. broken: what
+    replies: spoken one per generation, from its start, then the toy model is on its own. log: what was done. broken: what
     the next step raises, or what single runs do, by their slot.
     """
 
