@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -36,16 +36,6 @@ class TokenGeneration(Generation):
 
     def take(self, step: Step) -> None:
         self.events.extend(step.tokens[:-1] if step.finish == "stop" else step.tokens)
-
-
-@contextmanager
-def emptied_on_errors(slot: CachedSlot) -> Iterator[None]:
-    """Leave a slot empty when work on it is broken off: an interrupt leaves it inconsistent."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt):
-        slot.reset()
-        raise
 
 
 class LlamaCore(LlamaBase):
@@ -82,10 +72,9 @@ class LlamaCore(LlamaBase):
         """Bring a slot to exactly ids, with the logits of the last one."""
         # with logits_all, rows exist for the tokens evaluated before
         known = common_prefix(self._input_ids, ids) if self._logits_all else len(ids)
-        with emptied_on_errors(slot):
-            slot.load(ids[:known])
-            for i, row in enumerate(slot.extend(ids[known:]), known):
-                self.scores[i] = row
+        slot.load(ids[:known])
+        for i, row in enumerate(slot.extend(ids[known:]), known):
+            self.scores[i] = row
         self._follow(ids)
 
     def _follow(self, ids: Sequence[int]) -> None:
@@ -108,14 +97,12 @@ class LlamaCore(LlamaBase):
             at = places[0] + 1 if places else len(ids)
             row_of = {place: row for row, place in enumerate(places)}
             stop = places[-1] + 1 if places else at
-            with emptied_on_errors(slot):
-                slot.load(ids[:at])
-                rows[:1] = slot.logits
-                for place, row in enumerate(slot.extend(ids[at:stop]), at):
-                    if place in row_of:
-                        rows[row_of[place]] = row
-                if stop < len(ids):
-                    slot.load(ids)
+            slot.load(ids[:at])
+            rows[:1] = slot.logits
+            for place, row in enumerate(slot.extend(ids[at:stop]), at):
+                if place in row_of:
+                    rows[row_of[place]] = row
+            slot.load(ids)
             self._follow(ids)
 
         self._on_slot(work, max(len(ids) - self.n_tokens, 0))

@@ -38,25 +38,16 @@ if TYPE_CHECKING:
     from ..state.snapshot import Snapshot
 
 
-class Awaited:
-    """Work that a caller waits for: events, or its end.
-
-    runs_ahead: it goes on while its caller does not wait. reader: the thread that last asked for an event.
-    """
-
-    def __init__(self, should_stop: Callable[[], bool] | None = None) -> None:
-        self.should_stop = should_stop
-        self.events: deque[Any] = deque()
-        self.error: BaseException | None = None
-        self.ended = self.abandoned = self.is_awaited = self.runs_ahead = False
-        self.reader: threading.Thread | None = None
+ROOM = 256  # tokens of an answer that cache rows are taken for at once
+LEAST_ROOM = 32  # where there are not as many
 
 
-class Generation(Awaited):
+class Generation:
     """A prompt and what follows it; a subclass makes events of it.
 
     Waiting without a slot, prefilling with one, decoding once it has a sequence; preempted: its state while others have the
-    cache rows. remaining: tokens still to prefill. since: arrival in seconds. is_short: of cache rows.
+    cache rows. remaining: tokens still to prefill. since: arrival in seconds. is_short: of cache rows. runs_ahead: it goes on
+    while its caller does not wait. reader: the thread that last asked for an event.
     """
 
     wants_prompt_logits = False
@@ -69,7 +60,11 @@ class Generation(Awaited):
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         """options: of the decoding, as `CachedSlot.begin` takes them; "max_tokens": 0 asks for the prompt alone."""
-        super().__init__(should_stop)
+        self.events: deque[Any] = deque()
+        self.error: BaseException | None = None
+        self.ended = self.abandoned = self.is_awaited = self.runs_ahead = False
+        self.reader: threading.Thread | None = None
+        self.should_stop = should_stop
         self.ids, self.options, self.boundaries = list(ids), options, boundaries
         self.remaining, self.since = len(self.ids), time.perf_counter()
         self.slot: CachedSlot | None = None
@@ -85,6 +80,12 @@ class Generation(Awaited):
     @property
     def is_decoding(self) -> bool:
         return self.slot is not None and self.sequence is not None
+
+    def rooms(self) -> tuple[int, ...]:
+        """Tokens to have cache rows for before it goes on, or else before it goes on at all."""
+        n = len(self.ids) if self.preempted is None else len(self.preempted.tokens)
+        limit = self.options["max_tokens"]
+        return tuple(n + (more if limit is None else min(limit, more)) for more in (ROOM, LEAST_ROOM))
 
     def begin(self, cached: int) -> None:
         """The prompt is about to be prefilled behind `cached` tokens."""

@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError, as_exception
-from .generation import Awaited, Generation
+from .generation import ROOM, Generation
 from .prefill_budget import PrefillBudget
 from .prefix_cache import common_prefix
 from .slots import CachedSlot, Slots
@@ -28,8 +28,6 @@ log = logging.getLogger("dflash_ggml")
 T = TypeVar("T")
 Events = Generator[Any, None, None]
 
-ROOM = 256  # tokens of an answer that cache rows are taken for at once
-LEAST_ROOM = 32  # where there are not as many
 SHARED = 64  # tokens of a prompt that are worth waiting for while another one prefills them
 POLL_S = 0.5  # a thread that ends notifies no other: those that wait for it look this often
 
@@ -54,13 +52,16 @@ class Tally:
         self.seconds += seconds
 
 
-class Loan(Awaited):
-    """Work on a slot between two steps. work: called with it; ids: the slot that has most of them is best."""
+class Loan(Generation):
+    """Work of a caller on a slot, done between two steps. ids: the slot that has most of them is best."""
 
-    def __init__(self, work: Callable[[CachedSlot], Any], ids: list[int], room: int) -> None:
-        super().__init__()
-        self.work, self.ids, self.room, self.result = work, ids, room, None
-        self.remaining, self.since = room, time.perf_counter()  # as a prompt has them
+    def __init__(self, work: Callable[[CachedSlot], Any], ids: Sequence[int], room: int) -> None:
+        super().__init__(ids, {})
+        self.work, self.result = work, None
+        self.remaining = room  # for the budget it is a prompt
+
+    def rooms(self) -> tuple[int, ...]:
+        return (self.remaining,)
 
 
 class Scheduler:
@@ -71,7 +72,6 @@ class Scheduler:
         self.budget, self.tally = PrefillBudget(self.engine.device.is_gpu), Tally()
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []  # in the order in which they began, preempted ones included
-        self._loans: deque[Loan] = deque()
         self._open: list[Generation] = []  # whose events are being read
         self._in_work: list[Generation] = []  # whose slots an interrupt would leave inconsistent
         self._changed = threading.Condition()  # held while the queues change; notified of events and ends
@@ -90,7 +90,10 @@ class Scheduler:
 
     def submit(self, *generations: Generation) -> None:
         """Queue generations. Raises ConfigError once closed."""
-        self._enter()
+        self._refuse_inside()
+        if self._thread is None:
+            with self._drive():
+                self._cut_off(threading.current_thread())
         with self._changed:
             if self._closed:
                 raise ConfigError("the session is closed")
@@ -125,15 +128,10 @@ class Scheduler:
                 self._drop()
             self._tell()
 
-    def borrow(self, work: Callable[[CachedSlot], T], ids: list[int] | None = None, room: int = 1) -> T:
+    def borrow(self, work: Callable[[CachedSlot], T], ids: Sequence[int] = (), room: int = 1) -> T:
         """Do something with a free slot between two steps: the one that has most of `ids`, with rows for `room` tokens."""
-        self._enter()
-        loan = Loan(work, ids or [], max(min(room, self.engine.n_ctx), 1))
-        with self._changed:
-            if self._closed:
-                raise ConfigError("the session is closed")
-            self._loans.append(loan)
-            self._tell()
+        loan = Loan(work, ids, max(min(room, self.engine.n_ctx), 1))
+        self.submit(loan)
         try:
             self._wait(loan)
         finally:
@@ -146,13 +144,10 @@ class Scheduler:
         """Whether the caller is inside an iteration."""
         return self._driver is threading.current_thread()
 
-    def _enter(self) -> None:
-        """A call begins. It cannot wait for the iteration that it comes from, nor for a stream that its own thread has left."""
+    def _refuse_inside(self) -> None:
+        """Raise ConfigError for a call from inside an iteration, which it would wait for."""
         if self.is_driven_here():
             raise ConfigError("this call came from inside a step on the same model; make it after the step")
-        if self._thread is None:
-            with self._drive():
-                self._cut_off(threading.current_thread())
 
     def _cut_off(self, caller: threading.Thread | None = None) -> None:
         """End the streams that a thread has left, and those of threads that have ended."""
@@ -164,28 +159,25 @@ class Scheduler:
                 ))  # fmt: skip
                 generation.events.clear()
 
-    def _wait(self, item: Awaited) -> None:
+    def _wait(self, generation: Generation) -> None:
         """Until there are events, or the end."""
-        if self.is_driven_here():
-            raise ConfigError("this call came from inside a step on the same model; make it after the step")
+        self._refuse_inside()
         if self._thread is not None:
             with self._changed:
-                while not (item.events or item.ended):
-                    self._changed.wait()
+                self._changed.wait_for(lambda: generation.events or generation.ended)
             return
-        item.is_awaited = True
-        if isinstance(item, Generation):
-            item.lap()  # what its caller did meanwhile is no time of ours
+        generation.is_awaited = True
+        generation.lap()  # what its caller did meanwhile is no time of ours
         try:
-            while not (item.events or item.ended):
+            while not (generation.events or generation.ended):
                 seen = self._version
                 with self._drive():
-                    goes_on = bool(item.events or item.ended) or self.iterate()
+                    goes_on = bool(generation.events or generation.ended) or self.iterate()
                 with self._changed:
                     if not goes_on and seen == self._version:
                         self._changed.wait(POLL_S)
         finally:
-            item.is_awaited = False
+            generation.is_awaited = False
 
     # ---- drivers
 
@@ -222,8 +214,7 @@ class Scheduler:
 
     def close(self) -> None:
         """End all generations, and close the slots."""
-        if self.is_driven_here():
-            raise ConfigError("this call came from inside a step on the same model; close it after the step")
+        self._refuse_inside()
         with self._changed:
             self._closed = True
             self._tell()
@@ -242,7 +233,7 @@ class Scheduler:
     @property
     def is_busy(self) -> bool:
         """Whether anything waits or runs."""
-        return bool(self.waiting or self.running or self._loans)
+        return bool(self.waiting or self.running)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -254,141 +245,138 @@ class Scheduler:
     # ---- an iteration
 
     def iterate(self) -> bool:
-        """Admit, prefill a chunk, step all that decode; False where nothing could be done. For the driver."""
+        """Admit, prefill, step all that decode; False where nothing could be done. For the driver."""
         try:
             self._drop()
-            did = self._lend()
-            self._admit()
+            did = self._admit()
             decoding = [generation for generation in self._active() if generation.is_decoding]
             did |= self._prefill(decoding)
-            return self._step([g for g in decoding if g.is_decoding]) or did
+            return self._step([generation for generation in decoding if generation.is_decoding]) or did
         except (KeyboardInterrupt, SystemExit):
             for generation in self._in_work:
                 self._fail(generation, DflashError("the generation was interrupted"))
             raise
         finally:
             self._in_work = []
-            if (
-                self._thread is not None
-                and self.engine.device.is_gpu
-                and any(g.is_decoding for g in self.running)
-            ):
+            goes_on = any(generation.is_decoding for generation in self.running)
+            if self._thread is not None and self.engine.device.is_gpu and goes_on:
                 # told while the next step waits for the GPU, which would wait for all threads that are woken now
                 self._is_untold = True
                 self.engine.device.before_waiting(self._tell)
             else:
                 self._tell()
 
+    def _goes_on(self, generation: Generation) -> bool:
+        return self._thread is not None or generation.is_awaited or generation.runs_ahead
+
     def _active(self) -> list[Generation]:
         """Running generations that may go on now."""
         return [generation for generation in self.running if self._goes_on(generation)]
 
-    def _goes_on(self, generation: Generation) -> bool:
-        return self._thread is not None or generation.is_awaited or generation.runs_ahead
+    def _queued(self) -> list[Generation]:
+        """Waiting generations that may go on now; others may come meanwhile."""
+        with self._changed:
+            return [generation for generation in self.waiting if self._goes_on(generation)]
+
+    @contextmanager
+    def _work_on(self, generation: Generation) -> Iterator[None]:
+        """Work that an error ends together with its generation, and with no other."""
+        self._in_work.append(generation)
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised to its caller
+            self._fail(generation, as_exception(error))
+
+    def _timed(self, work: Callable[[], Any]) -> tuple[float, bool]:
+        """Do some work; the seconds that it took, and whether no graph was built for it."""
+        built, began = self.engine.graph_counts()["graphs"], time.perf_counter()
+        work()
+        return time.perf_counter() - began, self.engine.graph_counts()["graphs"] == built
 
     def _drop(self) -> None:
         """End what is no longer read, and what was asked to stop."""
         if self._thread is None:
             self._cut_off()
         with self._changed:
-            known = [*self.waiting, *self.running]
-        for generation in known:
-            try:
-                if generation.abandoned:
-                    self._end(generation)
-                elif (
-                    self._goes_on(generation)
-                    and generation.should_stop is not None
-                    and generation.should_stop()
-                ):
+            unread = [generation for generation in (*self.waiting, *self.running) if generation.abandoned]
+        for generation in unread:
+            self._end(generation)
+        for generation in (*self._queued(), *self._active()):
+            with self._work_on(generation):
+                if generation.should_stop is not None and generation.should_stop():
                     if generation.slot is None and generation.preempted is None:
                         generation.begin(0)
                     generation.finish(cancelled=True)
                     self._end(generation)
-            except Exception as error:  # noqa: BLE001 - raised to its caller
-                self._fail(generation, error)
-
-    def _lend(self) -> bool:
-        """Do what one caller wants to do with a slot, unless decoding sequences have waited enough for now."""
-        while self._loans and self._loans[0].abandoned:
-            self._loans.popleft()
-        decoding = [generation for generation in self._active() if generation.is_decoding]
-        if not self._loans or any(generation.is_short for generation in self.running):
-            return False
-        loan = self._loans[0]
-        if self.budget.choose([loan], len(decoding), time.perf_counter()) is None:
-            return False
-        slot = self.slots.take(loan.ids, loan.room)
-        if slot is None and self.running:
-            return False
-        self._loans.popleft()
-        built, began = self.engine.graph_counts()["graphs"], time.perf_counter()
-        try:
-            if slot is None:
-                raise NoRoomError(f"no cache rows for {loan.room} tokens are free; lower --parallel")
-            loan.result = loan.work(slot)
-        except (KeyboardInterrupt, SystemExit):
-            loan.error = DflashError("the call was interrupted")
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised to its caller
-            loan.error = as_exception(error)
-        finally:
-            if slot is not None:
-                slot.release()
-            loan.ended = True
-        if decoding and self.engine.graph_counts()["graphs"] == built:
-            self.budget.lent(time.perf_counter() - began)
-        return True
 
     # ---- admission
 
-    def _admit(self) -> None:
-        """Preempted generations first, oldest first; then those that wait, as long as there are slots. None while one that
-        decodes is short of rows: they would be taken from under it."""
+    def _admit(self) -> bool:
+        """Preempted generations first, then those that wait, as long as there are slots; True where a caller's work was done.
+
+        None while a sequence is short of rows: they would be taken from under it.
+        """
         if any(generation.is_short for generation in self.running):
-            return
+            return False
         for generation in self._active():
             if generation.preempted is not None and not self._resume(generation):
-                return
-        with self._changed:
-            waiting = [generation for generation in self.waiting if self._goes_on(generation)]
-        for generation in waiting:
+                return False
+        did = False
+        for generation in self._queued():
             if self._is_prefilled_elsewhere(generation):
                 continue
-            self._in_work.append(generation)
-            try:
+            if isinstance(generation, Loan) and (did or not self._may_lend(generation)):
+                continue
+            with self._work_on(generation):
                 generation.slot = self._slot_for(generation)
                 if generation.slot is None:
-                    return
+                    return did
                 with self._changed:
                     self.waiting.remove(generation)
                     self.running.append(generation)
+                if isinstance(generation, Loan):
+                    self._lend(generation, generation.slot)
+                    did = True
+                    continue
                 generation.lap()
                 fresh = generation.wants_prompt_logits
                 cached = generation.slot.start(generation.ids, generation.boundaries, fresh)
                 generation.remaining = len(generation.ids) - cached
                 generation.begin(cached)
-            except Exception as error:  # noqa: BLE001 - raised to its caller
-                self._fail(generation, error)
+        return did
 
     def _slot_for(self, generation: Generation) -> CachedSlot | None:
         """A slot for a generation that waits. Raises NoRoomError where it is alone and there are too few rows."""
-        limit, n = generation.options["max_tokens"], len(generation.ids)
-        for answer in (ROOM, LEAST_ROOM):
-            answer = answer if limit is None else min(limit, answer)
-            slot = self.slots.take(generation.ids, min(n + answer, self.engine.n_ctx))
+        for room in generation.rooms():
+            slot = self.slots.take(generation.ids, min(room, self.engine.n_ctx))
             if slot is not None:
                 return slot
         if any(other.slot is not None for other in self.running):
             return None
-        raise NoRoomError(f"no cache rows for a prompt of {n} tokens are free; lower --parallel")
+        raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
+
+    def _may_lend(self, loan: Generation) -> bool:
+        """Whether decoding sequences can wait for a caller's work: as for a prompt of so many tokens."""
+        n_decoding = sum(generation.is_decoding for generation in self._active())
+        return self.budget.choose([loan], n_decoding, time.perf_counter()) is not None
+
+    def _lend(self, loan: Loan, slot: CachedSlot) -> None:
+        """Do a caller's work on a slot."""
+
+        def work() -> None:
+            loan.result = loan.work(slot)
+
+        took, is_warm = self._timed(work)
+        if is_warm and any(generation.is_decoding for generation in self._active()):
+            self.budget.lent(took)
+        self._end(loan)
 
     def _is_prefilled_elsewhere(self, generation: Generation) -> bool:
         """Whether a prompt that is being prefilled has much in common with this one: that is done once."""
-        if generation.wants_prompt_logits:
-            return False
         for other in self._active():
-            if not other.is_prefilling or other.slot is None:
+            if not other.is_prefilling or other.slot is None or generation.wants_prompt_logits:
                 continue
             shared = common_prefix(other.ids, generation.ids)
             shared = min(shared, len(generation.ids) - 1, len(other.ids) - 1)
@@ -404,48 +392,41 @@ class Scheduler:
         """Chunks of prompts: one where no sequence decodes, else as many as those may wait for."""
         did, n_decoding = False, sum(not generation.is_short for generation in decoding)
         while prompts := [generation for generation in self._active() if generation.is_prefilling]:
+            most: int | None = None
             generation = next((prompt for prompt in prompts if not prompt.remaining), None)
-            if generation is not None:  # its logits are there
-                self._prefill_chunk(generation, 0, decoding)
-                did = True
-                continue
-            choice = self.budget.choose(prompts, n_decoding, time.perf_counter())
-            if choice is None:
-                break
+            if generation is None:
+                is_one_enough = did and not n_decoding  # its caller is told first
+                choice = (
+                    None if is_one_enough else self.budget.choose(prompts, n_decoding, time.perf_counter())
+                )
+                if choice is None:
+                    break
+                generation, most = prompts[choice[0]], choice[1] if n_decoding else None
             did = True
-            self._prefill_chunk(prompts[choice[0]], choice[1] if n_decoding else None, decoding)
-            if not n_decoding:
-                break
-            self._admit()
+            with self._work_on(generation):
+                self._prefill_chunk(generation, most, n_decoding > 0)
+            if n_decoding:
+                self._admit()
         return did
 
-    def _prefill_chunk(self, generation: Generation, most: int | None, decoding: list[Generation]) -> None:
+    def _prefill_chunk(self, generation: Generation, most: int | None, others_wait: bool) -> None:
         """Prefill at most so many tokens; behind the last chunk the first token is drawn."""
         slot, before = generation.slot, generation.remaining
         assert slot is not None
-        self._in_work.append(generation)
-        try:
-            if before:
-                logits: list[Any] | None = [] if generation.wants_prompt_logits else None
-                built, began = self.engine.graph_counts()["graphs"], time.perf_counter()
-                slot.prefill(generation.ids, most, logits)
-                took = time.perf_counter() - began
-                generation.remaining = len(generation.ids) - slot.slot.n_tokens
-                is_warm = self.engine.graph_counts()["graphs"] == built
-                self.budget.prefilled(before - generation.remaining, took, bool(decoding), is_warm)
-                generation.prefilled(logits)
-            if generation.remaining:
-                return
-            if generation.options["max_tokens"] == 0:
-                generation.finish()
-                self._end(generation)
-                return
+        if before:
+            logits: list[Any] | None = [] if generation.wants_prompt_logits else None
+            took, is_warm = self._timed(lambda: slot.prefill(generation.ids, most, logits))
+            generation.remaining = len(generation.ids) - slot.slot.n_tokens
+            self.budget.prefilled(before - generation.remaining, took, others_wait, is_warm)
+            generation.prefilled(logits)
+        if generation.remaining:
+            return
+        if generation.options["max_tokens"] == 0:
+            generation.finish()
+            self._end(generation)
+        else:
             generation.sequence = slot.begin(**generation.options)
             self._take(generation, slot.first(generation.sequence))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised to its caller
-            self._fail(generation, as_exception(error))
 
     # ---- decoding
 
@@ -468,45 +449,40 @@ class Scheduler:
             self.tally.add(done, took)
         for generation, step in zip(generations, steps):
             generation.is_short = isinstance(step, NoRoomError)
-            if not isinstance(step, Exception):
-                self._take(generation, step)
-            elif not generation.is_short:
-                self._fail(generation, step)
+            if not generation.is_short:
+                with self._work_on(generation):
+                    if isinstance(step, Exception):
+                        raise step
+                    self._take(generation, step)
         for generation, step in zip(generations, steps):  # preempted ones have no step under way
             if isinstance(step, NoRoomError):
-                self._make_room(generation, step)
+                with self._work_on(generation):
+                    self._make_room(generation, step)
         return True
 
     def _take(self, generation: Generation, step: Step) -> None:
         """Hand a step to its generation."""
-        try:
-            generation.take(step)
-            if step.finish is not None:
-                generation.finish()
-                self._end(generation)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised to its caller
-            self._fail(generation, as_exception(error))
+        generation.take(step)
+        if step.finish is not None:
+            generation.finish()
+            self._end(generation)
 
     # ---- where cache rows are short
 
     def _make_room(self, generation: Generation, error: NoRoomError) -> None:
         """Get rows for a sequence: idle slots go, then the newest sequences are preempted until there is room again. It takes the
         rows at once, before those that had them come back for them."""
-        try:
-            while generation.is_decoding and not self._grow(generation):
-                if self.slots.shrink():
-                    continue
-                decoding = [other for other in self.running if other.is_decoding]
-                if len(decoding) > 1:
+        while generation.is_decoding and not self._grow(generation):
+            if self.slots.shrink():
+                continue
+            decoding = [other for other in self.running if other.is_decoding]
+            if len(decoding) > 1:
+                with self._work_on(decoding[-1]):
                     self._preempt(decoding[-1])
-                elif any(other.is_prefilling for other in self.running):
-                    return
-                else:
-                    raise ContextOverflowError(str(error))
-        except Exception as failure:  # noqa: BLE001 - raised to its caller
-            self._fail(generation, failure)
+            elif any(other.is_prefilling for other in self.running):
+                return
+            else:
+                raise ContextOverflowError(str(error))
 
     def _grow(self, generation: Generation) -> bool:
         """Whether a sequence gets rows to go on with."""
@@ -521,59 +497,45 @@ class Scheduler:
         """Take a sequence off the device; it goes on where it was."""
         slot = generation.slot
         assert slot is not None
-        try:
-            generation.preempted = slot.slot.snapshot()
-        except Exception as error:  # noqa: BLE001 - raised to its caller
-            self._fail(generation, error)
-            return
+        generation.preempted = slot.slot.snapshot()
         generation.slot, generation.is_short = None, False
         self.tally.preemptions += 1
-        slot.release()
         self.slots.close_slot(slot)
 
     def _resume(self, generation: Generation) -> bool:
         """Let a preempted sequence go on, or end with its error; False where there are too few rows."""
         snapshot, sequence = generation.preempted, generation.sequence
         assert snapshot is not None and sequence is not None
-        n = len(snapshot.tokens)
-        self._in_work.append(generation)
-        try:
-            generation.slot = self.slots.take(snapshot.tokens, min(n + ROOM, self.engine.n_ctx))
-            if generation.slot is None and any(other.slot is not None for other in self.running):
-                return False
+        with self._work_on(generation):
+            generation.slot = self._slot_for(generation)
             if generation.slot is None:
-                raise NoRoomError(f"no cache rows for a sequence of {n} tokens are free; lower --parallel")
+                return False
             generation.slot.resume(sequence, snapshot)
             generation.preempted = None
-        except Exception as error:  # noqa: BLE001 - raised to its caller
-            self._fail(generation, error)
         return True
 
     # ---- ends
 
     def _end_all(self, error: Exception) -> None:
-        """End all generations and calls with this error."""
+        """End all generations with this error."""
         with self._changed:
             known = [*self.waiting, *self.running]
         for generation in known:
             self._end(generation, error)
-        while self._loans:
-            loan = self._loans.popleft()
-            loan.error, loan.ended = error, True
         self._tell()
 
     def _fail(self, generation: Generation, error: BaseException) -> None:
         """End a generation with an error; its slot may be inconsistent, and is emptied."""
         slot = generation.slot
         self._end(generation, error)
-        if slot is not None and slot in self.slots.all:
+        if slot is not None:
             try:
                 slot.reset()
             except Exception:  # its caller is told the first error
                 log.exception("a slot could not be emptied")
 
     def _end(self, generation: Generation, error: BaseException | None = None) -> None:
-        """End a generation. Its reader is told whatever becomes of the slot."""
+        """End a generation; the tokens of its slot stay until that is needed."""
         if generation.ended:
             return
         slot, generation.slot = generation.slot, None
