@@ -61,7 +61,7 @@ class Generation:
     ) -> None:
         """options: of the decoding, as `CachedSlot.begin` takes them; "max_tokens": 0 asks for the prompt alone."""
         self.events: deque[Any] = deque()
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.ended = self.abandoned = self.is_awaited = self.runs_ahead = False
         self.reader: threading.Thread | None = None
         self.should_stop = should_stop

@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,6 +63,46 @@ class Loan(Generation):
         return (self.remaining,)
 
 
+class DriverLock:
+    """Held by the driver, the only thread that touches the engine. owner: that thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.owner: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.owner = threading.current_thread()
+
+    def __exit__(self, *exc: object) -> None:
+        self.owner = None
+        self._lock.release()
+
+
+class WorkOn:
+    """Work that an error, or an interrupt, ends together with these generations and with no others."""
+
+    __slots__ = ("_fail", "_generations")
+
+    def __init__(
+        self, fail: Callable[[Generation, Exception], None], generations: Sequence[Generation]
+    ) -> None:
+        self._fail, self._generations = fail, generations
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Errors are raised to their callers; interrupts here as well."""
+        if error is None:
+            return False
+        is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
+        told = DflashError("the generation was interrupted") if is_interrupt else as_exception(error)
+        for generation in self._generations:
+            self._fail(generation, told)
+        return not is_interrupt
+
+
 class Scheduler:
     """Runs generations on the slots of an engine, from any thread."""
 
@@ -73,11 +112,9 @@ class Scheduler:
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []  # in the order in which they began, preempted ones included
         self._open: list[Generation] = []  # whose events are being read
-        self._in_work: list[Generation] = []  # whose slots an interrupt would leave inconsistent
         self._changed = threading.Condition()  # held while the queues change; notified of events and ends
         self._version = 0  # of what the condition tells
-        self._driving = threading.RLock()
-        self._driver: threading.Thread | None = None
+        self._driver = DriverLock()
         self._thread: threading.Thread | None = None
         self._closed = self._is_untold = False
 
@@ -92,7 +129,7 @@ class Scheduler:
         """Queue generations. Raises ConfigError once closed."""
         self._refuse_inside()
         if self._thread is None:
-            with self._drive():
+            with self._driver:
                 self._cut_off(threading.current_thread())
         with self._changed:
             if self._closed:
@@ -124,7 +161,7 @@ class Scheduler:
         """The events are no longer read."""
         generation.abandoned = True
         if not generation.ended and self._thread is None and not self.is_driven_here():
-            with self._drive():
+            with self._driver:
                 self._drop()
             self._tell()
 
@@ -142,7 +179,7 @@ class Scheduler:
 
     def is_driven_here(self) -> bool:
         """Whether the caller is inside an iteration."""
-        return self._driver is threading.current_thread()
+        return self._driver.owner is threading.current_thread()
 
     def _refuse_inside(self) -> None:
         """Raise ConfigError for a call from inside an iteration, which it would wait for."""
@@ -154,10 +191,11 @@ class Scheduler:
         for generation in list(self._open):
             reader = generation.reader
             if reader is caller or (reader is not None and not reader.is_alive()):
-                self._end(generation, DflashError(
-                    "this stream was cut off: a later call on the same model began before it ended"
-                ))  # fmt: skip
+                self._end(generation)
                 generation.events.clear()
+                generation.error = DflashError(
+                    "this stream was cut off: a later call on the same model began before it ended"
+                )
 
     def _wait(self, generation: Generation) -> None:
         """Until there are events, or the end."""
@@ -171,7 +209,7 @@ class Scheduler:
         try:
             while not (generation.events or generation.ended):
                 seen = self._version
-                with self._drive():
+                with self._driver:
                     goes_on = bool(generation.events or generation.ended) or self.iterate()
                 with self._changed:
                     if not goes_on and seen == self._version:
@@ -195,22 +233,12 @@ class Scheduler:
                     self._changed.wait()
                 if self._closed:
                     return
-            with self._drive():
+            with self._driver:
                 try:
                     self.iterate()
                 except BaseException as error:  # a fault of ours; later requests are answered all the same
                     log.exception("an iteration failed")
                     self._end_all(as_exception(error))
-
-    @contextmanager
-    def _drive(self) -> Iterator[None]:
-        """Be the driver: the only one that touches the engine."""
-        with self._driving:
-            self._driver = threading.current_thread()
-            try:
-                yield
-            finally:
-                self._driver = None
 
     def close(self) -> None:
         """End all generations, and close the slots."""
@@ -220,7 +248,7 @@ class Scheduler:
             self._tell()
         if self._thread is not None:
             self._thread.join()
-        with self._drive():
+        with self._driver:
             self._end_all(DflashError("the session was closed before this answer had ended"))
             self.slots.close()
 
@@ -249,15 +277,10 @@ class Scheduler:
         try:
             self._drop()
             did = self._admit()
-            decoding = [generation for generation in self._active() if generation.is_decoding]
+            decoding = self._decoding()
             did |= self._prefill(decoding)
             return self._step([generation for generation in decoding if generation.is_decoding]) or did
-        except (KeyboardInterrupt, SystemExit):
-            for generation in self._in_work:
-                self._fail(generation, DflashError("the generation was interrupted"))
-            raise
         finally:
-            self._in_work = []
             goes_on = any(generation.is_decoding for generation in self.running)
             if self._thread is not None and self.engine.device.is_gpu and goes_on:
                 # told while the next step waits for the GPU, which would wait for all threads that are woken now
@@ -273,21 +296,11 @@ class Scheduler:
         """Running generations that may go on now."""
         return [generation for generation in self.running if self._goes_on(generation)]
 
-    def _queued(self) -> list[Generation]:
-        """Waiting generations that may go on now; others may come meanwhile."""
-        with self._changed:
-            return [generation for generation in self.waiting if self._goes_on(generation)]
+    def _decoding(self) -> list[Generation]:
+        return [generation for generation in self._active() if generation.is_decoding]
 
-    @contextmanager
-    def _work_on(self, generation: Generation) -> Iterator[None]:
-        """Work that an error ends together with its generation, and with no other."""
-        self._in_work.append(generation)
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised to its caller
-            self._fail(generation, as_exception(error))
+    def _work_on(self, *generations: Generation) -> WorkOn:
+        return WorkOn(self._fail, generations)
 
     def _timed(self, work: Callable[[], Any]) -> tuple[float, bool]:
         """Do some work; the seconds that it took, and whether no graph was built for it."""
@@ -300,12 +313,16 @@ class Scheduler:
         if self._thread is None:
             self._cut_off()
         with self._changed:
-            unread = [generation for generation in (*self.waiting, *self.running) if generation.abandoned]
-        for generation in unread:
-            self._end(generation)
-        for generation in (*self._queued(), *self._active()):
+            known = [g for g in (*self.waiting, *self.running) if g.abandoned or g.should_stop is not None]
+        for generation in known:
             with self._work_on(generation):
-                if generation.should_stop is not None and generation.should_stop():
+                if generation.abandoned:
+                    self._end(generation)
+                elif (
+                    self._goes_on(generation)
+                    and generation.should_stop is not None
+                    and generation.should_stop()
+                ):
                     if generation.slot is None and generation.preempted is None:
                         generation.begin(0)
                     generation.finish(cancelled=True)
@@ -324,7 +341,9 @@ class Scheduler:
             if generation.preempted is not None and not self._resume(generation):
                 return False
         did = False
-        for generation in self._queued():
+        with self._changed:
+            waiting = [generation for generation in self.waiting if self._goes_on(generation)]
+        for generation in waiting:
             if self._is_prefilled_elsewhere(generation):
                 continue
             if isinstance(generation, Loan) and (did or not self._may_lend(generation)):
@@ -357,10 +376,9 @@ class Scheduler:
             return None
         raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
 
-    def _may_lend(self, loan: Generation) -> bool:
+    def _may_lend(self, loan: Loan) -> bool:
         """Whether decoding sequences can wait for a caller's work: as for a prompt of so many tokens."""
-        n_decoding = sum(generation.is_decoding for generation in self._active())
-        return self.budget.choose([loan], n_decoding, time.perf_counter()) is not None
+        return self.budget.choose([loan], len(self._decoding()), time.perf_counter()) is not None
 
     def _lend(self, loan: Loan, slot: CachedSlot) -> None:
         """Do a caller's work on a slot."""
@@ -369,7 +387,7 @@ class Scheduler:
             loan.result = loan.work(slot)
 
         took, is_warm = self._timed(work)
-        if is_warm and any(generation.is_decoding for generation in self._active()):
+        if is_warm and self._decoding():
             self.budget.lent(took)
         self._end(loan)
 
@@ -432,36 +450,33 @@ class Scheduler:
 
     def _step(self, generations: list[Generation]) -> bool:
         """One step of all these sequences."""
-        if not generations:
-            return False
-        self._in_work += generations
-        began = time.perf_counter()
-        try:
-            steps = self.engine.step([g.sequence for g in generations if g.sequence is not None])
-        except Exception as error:  # noqa: BLE001 - the pass broke: all of them end
-            for generation in generations:
-                self._fail(generation, error)
-            return True
-        took = time.perf_counter() - began
-        done = [step for step in steps if not isinstance(step, Exception)]
-        if done:
-            self.budget.decoded(took, len(done))
-            self.tally.add(done, took)
-        for generation, step in zip(generations, steps):
-            generation.is_short = isinstance(step, NoRoomError)
-            if not generation.is_short:
-                with self._work_on(generation):
-                    if isinstance(step, Exception):
-                        raise step
-                    self._take(generation, step)
-        for generation, step in zip(generations, steps):  # preempted ones have no step under way
-            if isinstance(step, NoRoomError):
-                with self._work_on(generation):
-                    self._make_room(generation, step)
-        return True
+        with self._work_on(*generations):
+            began = time.perf_counter()
+            steps = (
+                self.engine.step([g.sequence for g in generations if g.sequence is not None])
+                if generations
+                else []
+            )
+            took = time.perf_counter() - began
+            done = [step for step in steps if not isinstance(step, Exception)]
+            if done:
+                self.budget.decoded(took, len(done))
+                self.tally.add(done, took)
+            for generation, step in zip(generations, steps):
+                generation.is_short = isinstance(step, NoRoomError)
+                if not generation.is_short:
+                    with self._work_on(generation):
+                        self._take(generation, step)
+            for generation, step in zip(generations, steps):  # preempted ones have no step under way
+                if isinstance(step, NoRoomError):
+                    with self._work_on(generation):
+                        self._make_room(generation, step)
+        return bool(generations)
 
-    def _take(self, generation: Generation, step: Step) -> None:
-        """Hand a step to its generation."""
+    def _take(self, generation: Generation, step: Step | Exception) -> None:
+        """Hand a step to its generation. Raises the error that there is instead."""
+        if isinstance(step, Exception):
+            raise step
         generation.take(step)
         if step.finish is not None:
             generation.finish()
@@ -488,7 +503,7 @@ class Scheduler:
         """Whether a sequence gets rows to go on with."""
         assert generation.slot is not None
         slot = generation.slot.slot
-        if not slot.grow(min(slot.n_tokens + ROOM, slot.n_ctx)) and not slot.grow(slot.n_tokens + 1):
+        if not slot.grow(min(slot.n_tokens + ROOM, self.engine.n_ctx)) and not slot.grow(slot.n_tokens + 1):
             return False
         generation.is_short = False
         return True
@@ -524,7 +539,7 @@ class Scheduler:
             self._end(generation, error)
         self._tell()
 
-    def _fail(self, generation: Generation, error: BaseException) -> None:
+    def _fail(self, generation: Generation, error: Exception) -> None:
         """End a generation with an error; its slot may be inconsistent, and is emptied."""
         slot = generation.slot
         self._end(generation, error)
@@ -534,7 +549,7 @@ class Scheduler:
             except Exception:  # its caller is told the first error
                 log.exception("a slot could not be emptied")
 
-    def _end(self, generation: Generation, error: BaseException | None = None) -> None:
+    def _end(self, generation: Generation, error: Exception | None = None) -> None:
         """End a generation; the tokens of its slot stay until that is needed."""
         if generation.ended:
             return

@@ -111,7 +111,7 @@ class CachedSlot:
         """
         at = self.slot.n_tokens
         left = min((mark for mark in self._marks if mark > at), default=len(ids)) - at
-        n = self.slot.batches.next(left)
+        n = self._slots.engine.batches.next(left)
         if logits is not None:
             n = min(n, LOGITS_AT_ONCE)
         elif most is not None and left > most:
@@ -190,7 +190,7 @@ class CachedSlot:
         if disk is None or disk.longest(ids, len(ids) - 1) < least:
             return None
         kept = disk.load(ids, len(ids) - 1)
-        return kept if kept is not None and least <= len(kept.tokens) <= self.slot.n_ctx else None
+        return kept if kept is not None and least <= len(kept.tokens) <= self._slots.engine.n_ctx else None
 
     def _save(self, shared: int) -> None:
         """Complete the last snapshot with its K/V rows, which are about to be overwritten.
