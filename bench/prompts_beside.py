@@ -156,7 +156,7 @@ def main() -> None:
     with Engine.load(config) as engine:
         facts = header(device=engine.device.info.description, gpu=gpu_facts(), model=Path(a.model).name)
         print(f"{facts['device']}, {facts['model']}, commit {facts['commit']}; {engine.memory}", flush=True)
-        session = Session(engine, cache_bytes=0, side_by_side=True)
+        session = Session(engine, cache_bytes=0)
         session.scheduler.start()
         writers = [
             Writer(session, rng.integers(10, engine.n_vocab, a.written).tolist(), a.tokens)

@@ -20,7 +20,7 @@ from dflash_ggml.bench.measure import (
     summary,
 )
 from dflash_ggml.bench.prompts import Prompt
-from reference.fake_engine import FakeEngine
+from reference.fake_engine import FakeEngine, FakeSlot
 
 
 def text(**more: Any) -> Text:
@@ -38,17 +38,17 @@ def text(**more: Any) -> Text:
     )
 
 
-def job(engine: FakeEngine, setting: Setting, n: int = 40) -> Job:
+def job(engine: FakeSlot, setting: Setting, n: int = 40) -> Job:
     ids = engine.tokenizer.encode("hello there")
     return Job(Prompt("one", "chat", "hello there"), ids, "hello there", setting, n)
 
 
 @pytest.mark.parametrize(("mode", "budget"), [("plain", None), ("chain", None), ("tree", 7)])
 def test_one_text(mode: Any, budget: int | None) -> None:
-    engine: Any = FakeEngine()
-    found = decode(engine, job(engine, Setting("here", mode, budget)), lambda: False)
+    slot: Any = FakeEngine().open()
+    found = decode(slot, job(slot, Setting("here", mode, budget)), lambda: False)
     assert (found.prompt, found.style, found.setting, found.n) == ("one", "chat", "here", 40)
-    assert found.prompt_n == len(engine.tokenizer.encode("hello there")) and found.finish == "length"
+    assert found.prompt_n == len(slot.tokenizer.encode("hello there")) and found.finish == "length"
     # the prompt's pass gave the first token, and every pass one of the target's own beside those it kept
     assert found.n - 1 - found.steps - found.draft_n_accepted in (-1, 0)
     assert found.steps == sum(found.widths.values()) and found.length == 39 / found.steps
@@ -63,23 +63,23 @@ def test_one_text(mode: Any, budget: int | None) -> None:
 
 def test_settings_are_decoded_from_the_same_start() -> None:
     """What an engine held before has no influence: the same text again."""
-    engine: Any = FakeEngine()
+    slot: Any = FakeEngine().open()
     setting = Setting("here", "tree", 7, temperature=1.0)
-    first = decode(engine, job(engine, setting), lambda: False)
-    tokens = engine.tokens
-    decode(engine, job(engine, Setting("there", "plain")), lambda: False)
-    again = decode(engine, job(engine, setting), lambda: False)
-    assert engine.tokens == tokens and again.accepted == first.accepted
+    first = decode(slot, job(slot, setting), lambda: False)
+    tokens = slot.tokens
+    decode(slot, job(slot, Setting("there", "plain")), lambda: False)
+    again = decode(slot, job(slot, setting), lambda: False)
+    assert slot.tokens == tokens and again.accepted == first.accepted
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_stopped(after: int) -> None:
     """Asked before a batch or between two steps; the engine is free afterwards."""
-    engine: Any = FakeEngine()
+    slot: Any = FakeEngine().open()
     calls = iter(range(100))
     with pytest.raises(Interrupted):
-        decode(engine, job(engine, Setting("here", "tree", 7)), lambda: next(calls) >= after)
-    engine.reset()
+        decode(slot, job(slot, Setting("here", "tree", 7)), lambda: next(calls) >= after)
+    slot.reset()
 
 
 def test_repeats() -> None:

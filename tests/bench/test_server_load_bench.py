@@ -17,7 +17,7 @@ from dflash_ggml.server.app import create_app, make_service
 from dflash_ggml.server.dialect import Settings
 from dflash_ggml.server.runner import Runner
 from dflash_ggml.session.session import Session
-from reference.fake_places import FakePlaces
+from reference.fake_engine import FakeEngine
 from reference.server_kit import serving, wait_until
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -30,8 +30,8 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_load_with_disconnects(tool: Any) -> None:
-    engine = FakePlaces(EngineConfig(model=Path("toy.gguf"), n_ctx=1024, n_batch=32), parallel=3)
-    session = Session(engine, side_by_side=True)  # type: ignore[arg-type]
+    engine = FakeEngine(EngineConfig(model=Path("toy.gguf"), n_ctx=1024, n_batch=32), parallel=3)
+    session = Session(engine)  # type: ignore[arg-type]
     made = make_service(
         lambda progress: Runner(session), Settings(names=("toy",)), queue_limit=100, client_limit=100
     )
@@ -40,7 +40,7 @@ def test_a_load_with_disconnects(tool: Any) -> None:
         load = tool.Load(40, 8, tokens=20, left=10)
         seen = asyncio.run(tool.run(port, load))
         wait_until(lambda: made.worker.running == 0 and made.worker.waiting == 0)
-        wait_until(lambda: session.scheduler.rounds.counts == {"running": 0, "waiting": 0})
+        wait_until(lambda: session.scheduler.counts == {"running": 0, "waiting": 0})
         assert tool.graphs_kept(port) == engine.run_counts()["kept"]
     found = tool.summary(seen)
     assert sum(found["ends"].values()) == 40 and set(found["ends"]) <= {"200", "left"}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,13 +191,13 @@ class Screen(io.StringIO):
 
 def test_thinking_is_dimmed_on_a_terminal_and_aside_in_a_pipe() -> None:
     reply = "Hm.\nSo.</think>\n\nYes"
-    engine = FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE), replies=[reply] * 3)
     greedy = SamplingParams(temperature=0)
     for out, err, shown, aside in (
         (Screen(), Screen(), "\x1b[2mHm.\nSo.\x1b[22m\n\nYes\n", ""),
         (io.StringIO(), io.StringIO(), "Yes\n", "Hm.\nSo.\n"),
         (io.StringIO(), Screen(), "Yes\n", "\x1b[2mHm.\nSo.\x1b[22m\n"),
     ):
+        engine: Any = FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE), replies=[reply])
         chat = Conversation(Session(engine), out, err, sampling=greedy, max_tokens=200)
         chat.say("Well?")
         assert out.getvalue() == shown and err.getvalue().startswith(aside + "[prompt")

@@ -452,8 +452,8 @@ def test_a_load_that_fails(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> N
 def test_decoding_is_counted_in_drafted_steps() -> None:
     from dflash_ggml.cli.doctor import decode
 
-    engine: Any = FakeEngine()
-    plain, auto = decode(engine, "plain", 0.01), decode(engine, "auto", 0.01)
+    slot: Any = FakeEngine().open()
+    plain, auto = decode(slot, "plain", 0.01), decode(slot, "auto", 0.01)
     assert plain.acceptance is None and plain.tokens > 0 and plain.seconds > 0
     assert auto.acceptance == auto.tokens / auto.drafted > 1
 

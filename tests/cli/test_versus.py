@@ -23,7 +23,7 @@ from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
-from reference.fake_engine import FakeEngine
+from reference.fake_engine import FakeEngine, FakeSlot
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -115,7 +115,7 @@ def test_short_texts_are_decoded_by_turns(monkeypatch: pytest.MonkeyPatch) -> No
         return Plain(report.steps.token_ids, {None: 10.0, "plain": 10.0 * len(seen)}[args[-1]])
 
     monkeypatch.setattr(versus, "decode_again", again)
-    monkeypatch.setattr(type(on.engine), "forget", lambda self: seen.append("forget"), raising=False)
+    monkeypatch.setattr(FakeSlot, "forget", lambda self: seen.append("forget"))
     how = Meter(io.StringIO()), lambda: False
     rounds = compared(on, prepared, 10.0, Plain(report.steps.token_ids, 20.0), *how)
     assert len(rounds) == ROUNDS and rounds[0] == 2.0

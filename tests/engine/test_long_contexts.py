@@ -15,15 +15,15 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import verify_width
 from reference.engine_kit import Solo
+from dflash_ggml.engine.slot import Slot
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.models import layers
-from dflash_ggml.session.prefix_cache import PrefixCache
-from dflash_ggml.session.prompt_state import PromptState
 from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
+from dflash_ggml.session.slots import CachedSlot
 from dflash_ggml.state.mask import SlotMask
 from reference.toys import write_pair
 
@@ -49,98 +49,101 @@ def engine(tmp_path_factory):
         yield e
 
 
-def lay(engine: Solo, n: int, seed: int = 0) -> list[int]:
+@pytest.fixture(scope="module")
+def slot(engine):
+    return engine.open()
+
+
+def lay(slot: Slot, n: int, seed: int = 0) -> list[int]:
     """A text of n tokens whose rows hold random numbers, and TAIL behind them; all of its tokens."""
-    rng, sequence, drafter = np.random.default_rng(seed), engine.sequence, engine.drafter
-    engine.reset()
-    for t in (*engine.passes.state.kv.slices, *drafter.rows):
-        engine.device.write(t, rng.normal(0, 1, (n, t.ne[0])).astype(np.float32))
+    rng, sequence, drafter = np.random.default_rng(seed), slot.sequence, slot.engine.drafter
+    slot.reset()
+    for t in (*slot.engine.passes.state.kv.slices, *drafter.rows):
+        slot.engine.device.write(t, rng.normal(0, 1, (n, t.ne[0])).astype(np.float32))
     for t, rows, _ in drafter.rings:
-        engine.device.write(t, rng.normal(0, 1, (rows, t.ne[0])).astype(np.float32))
+        slot.engine.device.write(t, rng.normal(0, 1, (rows, t.ne[0])).astype(np.float32))
     drafter.prefilled(sequence, n, True)
     sequence.tokens += rng.integers(0, 60, n).tolist()
-    engine.prefill(TAIL)
-    return engine.tokens
+    slot.prefill(TAIL)
+    return slot.tokens
 
 
-def write(engine: Solo, n: int, mode: str = "tree") -> list[int]:
-    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
-    steps = engine.generate(sampler, max_tokens=n, mode=mode, stop=lambda t: False)
+def write(slot: Slot, n: int, mode: str = "tree") -> list[int]:
+    sampler = Sampler(SamplingParams(temperature=0), slot.n_vocab)
+    steps = slot.generate(sampler, max_tokens=n, mode=mode, stop=lambda t: False)
     return [token for step in steps for token in step.tokens]
 
 
-def last_rows(engine: Solo, start: int) -> list[np.ndarray]:
+def last_rows(slot: Slot, start: int) -> list[np.ndarray]:
     """The target's rows of the committed tokens from `start` on."""
-    n = engine.n_tokens - start
+    n = slot.n_tokens - start
     return [
-        engine.device.read(t, n * t.ne[0], offset=start * t.nb[1]).reshape(n, -1)
-        for t in engine.passes.state.kv.slices
+        slot.engine.device.read(t, n * t.ne[0], offset=start * t.nb[1]).reshape(n, -1)
+        for t in slot.engine.passes.state.kv.slices
     ]
 
 
-def test_trees_commit_and_roll_back_what_plain_decoding_writes(engine):
+def test_trees_commit_and_roll_back_what_plain_decoding_writes(slot):
     found = {}
     for mode in ("plain", "tree"):
-        lay(engine, LONG)
-        found[mode] = write(engine, 16, mode), last_rows(engine, LONG)
-    assert engine.sequence.statistics.accepted > 0
-    assert engine.sequence.statistics.drafted > engine.sequence.statistics.accepted
+        lay(slot, LONG)
+        found[mode] = write(slot, 16, mode), last_rows(slot, LONG)
+    assert slot.sequence.statistics.accepted > 0
+    assert slot.sequence.statistics.drafted > slot.sequence.statistics.accepted
     assert found["tree"][0] == found["plain"][0]
     for ours, plain in zip(found["tree"][1], found["plain"][1], strict=True):
         np.testing.assert_allclose(ours, plain, atol=1e-4 * np.abs(plain).max())
 
 
 @pytest.mark.parametrize("with_rows", [True, False])
-def test_a_snapshot_brings_the_text_back(engine, with_rows):
-    tokens = lay(engine, LONG)
-    snapshot = engine.snapshot(with_rows=with_rows)
+def test_a_snapshot_brings_the_text_back(slot, with_rows):
+    tokens = lay(slot, LONG)
+    snapshot = slot.snapshot(with_rows=with_rows)
     assert snapshot.in_draft.all() and len(snapshot.in_draft) == LONG + len(TAIL)
-    text = write(engine, 8)
+    text = write(slot, 8)
     if with_rows:
-        lay(engine, LONG // 2, seed=1)
-    assert engine.can_restore(snapshot)
-    engine.restore(snapshot)
-    assert engine.tokens == tokens and engine.drafter.seen(engine.sequence).all()
-    snapshot = engine.snapshot(with_rows=with_rows)  # and once more, from what was restored
-    assert write_again(engine) == text[1:]
-    engine.restore(snapshot)
-    assert write_again(engine) == text[1:]
+        lay(slot, LONG // 2, seed=1)
+    assert slot.can_restore(snapshot)
+    slot.restore(snapshot)
+    assert slot.tokens == tokens and slot.engine.drafter.seen(slot.sequence).all()
+    snapshot = slot.snapshot(with_rows=with_rows)  # and once more, from what was restored
+    assert write_again(slot) == text[1:]
+    slot.restore(snapshot)
+    assert write_again(slot) == text[1:]
 
 
-def write_again(engine: Solo) -> list[int]:
+def write_again(slot: Slot) -> list[int]:
     """What follows the token that the prompt's own pass gave: a snapshot has no logits of later use."""
-    first = int(np.argmax(engine.logits))
-    engine.prefill([first])
-    return write(engine, 7)
+    first = int(np.argmax(slot.logits))
+    slot.prefill([first])
+    return write(slot, 7)
 
 
-def test_the_prefix_cache_goes_on_and_back(engine):
+def test_the_prefix_cache_goes_on_and_back(slot):
     """Two endings of one long prefix: the second comes from the snapshot where they part."""
-    prefix = lay(engine, LONG)
-    state = PromptState(engine, PrefixCache(1 << 30))
-    state.evaluated()
-    state.cache.put(engine.snapshot(with_rows=False))
+    prefix = lay(slot, LONG)
+    state = adopted(slot).slots.all[0]
+    state.cache.put(slot.snapshot(with_rows=False))
     texts = []
     for ending in ([7, 7, 7, 8], [9, 8], [7, 7, 7, 8]):
         ids = [*prefix, *ending]
-        start = state.seek(ids)
-        assert len(prefix) <= start < len(ids)
-        assert [*state.advance(ids, start, (), None)][-1] == len(ids)
-        state.spent()
-        texts.append(write(engine, 4))
+        assert len(prefix) <= state.known(ids) < len(ids)
+        state.load(ids)
+        assert slot.tokens == ids
+        state._has_logits = False  # decoding takes them
+        texts.append(write(slot, 4))
     assert texts[0] == texts[2]
 
 
 @pytest.mark.parametrize("mode, temperature", [("plain", 0.8), ("tree", 0.0), ("tree", 0.8), ("auto", 0.8)])
-def test_a_step_takes_no_more_of_the_host_in_a_long_text(engine, mode, temperature):
+def test_a_step_takes_no_more_of_the_host_in_a_long_text(slot, mode, temperature):
     """Memory that Python and numpy take in a step, at its peak: what is copied or made anew in proportion to the context
     would be 400 KB a list or array of its tokens."""
     params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1, frequency_penalty=0.1)
     peaks = {}
     for n in (1000, LONG):
-        ids = lay(engine, n)
-        session = Session(engine)
-        session.state.evaluated()
+        ids = lay(slot, n)
+        session = adopted(slot)
         request = CompletionRequest(
             prompt=ids, sampling=params, mode=mode, max_tokens=60, ignore_eos=True, logprobs=2
         )
@@ -158,6 +161,14 @@ def test_a_step_takes_no_more_of_the_host_in_a_long_text(engine, mode, temperatu
         events.close()
         peaks[n] = np.median(taken)
     assert peaks[LONG] < peaks[1000] + 20_000
+
+
+def adopted(slot: Slot) -> Session:
+    """A session that has this slot, and what was prefilled there."""
+    session = Session(slot.engine)
+    session.slots.all.append(cached := CachedSlot(slot, session.slots))
+    cached._has_logits = True
+    return session
 
 
 @pytest.mark.parametrize("window", [None, 2048])

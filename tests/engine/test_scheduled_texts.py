@@ -1,10 +1,9 @@
-"""Requests side by side on real engines, small ones: arrivals, parking, shared prefixes and cancellations change no text."""
+"""Batched requests on small real engines: arrivals, preemption, shared prefixes and cancellations change no answer."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from dflash_ggml.errors import DflashError
 from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.requests import CompletionRequest
-from dflash_ggml.session.session import Session, completion_generation, run_completion
+from dflash_ggml.session.session import Session, generation_of, run_completion
 from reference import toys
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -76,42 +75,52 @@ def words(answer: Answer) -> list[int]:
     return [entry.token for entry in answer.logprobs]
 
 
+def alone(engine: Solo, requests: list[CompletionRequest]) -> list[list[int]]:
+    """The tokens of each answer by itself."""
+    session = Session(engine, cache_bytes=0)
+    found = [words(Answer.of(run_completion(session, one))) for one in requests]
+    session.slots.close()
+    return found
+
+
+def submitted(session: Session, *requests: CompletionRequest, **options: Any) -> list[Any]:
+    found = [generation_of(session, session.prepare(one), **options) for one in requests]
+    for generation in found:
+        generation.runs_ahead = True
+    session.scheduler.submit(*found)
+    return found
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_each_answer_is_what_it_is_alone(engine: Solo, seed: int) -> None:
     requests = asked(seed)
-    plain = Session(engine, cache_bytes=0)
-    expected = [words(Answer.of(run_completion(plain, one))) for one in requests]
-    session, rng = Session(engine, side_by_side=True), random.Random(seed)
-    scheduler, tasks, given_up = session.scheduler, [], []
-
-    def make(request: CompletionRequest, seat: Any) -> Any:
-        return completion_generation(session, session.prepare(request), seat).events()
-
+    expected = alone(engine, requests)
+    session, rng = Session(engine), random.Random(seed)
+    scheduler, found, given_up = session.scheduler, list[Any](), list[Any]()
     waiting = [*requests]
-    while waiting or not all(task.ended for task in tasks):
+    while waiting or not all(one.ended for one in found):
         # the first three come together
-        while waiting and (len(tasks) < 3 or rng.random() < 0.3 or all(task.ended for task in tasks)):
-            request = waiting.pop(0)
-            tasks.append(scheduler.submit(session.prepare(request), partial(make, request)))
+        while waiting and (len(found) < 3 or rng.random() < 0.3 or all(one.ended for one in found)):
+            found += submitted(session, waiting.pop(0))
         if rng.random() < 0.1:  # one more, which is given up
-            extra = scheduler.submit(session.prepare(requests[0]), partial(make, requests[0]))
+            (extra,) = submitted(session, requests[0])
             given_up.append((extra, rng.randrange(1, 20)))
-        for task, rounds in given_up:
-            if rounds <= len(given_up):
-                task.abandoned = True
-        scheduler.round()
-    assert [words(Answer.of(task.events)) for task in tasks] == expected
-    assert 0 < scheduler.rounds.tally.parkings < 8  # who is short takes the rows before they are gone again
-    assert any(task.events[0].cached_n > 60 for task in tasks)  # type: ignore[union-attr]
-    for task, _ in given_up:
-        task.abandoned = True
-    scheduler.round()
-    assert scheduler.rounds.counts == {"running": 0, "waiting": 0}
-    scheduler.seats.close()
-    assert engine.slots == [] and engine.passes.rows.longest == engine.passes.n_rows
+        for one, iterations in given_up:
+            if iterations <= len(given_up):
+                one.abandoned = True
+        scheduler.iterate()
+    assert [words(Answer.of(one.events)) for one in found] == expected
+    assert 0 < scheduler.tally.preemptions < 8  # rows are taken before their owners come back
+    assert any(one.events[0].cached_n > 60 for one in found)
+    for one, _ in given_up:
+        one.abandoned = True
+    scheduler.iterate()
+    assert scheduler.counts == {"running": 0, "waiting": 0}
+    session.slots.close()
+    assert engine.passes.rows.longest == engine.passes.n_rows
 
 
-def test_a_text_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None:
+def test_a_sequence_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None:
     """It began behind another's rows, and ends where it would end alone."""
     requests = [
         CompletionRequest(
@@ -124,17 +133,11 @@ def test_a_text_that_is_left_alone_has_the_whole_context(tmp_path: Path) -> None
         for n, most in ((700, 2), (10, -1))
     ]
     engine = Solo.load(config(toys.write_pair(tmp_path, 7, n_ctx=1024), 2, 1024))
-    expected = [words(Answer.of(run_completion(Session(engine, cache_bytes=0), one))) for one in requests]
-    session = Session(engine, side_by_side=True)
-    runs = [run_completion(session, one) for one in requests]
-    answers = [Answer(), Answer()]
-    for answer, run in zip(answers, runs):
-        answer.feed(next(run))
-    for answer, run in zip(answers, runs):
-        for event in run:
-            answer.feed(event)
-    assert [words(answer) for answer in answers] == expected
-    assert session.scheduler.rounds.tally.parkings == 0  # it moves to the first rows
+    expected = alone(engine, requests)
+    session = Session(engine)
+    found = submitted(session, *requests)
+    assert [words(Answer.of(session.scheduler.events(one))) for one in found] == expected
+    assert session.scheduler.tally.preemptions == 0  # it moves to the first rows
     session.close()
 
 
@@ -143,7 +146,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("call", [1, 4])
-def test_a_processor_that_panics_ends_its_own_text(engine: Solo, call: int) -> None:
+def test_a_processor_that_panics_ends_its_own_sequence(engine: Solo, call: int) -> None:
     requests = [
         CompletionRequest(
             prompt=[20 + i] * 9,
@@ -154,8 +157,8 @@ def test_a_processor_that_panics_ends_its_own_text(engine: Solo, call: int) -> N
         )
         for i in range(2)
     ]
-    expected = words(Answer.of(run_completion(Session(engine, cache_bytes=0), requests[1])))
-    session, calls = Session(engine, side_by_side=True), []
+    expected = alone(engine, requests)[1]
+    session, calls = Session(engine), []
 
     def bad(history: Any, scores: Any) -> Any:
         calls.append(1)
@@ -163,15 +166,9 @@ def test_a_processor_that_panics_ends_its_own_text(engine: Solo, call: int) -> N
             raise Panic("of a grammar")
         return scores
 
-    runs = [
-        run_completion(session, requests[0], hooks=Hooks(logits_processor=(bad,))),
-        run_completion(session, requests[1]),
-    ]
-    answer = Answer()
-    answer.feed(next(runs[1]))
+    (broken,) = submitted(session, requests[0], hooks=Hooks(logits_processor=(bad,)))
+    (other,) = submitted(session, requests[1])
+    assert words(Answer.of(session.scheduler.events(other))) == expected
     with pytest.raises(DflashError, match="of a grammar"):
-        list(runs[0])
-    for event in runs[1]:
-        answer.feed(event)
-    assert words(answer) == expected
-    session.scheduler.seats.close()
+        list(session.scheduler.events(broken))
+    session.slots.close()

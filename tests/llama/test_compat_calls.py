@@ -109,7 +109,7 @@ def test_as_guidance_computes_logits(facade: Any, llm: ToyLlama) -> None:
     def by_eval(ids: list[int]) -> np.ndarray:
         other = ToyLlama(llm.model_path, call_tags=False)
         other.eval(ids)
-        return other.engine.logits
+        return other.session.slots.all[0].logits
 
     for text in (b"a tree", b"a tree and", b"a trap", b"a trap", b"a"):
         ids = llm.tokenize(text, special=True)

@@ -417,7 +417,7 @@ def test_stopping_criteria(llm: ToyLlama) -> None:
     assert [len(ids) for ids, _ in calls] == [1, 2, 3, 4]
     llm.reset()
     llm.eval(calls[-1][0])
-    assert calls[-1][1] == pytest.approx(float(llm.engine.logits.max()))
+    assert calls[-1][1] == pytest.approx(float(llm.session.slots.all[0].logits.max()))
 
 
 def test_grammar(llm: ToyLlama) -> None:
@@ -501,7 +501,7 @@ def test_eval_sample_reset(llm: ToyLlama) -> None:
         llm.sample()
     llm.eval(llm.tokenize(b"abc"))
     token = llm.sample(temp=0)
-    assert token == int(llm.engine.logits.argmax()) and llm.sample(temp=0) == token
+    assert token == int(llm.session.slots.all[0].logits.argmax()) and llm.sample(temp=0) == token
     llm.eval([token])
     assert llm.n_tokens == 4 and list(llm.eval_tokens) == [97, 98, 99, token]
     llm.n_tokens = 2  # as some code rewinds it
@@ -521,7 +521,7 @@ def test_logits_all_fills_scores(model_path: str) -> None:
     for i in range(3):
         other = ToyLlama(model_path)
         other.eval([97, 98, 99][: i + 1])
-        np.testing.assert_array_equal(llm.scores[i], other.engine.logits)
+        np.testing.assert_array_equal(llm.scores[i], other.session.slots.all[0].logits)
         assert llm.sample(temp=0, idx=i) == other.sample(temp=0)
     tokens = [t for t, _ in zip(llm.generate([97, 98, 99], temp=0), range(4))]
     assert [int(llm.scores[2 + i].argmax()) for i in range(4)] == tokens

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import ConfigError, ContextOverflowError
+from reference.fake_engine import FakeEngine
 from reference.toy_llama import ToyLlama
 
 TEXT = "hello there"
@@ -22,7 +23,9 @@ def path(tmp_path: Path) -> str:
 
 def states(llm: ToyLlama, text: str = TEXT) -> Any:
     rows: list[Any] = []
-    llm.toy.hidden_states(llm.tokenize(text.encode()), rows.append)
+    FakeEngine(llm.toy.config, llm.toy.tokenizer).open().hidden_states(
+        llm.tokenize(text.encode()), rows.append
+    )
     return np.concatenate(rows)
 
 

@@ -150,7 +150,7 @@ def test_cached_prefixes_change_nothing(llm: Llama, f32_target: Path, f32_draft:
             log = logs[name]
             log.append({"role": "user", "content": f"# task {name}{turn}\n" + CODE * (2 + turn % 2)})
             answer, begin = chat(llm, log)
-            bare.session.state.reset()
+            bare.session.scheduler.borrow(lambda slot: slot.reset())
             assert chat(bare, log)[0] == answer != ""
             if len(log) > 1:
                 new = len(llm.tokenize(log[-1]["content"].encode())) + len(
@@ -271,7 +271,7 @@ def test_prompt_lookup_is_done_by_the_engine(demo_target: Path, demo_draft: Path
             assert llm.engine.sources == ("suffix",) and llm.engine.config.budget == 6
             prompt = "one two three four five six\n" * 6
             llm(prompt, max_tokens=24, temperature=0)
-            assert llm.engine.sequence.statistics.accepted > 6
+            assert llm.session.slots.all[0].slot.sequence.statistics.accepted > 6
         with Llama(str(target), spec=("suffix",), **options) as llm:
             assert llm.engine.sources == ("suffix",)
         with Llama(str(target), draft_model=False, **options) as llm:

@@ -306,7 +306,7 @@ def test_decoding_gives_the_rows_of_eval(llm: ToyLlama) -> None:
     for i in range(len(ids)):
         llm.reset()
         llm.eval(ids[: i + 1])
-        rows.append(llm.engine.logits.copy())
+        rows.append(llm.session.slots.all[0].logits.copy())
     expected = np.stack(rows)
     llm.reset()
     for wanted in ([True] * 8, [False] * 7 + [True], [True, False] * 4, [True] + [False] * 7):
@@ -345,7 +345,7 @@ def test_rows_of_a_long_text(llm: ToyLlama) -> None:
         assert np.array_equal(llm._ctx.row(i), whole.scores[i])
         llm.reset()
         llm.eval(ids[: i + 1])
-        assert np.array_equal(llm.engine.logits, whole.scores[i])
+        assert np.array_equal(llm.session.slots.all[0].logits, whole.scores[i])
 
 
 def test_what_a_batch_may_not_be(llm: ToyLlama, facade: Any) -> None:

@@ -35,17 +35,15 @@ def text(body: dict[str, Any], i: int = 0) -> str:
 @pytest.mark.parametrize("n_seq_max", [1, 2, 4])
 def test_each_of_a_list_is_what_it_would_be_alone(model_path: str, n_seq_max: int) -> None:
     llm = ToyLlama(model_path, n_seq_max=n_seq_max)
-    # steps that take a while, as a real engine's do: all have asked before the first has ended
-    bodies = llm.create_completions(
-        PROMPTS, max_tokens=20, seed=5, temperature=0.7, on_step=lambda step: time.sleep(0.005)
-    )
+    bodies = llm.create_completions(PROMPTS, max_tokens=20, seed=5, temperature=0.7)
     for prompt, body in zip(PROMPTS, bodies):
         alone = ToyLlama(model_path).create_completion(prompt, max_tokens=20, seed=5, temperature=0.7)
         assert text(body) == text(alone) and body["usage"] == alone["usage"]
     assert llm.n_seq_max == n_seq_max
     if n_seq_max > 1:
-        steps = [places for kind, places, *_ in llm.toy.log if kind == "step"]  # type: ignore[attr-defined]
-        assert 1 < max(map(len, steps)) <= n_seq_max and llm.toy.places == []  # type: ignore[attr-defined]
+        steps = [slots for kind, slots, *_ in llm.toy.log if kind == "step"]
+        assert 1 < max(map(len, steps)) <= n_seq_max
+        assert not any(slot.busy for slot in llm.session.slots.all)
 
 
 @pytest.mark.parametrize("n_seq_max", [1, 3])
@@ -121,40 +119,42 @@ def test_a_stream_that_was_left_open_ends(model_path: str) -> None:
     )
 
 
-def test_another_threads_call_waits_for_the_list(model_path: str) -> None:
+def test_another_threads_calls_run_beside_the_list(model_path: str) -> None:
     llm = ToyLlama(model_path, n_seq_max=2)
-    began, asks, steps, others = threading.Event(), threading.Event(), list[str](), list[Any]()
+    began, asks, others = threading.Event(), threading.Event(), list[Any]()
 
     def other() -> None:
         began.wait(20)
         asks.set()
-        others.append(llm("the end", max_tokens=40, seed=1, on_step=lambda step: steps.append("other")))
+        others.append(llm("the end", max_tokens=40, seed=1))
         others.append(llm.embed("hello"))
 
     def of_the_list(step: Any) -> None:
-        steps.append("list")
         began.set()
         asks.wait(20)
-        time.sleep(0.005)
 
     thread = threading.Thread(target=other)
     thread.start()
     bodies = llm.create_completions(PROMPTS[:3], max_tokens=25, seed=5, on_step=of_the_list)
     thread.join(20)
-    assert steps == sorted(steps, key=["list", "other"].index) and "other" in steps
     alone = ToyLlama(model_path)
     assert text(others[0]) == text(alone("the end", max_tokens=40, seed=1))
     assert others[1] == alone.embed("hello")
     assert [text(b) for b in bodies] == [text(alone(p, max_tokens=25, seed=5)) for p in PROMPTS[:3]]
 
 
-def test_a_call_of_the_list_that_wants_a_turn_of_its_own_is_refused(model_path: str) -> None:
+def test_a_handler_that_does_more_than_prompt_answers_one_by_one(model_path: str) -> None:
     def handler(llama: Any, messages: Any, **options: Any) -> Any:
         llama.eval([1, 2])
+        body = llama.create_completion(messages[-1]["content"], max_tokens=9, seed=options["seed"])
+        return {**body, "n_tokens": llama.n_tokens}
 
     llm = ToyLlama(model_path, n_seq_max=2, chat_handler=handler)
-    with pytest.raises(ConfigError, match="inside a step"):
-        llm.create_chat_completions(CHATS)
+    bodies = llm.create_chat_completions(CHATS, seed=4)
+    alone = ToyLlama(model_path, chat_handler=handler)
+    for chat, body in zip(CHATS, bodies):
+        other = alone.create_chat_completion(chat, seed=4)
+        assert text(body) == text(other)
 
 
 def test_an_interrupt_ends_all_within_a_step(model_path: str) -> None:

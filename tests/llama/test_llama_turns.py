@@ -11,25 +11,11 @@ import pytest
 
 from dflash_ggml.errors import ConfigError, DflashError
 from dflash_ggml.llama.state import LlamaState
-from reference.fake_engine import FakeEngine
+from reference.fake_engine import FakeEngine, FakeSlot
 from reference.toy_llama import ToyLlama
 
 GUARD_S = 3  # nothing here takes long; what hangs fails instead of holding up the tests
 USER = [{"role": "user", "content": "hello"}]
-
-
-class StrictEngine(FakeEngine):
-    """May not be closed while anything runs on it or is suspended."""
-
-    def close(self) -> None:
-        assert self._claim._owner is None, "closed under a generation"
-        super().close()
-
-
-class StrictLlama(ToyLlama):
-    def _open_engine(self) -> Any:
-        toy = super()._open_engine()
-        return StrictEngine(config=toy.config, tokenizer=toy.tokenizer)
 
 
 @pytest.fixture
@@ -40,8 +26,8 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def llm(path: str) -> StrictLlama:
-    return StrictLlama(path)
+def llm(path: str) -> ToyLlama:
+    return ToyLlama(path)
 
 
 STREAMS: dict[str, Callable[[ToyLlama], Iterator[Any]]] = {
@@ -101,7 +87,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", STREAMS)
-def test_a_call_ends_the_open_stream_of_its_thread(llm: StrictLlama, path: str, kind: str, name: str) -> None:
+def test_a_call_ends_the_open_stream_of_its_thread(llm: ToyLlama, path: str, kind: str, name: str) -> None:
     """It works as if the stream had never gone further; the stream says that it was cut off and changes nothing."""
     state = prepared(llm)
     stream = STREAMS[kind](llm)
@@ -112,7 +98,7 @@ def test_a_call_ends_the_open_stream_of_its_thread(llm: StrictLlama, path: str, 
     with pytest.raises(DflashError, match="cut off"):
         next(stream)
     assert (llm.n_tokens, llm._input_ids.tolist()) == after
-    fresh = StrictLlama(path)
+    fresh = ToyLlama(path)
     fresh.eval(ids)
     assert fresh.n_tokens == n_tokens and outcome(CALLS[name](fresh, state)) == given
     assert after == (fresh.n_tokens, fresh._input_ids.tolist())
@@ -123,7 +109,7 @@ def test_a_call_ends_the_open_stream_of_its_thread(llm: StrictLlama, path: str, 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_stream_whose_thread_has_ended_gives_way(llm: StrictLlama, name: str) -> None:
+def test_a_stream_whose_thread_has_ended_gives_way(llm: ToyLlama, name: str) -> None:
     state = prepared(llm)
     stream = STREAMS["completion"](llm)
 
@@ -137,7 +123,7 @@ def test_a_stream_whose_thread_has_ended_gives_way(llm: StrictLlama, name: str) 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_waits_for_the_stream_of_another_thread(llm: StrictLlama, path: str, name: str) -> None:
+def test_a_call_waits_for_the_stream_of_another_thread(llm: ToyLlama, path: str, name: str) -> None:
     state = prepared(llm)
     stream = STREAMS["generate"](llm)
     tokens = [next(stream)]
@@ -151,12 +137,12 @@ def test_a_call_waits_for_the_stream_of_another_thread(llm: StrictLlama, path: s
     stream.close()
     other.join(GUARD_S)
     assert order == ["stream", "other"]
-    fresh = StrictLlama(path).generate([97, 98, 99], temp=0)
+    fresh = ToyLlama(path).generate([97, 98, 99], temp=0)
     assert tokens == [next(fresh) for _ in range(21)]
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_from_inside_a_step_is_refused(llm: StrictLlama, name: str) -> None:
+def test_a_call_from_inside_a_step_is_refused(llm: ToyLlama, name: str) -> None:
     state = prepared(llm)
     expected = outcome(llm("abc", max_tokens=9, temperature=0))
     refused: list[str] = []
@@ -173,19 +159,18 @@ def test_a_call_from_inside_a_step_is_refused(llm: StrictLlama, name: str) -> No
 
 def test_a_model_that_nobody_holds_waits_for_nobody(path: str) -> None:
     """Collected with an open stream of another thread still in it, it is closed without a turn."""
-    llm = StrictLlama(path)
+    llm = ToyLlama(path)
     engine, stream, let_go = llm.toy, STREAMS["generate"](llm), threading.Event()
     holder = threading.Thread(target=lambda: (next(stream), let_go.wait(GUARD_S)), daemon=True)
     holder.start()
     while llm.n_tokens < 3:
         let_go.wait(0.01)
-    engine._claim._owner = None
     in_thread(llm.__del__)
     let_go.set()
     assert engine.closed
 
 
-def test_states_are_cached_within_the_turn(llm: StrictLlama) -> None:
+def test_states_are_cached_within_the_turn(llm: ToyLlama) -> None:
     """The state that a cache keeps is that of the text just said, whatever comes next."""
     from dflash_ggml.llama.cache import LlamaRAMCache
 
@@ -198,20 +183,26 @@ def test_states_are_cached_within_the_turn(llm: StrictLlama) -> None:
     assert llm.detokenize(list(key)).decode() == ("abc" + text)[: len(llm.detokenize(list(key)))]
 
 
-class TornEngine(StrictEngine):
-    """An interrupt comes in the middle of a pass, which tears the state as in the real engine."""
-
-    interrupt = False
+class TornSlot(FakeSlot):
+    """An interrupt comes in the middle of a pass, which leaves the state inconsistent as in the real engine."""
 
     def _row(self, *args: Any) -> Any:
-        if self.interrupt:
-            self.interrupt, self._torn = False, True
+        engine: Any = self.engine
+        if engine.interrupt:
+            engine.interrupt, self._torn = False, True
             raise KeyboardInterrupt
         return super()._row(*args)
 
 
+class TornEngine(FakeEngine):
+    interrupt = False
+
+    def make_slot(self, rows: int) -> FakeSlot:
+        return TornSlot(self, rows)
+
+
 @pytest.mark.parametrize("name", ["eval", "generate"])
-def test_an_interrupt_does_not_spoil_what_follows(llm: StrictLlama, path: str, name: str) -> None:
+def test_an_interrupt_does_not_spoil_what_follows(llm: ToyLlama, path: str, name: str) -> None:
     class TornLlama(ToyLlama):
         def _open_engine(self) -> Any:
             toy = super()._open_engine()

@@ -1,4 +1,4 @@
-"""A toy engine with the interface of dflash_ggml.engine.Engine: numpy only, deterministic, with multi-token steps.
+"""A toy engine with the interface of dflash_ggml.engine.Engine and its slots: numpy only, deterministic, multi-token steps.
 
 It keeps what the real one promises: tests/engine/*_contract.py and test_engine_claims.py run on both.
 Its language model is a hash of everything committed, so a wrong prefix restored anywhere changes all that follows.
@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.claim import Claim
 from dflash_ggml.engine.clock import StepTimes
 from dflash_ggml.engine.step import SourceUse, Step
-from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError, as_exception
 from dflash_ggml.text.tokenizer import Tokenizer
 
 SPECIALS = {"<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4}
@@ -111,9 +112,22 @@ class Snapshot:
         return 1000 + (4 * len(self.tokens) if self.rows is not None else 0)
 
 
+@dataclass(eq=False)
+class FakeRun:
+    """A generation that was begun."""
+
+    steps: Any
+    slot: FakeSlot
+    finish: str | None = None
+
+
 @dataclass
 class FakeEngine:
-    """`replies` are spoken one per generate() call, from its start, then the toy model is on its own."""
+    """Slots with `n_ctx` cache rows in all, counted in tokens, and a step for all of them at once.
+
+    replies: spoken one per generation, from its start, then the toy model is on its own. log: what was done. broken: what
+    the next step raises, or what single runs do, by their slot.
+    """
 
     config: EngineConfig = field(
         default_factory=lambda: EngineConfig(model=Path("toy.gguf"), n_ctx=1024, n_batch=32)
@@ -121,15 +135,10 @@ class FakeEngine:
     tokenizer: Tokenizer = field(default_factory=byte_vocabulary)
     has_draft: bool = True
     replies: list[str] = field(default_factory=list)
-
-    parallel = 1
-
-    def forget(self) -> None:
-        pass
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return ("dflash",) if self.has_draft else ()
+    parallel: int = 1
+    slots: list[FakeSlot] = field(default_factory=list)
+    log: list[Any] = field(default_factory=list)
+    broken: Any = None
 
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024
@@ -146,39 +155,129 @@ class FakeEngine:
             "qwen35.rope.freq_base": 1e7,
             "qwen35.block_count": 4,
         }
-        self.pending: int | None = None
         self.n_prefilled = 0  # tokens that went through prefill, in all
         self.n_restored = 0
         self.closed = False
+        self.passing = threading.RLock()
+        self.in_pass = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ("dflash",) if self.has_draft else ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those of the only slot."""
+        return self.slots[0].tokens if self.slots else []
+
+    def graph_counts(self) -> dict[str, int]:
+        return {"graphs": 1, "kept": 1}
+
+    def run_counts(self) -> dict[str, int]:
+        return {**self.graph_counts(), "runs": len(self.log)}
+
+    @property
+    def free(self) -> int:
+        """Cache rows that no slot has."""
+        return self.n_ctx - sum(slot.rows for slot in self.slots)
+
+    def make_slot(self, rows: int) -> FakeSlot:
+        return FakeSlot(self, rows)
+
+    def open(self, room: int | None = None) -> FakeSlot:
+        if self.closed:
+            raise DeviceError("the engine is closed")
+        room = room or self.n_ctx // self.parallel
+        if len(self.slots) == self.parallel or room > self.free:
+            raise NoRoomError("no slot")
+        self.slots.append(slot := self.make_slot(room))
+        return slot
+
+    def step(self, runs: Sequence[FakeRun]) -> list[Any]:
+        if self.closed:
+            raise DeviceError("the engine is closed")
+        if isinstance(self.broken, Exception):
+            error, self.broken = self.broken, None
+            raise error
+        self.log.append(("step", [run.slot for run in runs]))
+        return [self._step(run) for run in runs]
+
+    def _step(self, run: FakeRun) -> Any:
+        slot = run.slot
+        if self.broken and slot in self.broken:
+            return self.broken.pop(slot)
+        if not slot.grow(min(self.n_ctx, slot.n_tokens + 1)):
+            return NoRoomError("no rows")
+        try:
+            step = next(run.steps)
+        except Exception as error:  # noqa: BLE001 - as the real one
+            return error
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return as_exception(error)
+        run.finish = step.finish
+        return step
+
+    def close(self) -> None:
+        with self.passing:
+            if self.in_pass:
+                raise ConfigError("close: called from inside a step of this engine; end the generation first")
+            self.closed = True
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class FakeSlot:
+    """A sequence of a FakeEngine; rows: cache rows that it has."""
+
+    def __init__(self, engine: FakeEngine, rows: int) -> None:
+        self.engine, self.rows, self.n_ctx, self.n_vocab = engine, rows, engine.n_ctx, engine.n_vocab
+        self.config, self.tokenizer, self.batches = engine.config, engine.tokenizer, engine.batches
+        self.has_draft, self.params = engine.has_draft, engine.params
+        self.lane = min(set(range(engine.parallel)) - {slot.lane for slot in engine.slots})
+        self.pending: int | None = None
+        self.closed = False
         self._tokens: list[int] = []
         self._state = 0
-        self._rows: tuple[int, ...] = ()  # tokens whose rows outlive a reset or restore, until the next write
+        self._kept: tuple[int, ...] = ()  # tokens whose rows outlive a reset or restore, until the next write
         self._logits: np.ndarray | None = None
         self._torn = False
         self._script: list[int] = []
         self._origin = 0
         self._claim = Claim()
-        self._passing = threading.RLock()
-        self._in_pass = False
+
+    def forget(self) -> None:
+        pass
+
+    def grow(self, n: int) -> bool:
+        if n > self.rows and n - self.rows > self.engine.free:
+            return False
+        self.rows = max(n, self.rows)
+        return True
 
     # --- who may do what now
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
-        with self._passing:
+        with self.engine.passing:
             self._usable()
-            self._in_pass = True
+            self.engine.in_pass = True
             try:
                 yield
             finally:
-                self._in_pass = False
+                self.engine.in_pass = False
 
-    def _open(self) -> None:
-        if self.closed:
+    def _there(self) -> None:
+        if self.engine.closed or self.closed:
             raise DeviceError("the engine is closed")
 
     def _usable(self) -> None:
-        self._open()
+        self._there()
         if self._torn:
             raise DeviceError(
                 "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"
@@ -203,9 +302,9 @@ class FakeEngine:
         return self._logits
 
     def reset(self) -> None:
-        with self._claim.by("reset"), self._passing:
-            self._open()
-            self._rows = () if self._torn else max(self._rows, tuple(self._tokens), key=len)
+        with self._claim.by("reset"), self.engine.passing:
+            self._there()
+            self._kept = () if self._torn else max(self._kept, tuple(self._tokens), key=len)
             self._tokens, self._state, self.pending, self._logits = [], 0, None, None
             self._torn = False
 
@@ -220,6 +319,9 @@ class FakeEngine:
             bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
             if bad is not None:
                 raise ConfigError(f"token id {bad} is outside the vocabulary of {self.n_vocab}")
+            if not self.grow(wanted):
+                raise NoRoomError("no rows")
+            self.engine.log.append(("read", self, len(ids)))
             self._script = []
             if len(ids):
                 self.pending = self._logits = None
@@ -234,14 +336,14 @@ class FakeEngine:
                     row = self._run(part)
                     for n in range(1, len(part) + 1) if take_row else ():
                         take_row(self._row([*before, *part[:n]], _hashed(state, part[:n])))
-                    self.n_prefilled += len(part)
+                    self.engine.n_prefilled += len(part)
                     self._logits = row if done == len(ids) else None
                 if progress is not None:
                     progress(done, len(ids))
 
     def _run(self, ids: Sequence[int]) -> np.ndarray:
         """A pass that commits ids; the row after them. What breaks it off tears the state."""
-        self._torn, self._rows = True, ()
+        self._torn, self._kept = True, ()
         tokens, state = [*self._tokens, *ids], _hashed(self._state, ids)
         row = self._row(tokens, state)
         self._tokens, self._state, self._torn = tokens, state, False
@@ -271,6 +373,8 @@ class FakeEngine:
             bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
             if bad is not None:
                 raise ConfigError(f"token id {bad} is outside the vocabulary of {self.n_vocab}")
+            if not self.grow(len(ids)):
+                raise NoRoomError("no rows")
             for n in range(1, len(ids) + 1):
                 if should_stop is not None and should_stop():
                     return
@@ -295,58 +399,79 @@ class FakeEngine:
         keep_rows: bool = False,
     ) -> Iterator[Step]:
         with self._claim.by("a generation"):
-            self._usable()
-            _ = self.logits
-            if max_tokens is not None and max_tokens < 1:
-                raise ConfigError(f"max_tokens: {max_tokens} is below 1")
-            if budget is not None and not 1 <= budget <= self.config.budget:
-                raise ConfigError(
-                    f"budget: {budget} is outside 1..{self.config.budget}, what the engine was loaded with"
-                )
-            left = self.n_ctx - len(self._tokens)
-            if left < 1:
-                raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
-            depth = DEPTH if self.has_draft else 0
-            mode = mode or self.config.mode
-            # time does not pass here: nothing to decide by
-            mode = "tree" if mode == "auto" and depth else mode
-            plan = controller(mode, budget or self.config.budget, depth).next(None, None)
-            self._origin = len(self._tokens)
-            self._script = self.tokenizer.encode(self.replies.pop(0)) if self.replies else []
-            left = left if max_tokens is None else min(left, max_tokens)
-            ends = stop or self.tokenizer.eog_ids.__contains__
-            lengths = np.random.default_rng(self._state)
-            history, finish = self.tokens, None
+            yield from self._steps(sampler, max_tokens, mode, budget, stop, should_stop, keep_rows)
 
-            def emit(token: int) -> None:
-                nonlocal left, finish
-                history.append(token)
-                left -= 1
-                finish = "stop" if ends(token) else "length" if left <= 0 else None
+    def _steps(
+        self, sampler, max_tokens=None, mode=None, budget=None, stop=None, should_stop=None, keep_rows=False
+    ):
+        self._usable()
+        _ = self.logits
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigError(f"max_tokens: {max_tokens} is below 1")
+        if budget is not None and not 1 <= budget <= self.config.budget:
+            raise ConfigError(
+                f"budget: {budget} is outside 1..{self.config.budget}, what the engine was loaded with"
+            )
+        left = self.n_ctx - len(self._tokens)
+        if left < 1:
+            raise ContextOverflowError(f"the context window of {self.n_ctx} tokens is full")
+        depth = DEPTH if self.has_draft else 0
+        mode = mode or self.config.mode
+        # time does not pass here: nothing to decide by
+        mode = "tree" if mode == "auto" and depth else mode
+        plan = controller(mode, budget or self.config.budget, depth).next(None, None)
+        self._origin = len(self._tokens)
+        self._script = self.tokenizer.encode(self.engine.replies.pop(0)) if self.engine.replies else []
+        left = left if max_tokens is None else min(left, max_tokens)
+        ends = stop or self.tokenizer.eog_ids.__contains__
+        lengths = np.random.default_rng(self._state)
+        history, finish = self.tokens, None
 
-            def ended() -> bool:
-                return finish is not None
+        def emit(token: int) -> None:
+            nonlocal left, finish
+            history.append(token)
+            left -= 1
+            finish = "stop" if ends(token) else "length" if left <= 0 else None
 
-            self._rows = ()
+        def ended() -> bool:
+            return finish is not None
+
+        self._kept = ()
+        with self._pass():
+            row = self._row(self._tokens, self._state)  # once more, now that the script is known
+            self.pending = int(sampler.sample(row, history))
+            self._logits = None
+            emit(self.pending)
+        step = Step((self.pending,), "prefill", rows=(row,) if keep_rows else None, timings=TIMES)
+        while True:
+            if finish is None and should_stop is not None and should_stop():
+                finish = "cancelled"
+            step.finish = finish
+            yield step
+            if finish is not None:
+                return
             with self._pass():
-                row = self._row(self._tokens, self._state)  # once more, now that the script is known
-                self.pending = int(sampler.sample(row, history))
-                self._logits = None
-                emit(self.pending)
-            step = Step((self.pending,), "prefill", rows=(row,) if keep_rows else None, timings=TIMES)
-            while True:
-                if finish is None and should_stop is not None and should_stop():
-                    finish = "cancelled"
-                step.finish = finish
-                yield step
-                if finish is not None:
-                    return
-                with self._pass():
-                    if plan.kind == "plain":
-                        step = self._plain(sampler, history, emit, keep_rows)
-                    else:
-                        n = min(int(lengths.integers(1, 6)), plan.budget + 1)
-                        step = self._speculate(plan, n, sampler, history, emit, ended, keep_rows)
+                if plan.kind == "plain":
+                    step = self._plain(sampler, history, emit, keep_rows)
+                else:
+                    n = min(int(lengths.integers(1, 6)), plan.budget + 1)
+                    step = self._speculate(plan, n, sampler, history, emit, ended, keep_rows)
+
+    def begin(self, sampler, **how: Any) -> FakeRun:
+        return FakeRun(self._steps(sampler, **how), self)
+
+    def first(self, run: FakeRun) -> Any:
+        step = next(run.steps)
+        run.finish = step.finish
+        return step
+
+    def resume(self, run: FakeRun) -> None:
+        if run.slot._tokens != self._tokens:
+            raise ConfigError("resume: the slot holds another text than the run")
+        rows, slot = self.rows, run.slot
+        self.__dict__ = slot.__dict__  # its generator goes on where it was
+        self.rows, self.closed = rows, False
+        self.engine.slots[self.engine.slots.index(self)] = self
 
     def _plain(self, sampler, history, emit, keep_rows: bool) -> Step:
         row = self._run([self.pending])
@@ -378,41 +503,35 @@ class FakeEngine:
     # --- snapshots
 
     def snapshot(self, with_rows: bool = True) -> Snapshot:
-        with self._claim.by("snapshot"), self._passing:
+        with self._claim.by("snapshot"), self.engine.passing:
             self._usable()
             tokens = tuple(self._tokens)
             return Snapshot(tokens, self._state, tokens if with_rows else None, self._logits)
 
+    def completed(self, snapshot: Snapshot) -> Snapshot:
+        assert self.can_restore(snapshot)
+        return replace(snapshot, rows=snapshot.tokens)
+
     def can_restore(self, snapshot: Snapshot) -> bool:
-        held = self._rows or self._tokens
+        held = self._kept or self._tokens
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
 
     def restore(self, snapshot: Snapshot) -> None:
-        with self._claim.by("restore"), self._passing:
-            self._open()
+        with self._claim.by("restore"), self.engine.passing:
+            self._there()
             if not self.can_restore(snapshot):
                 raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
             if len(snapshot.tokens) > self.n_ctx:
                 raise ConfigError("snapshot: taken from a model or context of another shape")
-            held = max(self._rows, tuple(self._tokens), key=len)
-            self._rows = snapshot.tokens if snapshot.rows is not None else held
+            held = max(self._kept, tuple(self._tokens), key=len)
+            self._kept = snapshot.tokens if snapshot.rows is not None else held
             self._tokens, self._state = list(snapshot.tokens), snapshot.state
             self.pending, self._logits, self._torn = None, snapshot.logits, False
-            self.n_restored += 1
-
-    # --- life
+            self.engine.n_restored += 1
 
     def close(self) -> None:
-        with self._passing:
-            if self._in_pass:
-                raise ConfigError("close: called from inside a step of this engine; end the generation first")
-            self.closed = True
-
-    def __enter__(self) -> FakeEngine:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        self.closed = True
+        self.engine.slots.remove(self)
 
 
 def _hashed(state: int, ids: Sequence[int]) -> int:

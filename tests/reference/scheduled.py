@@ -1,18 +1,17 @@
-"""Sessions on the toy engine whose texts are written side by side, with requests for them."""
+"""Sessions on the toy engine with several slots, and requests for them."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.session.answer import Answer
+from dflash_ggml.session.generation import RequestGeneration
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest
-from dflash_ggml.session.session import Session, completion_generation, run_chat, run_completion
+from dflash_ggml.session.session import Session, generation_of, run_chat, run_completion
 from reference.fake_engine import FakeEngine
-from reference.fake_places import FakePlaces
 
 GUARD_S = 60
 
@@ -22,7 +21,7 @@ def config(n_ctx: int = 1024, n_batch: int = 32) -> EngineConfig:
 
 
 def session(parallel: int = 4, n_ctx: int = 1024, n_batch: int = 32, **options: Any) -> Session:
-    return Session(FakePlaces(config(n_ctx, n_batch), parallel=parallel), side_by_side=True, **options)  # type: ignore[arg-type]
+    return Session(FakeEngine(config(n_ctx, n_batch), parallel=parallel), **options)  # type: ignore[arg-type]
 
 
 def request(i: int, **options: Any) -> CompletionRequest:
@@ -44,16 +43,11 @@ def alone(asked: Any) -> Answer:
 
 
 def together(on: Session, asked: list[Any]) -> list[Any]:
-    """The answers of requests, or what they raised, each read by a thread of its own."""
-    runs = [run_completion(on, one) for one in asked]
-    answers: list[Any] = [Answer() for _ in asked]
-    threads = [threading.Thread(target=read, args=(run, answers, i)) for i, run in enumerate(runs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(GUARD_S)
-        assert not thread.is_alive()
-    return answers
+    """The answers of requests, or what they raised, decoded as a batch."""
+    found = submitted(on, *asked)
+    while on.scheduler.is_busy:
+        on.scheduler.iterate()
+    return [generation.error or Answer.of(generation.events) for generation in found]
 
 
 def read(run: Any, answers: list[Any], i: int) -> None:
@@ -64,6 +58,10 @@ def read(run: Any, answers: list[Any], i: int) -> None:
         answers[i] = error
 
 
-def events(on: Session, asked: CompletionRequest, seat: Any) -> Any:
-    """What a task runs."""
-    return completion_generation(on, on.prepare(asked), seat).events()
+def submitted(on: Session, *asked: CompletionRequest, **options: Any) -> list[RequestGeneration]:
+    """Generations of requests, queued; each goes on in every iteration."""
+    found = [generation_of(on, on.prepare(one), **options) for one in asked]
+    for generation in found:
+        generation.runs_ahead = True
+    on.scheduler.submit(*found)
+    return found

@@ -182,7 +182,7 @@ class ScriptedRunner:
                 "columns",
                 "sequences",
                 "emitted",
-                "parkings",
+                "preemptions",
                 "running",
                 "waiting",
                 "graphs",

@@ -7,7 +7,6 @@ from typing import Any
 
 from dflash_ggml.llama.llama import Llama
 from reference.fake_engine import TEMPLATE, FakeEngine, byte_vocabulary
-from reference.fake_places import FakePlaces
 
 
 class ToyLlama(Llama):
@@ -22,9 +21,7 @@ class ToyLlama(Llama):
     def _open_engine(self) -> Any:
         config = self._options.engine_config(Path("draft.gguf"))
         tokenizer = byte_vocabulary(**self._toy)
-        if config.parallel > 1:
-            return FakePlaces(config=config, tokenizer=tokenizer, parallel=config.parallel)
-        return FakeEngine(config=config, tokenizer=tokenizer)
+        return FakeEngine(config=config, tokenizer=tokenizer, parallel=config.parallel)
 
     @property
     def toy(self) -> FakeEngine:

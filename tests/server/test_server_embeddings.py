@@ -46,7 +46,7 @@ def vectors(http: TestClient, given: Any, **more: Any) -> list[Any]:
 
 def states(engine: FakeEngine, ids: list[int]) -> Any:
     rows: list[Any] = []
-    engine.hidden_states(ids, rows.append)
+    FakeEngine(engine.config, engine.tokenizer).open().hidden_states(ids, rows.append)
     return np.concatenate(rows)
 
 

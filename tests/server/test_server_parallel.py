@@ -20,7 +20,6 @@ from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
 from reference.fake_engine import FakeEngine
-from reference.fake_places import FakePlaces
 from reference.server_kit import ScriptedRunner, plain, service, serving, wait_until
 
 CONFIG = EngineConfig(model=Path("toy.gguf"), n_ctx=1024, n_batch=32)
@@ -136,8 +135,8 @@ def said(body: dict[str, Any]) -> str:
 
 def test_all_faces_at_once_say_what_each_says_alone() -> None:
     def opened(parallel: int) -> Any:
-        engine = FakePlaces(CONFIG, parallel=parallel)
-        return lambda progress: Runner(Session(engine, side_by_side=parallel > 1))  # type: ignore[arg-type]
+        engine = FakeEngine(CONFIG, parallel=parallel)
+        return lambda progress: Runner(Session(engine))  # type: ignore[arg-type]
 
     answers: dict[int, dict[str, str]] = {}
     for parallel in (1, 4):
@@ -153,7 +152,7 @@ def test_all_faces_at_once_say_what_each_says_alone() -> None:
 def test_choices_of_one_request_leave_room_for_others(n: int) -> None:
     """`n` answers of a request on two places, beside another client's."""
     made = make_service(
-        lambda progress: Runner(Session(FakePlaces(CONFIG, parallel=2), side_by_side=True)),  # type: ignore[arg-type]
+        lambda progress: Runner(Session(FakeEngine(CONFIG, parallel=2))),  # type: ignore[arg-type]
         Settings(names=("toy",)),
     )
     with serving(create_app(made)) as port:
@@ -194,8 +193,8 @@ def test_choices_run_side_by_side_where_nobody_waits() -> None:
 
 def test_a_soak_of_requests_and_disconnects() -> None:
     """Forty requests from eight clients, every fifth of whom hangs up: nothing runs, waits or holds a place at the end."""
-    engine = FakePlaces(CONFIG, parallel=3)
-    session = Session(engine, side_by_side=True)  # type: ignore[arg-type]
+    engine = FakeEngine(CONFIG, parallel=3)
+    session = Session(engine)  # type: ignore[arg-type]
     made = make_service(lambda progress: Runner(session), Settings(names=("toy",)))
     expected = {
         i: Answer.of(run_completion(Session(FakeEngine(CONFIG)), _request(i))).text  # type: ignore[arg-type]
@@ -223,9 +222,9 @@ def test_a_soak_of_requests_and_disconnects() -> None:
             thread.join(60)
             assert not thread.is_alive()
         wait_until(lambda: made.worker.running == 0 and made.worker.waiting == 0)
-        wait_until(lambda: session.scheduler.rounds.counts == {"running": 0, "waiting": 0})
-        assert not wrong and not any(seat.busy for seat in session.scheduler.seats.all)
-    assert engine.places == []
+        wait_until(lambda: session.scheduler.counts == {"running": 0, "waiting": 0})
+        assert not wrong and not any(slot.busy for slot in session.slots.all)
+    assert engine.slots == []
 
 
 def _request(i: int) -> CompletionRequest:

@@ -10,7 +10,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.session import prompt_state
+from dflash_ggml.session import slots
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.session.events import Begin, TextDelta
 from dflash_ggml.session.requests import CompletionRequest
@@ -54,9 +54,9 @@ def test_a_prefix_that_another_text_displaces_is_kept_too(
     session = opened(toy_pair, tmp_path)
     text = ask(session, PROMPT)[1]
     ask(session, PROMPT[::-1])
-    session.state.cache.clear()  # as if memory had been short
-    assert session.state.disk is not None
-    session.state.disk.close()
+    session.slots.cache.clear()  # as if memory had been short
+    assert session.slots.disk is not None
+    session.slots.disk.close()
     known, same = ask(session, PROMPT)
     assert known > 1200 and same == text
     session.close()
@@ -73,7 +73,7 @@ def test_a_short_gain_is_not_worth_reading(
     session = opened(toy_pair, tmp_path)
     ask(session, PROMPT)
     session.close()
-    monkeypatch.setattr(prompt_state, "SHORTEST", 1400)
+    monkeypatch.setattr(slots, "SHORTEST", 1400)
     session = opened(toy_pair, tmp_path)
     assert ask(session, PROMPT)[0] == 0
     session.close()

@@ -152,19 +152,19 @@ def test_same_output_with_and_without_cache(plan: list[tuple[str, int, bool]], b
             del log[2 * keep :]
             log.append(user(f"{name} says something of some length, number {len(log)}"))
             answer, begin = speak(cached, log)
-            plain.state.reset()
+            plain.scheduler.borrow(lambda slot: slot.reset())
             assert speak(plain, log)[0] == answer
             assert begin.cached_n <= begin.prompt_n
             log.append(assistant(answer))
         else:
             request = CompletionRequest(prompt=name * (20 + 30 * keep), sampling=GREEDY, max_tokens=7)
-            plain.state.reset()
+            plain.scheduler.borrow(lambda slot: slot.reset())
             texts = [
                 [e.text for e in run_completion(s, request) if isinstance(e, TextDelta)]
                 for s in (cached, plain)
             ]
             assert "".join(texts[0]) == "".join(texts[1])
-        assert cached.state.cache.nbytes <= budget
+        assert cached.slots.cache.nbytes <= budget
 
 
 def test_the_same_prompt_again_costs_one_token() -> None:
@@ -181,11 +181,11 @@ def test_hits_and_misses_are_counted() -> None:
     request = CompletionRequest(prompt="x" * 100, sampling=GREEDY, max_tokens=5)
     for _ in range(3):
         list(run_completion(session, request))
-    assert (session.state.cache.hits, session.state.cache.misses) == (2, 1)
+    assert (session.slots.cache.hits, session.slots.cache.misses) == (2, 1)
 
 
 @pytest.mark.parametrize("budget", [0, 10])
 def test_a_budget_too_small_for_any_snapshot_is_no_error(budget: int) -> None:
     session = Session(FakeEngine(), cache_bytes=budget)
     speak(session, [user("hello there " * 20)])
-    assert len(session.state.cache) == 0
+    assert len(session.slots.cache) == 0

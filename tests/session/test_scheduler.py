@@ -1,378 +1,475 @@
-"""Several threads at one scheduler: faults in its rounds, calls from inside them, places that are borrowed between them."""
+"""The scheduler on the toy engine: batched sequences are the same as alone, and each joins, leaves or fails by itself."""
 
 from __future__ import annotations
 
-import sys
+import random
 import threading
-import time
-from functools import partial
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from dflash_ggml.errors import ConfigError, ContextOverflowError, DflashError
+from dflash_ggml.decode.sampling import SamplingParams
+from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError
 from dflash_ggml.session.answer import Answer
-from dflash_ggml.session.embedding import embed
+from dflash_ggml.session.events import Begin, Finish, Progress
 from dflash_ggml.session.hooks import Hooks
-from dflash_ggml.session.session import Session, run_completion
-from dflash_ggml.session.task import Task
-from reference.fake_engine import FakeEngine
-from reference.scheduled import GUARD_S, alone, config, events, read, request, session, together
+from dflash_ggml.session.prefix_cache import common_prefix
+from dflash_ggml.session.requests import ChatRequest, GrammarSpec
+from dflash_ggml.session.session import run_chat, run_completion
+from reference.fake_engine import FakeSlot
+from reference.scheduled import alone, request, session, submitted, together
+
+ENDLESS: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
 
-def test_a_fault_in_a_round_ends_those_in_it_and_not_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = session(2)
-    on.scheduler.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(on.scheduler.rounds, "_read", lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            list(run_completion(on, request(1)))
-    assert Answer.of(run_completion(on, request(1))).text == alone(request(1)).text
-    on.close()
+class FixedBudget:
+    """Between two steps one chunk of the first prompt, while `is_open`, or none; keeps what it is told."""
+
+    def __init__(self, is_open: bool = True) -> None:
+        self.is_open, self._is_spent, self.told = is_open, False, list[int]()
+
+    def choose(self, prompts: Sequence[Any], n_decoding: int, now: float) -> tuple[int, int] | None:
+        if n_decoding and (self._is_spent or not self.is_open):
+            return None
+        self._is_spent = True
+        return 0, 16
+
+    def prefilled(self, tokens: int, seconds: float, decoding: bool, is_warm: bool) -> None:
+        self.told.append(tokens)
+
+    def decoded(self, seconds: float, n: int) -> None:
+        self._is_spent = False
+
+    def lent(self, seconds: float) -> None:
+        pass
 
 
-class Panic(BaseException):
-    """What a library in another language raises."""
+def decoding(on: Any, **options: Any) -> Any:
+    """A generation that decodes."""
+    (found,) = submitted(on, request(0, **ENDLESS), **options)
+    while not found.is_decoding:
+        on.scheduler.iterate()
+    return found
 
 
-def test_a_panic_ends_those_in_the_round_and_not_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = session(2)
-    on.scheduler.start()
-
-    def panics() -> None:
-        raise Panic("at once")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(on.scheduler.rounds, "_read", panics)
-        with pytest.raises(DflashError, match="at once"):
-            list(run_completion(on, request(1)))
-    assert Answer.of(run_completion(on, request(1))).text == alone(request(1)).text
-    on.close()
+def prefilled(on: Any) -> list[int]:
+    """Tokens of all chunks so far."""
+    return [entry[2] for entry in on.engine.log if entry[0] == "read"]
 
 
-def test_requests_that_come_while_others_are_looked_at() -> None:
-    """Many threads that queue and give up all the time."""
-    on = session(2)
-    on.scheduler.start()
-    failed: list[Exception] = []
-
-    def client(number: int) -> None:
-        try:
-            for i in range(20):
-                run = run_completion(on, request(number, max_tokens=3))
-                if i % 3:
-                    list(run)
-                else:
-                    next(run)
-                    run.close()
-        except Exception as error:  # noqa: BLE001 - what a test looks at
-            failed.append(error)
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(GUARD_S)
-    assert not failed and not any(thread.is_alive() for thread in threads)
-    on.close()
+def reason(generation: Any) -> str:
+    finish = Answer.of(generation.events).finish
+    assert finish is not None
+    return finish.reason
 
 
-def driven_session(driven: bool) -> Any:
-    """For two texts; driven: its rounds have a thread of their own."""
-    on = session(2)
-    if driven:
+@pytest.mark.parametrize("has_thread", [False, True], ids=["by callers", "by a thread"])
+@pytest.mark.parametrize("parallel", [1, 2, 4])
+def test_each_sequence_is_what_it_would_be_alone(parallel: int, has_thread: bool) -> None:
+    """Ten requests of different sampling, lengths, grammars and modes, on fewer slots."""
+    on = session(parallel)
+    asked = [request(i) for i in range(7)]
+    asked += [request(7, mode="plain"), request(8, logprobs=2), request(9, stop=("e",))]
+    found = submitted(on, *asked)
+    if has_thread:
         on.scheduler.start()
-    return on
-
-
-@pytest.mark.parametrize("driven", [False, True])
-def test_a_call_from_inside_a_step_is_refused(driven: bool) -> None:
-    on = driven_session(driven)
-
-    def meddle(step: Any) -> None:
-        list(run_completion(on, request(2)))
-
-    answers: list[Any] = [Answer()]
-    run = run_completion(on, request(1), hooks=Hooks(on_step=meddle))
-    reader = threading.Thread(target=read, args=(run, answers, 0), daemon=True)
-    reader.start()
-    reader.join(10)
-    assert isinstance(answers[0], ConfigError) and "inside a step" in str(answers[0])
+    answers = [Answer.of(on.scheduler.events(one)) for one in found]
+    for answer, one in zip(answers, asked):
+        expected = alone(one)
+        assert answer.text == expected.text and answer.finish == expected.finish
+        assert answer.logprobs == expected.logprobs
+    assert on.scheduler.counts == {"running": 0, "waiting": 0}
+    assert parallel == 1 or on.scheduler.tally.sequences > on.scheduler.tally.passes
     on.close()
 
 
-@pytest.mark.parametrize("driven", [False, True])
-def test_closing_from_inside_a_step_is_refused(driven: bool) -> None:
-    """It would wait for itself; and nobody would end the others."""
-    on = driven_session(driven)
-    asked = [request(1), request(2, max_tokens=60)]
-    runs = [
-        run_completion(on, asked[0], hooks=Hooks(on_step=lambda step: on.close())),
-        run_completion(on, asked[1]),
-    ]
-    answers: list[Any] = [Answer(), Answer()]
-    threads = [threading.Thread(target=read, args=(r, answers, i), daemon=True) for i, r in enumerate(runs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(5)
-    assert isinstance(answers[0], ConfigError) and "inside a step" in str(answers[0])
-    assert answers[1].text == alone(asked[1]).text
+@pytest.mark.parametrize("seed", range(6))
+def test_random_arrivals_and_cancellations(seed: int) -> None:
+    """Requests come and are given up at random; the others are not affected, and nothing is left behind."""
+    rng = random.Random(seed)
+    on = session(rng.choice([2, 3, 4]), n_ctx=512)
+    asked = [request(i) for i in range(12)]
+    waiting, found, given_up = list(range(12)), dict[int, Any](), set[int]()
+    while waiting or on.scheduler.is_busy:
+        if waiting and (not on.scheduler.is_busy or rng.random() < 0.4):
+            i = waiting.pop(0)
+            (found[i],) = submitted(on, asked[i])
+        running = [i for i, one in found.items() if not one.ended]
+        if running and rng.random() < 0.08:
+            given_up.add(i := rng.choice(running))
+            on.scheduler.abandon(found[i])
+        on.scheduler.iterate()
+    assert given_up
+    for i in set(range(12)) - given_up:
+        assert Answer.of(found[i].events).text == alone(asked[i]).text
+    assert not any(slot.busy for slot in on.slots.all)
     on.close()
+    assert on.engine.slots == []
 
 
-def test_closing_ends_what_runs() -> None:
-    on = session(2)
-    on.scheduler.start()
-    run = run_completion(on, request(0, max_tokens=400, ignore_eos=True))
-    next(run)
-    on.close()
-    with pytest.raises((DflashError, ConfigError)):
-        list(run)
-    with pytest.raises(ConfigError, match="closed"):
-        list(run_completion(on, request(1)))
+# ---- cache rows
 
 
-@pytest.mark.parametrize("driven", [False, True])
-def test_embeddings_beside_texts(driven: bool) -> None:
-    on = driven_session(driven)
-    run = run_completion(on, request(0, max_tokens=60))
-    next(run)
-    vector = embed(on, [72, 73, 74])
-    assert vector.tolist() == embed(Session(FakeEngine(config())), [72, 73, 74]).tolist()  # type: ignore[arg-type]
-    answer = Answer.of(run)
-    assert alone(request(0, max_tokens=60)).text == answer.text
-    on.close()
-
-
-@pytest.mark.parametrize("driven", [False, True])
-def test_embeddings_leave_running_texts_their_rounds(driven: bool) -> None:
-    """Two clients that ask for embeddings all the time; one of them long ones."""
-    on = session(3)
-    scheduler, engine = on.scheduler, on.engine
-    tasks = [
-        scheduler.submit(on.prepare(one), partial(events, on, one))
-        for one in (request(i, max_tokens=400, ignore_eos=True) for i in range(2))
-    ]
-    while not all(task.is_written for task in tasks):
-        scheduler.round()
-    steps: list[int] = []
-
-    def work(place: Any) -> None:
-        steps.append(len(engine.log))  # type: ignore[attr-defined]
-
-    def client() -> None:
-        for _ in range(8):
-            scheduler.borrow(work)
-
-    if driven:
-        scheduler.start()
-    threads = [threading.Thread(target=client) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(GUARD_S)
-        assert not thread.is_alive()
-    beside = [n for n in steps if n < len(engine.log)]  # type: ignore[attr-defined]
-    assert len(steps) == 16 and len(beside) > 1
-    assert len(set(beside)) == len(beside)
-    on.close()
-
-
-def test_what_is_borrowed_waits_until_writers_have_had_their_time() -> None:
-    on = session(2)
-    run = run_completion(on, request(0, max_tokens=200, ignore_eos=True))
-    next(run)
-    while not any(task.is_written for task in on.scheduler.rounds.running):
-        on.scheduler.round()
-    assert on.scheduler._lends
-    on.scheduler.rounds.pace.lent(1e9)
-    embed(on, [72, 73, 74])  # once nobody writes any more
-    assert not on.scheduler.rounds.running
-    on.close()
-
-
-def test_idle_seats_give_their_rows_to_an_embedding() -> None:
-    on = session(2, n_ctx=600)
-    runs = [run_completion(on, request(i, prompt="word " * 50, max_tokens=3)) for i in range(2)]
-    for run in runs:
-        next(run)
-    for run in runs:
-        list(run)
-    assert sum(place.rows for place in on.engine.places) > 400  # type: ignore[attr-defined]
-    expected = embed(Session(FakeEngine(config())), [72] * 500)  # type: ignore[arg-type]
-    assert embed(on, [72] * 500).tolist() == expected.tolist()
-    on.close()
-
-
-def test_a_round_follows_where_a_borrower_found_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the rounds' thread waits for the borrower, who waits for a round."""
+def test_the_newest_is_preempted_where_rows_run_out_and_goes_on_later() -> None:
+    """Three sequences that come to need more rows than there are: all end as they would alone."""
     on = session(3, n_ctx=600)
-    on.scheduler.start()
-    lent, changed, rounds = on.scheduler._lent, on.scheduler._changed, on.scheduler.rounds
-    found: list[bool] = []
-
-    def late(room: int) -> Any:
-        """The first time when both texts run, and the rounds' thread waits."""
-        if not found:
-            if sum(task.is_written for task in rounds.running) < 2:
-                on.scheduler._owed = True  # as where there are no rows
-                return None
-            until = time.monotonic() + 1
-            while time.monotonic() < until:
-                with changed:
-                    if len(changed._waiters) > len(threads):  # type: ignore[attr-defined]
-                        break
-        seat = lent(room)
-        found.append(seat is not None)
-        return seat
-
-    monkeypatch.setattr(on.scheduler, "_lent", late)
-    answers, vectors = [Answer(), Answer()], list[Any]()
-    runs = [
-        run_completion(on, request(i, prompt="word " * 20, max_tokens=150, ignore_eos=True)) for i in range(2)
-    ]
-    threads = [threading.Thread(target=read, args=(run, answers, i)) for i, run in enumerate(runs)]
-    borrower = threading.Thread(target=lambda: vectors.append(embed(on, [72] * 300)), daemon=True)
-    with on.scheduler._driving:  # no round before all have come
-        for thread in (*threads, borrower):
-            thread.start()
-        until = time.monotonic() + GUARD_S
-        while (len(rounds.waiting) < 2 or not on.scheduler._borrowers) and time.monotonic() < until:
-            time.sleep(1e-3)
-    for thread in (borrower, *threads):
-        thread.join(GUARD_S)
-    assert len(vectors) == 1 and found[-1] and all(answer.finish is not None for answer in answers)
+    asked = [request(i, prompt="word " * 20, max_tokens=300, ignore_eos=True) for i in range(3)]
+    assert [answer.text for answer in together(on, asked)] == [alone(one).text for one in asked]
+    assert 0 < on.scheduler.tally.preemptions <= 4  # rows are taken before their owners come back
     on.close()
 
 
-def test_an_embedding_waits_for_rows() -> None:
-    """Two texts hold nearly all rows: a long text by itself is read once one of them has ended."""
-    on = session(3, n_ctx=600)
-    on.scheduler.start()
-    answers = [Answer(), Answer()]
-    runs = [
-        run_completion(on, request(i, prompt="word " * 20, max_tokens=150, ignore_eos=True)) for i in range(2)
-    ]
-    threads = [threading.Thread(target=read, args=(run, answers, i)) for i, run in enumerate(runs)]
-    for thread in threads:
-        thread.start()
-    vector = embed(on, [72] * 300)
-    for thread in threads:
-        thread.join(GUARD_S)
-    assert vector.tolist() == embed(Session(FakeEngine(config())), [72] * 300).tolist()  # type: ignore[arg-type]
-    assert all(answer.finish is not None for answer in answers)
-    with pytest.raises(ContextOverflowError):
-        embed(on, [72] * 700)
+@pytest.mark.parametrize("what", ["snapshot", "restore", "resume"])
+def test_a_sequence_that_cannot_be_preempted_ends_alone(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = session(2, n_ctx=520)
+    asked = [request(i, prompt="word " * 20, max_tokens=350, ignore_eos=True) for i in range(2)]
+    found = submitted(on, *asked)
+    while not all(one.is_decoding for one in found):
+        on.scheduler.iterate()
+
+    def broken(*_: Any) -> None:
+        raise DeviceError("no memory for a copy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeSlot, what, broken)
+        while on.scheduler.is_busy:
+            on.scheduler.iterate()
+    assert isinstance(found[1].error, DeviceError)
+    assert found[0].error is None and Answer.of(found[0].events).text == alone(asked[0]).text
+    assert not any(slot.busy for slot in on.slots.all)
+    assert Answer.of(run_completion(on, asked[1])).text == alone(asked[1]).text
     on.close()
 
 
-class Gpu:
-    """A device that is waited for in every step, or never."""
-
-    n_threads, is_gpu = 2, True
-
-    def __init__(self) -> None:
-        self.work: Any = None
-
-    def before_waiting(self, work: Any) -> None:
-        self.work = work
-
-    def wait(self) -> None:
-        if self.work is not None:
-            work, self.work = self.work, None
-            work()
+def test_a_sequence_may_have_the_whole_context() -> None:
+    """No sequence ends for another's length."""
+    on = session(2, n_ctx=256)
+    asked = [request(i, max_tokens=-1, ignore_eos=True) for i in (1, 2)]
+    found = together(on, asked)
+    assert [a.finish.reason for a in found] == ["length", "length"]
+    assert all(a.usage.prompt_n + a.usage.predicted_n >= 256 for a in found)
+    on.close()
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_readers_are_woken_while_a_gpu_computes(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
-    """Of a round after which texts are written on; nobody misses anything where it is not waited for."""
-    on, gpu, log = session(2), Gpu(), list[str]()
+def test_a_preempted_sequence_can_be_cancelled() -> None:
+    on, stop = session(2, n_ctx=560), threading.Event()
+    asked = [request(i, prompt=f"{i}word " * 20, max_tokens=400, ignore_eos=True) for i in range(2)]
+    (first,) = submitted(on, asked[0])
+    (second,) = submitted(on, asked[1], should_stop=stop.is_set)
+    while second.preempted is None:
+        on.scheduler.iterate()
+    assert on.scheduler.counts == {"running": 1, "waiting": 1}
+    stop.set()
+    while on.scheduler.is_busy:
+        on.scheduler.iterate()
+    assert (reason(second), reason(first)) == ("cancelled", "length")
+    on.close()
+
+
+def test_a_sequence_that_is_short_of_rows_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that is being prefilled has them."""
+    on, stop = session(2, n_ctx=4096), threading.Event()
+    first = decoding(on, should_stop=stop.is_set)
+    on.scheduler.budget = FixedBudget(is_open=False)  # type: ignore[assignment]
+    (second,) = submitted(on, request(1, prompt="long " * 600))
+    monkeypatch.setattr(on.engine, "step", lambda runs: [NoRoomError("no rows") for _ in runs])
+    monkeypatch.setattr(on.scheduler, "_grow", lambda generation: False)
+    on.scheduler.iterate()
+    assert first.is_short and second.is_prefilling
+    stop.set()
+    on.scheduler.iterate()
+    assert first.ended and first.error is None and reason(first) == "cancelled"
+    assert second.is_prefilling and sum(slot.busy for slot in on.slots.all) == 1
+    on.close()
+
+
+# ---- prompts
+
+
+def test_a_prompt_is_prefilled_in_chunks_between_steps() -> None:
+    on = session(2)
     engine: Any = on.engine
-    step, tell = engine.step, on.scheduler._tell
-
-    def stepped(runs: Any) -> Any:
-        log.append("step")
-        if waits:
-            gpu.wait()
-        found = step(runs)
-        log.append("done")
-        return found
-
-    def told() -> None:
-        log.append("told")
-        tell()
-
-    monkeypatch.setattr(engine, "device", gpu)
-    monkeypatch.setattr(engine, "step", stepped)
-    monkeypatch.setattr(on.scheduler, "_tell", told)
-    asked = [request(i, max_tokens=60, ignore_eos=True) for i in range(2)]
-    expected = [alone(one).text for one in asked]
-    on.scheduler.start()
-    assert [answer.text for answer in together(on, asked)] == expected
-    on.close()
-    first, last = log.index("step"), len(log) - 1 - log[::-1].index("step")
-    between = log[first + 1 : last]
-    assert between.count("step") > 5
-    # between two steps nobody is woken, but for the end of the shorter text
-    assert sum(a == "done" and b == "told" for a, b in pairwise(between)) <= 1
-    assert not waits or between.count("told") >= between.count("step") - 1
-
-
-def test_no_event_is_lost_that_comes_while_others_are_taken() -> None:
-    """Events are appended by who makes rounds, who has no lock of the reader's."""
-    on, n = session(2), 1_000_000
-    task = Task(on.prepare(request(1)), lambda seat: iter(()), None)  # type: ignore[arg-type, return-value]
-    taken: list[Any] = []
-
-    def write() -> None:
-        for i in range(n):
-            task.events.append(i)  # type: ignore[arg-type]
-            if i % 100 == 0:
-                on.scheduler._tell()
-        with on.scheduler._changed:
-            task.ended = True
-            on.scheduler._changed.notify_all()
-
-    writer = threading.Thread(target=write)
-    on.scheduler._thread = writer  # the reader waits, and makes no rounds
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        writer.start()
-        ended = False
-        while not ended:
-            batch, ended = on.scheduler._taken(task)
-            taken += batch
-            time.sleep(0.005)  # a slow one finds many
-    finally:
-        sys.setswitchinterval(before)
-    writer.join(GUARD_S)
-    assert taken == [*range(n)]
+    first, budget = decoding(on), FixedBudget(is_open=False)
+    on.scheduler.budget = budget  # type: ignore[assignment]
+    (second,) = submitted(on, request(1, prompt="long " * 100))
+    del engine.log[:]
+    for _ in range(5):
+        on.scheduler.iterate()
+    assert {kind for kind, *_ in engine.log} == {"step"}
+    budget.is_open = True
+    while second.is_prefilling:
+        on.scheduler.iterate()
+    kinds = [kind for kind, *_ in engine.log]
+    begin = kinds.index("read")
+    assert first.is_decoding and kinds[begin:].count("read") > 10
+    assert kinds[begin:] == ["read", "step"] * (len(kinds[begin:]) // 2)
+    assert sum(budget.told) == sum(prefilled(on)) == len(second.ids)
     on.close()
 
 
-@pytest.mark.parametrize("how", ["close", "borrow"])
-def test_what_is_done_with_a_borrowed_place_may_meet_the_scheduler(how: str) -> None:
-    """A collector closes unread answers wherever it runs; and whoever asks for another place is told."""
-    on, said = session(2), list[str]()
-    run = run_completion(on, request(0, max_tokens=400, ignore_eos=True))
-    next(run)
+@pytest.mark.parametrize("has_logits", [True, False], ids=["with its logits", "without"])
+def test_a_slot_that_has_the_whole_prompt(has_logits: bool) -> None:
+    """With the logits nothing is prefilled, and there is nothing to wait for."""
+    on = session(2)
+    decoding(on)
+    ids = [72 + i % 20 for i in range(90)]
+    slot = on.slots.take(ids, 200)
+    assert slot is not None
+    slot.load(ids)
+    slot._has_logits = has_logits
+    slot.release()
+    on.scheduler.budget = FixedBudget(is_open=False)  # type: ignore[assignment]
+    (found,) = submitted(on, request(1, prompt=ids))
+    on.scheduler.iterate()
+    assert found.slot is slot and found.is_decoding is has_logits
+    assert (found.remaining > 0) is not has_logits
+    on.close()
 
-    def work(place: Any) -> None:
-        if how == "close":
-            run.close()
-        else:
-            with pytest.raises(ConfigError, match="inside"):
-                on.scheduler.borrow(lambda other: None)
-        said.append("done")
 
-    caller = threading.Thread(target=on.scheduler.borrow, args=(work,), daemon=True)
-    caller.start()
-    caller.join(5)
-    assert not caller.is_alive() and said == ["done"]
-    on.scheduler.round()
-    assert on.scheduler.rounds.counts["running"] == (how == "borrow")
-    run.close()
+def test_the_budget_chooses_the_prompt() -> None:
+    """A short one that came later may be first."""
+    on = session(3)
+    decoding(on)
+    budget = FixedBudget()
+    budget.choose = lambda prompts, *_: (len(prompts) - 1, 16) if len(prompts) > 1 else None  # type: ignore[method-assign, assignment]
+    on.scheduler.budget = budget  # type: ignore[assignment]
+    long, short = submitted(on, request(1, prompt="long " * 60), request(2, prompt="hi"))
+    for _ in range(3):
+        on.scheduler.iterate()
+    assert short.is_decoding and long.remaining == len(long.ids)
+    on.close()
+
+
+def prompts_on_used_slots() -> list[str]:
+    """On a slot with another sequence, behind a prefix that is restored, on a slot that goes on."""
+    shared = "one system prompt for all " * 20
+    return ["a" * 10, "b" * 20, "Z" * 300, shared + "first", "Y" * 700, shared + "second", "X" * 90]
+
+
+def test_the_budget_is_told_what_was_prefilled() -> None:
+    on, budget = session(2, n_ctx=4096), FixedBudget()
+    on.scheduler.budget = budget  # type: ignore[assignment]
+    for prompt in prompts_on_used_slots():
+        asked = request(0, prompt=prompt)
+        del on.engine.log[:], budget.told[:]  # type: ignore[attr-defined]
+        (found,) = submitted(on, asked)
+        on.scheduler._admit()
+        remaining = found.remaining
+        while not found.ended:
+            on.scheduler.iterate()
+        begin = Answer.of(found.events).begin
+        assert budget.told == prefilled(on)
+        assert begin is not None and remaining == begin.prompt_n - begin.cached_n == sum(budget.told)
+    on.close()
+
+
+def test_a_common_prefix_is_prefilled_once() -> None:
+    """Eight questions about one text, which come together."""
+    on = session(4, n_ctx=4096)
+    text = "a long text about something " * 20
+    asked = [request(i, prompt=text + f"question {i}?") for i in range(8)]
+    found = together(on, asked)
+    assert [a.text for a in found] == [alone(one).text for one in asked]
+    assert sum(prefilled(on)) <= len(on.prepare(asked[0]).ids) + 7 * 20
+    assert sum(a.begin.cached_n > 0 for a in found) == 7
+    on.close()
+
+
+def test_a_common_prefix_is_prefilled_once_on_a_slot_that_had_a_longer_sequence() -> None:
+    on = session(2, n_ctx=4096)
+    for letter in "ab":
+        list(run_completion(on, request(0, prompt=letter * 900)))
+    text = "a long text about something " * 12
+    asked = [request(i, prompt=text + f"question {i}?") for i in range(2)]
+    del on.engine.log[:]  # type: ignore[attr-defined]
+    together(on, asked)
+    assert sum(prefilled(on)) <= len(on.prepare(asked[0]).ids) + 20
+    on.close()
+
+
+def test_a_common_prefix_is_kept_for_one_that_came_before_the_first_chunk() -> None:
+    """Two prompts that come at once, where a pass takes all of one: it ends where the other parts from it."""
+    on = session(2, n_ctx=4096, n_batch=2048)
+    text = "a long text about something " * 20
+    asked = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
+    found = together(on, asked)
+    ids = [on.prepare(one).ids for one in asked]
+    assert found[1].begin.cached_n == common_prefix(*ids) > 300
+    assert [answer.text for answer in found] == [alone(one).text for one in asked]
+    on.close()
+
+
+def test_nothing_is_kept_for_a_prompt_that_was_given_up_before_its_first_chunk() -> None:
+    """The next prompt on its slot is prefilled as if none had waited there."""
+    ids = [72 + i % 20 for i in range(600)]
+    fresh, on = (session(2, n_ctx=4096, n_batch=2048) for _ in range(2))
+    list(run_completion(fresh, request(2, prompt=ids)))
+    text = "a long text about something " * 20
+    asked = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
+    found = submitted(on, *asked)
+    on.scheduler._admit()
+    slot = found[0].slot
+    assert slot is not None and found[1].slot is None
+    for generation in found:
+        on.scheduler.abandon(generation)
+    assert not slot.busy
+    list(run_completion(on, request(2, prompt=ids)))
+    assert prefilled(on) == prefilled(fresh)
+    assert {entry[1] for entry in on.engine.log if entry[0] == "read"} == {slot.slot}  # type: ignore[attr-defined]
+    on.close()
+
+
+def test_the_next_turn_goes_on_where_its_sequence_is() -> None:
+    """Two conversations by turns on two slots: each finds its own."""
+    on = session(2)
+    talks = [[{"role": "user", "content": f"{i} tell me more " * 6}] for i in range(2)]
+    for turn in range(3):
+        for talk in talks:
+            asked = ChatRequest(messages=talk, sampling=SamplingParams(temperature=0), max_tokens=8)
+            answer = Answer.of(run_chat(on, asked))
+            assert answer.begin is not None
+            assert turn == 0 or answer.begin.cached_n > 0.6 * answer.begin.prompt_n
+            talk += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and then?"}]
+    on.close()
+
+
+def test_a_lone_sequence_has_the_first_state() -> None:
+    """Its passes are those of an engine with one slot; what it takes the slot of is kept."""
+    on = session(3)
+    engine: Any = on.engine
+    talk = ChatRequest(
+        messages=[{"role": "user", "content": "tell me more " * 9}],
+        sampling=SamplingParams(temperature=0),
+        max_tokens=8,
+    )
+    for asked in (talk, request(1), request(2)):
+        run = run_chat if isinstance(asked, ChatRequest) else run_completion
+        list(run(on, asked))
+    assert {slot.lane for kind, slots, *_ in engine.log if kind == "step" for slot in slots} == {0}
+    again = Answer.of(run_chat(on, talk))
+    assert again.begin is not None and again.begin.cached_n > 0.5 * again.begin.prompt_n
+    on.close()
+
+
+# ---- what fails, and what is cancelled
+
+
+def test_one_that_fails_ends_alone() -> None:
+    """A sampler's processor that raises, in the middle."""
+    on, calls = session(3), list[int]()
+
+    def bad(history: Any, scores: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 5:
+            raise ZeroDivisionError("bad")
+        return scores
+
+    (broken,) = submitted(on, request(1), hooks=Hooks(logits_processor=(bad,)))
+    others = submitted(on, request(0), request(2))
+    while on.scheduler.is_busy:
+        on.scheduler.iterate()
+    assert isinstance(broken.error, ZeroDivisionError)
+    for i, other in zip((0, 2), others):
+        assert Answer.of(other.events).text == alone(request(i)).text
+    assert Answer.of(run_completion(on, request(1))).text == alone(request(1)).text
+    on.close()
+
+
+def test_a_broken_pass_ends_all_that_were_in_it_and_nothing_else() -> None:
+    on = session(3)
+    found = submitted(on, *(request(i, max_tokens=300, ignore_eos=True) for i in (0, 1)))
+    while not all(one.is_decoding for one in found):
+        on.scheduler.iterate()
+    on.engine.broken = DeviceError("the device is gone")  # type: ignore[attr-defined]
+    on.scheduler.iterate()
+    assert all(isinstance(one.error, DeviceError) for one in found)
+    assert Answer.of(run_completion(on, request(2))).text == alone(request(2)).text
+    on.close()
+
+
+def test_an_interrupt_ends_what_was_in_work_and_leaves_usable_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = session(2)
+    found = submitted(on, *(request(i, **ENDLESS) for i in range(2)))
+    while not all(one.is_decoding for one in found):
+        on.scheduler.iterate()
+    slots = [slot.slot for slot in on.slots.all]
+
+    def interrupted(runs: Any) -> Any:
+        for slot in slots:
+            slot._torn = True  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(on.engine, "step", interrupted)
+        on.scheduler.iterate()
+    assert all(one.error is not None for one in found)
+    assert [a.text for a in together(on, [request(i) for i in range(2)])] == [
+        alone(request(i)).text for i in range(2)
+    ]
+    on.close()
+
+
+def test_a_request_that_waits_can_be_cancelled() -> None:
+    on, stop = session(1), threading.Event()
+    (first,) = submitted(on, request(0, **ENDLESS))
+    (second,) = submitted(on, request(1, **ENDLESS), should_stop=stop.is_set)
+    for _ in range(3):
+        on.scheduler.iterate()
+    assert on.scheduler.counts == {"running": 1, "waiting": 1}
+    stop.set()
+    on.scheduler.iterate()
+    assert second.ended and not first.ended
+    answer = Answer.of(second.events)
+    assert answer.finish is not None and answer.finish.reason == "cancelled" and not answer.text
+    on.close()
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2])
+@pytest.mark.parametrize("whole", [False, True], ids=["", "with logprobs of the prompt"])
+def test_a_prompt_that_waits_for_its_next_chunk_can_be_cancelled(chunks: int, whole: bool) -> None:
+    on, stop = session(2, n_ctx=4096), threading.Event()
+    first, budget = decoding(on), FixedBudget(is_open=chunks > 0)
+    on.scheduler.budget = budget  # type: ignore[assignment]
+    asked = request(1, prompt="long " * 100, prompt_logprobs=whole)
+    (second,) = submitted(on, asked, should_stop=stop.is_set)
+    while sum(isinstance(event, Progress) for event in second.events) < chunks or second.slot is None:
+        on.scheduler.iterate()
+    budget.is_open = False
+    del on.engine.log[:]  # type: ignore[attr-defined]
+    stop.set()
+    on.scheduler.iterate()
+    assert second.ended and second.error is None and not prefilled(on)
+    answer = Answer.of(second.events)
+    assert answer.finish is not None and answer.finish.reason == "cancelled" and not answer.text
+    assert first.is_decoding and sum(slot.busy for slot in on.slots.all) == 1
+    on.close()
+
+
+def test_a_prompt_that_cannot_be_is_refused_alone() -> None:
+    on = session(2, n_ctx=256)
+    with pytest.raises(ContextOverflowError):
+        list(run_completion(on, request(1, prompt="x" * 400)))
+    with pytest.raises(ConfigError):
+        list(run_completion(on, request(1, prompt=[99999])))
+    with pytest.raises(ConfigError, match="use run_chat"):
+        list(run_completion(on, on.prepare(ChatRequest(messages=[{"role": "user", "content": "x"}]))))
+    assert not on.scheduler.is_busy
+    on.close()
+
+
+def test_a_grammar_is_its_request_s_own() -> None:
+    pytest.importorskip("llguidance")
+    on = session(3)
+    digits = GrammarSpec("regex", "[0-9]{5}")
+    found = together(on, [request(0), request(1, grammar=digits), request(2)])
+    assert found[1].text.isdigit() and len(found[1].text) == 5
+    assert found[0].text == alone(request(0)).text and found[2].text == alone(request(2)).text
+    on.close()
+
+
+def test_progress_comes_before_the_first_word() -> None:
+    on = session(2)
+    kinds = [type(event) for event in run_completion(on, request(3))]
+    assert kinds[0] is Begin and kinds[1] is Progress and kinds[-1] is Finish
     on.close()

@@ -14,7 +14,7 @@ from ..cli.report import STAGES
 from ..config import Mode
 from ..decode.sampling import Sampler
 from ..decode.sampling_params import SamplingParams
-from ..engine.engine import Engine
+from ..engine.place import Place
 from ..session.events import WidthUse
 from .prompts import Prompt
 
@@ -114,28 +114,28 @@ def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool
     )
 
 
-def decode(engine: Engine, job: Job, should_stop: Callable[[], bool]) -> Text:
-    """Prefill a job's prompt into the empty engine and decode. Raises Interrupted when `should_stop` says so."""
-    engine.reset()
-    engine.forget()
+def decode(slot: Place, job: Job, should_stop: Callable[[], bool]) -> Text:
+    """Prefill a job's prompt into an emptied slot and decode. Raises Interrupted when `should_stop` says so."""
+    slot.reset()
+    slot.forget()
     began = time.perf_counter()
-    engine.prefill(job.ids, should_stop=should_stop)
-    if engine.n_tokens < len(job.ids):
+    slot.prefill(job.ids, should_stop=should_stop)
+    if slot.n_tokens < len(job.ids):
         raise Interrupted
-    return go_on(engine, job, should_stop, (time.perf_counter() - began) * 1e3)
+    return go_on(slot, job, should_stop, (time.perf_counter() - began) * 1e3)
 
 
-def go_on(engine: Engine, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Text:
-    """Decode behind what the engine holds, which is the job's prompt. Raises Interrupted when `should_stop` says so."""
+def go_on(slot: Place, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Text:
+    """Decode behind what the slot holds, which is the job's prompt. Raises Interrupted when `should_stop` says so."""
     setting = job.setting
-    sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), engine.n_vocab)
+    sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), slot.n_vocab)
     began = first = last = time.perf_counter()
     tokens: list[int] = []
     accepted: Counter[int] = Counter()
     uses: dict[int, list[float]] = {}  # steps, tokens, milliseconds by drafted nodes
     step_ms = dict.fromkeys(STAGES, 0.0)
     finish = ""
-    steps = engine.generate(
+    steps = slot.generate(
         sampler,
         max_tokens=job.n,
         mode=setting.mode,
@@ -178,9 +178,7 @@ def go_on(engine: Engine, job: Job, should_stop: Callable[[], bool], prefill_ms:
         accepted=dict(sorted(accepted.items())),
         widths=widths,
         uses=tuple(
-            WidthUse(
-                nodes, int(uses[nodes][0]), int(uses[nodes][1]), uses[nodes][2], engine.expected_ms(nodes)
-            )
+            WidthUse(nodes, int(uses[nodes][0]), int(uses[nodes][1]), uses[nodes][2], slot.expected_ms(nodes))
             for nodes in widths
         ),
         step_ms=step_ms,

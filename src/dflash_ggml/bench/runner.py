@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..config import Mode
 from ..engine.engine import Engine
+from ..engine.place import Place
 from ..files.pairs import EMBEDDED_TARGET
 from ..session.requests import ChatRequest
 from ..session.session import Session
@@ -76,9 +77,10 @@ class Bench:
     stopped: bool = False
     error: ServerError | None = None
     _session: Session = field(init=False)
+    _slot: Place = field(init=False)
 
     def __post_init__(self) -> None:
-        self._session = Session(self.engine, cache_bytes=0)
+        self._session, self._slot = Session(self.engine, cache_bytes=0), self.engine.open()
         if self.chat is None and self.engine.config.model == EMBEDDED_TARGET:
             self.chat = False  # it has a template, but was trained on code alone
         if not self.engine.tokenizer.chat_template:
@@ -193,7 +195,7 @@ class Bench:
         for server in self.servers:
             if server.url == job.setting.server:
                 return server.complete(job, self.should_stop)
-        return decode(self.engine, job, self.should_stop)
+        return decode(self._slot, job, self.should_stop)
 
 
 def _unseen(text: str) -> str:

@@ -40,6 +40,7 @@ from .wording import count
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.place import Place
 
 SECONDS = 0.5  # of decoding in each mode
 PROMPT = "def fibonacci(n):\n"
@@ -212,9 +213,10 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
 
     try:
         with Engine.load(config) as engine:
-            plain = decode(engine, "plain")
-            auto = decode(engine, "auto") if engine.sources else None
-            context = engine.n_tokens
+            slot = engine.open()
+            plain = decode(slot, "plain")
+            auto = decode(slot, "auto") if engine.sources else None
+            context = slot.n_tokens
             if engine.has_draft:
                 depth = engine.drafter.depth if engine.drafter else 0
                 steps = break_even(engine.costs, config.budget, depth, context)
@@ -226,18 +228,17 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
         yield failed("decoding", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")
 
 
-def decode(engine: Engine, mode: Any, seconds: float = SECONDS) -> Speed:
+def decode(slot: Place, mode: Any, seconds: float = SECONDS) -> Speed:
     """Decode greedily for so long, after steps that build what later ones reuse."""
     from ..decode.sampling import Sampler
 
     began = tokens = drafted = drafted_tokens = 0.0
-    room = engine.n_ctx - 1
-    engine.reset()
-    engine.forget()
-    engine.prefill(engine.tokenizer.encode(PROMPT)[:room])
-    sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+    slot.reset()
+    slot.forget()
+    slot.prefill(slot.tokenizer.encode(PROMPT)[: slot.n_ctx - 1])
+    sampler = Sampler(SamplingParams(temperature=0), slot.n_vocab)
     first = time.perf_counter()
-    with closing(engine.generate(sampler, mode=mode, stop=lambda token: False)) as steps:
+    with closing(slot.generate(sampler, mode=mode, stop=lambda token: False)) as steps:
         for step in steps:
             now = time.perf_counter()
             if not began:  # the prompt's own step, and some that build graphs

@@ -91,7 +91,8 @@ def compared(
     while found and len(found) < ROUNDS and spent < 1e3 * ENOUGH:
         ms = dict[Mode | None, float]()
         for mode in (None, "plain") if len(found) % 2 == 0 else ("plain", None):  # type: Mode | None
-            session.engine.forget()  # else it would be copied from what was written before
+            # else prompt lookup would find what was written before
+            session.scheduler.borrow(lambda slot: slot.slot.forget())
             again = decode_again(session, prepared, n, meter, should_stop, mode)
             if again is None or not again.ms:
                 return found

@@ -6,8 +6,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from ..config import FILES
 from ..decode.recommended import recommended, told
-from ..errors import ConfigError, DflashError
+from ..errors import ConfigError, DeviceError, DflashError
 from ..session.session import Session
 from . import left_out
 from .cache import BaseLlamaCache
@@ -270,14 +269,19 @@ class LlamaBase:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def _turn(self) -> AbstractContextManager[None]:
-        """Alone with the model: a stream that this thread left open ends, that of another is waited for."""
+    def _between_steps(self, work: Callable[[], None]) -> None:
+        """Do something while no slot is needed: a stream that this thread left open ends, that of another is waited for."""
         session = getattr(self, "_session", None)
-        return nullcontext() if session is None else session.turns.taken()
+        if session is None:
+            work()
+        else:
+            session.scheduler.borrow(lambda slot: work())
 
     def close(self) -> None:
         """Free the model; a second call does nothing. Tokenising still works, what needs weights says that it is closed."""
-        with self._turn():
+        try:
+            self._between_steps(self._free)
+        except DeviceError:  # there was nothing to wait for
             self._free()
 
     def _free(self) -> None:
@@ -294,4 +298,4 @@ class LlamaBase:
         self.close()
 
     def __del__(self) -> None:
-        self._free()  # waits for nobody: whoever holds the turn is as unreachable as this
+        self._free()  # what still runs is as unreachable as this

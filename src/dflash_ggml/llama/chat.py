@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..session.requests import NamedTool
@@ -13,6 +14,7 @@ from .chat_handlers import ChatHandler, get_chat_completion_handler
 from .completion import Heading
 from .left_out import CHAT_TEMPERATURE, MIN_P, REPEAT_PENALTY, TOP_K, TOP_P
 from .requests import SAMPLING_OPTIONS, chat_request, hooks_of, legacy_tools
+from .runs import Batch
 from .several import LlamaSeveral
 from .state import LogitsProcessorList
 from .template_handler import TemplateHandler
@@ -98,10 +100,11 @@ class LlamaChat(LlamaSeveral):
         unknown = sorted(set(extras) - _CHAT_EXTRAS)
         if unknown:
             raise TypeError(f"create_chat_completion() got an unexpected keyword argument {unknown[0]!r}")
+        return self._handler_in_use()(llama=self, **arguments, **extras)
+
+    def _handler_in_use(self) -> ChatHandler:
         handler = self.chat_handler or self._chat_handlers.get(self.chat_format or "")
-        if handler is None:
-            handler = get_chat_completion_handler(str(self.chat_format))
-        return handler(llama=self, **arguments, **extras)
+        return handler or get_chat_completion_handler(str(self.chat_format))
 
     def _chat(
         self,
@@ -112,7 +115,7 @@ class LlamaChat(LlamaSeveral):
         function_call: Any = None,
         tools: Any = None,
         tool_choice: Any = None,
-        stream: bool = False,
+        stream: bool | Batch = False,
         seed: int | None = None,
         model: str | None = None,
         tfs_z: float = 1.0,
@@ -124,7 +127,8 @@ class LlamaChat(LlamaSeveral):
         enable_thinking: bool | None = None,
         parallel_tool_calls: bool = True,
         **options: Any,
-    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+    ) -> Any:
+        """A chat's body, with `stream` its chunks; as part of a batch what gives the body once that runs."""
         sampling = {name: options.pop(name) for name in (*SAMPLING_OPTIONS, "logit_bias") if name in options}
         params = self._sampling(seed, temperature=temperature, **sampling)
         all_tools, choice = legacy_tools(functions, function_call, tools, tool_choice)
@@ -146,10 +150,11 @@ class LlamaChat(LlamaSeveral):
         def new_id(index: int, name: str) -> str:
             return f"call__{index}_{name}_{head.id}"
 
-        events = self._events(
-            request, hooks_of(logits_processor, stopping_criteria, on_step, new_call_id=new_id)
-        )
+        hooks = hooks_of(logits_processor, stopping_criteria, on_step, new_call_id=new_id)
+        events = self._events(request, hooks, stream if isinstance(stream, Batch) else None)
         legacy = isinstance(request.tool_choice, NamedTool) or functions is not None
+        if isinstance(stream, Batch):
+            return partial(chat_body, events, head, legacy_call=legacy)
         return (chat_chunks if stream else chat_body)(events, head, legacy_call=legacy)
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..decode.sampling import Sampler, log_softmax
 from ..errors import ConfigError
+from ..session.generation import Generation
 from ..session.prefix_cache import common_prefix
-from ..session.prompt_state import ROWS_AT_ONCE
 from ..session.row_keeper import RowKeeper
+from ..session.slots import CachedSlot
 from ..text.grammar import LlamaGrammar
 from .base import LlamaBase
 from .cache import BaseLlamaCache
 from .left_out import MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_K, TOP_P, settled
 from .requests import as_tuple, grammar_spec, sampling_params
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
+
+if TYPE_CHECKING:
+    from ..engine.step import Step
+
+T = TypeVar("T")
+
+
+class TokenGeneration(Generation):
+    """The tokens after a prompt as events, until `ends` says that the next one is too many."""
+
+    def __init__(self, ids: Sequence[int], sampler: Sampler, ends: Callable[[int], bool]) -> None:
+        super().__init__(ids, {"sampler": sampler, "max_tokens": None, "stop": ends})
+
+    def take(self, step: Step) -> None:
+        self.events.extend(step.tokens[:-1] if step.finish == "stop" else step.tokens)
 
 
 class LlamaCore(LlamaBase):
@@ -33,42 +49,42 @@ class LlamaCore(LlamaBase):
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """A cache of whole saved states, asked before and filled after each completion."""
-        with self._turn():
-            self.cache = cache
+        self._between_steps(lambda: setattr(self, "cache", cache))
 
     def reset(self) -> None:
         """Empty the context. Raises ConfigError after close()."""
         if not self._options.vocab_only:
             _ = self.session
-        with self._turn():
-            self.n_tokens = 0
-            self._requires_eval = True
+        self._between_steps(lambda: self._follow([]))
+        self._requires_eval = True
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after the first n_tokens of input_ids. Raises ContextOverflowError, ConfigError."""
-        with self.session.turns.taken():
-            self._evaluate(self._input_ids.tolist() + [int(t) for t in tokens])
+        more = [int(t) for t in tokens]
+        self._on_slot(lambda slot: self._evaluate(slot, self._input_ids.tolist() + more), len(more))
 
-    def _evaluate(self, ids: list[int]) -> None:
-        """Bring the engine to exactly ids, with the logits of the last one."""
-        state = self.session.state
+    def _on_slot(self, work: Callable[[CachedSlot], T], more: int = 0) -> T:
+        """Do something between two steps with the slot that has most of the context, and cache rows for `more` tokens."""
+        ids = self._input_ids.tolist()
+        return self.session.scheduler.borrow(work, ids, len(ids) + more + 1)
+
+    def _evaluate(self, slot: CachedSlot, ids: list[int]) -> None:
+        """Bring a slot to exactly ids, with the logits of the last one."""
         # with logits_all, rows exist for the tokens evaluated before
         known = common_prefix(self._input_ids, ids) if self._logits_all else len(ids)
-        with self._whole():
-            list(state.advance(ids[:known], state.seek(ids[:known]), (), None))
-            for i, row in self._read(ids, known, len(ids)):
-                self.scores[i] = row
-        self.input_ids[: len(ids)] = ids
-        self.n_tokens = len(ids)
-        self._requires_eval = False
+        slot.load(ids[:known])
+        for i, row in enumerate(slot.extend(ids[known:]), known):
+            self.scores[i] = row
+        self._follow(ids)
 
-    def _read(self, ids: list[int], start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-        """Append ids[start:stop] to a context of ids[:start]; yields each place with the logits after it."""
-        for at in range(start, stop, ROWS_AT_ONCE):
-            rows: list[npt.NDArray[np.float32]] = []
-            self.engine.prefill(ids[at : min(at + ROWS_AT_ONCE, stop)], take_row=rows.append)
-            self.session.state.evaluated()
-            yield from enumerate(rows, at)
+    def _follow(self, ids: Sequence[int]) -> None:
+        """The context is these tokens, evaluated, from now on."""
+        self.n_tokens, self._requires_eval = 0, False
+        self._append(ids)
+
+    def _append(self, ids: Sequence[int]) -> None:
+        self.input_ids[self.n_tokens : self.n_tokens + len(ids)] = ids
+        self.n_tokens += len(ids)
 
     def _logits_at(self, ids: list[int], places: Sequence[int]) -> npt.NDArray[np.single]:
         """Evaluate exactly ids; the logits after these places in it, rising, float32 [n places, n_vocab].
@@ -76,32 +92,21 @@ class LlamaCore(LlamaBase):
         From the first of them to the last a pass takes 32 tokens.
         """
         rows = np.empty((len(places), self._n_vocab), np.single)
-        with self.session.turns.taken(), self._whole():
-            state, engine = self.session.state, self.engine
+
+        def work(slot: CachedSlot) -> None:
             at = places[0] + 1 if places else len(ids)
-            list(state.advance(ids[:at], state.seek(ids[:at]), (), None))
-            rows[:1] = engine.logits
             row_of = {place: row for row, place in enumerate(places)}
             stop = places[-1] + 1 if places else at
-            for place, row in self._read(ids, at, stop):
+            slot.load(ids[:at])
+            rows[:1] = slot.logits
+            for place, row in enumerate(slot.extend(ids[at:stop]), at):
                 if place in row_of:
                     rows[row_of[place]] = row
-            if stop < len(ids):
-                engine.prefill(ids[stop:])
-                state.evaluated()
-        self.input_ids[: len(ids)] = ids
-        self.n_tokens = len(ids)
-        self._requires_eval = False
-        return rows
+            slot.load(ids)
+            self._follow(ids)
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Leave the engine empty when its work is broken off: an interrupt may have torn the state."""
-        try:
-            yield
-        except (Exception, KeyboardInterrupt):
-            self.session.state.reset()
-            raise
+        self._on_slot(work, max(len(ids) - self.n_tokens, 0))
+        return rows
 
     def sample(
         self,
@@ -151,10 +156,13 @@ class LlamaCore(LlamaBase):
             if not self._logits_all:
                 raise ConfigError("sample: idx needs a model opened with logits_all=True")
             return sampler.sample(self.scores[at], self._input_ids[: at + 1].tolist())
-        with self.session.turns.taken():
-            if not self.session.state.holds(self._input_ids):
-                self._evaluate(self._input_ids.tolist())
-            return sampler.sample(self.engine.logits, self._input_ids.tolist())
+
+        def draw(slot: CachedSlot) -> int:
+            if not slot.holds(self._input_ids):
+                self._evaluate(slot, self._input_ids.tolist())
+            return sampler.sample(slot.logits, self._input_ids.tolist())
+
+        return self._on_slot(draw)
 
     def _sampler(
         self,
@@ -227,28 +235,29 @@ class LlamaCore(LlamaBase):
         sent: Sequence[int] | None = []
         while sent is not None:
             sent = None
-            stream = self.session.turns.run(self._decode(ids, sampler, keeper, criteria))
-            for token in stream:
-                sent = yield token
-                ids.append(token)
-                if sent is not None:
-                    stream.close()
-                    ids += [int(t) for t in sent]
-                    break
+            with closing(self._decode(ids, sampler, keeper, criteria)) as stream:
+                for token in stream:
+                    sent = yield token
+                    ids.append(token)
+                    if sent is not None:
+                        ids += [int(t) for t in sent]
+                        break
 
     def _decode(
         self, ids: list[int], sampler: Sampler, keeper: RowKeeper | None, criteria: tuple[Any, ...]
     ) -> Generator[int, None, None]:
         """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded."""
-        self._evaluate(list(ids))
+        ids = list(ids)
+        self._on_slot(lambda slot: self._evaluate(slot, ids), max(len(ids) - self.n_tokens, 0))
         if len(ids) >= self._n_ctx:
             return
         text = np.empty(self._n_ctx + 1, np.intc)
         text[: len(ids)] = ids
-        n, ended = len(ids), False
+        n = len(ids)
 
-        def stop(token: int) -> bool:
-            nonlocal ended, n
+        def ends(token: int) -> bool:
+            nonlocal n
+            ended = False
             if keeper is not None and keeper.row is not None:
                 if self._logits_all:
                     self.scores[n - 1] = keeper.row
@@ -257,33 +266,27 @@ class LlamaCore(LlamaBase):
             n += 1
             return ended
 
-        self.session.state.spent()
-        steps: Any = self.engine.generate(sampler, stop=stop)
         try:
-            while True:
-                with self._whole():
-                    step = next(steps, None)
-                if step is None:
-                    return
-                for token in step.tokens[:-1] if ended else step.tokens:
+            with closing(self.session.scheduler.run(TokenGeneration(ids, sampler, ends))) as tokens:
+                last: list[int] = []
+                for token in tokens:
+                    self._append(last)
                     yield token
-                    self.input_ids[self.n_tokens] = token
-                    self.n_tokens += 1
+                    last = [token]  # counts once the next one is asked for, and comes
+                self._append(last)
         finally:
-            steps.close()
             self._requires_eval = True
 
     # --- saved states
 
     def save_state(self) -> LlamaState:
         """The evaluated context, to be given to load_state of this or an equal model."""
-        with self.session.turns.taken():
-            return self._saved_state()
+        return self._on_slot(self._saved_state)
 
-    def _saved_state(self) -> LlamaState:
-        if self.engine.tokens != self._input_ids.tolist():
-            self._evaluate(self._input_ids.tolist())
-        snapshot = self.engine.snapshot() if self.n_tokens else None
+    def _saved_state(self, slot: CachedSlot) -> LlamaState:
+        if slot.tokens != self._input_ids.tolist():
+            self._evaluate(slot, self._input_ids.tolist())
+        snapshot = slot.slot.snapshot() if self.n_tokens else None
         return LlamaState(
             input_ids=self.input_ids.copy(),
             scores=self._scores.copy() if self._logits_all else np.empty((0, self._n_vocab), np.single),
@@ -295,17 +298,20 @@ class LlamaCore(LlamaBase):
 
     def load_state(self, state: LlamaState) -> None:
         """Go back to a saved context and its seed. Raises ConfigError if it comes from a model of another shape."""
-        with self.session.turns.taken():
+
+        def work(slot: CachedSlot) -> None:
             if state.llama_state is None:
-                self.session.state.reset()
+                slot.reset()
             else:
-                self.session.state.restore(state.llama_state)
+                slot.restore(state.llama_state)
             if self._logits_all and len(state.scores):
                 self.scores[: len(state.scores)] = state.scores
             self.input_ids = state.input_ids.copy()
             self.n_tokens = state.n_tokens
             self._seed = state.seed
             self._requires_eval = True
+
+        self._on_slot(work, max(state.n_tokens - self.n_tokens, 0))
 
     def _consult_cache(self, prompt: Sequence[int]) -> None:
         """Load the state of `self.cache` that shares a longer prefix with the prompt than the context does."""
@@ -319,12 +325,6 @@ class LlamaCore(LlamaBase):
             seed = self._seed
             self.load_state(item)
             self._seed = seed
-
-    def _follow_engine(self) -> None:
-        """After a generation: the context is what the engine holds."""
-        ids = self.engine.tokens
-        self.input_ids[: len(ids)] = ids
-        self.n_tokens = len(ids)
 
     @staticmethod
     def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> npt.NDArray[np.single]:

@@ -98,6 +98,7 @@ class Jinja2ChatFormatter:
             ends = (self.stop_token_ids or set()) <= llama._model.tokenizer.eog_ids
             return (native if ends else formatted)(llama=llama, messages=messages, **kwargs)
 
+        handler.only_prompts = True  # type: ignore[attr-defined]
         return handler
 
 
@@ -122,6 +123,7 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
             **kwargs,
         )
 
+    handler.only_prompts = True  # type: ignore[attr-defined]
     return handler
 
 

@@ -23,6 +23,7 @@ from .requests import (
     completion_request,
     hooks_of,
 )
+from .runs import Batch
 from .several import is_one
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
 
@@ -45,7 +46,7 @@ class Llama(LlamaChat):
         LlamaPromptLookupDecoding: text that stood before, and no draft model.
     mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: how to speculate
         (see EngineConfig).
-    n_seq_max: texts that are written side by side, of several prompts or choices; they share the n_ctx tokens.
+    n_seq_max: sequences that are decoded as a batch, of several prompts or choices; they share the n_ctx tokens.
     n_cpu_moe: layers whose experts the host keeps beside a GPU (None: as few as it takes); cpu_moe: those of all.
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.
@@ -162,7 +163,7 @@ class Llama(LlamaChat):
         own are reported too, and the prompt is read anew. suffix needs a model with
         fill-in-the-middle tokens. tfs_z has no effect, as in llama-cpp-python. mode, budget: speculation for this
         call. on_step sees every engine step. The last chunk and the dict carry `usage` and `timings`. n: choices of each prompt,
-        with the seed, seed + 1 and so on; prompt may be a list of texts: all in one dict, written side by side (see n_seq_max).
+        with the seed, seed + 1 and so on; prompt may be a list of texts: all in one dict, decoded as a batch (see n_seq_max).
         Raises ContextOverflowError, ConfigError (both ValueErrors), with stream=True at the first next().
         """
         arguments = {k: v for k, v in locals().items() if k not in ("self", "prompt", "seed", "n", "stream")}
@@ -195,9 +196,10 @@ class Llama(LlamaChat):
         mode: str | None = None,
         budget: int | None = None,
         on_step: Callable[[Step], None] | None = None,
+        batch: Batch | None = None,
         **sampling: Any,
     ) -> Callable[[], dict[str, Any] | Iterator[dict[str, Any]]]:
-        """A completion made ready: its seed is drawn, and what cannot be is refused."""
+        """A completion made ready: its seed is drawn, what cannot be is refused, and one of a batch begins."""
         params = self._sampling(seed, **sampling)
         request = completion_request(
             self._prompt(prompt, suffix),
@@ -214,7 +216,7 @@ class Llama(LlamaChat):
             prompt_logprobs=echo and logprobs is not None,
         )
         head = Heading(self.model_path if model is None else model)
-        events = self._events(request, hooks_of(logits_processor, stopping_criteria, on_step))
+        events = self._events(request, hooks_of(logits_processor, stopping_criteria, on_step), batch)
         text = None
         if echo:
             text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")

@@ -12,7 +12,7 @@ def merged(bodies: Iterable[dict[str, Any]], n: int) -> dict[str, Any]:
     """One body of several, n for each prompt. Of one it is that one.
 
     usage: a prompt's tokens count once, as OpenAI counts them, all else each time. timings: sums over all choices, also of the
-    times, which pass side by side; rates are of the sums.
+    times, which overlap; rates are of the sums.
     """
     bodies = list(bodies)
     if len(bodies) == 1:

@@ -9,41 +9,56 @@ from dataclasses import replace
 from typing import Any
 
 from ..session.events import Event, Usage
+from ..session.generation import Generation
 from ..session.hooks import Hooks
 from ..session.openai_parts import usage_line
 from ..session.requests import ChatRequest, CompletionRequest
-from ..session.session import run_chat, run_completion
+from ..session.session import generation_of
+from ..session.slots import CachedSlot
 from .embedding import LlamaEmbeddings
 from .left_out import settled
 from .requests import sampling_params
 
 
+class Batch(list[Generation]):
+    """Generations of one call, which run while any of them is waited for."""
+
+
 class LlamaRuns(LlamaEmbeddings):
     """The part of `Llama` that runs a request."""
 
-    def _events(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
-        """Run a generation; where it is alone, with the state cache before and after it, and `scores` of it with logits_all."""
-        prepared = self.session.prepare(request)
-        run = run_chat if isinstance(request, ChatRequest) else run_completion
-        if self.session.runs_beside:
-            for event in run(self.session, prepared, hooks=hooks):
-                if isinstance(event, Usage):
-                    self._tell(event)
-                yield event
-            return
-        hooks = replace(hooks, logits_processor=(*self._row_keeper(), *hooks.logits_processor))
-        self._consult_cache(prepared.ids)
-        for event in run(self.session, prepared, hooks=hooks):
-            if isinstance(event, Usage):  # the generation is over, and the turn still ours
-                self._tell(event)
-                self._follow_engine()
-                if self.cache is not None:
-                    self.cache[self._input_ids.tolist()] = self._saved_state()
-            yield event
+    def _events(
+        self, request: ChatRequest | CompletionRequest, hooks: Hooks, batch: Batch | None = None
+    ) -> Iterator[Event]:
+        """The events of a generation: of a batch, which begins at once, or alone, with the context and the state cache."""
+        if batch is None:
+            return self._reported(self._alone(request, hooks))
+        generation = generation_of(self.session, self.session.prepare(request), hooks)
+        generation.runs_ahead = True
+        self.session.scheduler.submit(generation)
+        batch.append(generation)
+        return self._reported(self.session.scheduler.events(generation))
 
-    def _tell(self, usage: Usage) -> None:
-        if self.verbose:
-            print(usage_line(usage), file=sys.stderr)
+    def _alone(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
+        """Run a generation with the state cache before and after it, and `scores` of it with logits_all."""
+        prepared = self.session.prepare(request)
+        keepers = (*self._row_keeper(), *hooks.logits_processor)
+        hooks = replace(hooks, logits_processor=keepers, on_end=self._keep_context)
+        self._consult_cache(prepared.ids)
+        yield from self.session.scheduler.run(generation_of(self.session, prepared, hooks))
+
+    def _keep_context(self, slot: CachedSlot) -> None:
+        """After a generation the context is what its slot holds."""
+        self._follow(slot.tokens)
+        if self.cache is not None:
+            self.cache[self._input_ids.tolist()] = self._saved_state(slot)
+
+    def _reported(self, events: Iterator[Event]) -> Iterator[Event]:
+        """The same events; with `verbose` the statistics are printed."""
+        for event in events:
+            if self.verbose and isinstance(event, Usage):
+                print(usage_line(event), file=sys.stderr)
+            yield event
 
     def _row_keeper(self) -> list[Any]:
         """With logits_all, a processor that changes nothing and fills `scores` for what is generated."""
@@ -59,8 +74,7 @@ class LlamaRuns(LlamaEmbeddings):
     def _sampling(self, seed: int | None, **options: Any) -> Any:
         """Sampler options with the call's seed, or the next of the constructor seed's chain."""
         seed = seed if seed is not None else random.Random(self._seed).randint(0, 2**32)
-        if self.session.group is None:  # the calls of a list have their seeds drawn before
-            self.set_seed(seed)
+        self.set_seed(seed)
         options = settled(options, self._recommended)
         return sampling_params(
             seed=seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **options

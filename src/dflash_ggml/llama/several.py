@@ -1,44 +1,34 @@
-"""Several answers of one call, written side by side: calls that are made ready, run together, and put into bodies."""
+"""Several answers of one call, decoded as a batch and put into bodies."""
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
-from ..session.session import Session
 from .lenient import warn
 from .merged import merged
 from .options import LLAMA_DEFAULT_SEED
-from .runs import LlamaRuns
+from .runs import Batch, LlamaRuns
 
 Call = Callable[[], dict[str, Any]]
 
 
-def run_together(
-    session: Session, calls: Sequence[Call], places: int, after: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """What all calls give, in their order; `places` at a time. The first error, in that order, is raised once all have ended.
-
-    after: done at the end of the turn that they share. An interrupt of the caller, or of a call, ends all within a step.
-    """
-    if places == 1 or len(calls) == 1:
-        return [call() for call in calls]
-    with session.together(after) as group:
-        pool = ThreadPoolExecutor(places, "dflash-together")
+def all_of(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """What all calls give, in their order. The first error is raised once all have ended."""
+    bodies, errors = list[dict[str, Any]](), list[Exception]()
+    for call in calls:
         try:
-            return [future.result() for future in [pool.submit(group.run, call) for call in calls]]
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                group.stop()
-                pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        finally:
-            pool.shutdown()
+            bodies.append(call())
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return bodies
 
 
 def is_one(prompt: Any) -> bool:
@@ -54,13 +44,14 @@ class LlamaSeveral(LlamaRuns):
     create_completion: Any
     create_chat_completion: Any
     _completion: Any
+    _handler_in_use: Any
 
     _told: frozenset[str] = frozenset()  # what was warned of
 
     def create_completions(
         self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, seed: int | None = None, **options: Any
     ) -> list[dict[str, Any]]:
-        """Continue several texts side by side: a dict each, of n choices, in their order. options: of create_completion.
+        """Continue several texts as a batch: a dict each, of n choices, in their order. options: of create_completion.
 
         Raises as create_completion, for the first of them that cannot be, once all others have ended.
         """
@@ -76,26 +67,32 @@ class LlamaSeveral(LlamaRuns):
         seed: int | None = None,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        """Answer several conversations side by side, as create_completions continues texts."""
+        """Answer several conversations as a batch, as create_completions continues texts."""
         if "stream" in options:
             raise TypeError("create_chat_completions() got an unexpected keyword argument 'stream'")
         calls: list[Any] = []
-        for messages in conversations:
-            for own in self._drawn(seed, n):
-                calls.append(partial(self.create_chat_completion, messages=messages, seed=own, **options))
-                self.set_seed(own)  # as a call of its own would
-        bodies = self._together(calls)
+        self._tell_left_out(len(conversations) * n)
+        with self._batch(len(conversations) * n) as batch:
+            for messages in conversations:
+                for own in self._drawn(seed, n):
+                    call = partial(self.create_chat_completion, messages=messages, seed=own, **options)
+                    # a handler that does more than make a prompt answers one conversation after the other
+                    deferred = batch is not None and getattr(self._handler_in_use(), "only_prompts", False)
+                    calls.append(call(stream=batch) if deferred else call)
+                    self.set_seed(own)  # as a call of its own would
+            bodies = all_of(calls)
         return [merged(bodies[i : i + n], n) for i in range(0, len(bodies), n)]
 
     def _completions(
         self, prompts: Sequence[Any], seed: int | None, n: int, options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        calls: list[Any] = [
-            self._completion(prompt, own, False, **options)
-            for prompt in prompts
-            for own in self._drawn(seed, n)
-        ]
-        return self._together(calls)
+        self._tell_left_out(len(prompts) * n)
+        with self._batch(len(prompts) * n) as batch:
+            return all_of([
+                self._completion(prompt, own, False, batch=batch, **options)
+                for prompt in prompts
+                for own in self._drawn(seed, n)
+            ])  # fmt: skip
 
     def _drawn(self, seed: int | None, n: int) -> list[int]:
         """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again; n times one
@@ -113,20 +110,30 @@ class LlamaSeveral(LlamaRuns):
             self.set_seed(drawn[-1])
         return drawn
 
-    def _together(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
-        if self.n_seq_max > 1 and len(calls) > 1:
-            self._tell_left_out()
-        return run_together(self.session, calls, self.n_seq_max, self._follow_engine)
+    @contextmanager
+    def _batch(self, n: int) -> Iterator[Batch | None]:
+        """A batch for n generations, which all have ended behind it; None where they run one by one."""
+        if self.n_seq_max == 1 or n == 1:
+            yield None
+            return
+        batch = Batch()
+        try:
+            yield batch
+        finally:
+            for generation in batch:
+                self.session.scheduler.abandon(generation)
 
-    def _tell_left_out(self) -> None:
-        """One warning of what belongs to the one context, and is left alone by texts that are written beside it."""
+    def _tell_left_out(self, n: int) -> None:
+        """One warning of what belongs to the one context, and is left alone by n generations of a batch."""
+        if self.n_seq_max == 1 or n == 1:
+            return
         left_out = {
             "set_cache: the cache is neither asked nor filled": self.cache is not None,
             "logits_all: scores are not kept": self._logits_all,
         }
         new = [told for told, asked in left_out.items() if asked and told not in self._told]
         self._told |= set(new)
-        warn([f"{told} where several texts are written side by side" for told in new])
+        warn([f"{told} where several sequences are decoded as a batch" for told in new])
 
     @staticmethod
     def _all_options(method: Any, apart: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:

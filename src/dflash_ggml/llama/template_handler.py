@@ -9,6 +9,8 @@ from typing import Any
 class TemplateHandler:
     """Answers with one template (its source text). stop: strings that end an answer; variables: what the template sees."""
 
+    only_prompts = True  # what `_chat` gives is passed on as it is
+
     def __init__(
         self, template: str, stop: Sequence[str] = (), variables: Mapping[str, Any] | None = None
     ) -> None:

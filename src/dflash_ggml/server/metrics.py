@@ -14,8 +14,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 
-class Rounds(Collector):
-    """What the engine does for several requests at once, asked for when somebody looks; see `session.rounds`."""
+class JointSteps(Collector):
+    """What the steps of all running requests did, read when it is asked for; see `session.scheduler.Tally`."""
 
     def __init__(self, load: Callable[[], dict[str, float]]) -> None:
         self._load = load
@@ -31,9 +31,10 @@ class Rounds(Collector):
             ("passes", "Verification passes over all running requests together"),
             ("sequences", "Requests in these passes, in sum"),
             ("columns", "Columns of these passes: drafted tokens, and one of each request"),
-            ("parkings", "Requests that were parked for want of cache rows"),
         ):
             yield CounterMetricFamily(f"dflash_joint_{name}", text, load[name])
+        preempted = "Requests that were preempted for want of cache rows"
+        yield CounterMetricFamily("dflash_joint_parkings", preempted, load["preemptions"])
         yield CounterMetricFamily("dflash_graphs_built", "Computation graphs built", load["built"])
         yield GaugeMetricFamily("dflash_graphs", "Computation graphs that are kept", load["graphs"])
         yield CounterMetricFamily("dflash_joint_seconds", "Seconds in these passes", load["seconds"])
@@ -47,7 +48,7 @@ class Rounds(Collector):
 
 
 class Metrics:
-    """Counters in a registry of their own; every method may be called by any thread. load: what `Rounds` looks at."""
+    """Counters in a registry of their own; every method may be called by any thread. load: what `JointSteps` looks at."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"dflash_{name}", text, buckets=buckets, registry=registry)
 
-        registry.register(Rounds(load))
+        registry.register(JointSteps(load))
         Gauge("dflash_num_requests_running", "Requests being answered", registry=registry).set_function(
             running
         )

@@ -26,7 +26,7 @@ class Opener:
     think: str = "auto"
     disk: Path | None = None  # folder for prefixes that outlive the process
     disk_bytes: int = 0
-    parallel: int = 0  # texts side by side; 0: as the memory allows
+    parallel: int = 0  # sequences decoded together; 0: as the memory allows
 
     def __call__(self, progress: Progress) -> Runner:
         from ..engine.engine import Engine
@@ -47,7 +47,6 @@ class Opener:
                 thinking=THINKING[self.think],
                 vet=vetter,
                 disk=disk,
-                side_by_side=engine.parallel > 1,
             )
             thinking_choice(self.think, session)  # says where there is no switch
             with suppress(ConfigError):  # grammars are refused when they are asked for

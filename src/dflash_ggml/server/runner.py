@@ -32,8 +32,8 @@ FILE_TYPES = _FILE_TYPES.split()
 
 
 class Runner:
-    """Owns a session's engine. Where the session runs requests side by side, `parallel` threads may ask for events at once, and
-    the rounds have a thread of their own.
+    """Owns a session's engine. With several slots, `parallel` threads may ask for events at once, and the scheduler has a thread
+    of its own.
 
     on_close: called when the engine is freed.
     """
@@ -43,8 +43,8 @@ class Runner:
         self._on_close = on_close
         self.tokenizer = session.engine.tokenizer
         self.n_ctx: int = session.engine.n_ctx
-        self.parallel: int = session.engine.parallel if session.side_by_side else 1
-        if session.side_by_side:
+        self.parallel: int = session.engine.parallel
+        if self.parallel > 1:
             session.scheduler.start()
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
@@ -126,9 +126,10 @@ class Runner:
         return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
 
     def load(self) -> dict[str, float]:
-        """What runs, waits for room, and was done since the start: see `Rounds`. graphs: that are kept."""
-        rounds, counts = self.session.scheduler.rounds, self.session.engine.graph_counts()
-        return {**rounds.counts, **asdict(rounds.tally), "graphs": counts["kept"], "built": counts["graphs"]}
+        """What runs, waits for room, and was done since the start: see `Tally`. graphs: that are kept."""
+        scheduler, counts = self.session.scheduler, self.session.engine.graph_counts()
+        done = {**scheduler.counts, **asdict(scheduler.tally)}
+        return {**done, "graphs": counts["kept"], "built": counts["graphs"]}
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")

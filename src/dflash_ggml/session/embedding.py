@@ -22,8 +22,8 @@ def embed(
 ) -> NDArray[np.float32]:
     """The hidden states after the output norm of a text of its own, pooled to float32 [n_embd]; "none": [n, n_embd].
 
-    Not normalised. It takes a turn at the engine, whose text and cached prefixes stay as they are. Zeros where it was stopped
-    before the first token. Raises ContextOverflowError, ConfigError as Engine.hidden_states does.
+    Not normalised. It is made between two steps, and leaves the slot's tokens and cached prefixes as they are. Zeros where it was
+    stopped before the first token. Raises ContextOverflowError, ConfigError as the slot's `hidden_states` does.
     """
     kept: list[NDArray[np.float32]] = []
     sums = np.zeros(session.engine.params.n_embd, np.float64)
@@ -39,11 +39,7 @@ def embed(
         elif pooling == "last" or not kept:
             kept[:] = [rows[-1] if pooling == "last" else rows[0]]
 
-    if session.runs_beside:
-        session.scheduler.borrow(lambda place: place.hidden_states(ids, take, should_stop), len(ids))
-    else:
-        with session.turns.taken():
-            session.engine.hidden_states(ids, take, should_stop)
+    session.scheduler.borrow(lambda slot: slot.slot.hidden_states(ids, take, should_stop), room=len(ids))
     if pooling == "mean":
         return (sums / max(n, 1)).astype(np.float32)
     if not kept:

@@ -13,6 +13,7 @@ from ..text.chat_parser import new_call_id
 
 if TYPE_CHECKING:
     from ..engine.step import Step
+    from .slots import CachedSlot
 
 # (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
 StoppingCriterion = Callable[[np.ndarray, np.ndarray], bool]
@@ -22,10 +23,12 @@ StoppingCriterion = Callable[[np.ndarray, np.ndarray], bool]
 class Hooks:
     """What a request cannot carry: it is data, and these cannot follow it into another process.
 
-    on_step sees every engine step. new_call_id makes the id of a tool call from its index and name.
+    on_step sees every engine step; on_end the slot, once all are made. new_call_id makes the id of a tool call from its index
+    and name.
     """
 
     logits_processor: tuple[Processor, ...] = ()
     stopping_criteria: tuple[StoppingCriterion, ...] = ()
     on_step: Callable[[Step], None] | None = None
+    on_end: Callable[[CachedSlot], None] | None = None
     new_call_id: Callable[[int, str], str] = new_call_id

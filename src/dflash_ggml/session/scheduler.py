@@ -1,6 +1,7 @@
-"""Several generations on one engine, from any thread: who is queued, who makes rounds, who has a place between two of them.
+"""The one loop that all generations of an engine go through: admit, prefill, step.
 
-Rounds (`rounds.py`) are made by a thread of their own (`start`), or by whoever reads events, one caller at a time.
+It is driven by a thread of its own (`start`) or by the callers that wait for events, one at a time. Callers that drive have two
+more rules: a sequence goes on only while its caller waits for it, and a thread that calls again cuts off the stream that it left.
 """
 
 from __future__ import annotations
@@ -8,224 +9,557 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError, DflashError, NoRoomError, as_exception
-from .events import Event
-from .prompts import Prepared
-from .rounds import Rounds
-from .seat import Seat, Seats
-from .task import Make, Task
+from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError, as_exception
+from .generation import ROOM, Generation
+from .prefill_budget import PrefillBudget
+from .prefix_cache import common_prefix
+from .slots import CachedSlot, Slots
 
 if TYPE_CHECKING:
-    from ..engine.place import Place
+    from ..engine.step import Step
 
 log = logging.getLogger("dflash_ggml")
 T = TypeVar("T")
+Events = Generator[Any, None, None]
+
+SHARED = 64  # tokens of a prompt that are worth waiting for while another one prefills them
+POLL_S = 0.5  # a thread that ends notifies no other: those that wait for it look this often
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over all steps so far; sequences: in them, columns: of their passes."""
+
+    passes: int = 0
+    columns: int = 0
+    sequences: int = 0
+    emitted: int = 0
+    preemptions: int = 0
+    seconds: float = 0.0
+
+    def add(self, steps: list[Step], seconds: float) -> None:
+        """One step of so many seconds."""
+        self.passes += 1
+        self.sequences += len(steps)
+        self.columns += sum([step.n_draft + 1 for step in steps])
+        self.emitted += sum([len(step.tokens) for step in steps])
+        self.seconds += seconds
+
+
+class Loan(Generation):
+    """Work of a caller on a slot, done between two steps. ids: the slot that has most of them is best."""
+
+    def __init__(self, work: Callable[[CachedSlot], Any], ids: Sequence[int], room: int) -> None:
+        super().__init__(ids, {})
+        self.work, self.result = work, None
+        self.remaining = room  # for the budget it is a prompt
+
+    def rooms(self) -> tuple[int, ...]:
+        return (self.remaining,)
+
+
+class DriverLock:
+    """Held by the driver, the only thread that touches the engine. owner: that thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.owner: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.owner = threading.current_thread()
+
+    def __exit__(self, *exc: object) -> None:
+        self.owner = None
+        self._lock.release()
+
+
+class WorkOn:
+    """Work that an error, or an interrupt, ends together with these generations and with no others."""
+
+    __slots__ = ("_fail", "_generations")
+
+    def __init__(
+        self, fail: Callable[[Generation, Exception], None], generations: Sequence[Generation]
+    ) -> None:
+        self._fail, self._generations = fail, generations
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Errors are raised to their callers; interrupts here as well."""
+        if error is None:
+            return False
+        is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
+        told = DflashError("the generation was interrupted") if is_interrupt else as_exception(error)
+        for generation in self._generations:
+            self._fail(generation, told)
+        return not is_interrupt
 
 
 class Scheduler:
-    """Runs generations side by side on the places of an engine."""
+    """Runs generations on the slots of an engine, from any thread."""
 
-    def __init__(self, seats: Seats) -> None:
-        self.rounds = Rounds(seats)
-        self.seats, self.engine = seats, seats.engine
-        self._changed = self.rounds.changed
-        self._driving = threading.Lock()
-        self._driver: threading.Thread | None = None  # who has the wheel now
+    def __init__(self, slots: Slots) -> None:
+        self.slots, self.engine = slots, slots.engine
+        self.budget, self.tally = PrefillBudget(self.engine.device.is_gpu), Tally()
+        self.waiting: deque[Generation] = deque()
+        self.running: list[Generation] = []  # in the order in which they began, preempted ones included
+        self._open: list[Generation] = []  # whose events are being read
+        self._changed = threading.Condition()  # held while the queues change; notified of events and ends
+        self._version = 0  # of what the condition tells
+        self._driver = DriverLock()
         self._thread: threading.Thread | None = None
-        self._closed = False
-        self._borrowers = 0  # who wait for the wheel
-        self._untold = False  # that a round was made
-        self._owed = False  # a round, to those who run: somebody has borrowed since the last
+        self._closed = self._is_untold = False
 
-    def events(
-        self,
-        prepared: Prepared,
-        make: Make,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Generator[Event, None, None]:
-        """The events of one generation. Closing the iterator ends it within one step."""
-        task = self.submit(prepared, make, should_stop)
-        try:
-            while True:
-                batch, ended = self._taken(task)
-                yield from batch
-                if ended:
-                    if task.error is not None:
-                        raise task.error
-                    return
-        finally:
-            self.abandon(task)
+    # ---- callers
 
-    def submit(self, prepared: Prepared, make: Make, should_stop: Callable[[], bool] | None = None) -> Task:
-        """Queue a generation; `make(seat)` builds its events once it has a place."""
-        task = Task(prepared, make, should_stop)
+    def run(self, generation: Generation) -> Events:
+        """The events of a generation, which begins with the first. Closing the iterator ends it within one step."""
+        self.submit(generation)
+        yield from self.events(generation)
+
+    def submit(self, *generations: Generation) -> None:
+        """Queue generations. Raises ConfigError once closed."""
+        self._refuse_inside()
+        if self._thread is None:
+            with self._driver:
+                self._cut_off(threading.current_thread())
         with self._changed:
             if self._closed:
                 raise ConfigError("the session is closed")
-            self.rounds.waiting.append(task)
-            self._changed.notify_all()
-        return task
+            self.waiting.extend(generations)
+            self._tell()
 
-    def abandon(self, task: Task) -> None:
-        """Nobody reads any more."""
-        task.abandoned = True
-        if not task.ended and self._thread is None and self._driver is not threading.current_thread():
-            with self._wheel():
-                self.rounds.drop()
-
-    def _taken(self, task: Task) -> tuple[list[Event], bool]:
-        """The next events of a task, and whether it has ended."""
-        while True:
-            if (
-                self.is_driven_here() and not task.events and not task.ended
-            ):  # they would be waited for for ever
-                raise ConfigError(
-                    "this call came from inside a step on the same model; make it after the step"
-                )
-            with self._changed:
-                if self._thread is not None:
-                    while not task.events and not task.ended:
-                        self._changed.wait()
-                if task.events or task.ended:
-                    # one by one: others may come meanwhile, since who makes rounds has no lock of ours
-                    return [task.events.popleft() for _ in range(len(task.events))], task.ended
-            with self._wheel():
-                if not task.events and not task.ended:
-                    self.round()
-
-    def borrow(self, work: Callable[[Place], T], room: int = 1) -> T:
-        """Do something with a free place, with rows for `room` tokens, between two rounds; waits for one.
-
-        Where texts are being written they have a round after each, and what it took of their time is owed to them as that of
-        prompts is.
-        """
-        room = max(min(room, self.engine.n_ctx), 1)
-        if self.is_driven_here():
-            raise ConfigError("this call came from inside a step on the same model; make it after the step")
-        with self._changed:
-            self._borrowers += 1
+    def events(self, generation: Generation) -> Events:
+        """The events of a generation that was submitted. Raises its error."""
+        generation.reader = threading.current_thread()
+        self._open.append(generation)
         try:
             while True:
-                with self._changed:
-                    while self._thread is not None and not self._closed and not self._lends:
-                        self._changed.wait(0.05)
-                    if self._closed:
-                        raise ConfigError("the session is closed")
-                with self._wheel():
-                    seat = self._lent(room) if self._lends else None
-                    if seat is not None:
-                        return self._used(seat, work)
-                    if self._thread is None:
-                        self.round()
-                with self._changed:  # the round that is owed now: its thread may be waiting for this borrower
-                    self._changed.notify_all()
+                generation.reader = threading.current_thread()
+                ended = generation.ended  # events that are appended before it is set are seen
+                if generation.events:
+                    yield generation.events.popleft()
+                elif not ended:
+                    self._wait(generation)
+                elif generation.error is not None:
+                    raise generation.error
+                else:
+                    return
         finally:
-            with self._changed:
-                self._borrowers -= 1
-                self._changed.notify_all()
+            self._open.remove(generation)
+            self.abandon(generation)
 
-    @property
-    def _lends(self) -> bool:
-        """Whether the wheel is free for those who borrow a place."""
-        if not self.rounds.is_busy:
-            return True
-        writing = any(task.is_written for task in list(self.rounds.running))
-        return not self._owed and (self.rounds.pace.may_read or not writing)
+    def abandon(self, generation: Generation) -> None:
+        """The events are no longer read."""
+        generation.abandoned = True
+        if not generation.ended and self._thread is None and not self.is_driven_here():
+            with self._driver:
+                self._drop()
+            self._tell()
 
-    def _lent(self, room: int) -> Seat | None:
-        """A seat to borrow; None where running texts hold it, or the rows: their next round may change that."""
-        busy = self.rounds.is_busy
-        if any(task.is_short for task in self.rounds.running):
-            seat = None
-        else:
-            seat = self.seats.take((), room)
-        if seat is None and not busy:
-            raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
-        self._owed = busy
-        return seat
-
-    def _used(self, seat: Seat, work: Callable[[Place], T]) -> T:
-        """What is done with a borrowed seat; those who write have waited for it."""
-        beside = any(task.is_written for task in self.rounds.running)
-        built, began = self.engine.run_counts()["graphs"], time.perf_counter()
+    def borrow(self, work: Callable[[CachedSlot], T], ids: Sequence[int] = (), room: int = 1) -> T:
+        """Do something with a free slot between two steps: the one that has most of `ids`, with rows for `room` tokens."""
+        loan = Loan(work, ids, max(min(room, self.engine.n_ctx), 1))
+        self.submit(loan)
         try:
-            return work(seat.engine)
+            self._wait(loan)
         finally:
-            self.seats.give_back(seat)
-            if beside and self.engine.run_counts()["graphs"] == built:
-                self.rounds.pace.lent(time.perf_counter() - began)
-
-    @contextmanager
-    def _wheel(self) -> Iterator[None]:
-        """Have the wheel. It is known whose it is: what runs meanwhile must not wait for its own thread."""
-        with self._driving:
-            self._driver = threading.current_thread()
-            try:
-                yield
-            finally:
-                self._driver = None
+            loan.abandoned = True
+        if loan.error is not None:
+            raise loan.error
+        return loan.result  # type: ignore[return-value]
 
     def is_driven_here(self) -> bool:
-        """Whether the caller is inside a round, or what is done between two."""
-        return self._driver is threading.current_thread()
+        """Whether the caller is inside an iteration."""
+        return self._driver.owner is threading.current_thread()
+
+    def _refuse_inside(self) -> None:
+        """Raise ConfigError for a call from inside an iteration, which it would wait for."""
+        if self.is_driven_here():
+            raise ConfigError("this call came from inside a step on the same model; make it after the step")
+
+    def _cut_off(self, caller: threading.Thread | None = None) -> None:
+        """End the streams that a thread has left, and those of threads that have ended."""
+        for generation in list(self._open):
+            reader = generation.reader
+            if reader is caller or (reader is not None and not reader.is_alive()):
+                self._end(generation)
+                generation.events.clear()
+                generation.error = DflashError(
+                    "this stream was cut off: a later call on the same model began before it ended"
+                )
+
+    def _wait(self, generation: Generation) -> None:
+        """Until there are events, or the end."""
+        self._refuse_inside()
+        if self._thread is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: generation.events or generation.ended)
+            return
+        generation.is_awaited = True
+        generation.lap()  # what its caller did meanwhile is no time of ours
+        try:
+            while not (generation.events or generation.ended):
+                seen = self._version
+                with self._driver:
+                    goes_on = bool(generation.events or generation.ended) or self.iterate()
+                with self._changed:
+                    if not goes_on and seen == self._version:
+                        self._changed.wait(POLL_S)
+        finally:
+            generation.is_awaited = False
+
+    # ---- drivers
 
     def start(self) -> None:
-        """Make rounds in a thread of their own from now on."""
-        self._thread = threading.Thread(target=self._drive, name="dflash-rounds", daemon=True)
+        """Drive the loop by a thread of its own from now on."""
+        self._thread = threading.Thread(target=self._loop, name="dflash-scheduler", daemon=True)
         self._thread.start()
 
-    def _drive(self) -> None:
+    def _loop(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and (not self.rounds.is_busy or (self._borrowers and self._lends)):
-                    if self._untold:
+                while not self._closed and not self.is_busy:
+                    if self._is_untold:
                         self._tell()
                     self._changed.wait()
                 if self._closed:
                     return
-            with self._driving:
+            with self._driver:
                 try:
-                    self.round()
-                except BaseException as error:  # a fault of ours; whoever comes next is answered all the same
-                    log.exception("a round failed")
-                    self.rounds.end_all(as_exception(error))
+                    self.iterate()
+                except BaseException as error:  # a fault of ours; later requests are answered all the same
+                    log.exception("an iteration failed")
+                    self._end_all(as_exception(error))
 
     def close(self) -> None:
-        """End all generations, and give up the places."""
+        """End all generations, and close the slots."""
+        self._refuse_inside()
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._tell()
         if self._thread is not None:
             self._thread.join()
-        self.clear(DflashError("the session was closed before this answer had ended"))
+        with self._driver:
+            self._end_all(DflashError("the session was closed before this answer had ended"))
+            self.slots.close()
 
-    def clear(self, error: Exception) -> None:
-        """End all generations with this error, and give up the places."""
-        with self._wheel():
-            self.rounds.end_all(error)
-            self.seats.close()
+    def _tell(self) -> None:
+        """Wake those that wait."""
+        with self._changed:
+            self._is_untold, self._version = False, self._version + 1
+            self._changed.notify_all()
 
-    def round(self) -> None:
-        """A round by this caller, who has the wheel."""
-        before, self._driver = self._driver, threading.current_thread()
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Generations that run, and that wait: for a slot, or preempted."""
+        with self._changed:
+            preempted = sum(generation.preempted is not None for generation in self.running)
+            return {"running": len(self.running) - preempted, "waiting": len(self.waiting) + preempted}
+
+    # ---- an iteration
+
+    def iterate(self) -> bool:
+        """Admit, prefill, step all that decode; False where nothing could be done. For the driver."""
         try:
-            self.rounds.make()
+            self._drop()
+            did = self._admit()
+            decoding = self._decoding()
+            did |= self._prefill(decoding)
+            return self._step([generation for generation in decoding if generation.is_decoding]) or did
         finally:
-            self._driver, self._owed = before, False
-            goes_on = self._thread is not None and not self._borrowers and self.engine.device.is_gpu
-            if goes_on and any(task.is_written for task in self.rounds.running):
-                self._untold = True
+            goes_on = any(generation.is_decoding for generation in self.running)
+            if self._thread is not None and self.engine.device.is_gpu and goes_on:
+                # told while the next step waits for the GPU, which would wait for all threads that are woken now
+                self._is_untold = True
                 self.engine.device.before_waiting(self._tell)
             else:
                 self._tell()
 
-    def _tell(self) -> None:
-        """Wake those who wait for events. Of a round after which texts are written on at once, when the next one waits for a GPU:
-        the interpreter runs one thread at a time, and the GPU would wait for all who were woken."""
+    def _goes_on(self, generation: Generation) -> bool:
+        return self._thread is not None or generation.is_awaited or generation.runs_ahead
+
+    def _active(self) -> list[Generation]:
+        """Running generations that may go on now."""
+        return [generation for generation in self.running if self._goes_on(generation)]
+
+    def _decoding(self) -> list[Generation]:
+        return [generation for generation in self._active() if generation.is_decoding]
+
+    def _work_on(self, *generations: Generation) -> WorkOn:
+        return WorkOn(self._fail, generations)
+
+    def _timed(self, work: Callable[[], Any]) -> tuple[float, bool]:
+        """Do some work; the seconds that it took, and whether no graph was built for it."""
+        built, began = self.engine.graph_counts()["graphs"], time.perf_counter()
+        work()
+        return time.perf_counter() - began, self.engine.graph_counts()["graphs"] == built
+
+    def _drop(self) -> None:
+        """End what is no longer read, and what was asked to stop."""
+        if self._thread is None:
+            self._cut_off()
         with self._changed:
-            self._untold = False
-            self._changed.notify_all()
+            known = [g for g in (*self.waiting, *self.running) if g.abandoned or g.should_stop is not None]
+        for generation in known:
+            with self._work_on(generation):
+                if generation.abandoned:
+                    self._end(generation)
+                elif (
+                    self._goes_on(generation)
+                    and generation.should_stop is not None
+                    and generation.should_stop()
+                ):
+                    if generation.slot is None and generation.preempted is None:
+                        generation.begin(0)
+                    generation.finish(cancelled=True)
+                    self._end(generation)
+
+    # ---- admission
+
+    def _admit(self) -> bool:
+        """Preempted generations first, then those that wait, as long as there are slots; True where a caller's work was done.
+
+        None while a sequence is short of rows: they would be taken from under it.
+        """
+        if any(generation.is_short for generation in self.running):
+            return False
+        for generation in self._active():
+            if generation.preempted is not None and not self._resume(generation):
+                return False
+        did = False
+        with self._changed:
+            waiting = [generation for generation in self.waiting if self._goes_on(generation)]
+        for generation in waiting:
+            if self._is_prefilled_elsewhere(generation):
+                continue
+            if isinstance(generation, Loan) and (did or not self._may_lend(generation)):
+                continue
+            with self._work_on(generation):
+                generation.slot = self._slot_for(generation)
+                if generation.slot is None:
+                    return did
+                with self._changed:
+                    self.waiting.remove(generation)
+                    self.running.append(generation)
+                if isinstance(generation, Loan):
+                    self._lend(generation, generation.slot)
+                    did = True
+                    continue
+                generation.lap()
+                fresh = generation.wants_prompt_logits
+                cached = generation.slot.start(generation.ids, generation.boundaries, fresh)
+                generation.remaining = len(generation.ids) - cached
+                generation.begin(cached)
+        return did
+
+    def _slot_for(self, generation: Generation) -> CachedSlot | None:
+        """A slot for a generation that waits. Raises NoRoomError where it is alone and there are too few rows."""
+        for room in generation.rooms():
+            slot = self.slots.take(generation.ids, min(room, self.engine.n_ctx))
+            if slot is not None:
+                return slot
+        if any(other.slot is not None for other in self.running):
+            return None
+        raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
+
+    def _may_lend(self, loan: Loan) -> bool:
+        """Whether decoding sequences can wait for a caller's work: as for a prompt of so many tokens."""
+        return self.budget.choose([loan], len(self._decoding()), time.perf_counter()) is not None
+
+    def _lend(self, loan: Loan, slot: CachedSlot) -> None:
+        """Do a caller's work on a slot."""
+
+        def work() -> None:
+            loan.result = loan.work(slot)
+
+        took, is_warm = self._timed(work)
+        if is_warm and self._decoding():
+            self.budget.lent(took)
+        self._end(loan)
+
+    def _is_prefilled_elsewhere(self, generation: Generation) -> bool:
+        """Whether a prompt that is being prefilled has much in common with this one: that is done once."""
+        for other in self._active():
+            if not other.is_prefilling or other.slot is None or generation.wants_prompt_logits:
+                continue
+            shared = common_prefix(other.ids, generation.ids)
+            shared = min(shared, len(generation.ids) - 1, len(other.ids) - 1)
+            done = len(other.ids) - other.remaining
+            if done < shared and shared >= self.slots.known(generation.ids) + SHARED:
+                other.slot.mark(shared)
+                return True
+        return False
+
+    # ---- prefill
+
+    def _prefill(self, decoding: list[Generation]) -> bool:
+        """Chunks of prompts: one where no sequence decodes, else as many as those may wait for."""
+        did, n_decoding = False, sum(not generation.is_short for generation in decoding)
+        while prompts := [generation for generation in self._active() if generation.is_prefilling]:
+            most: int | None = None
+            generation = next((prompt for prompt in prompts if not prompt.remaining), None)
+            if generation is None:
+                is_one_enough = did and not n_decoding  # its caller is told first
+                choice = (
+                    None if is_one_enough else self.budget.choose(prompts, n_decoding, time.perf_counter())
+                )
+                if choice is None:
+                    break
+                generation, most = prompts[choice[0]], choice[1] if n_decoding else None
+            did = True
+            with self._work_on(generation):
+                self._prefill_chunk(generation, most, n_decoding > 0)
+            if n_decoding:
+                self._admit()
+        return did
+
+    def _prefill_chunk(self, generation: Generation, most: int | None, others_wait: bool) -> None:
+        """Prefill at most so many tokens; behind the last chunk the first token is drawn."""
+        slot, before = generation.slot, generation.remaining
+        assert slot is not None
+        if before:
+            logits: list[Any] | None = [] if generation.wants_prompt_logits else None
+            took, is_warm = self._timed(lambda: slot.prefill(generation.ids, most, logits))
+            generation.remaining = len(generation.ids) - slot.slot.n_tokens
+            self.budget.prefilled(before - generation.remaining, took, others_wait, is_warm)
+            generation.prefilled(logits)
+        if generation.remaining:
+            return
+        if generation.options["max_tokens"] == 0:
+            generation.finish()
+            self._end(generation)
+        else:
+            generation.sequence = slot.begin(**generation.options)
+            self._take(generation, slot.first(generation.sequence))
+
+    # ---- decoding
+
+    def _step(self, generations: list[Generation]) -> bool:
+        """One step of all these sequences."""
+        with self._work_on(*generations):
+            began = time.perf_counter()
+            steps = (
+                self.engine.step([g.sequence for g in generations if g.sequence is not None])
+                if generations
+                else []
+            )
+            took = time.perf_counter() - began
+            done = [step for step in steps if not isinstance(step, Exception)]
+            if done:
+                self.budget.decoded(took, len(done))
+                self.tally.add(done, took)
+            for generation, step in zip(generations, steps):
+                generation.is_short = isinstance(step, NoRoomError)
+                if not generation.is_short:
+                    with self._work_on(generation):
+                        self._take(generation, step)
+            for generation, step in zip(generations, steps):  # preempted ones have no step under way
+                if isinstance(step, NoRoomError):
+                    with self._work_on(generation):
+                        self._make_room(generation, step)
+        return bool(generations)
+
+    def _take(self, generation: Generation, step: Step | Exception) -> None:
+        """Hand a step to its generation. Raises the error that there is instead."""
+        if isinstance(step, Exception):
+            raise step
+        generation.take(step)
+        if step.finish is not None:
+            generation.finish()
+            self._end(generation)
+
+    # ---- where cache rows are short
+
+    def _make_room(self, generation: Generation, error: NoRoomError) -> None:
+        """Get rows for a sequence: idle slots go, then the newest sequences are preempted until there is room again. It takes the
+        rows at once, before those that had them come back for them."""
+        while generation.is_decoding and not self._grow(generation):
+            if self.slots.shrink():
+                continue
+            decoding = [other for other in self.running if other.is_decoding]
+            if len(decoding) > 1:
+                with self._work_on(decoding[-1]):
+                    self._preempt(decoding[-1])
+            elif any(other.is_prefilling for other in self.running):
+                return
+            else:
+                raise ContextOverflowError(str(error))
+
+    def _grow(self, generation: Generation) -> bool:
+        """Whether a sequence gets rows to go on with."""
+        assert generation.slot is not None
+        slot = generation.slot.slot
+        if not slot.grow(min(slot.n_tokens + ROOM, self.engine.n_ctx)) and not slot.grow(slot.n_tokens + 1):
+            return False
+        generation.is_short = False
+        return True
+
+    def _preempt(self, generation: Generation) -> None:
+        """Take a sequence off the device; it goes on where it was."""
+        slot = generation.slot
+        assert slot is not None
+        generation.preempted = slot.slot.snapshot()
+        generation.slot, generation.is_short = None, False
+        self.tally.preemptions += 1
+        self.slots.close_slot(slot)
+
+    def _resume(self, generation: Generation) -> bool:
+        """Let a preempted sequence go on, or end with its error; False where there are too few rows."""
+        snapshot, sequence = generation.preempted, generation.sequence
+        assert snapshot is not None and sequence is not None
+        with self._work_on(generation):
+            generation.slot = self._slot_for(generation)
+            if generation.slot is None:
+                return False
+            generation.slot.resume(sequence, snapshot)
+            generation.preempted = None
+        return True
+
+    # ---- ends
+
+    def _end_all(self, error: Exception) -> None:
+        """End all generations with this error."""
+        with self._changed:
+            known = [*self.waiting, *self.running]
+        for generation in known:
+            self._end(generation, error)
+        self._tell()
+
+    def _fail(self, generation: Generation, error: Exception) -> None:
+        """End a generation with an error; its slot may be inconsistent, and is emptied."""
+        slot = generation.slot
+        self._end(generation, error)
+        if slot is not None:
+            try:
+                slot.reset()
+            except Exception:  # its caller is told the first error
+                log.exception("a slot could not be emptied")
+
+    def _end(self, generation: Generation, error: Exception | None = None) -> None:
+        """End a generation; the tokens of its slot stay until that is needed."""
+        if generation.ended:
+            return
+        slot, generation.slot = generation.slot, None
+        with self._changed:
+            generation.sequence = generation.preempted = None
+            generation.is_short = False
+            for queue in (self.waiting, self.running):
+                if generation in queue:
+                    queue.remove(generation)
+            generation.error, generation.ended = error, True
+        if slot is not None:
+            slot.release()

@@ -1,15 +1,12 @@
-"""One engine: requests in, events out, one generation at a time or several side by side. Knows nothing of HTTP or of response
-shapes."""
+"""One engine with its scheduler: requests in, events out. Knows nothing of HTTP or of response shapes."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import ConfigError, ContextOverflowError, DflashError
+from ..errors import ConfigError, ContextOverflowError
 from ..text.chat_parser import ChatParser, ReasoningMode
 from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
@@ -19,18 +16,15 @@ from ..text.tokenizer import TooManyTokens
 from ..text.tools import NamedTool, check_tools
 from .disk_cache import DiskCache
 from .events import Event
-from .generation import Generation
-from .group import Group
+from .generation import RequestGeneration
 from .hooks import Hooks
 from .prefix_cache import PrefixCache
-from .prompt_state import PromptState
 from .prompts import Prepared, Prompts
 from .requests import ChatRequest, CompletionRequest
 from .scheduler import Scheduler
-from .seat import Seats
 from .sinks import ChatSink, TextSink
+from .slots import Slots
 from .templates import Templates
-from .turns import Turns
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -40,13 +34,18 @@ NO_HOOKS = Hooks()
 
 
 class Session:
-    """An engine with what its requests share: chat templates, grammar compiler and prefix cache.
+    """An engine with what its requests share: chat templates, grammar compiler, scheduler and prefix cache.
 
-    cache_bytes: budget of the prefix cache in host memory (0 turns it off). template: source text, instead of the
-    model's own. thinking: on or off for chats that do not say, None leaves it to the template. vet: asked before a grammar is
-    compiled (see GrammarCompiler). disk: where prefixes outlive this process; `close` brings the last one there.
-    side_by_side: generations run beside each other on the places of the engine, and none on its own text; otherwise only those of
-    a group do, see `together`. Raises ConfigError if the template does not compile.
+    Args:
+        engine: all of whose slots the scheduler takes.
+        cache_bytes: budget of the prefix cache in host memory (0 turns it off).
+        template: chat template source, instead of the model's own.
+        thinking: on or off for chats that do not say; None leaves it to the template.
+        vet: asked before a grammar is compiled (see GrammarCompiler).
+        disk: where prefixes outlive this process; `close` writes the last ones.
+
+    Raises:
+        ConfigError: the template does not compile.
     """
 
     def __init__(
@@ -58,29 +57,15 @@ class Session:
         thinking: bool | None = None,
         vet: Callable[[GrammarSpec], None] | None = None,
         disk: DiskCache | None = None,
-        side_by_side: bool = False,
     ) -> None:
         self.engine = engine
-        self.side_by_side = side_by_side
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
         self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
-        self.state = PromptState(engine, PrefixCache(cache_bytes), disk)
-        self.scheduler = Scheduler(Seats(engine, self.state.cache, disk))
-        self._here = threading.local()
-        self.turns = Turns(lambda: self.scheduler.is_driven_here() or self.group is not None)
+        self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
+        self.scheduler = Scheduler(self.slots)
         self._vet = vet
         self._grammars: GrammarCompiler | None = None
-
-    @property
-    def group(self) -> Group | None:
-        """The group that runs the calling thread's calls, if one does."""
-        return getattr(self._here, "group", None)
-
-    @property
-    def runs_beside(self) -> bool:
-        """Whether the calling thread's generations run beside others."""
-        return self.side_by_side or self.group is not None
 
     @property
     def grammars(self) -> GrammarCompiler:
@@ -150,90 +135,44 @@ class Session:
             return None
         return self.grammars.processor(bound.spec, len(prepared.ids), bound.after, bound.repeat)
 
-    @contextmanager
-    def together(self, after: Callable[[], None]) -> Iterator[Group]:
-        """One turn for a group of calls, whose generations run side by side; the engine's own text is gone then, and `after` is
-        done before the turn ends."""
-        with self.turns.taken():
-            group = Group(self._here)
-            try:
-                yield group
-            finally:
-                group.stop()
-                self.scheduler.clear(DflashError("the call that this answer is part of has ended"))
-                self.state.reset()
-                after()
-
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""
-        if self.scheduler.is_driven_here():
-            raise ConfigError("this call came from inside a step on the same model; close it after the step")
-        try:
-            try:
-                self.scheduler.close()
-            finally:
-                self.state.keep()
-        finally:
-            self.engine.close()
+        self.scheduler.close()
+        self.engine.close()
 
     def count_tokens(self, request: ChatRequest | CompletionRequest) -> int:
         """Length in tokens of a request's prompt, whether it fits the context or not."""
         return len(self.prompts.make(request).ids)
 
 
-def chat_generation(
+def generation_of(
     session: Session,
     prepared: Prepared,
-    state: PromptState,
     hooks: Hooks = NO_HOOKS,
     should_stop: Callable[[], bool] | None = None,
-) -> Generation:
-    """What answers a chat on `state`. Raises ConfigError for a request that is none."""
+) -> RequestGeneration:
+    """What answers a request once it is submitted to the session's scheduler."""
     asked = prepared.request
-    if not isinstance(asked, ChatRequest):
-        raise ConfigError("run_chat: this request is a completion; use run_completion")
-    schemas, choice = check_tools(asked.tools), asked.tool_choice
-    reasoning: ReasoningMode = "open" if prepared.in_reasoning else "closed"
-    parse_calls = bool(schemas) and choice != "none"
-    stops = StopStrings(asked.stop)
-    parser = ChatParser(
-        reasoning=reasoning if asked.split_reasoning else "off",
-        schemas=schemas if parse_calls else None,
-        stops=stops,
-        new_id=hooks.new_call_id,
-        bare=asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text",
-    )
-    one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
-    return Generation(
-        state,
-        prepared,
-        ChatSink(session.tokenizer, parser, stops, one_call),
-        hooks=hooks,
-        grammar=session.processor(prepared),
-        should_stop=should_stop,
-        beside=state is not session.state,
-    )
-
-
-def completion_generation(
-    session: Session,
-    prepared: Prepared,
-    state: PromptState,
-    hooks: Hooks = NO_HOOKS,
-    should_stop: Callable[[], bool] | None = None,
-) -> Generation:
-    """What continues a text on `state`. Raises ConfigError for a request that is none."""
-    asked = prepared.request
-    if not isinstance(asked, CompletionRequest):
-        raise ConfigError("run_completion: this request is a chat; use run_chat")
-    return Generation(
-        state,
-        prepared,
-        TextSink(session.tokenizer, asked.stop, len(prepared.text)),
-        hooks=hooks,
-        grammar=session.processor(prepared),
-        should_stop=should_stop,
-        beside=state is not session.state,
+    sink: TextSink | ChatSink
+    if isinstance(asked, CompletionRequest):
+        sink = TextSink(session.tokenizer, asked.stop, len(prepared.text))
+    else:
+        schemas, choice = check_tools(asked.tools), asked.tool_choice
+        reasoning: ReasoningMode = "open" if prepared.in_reasoning else "closed"
+        parse_calls = bool(schemas) and choice != "none"
+        stops = StopStrings(asked.stop)
+        parser = ChatParser(
+            reasoning=reasoning if asked.split_reasoning else "off",
+            schemas=schemas if parse_calls else None,
+            stops=stops,
+            new_id=hooks.new_call_id,
+            bare=asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text",
+        )
+        one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
+        sink = ChatSink(session.tokenizer, parser, stops, one_call)
+    grammar = session.processor(prepared)
+    return RequestGeneration(
+        session.engine, prepared, sink, hooks=hooks, grammar=grammar, should_stop=should_stop
     )
 
 
@@ -249,7 +188,9 @@ def run_chat(
     should_stop is asked once per step. Raises at the first next(): ContextOverflowError, ConfigError.
     """
     prepared = request if isinstance(request, Prepared) else session.prepare(request)
-    yield from _run(session, chat_generation, prepared, hooks, should_stop)
+    if not isinstance(prepared.request, ChatRequest):
+        raise ConfigError("run_chat: this request is a completion; use run_completion")
+    yield from session.scheduler.run(generation_of(session, prepared, hooks, should_stop))
 
 
 def run_completion(
@@ -261,26 +202,6 @@ def run_completion(
 ) -> Generator[Event, None, None]:
     """As run_chat, for a plain continuation: of the deltas only TextDelta occurs."""
     prepared = request if isinstance(request, Prepared) else session.prepare(request)
-    yield from _run(session, completion_generation, prepared, hooks, should_stop)
-
-
-def _run(
-    session: Session,
-    generation: Callable[..., Generation],
-    prepared: Prepared,
-    hooks: Hooks,
-    should_stop: Callable[[], bool] | None,
-) -> Generator[Event, None, None]:
-    """A generation's events: on the engine's own text, or beside others."""
-    logprobs = getattr(prepared.request, "prompt_logprobs", False)
-    if session.group is not None:
-        session.group.check()
-        should_stop = session.group.or_stopped(should_stop)
-
-    def events(state: PromptState) -> Generator[Any, Any, None]:
-        return generation(session, prepared, state, hooks, should_stop).events(prompt_logprobs=logprobs)
-
-    if session.runs_beside:
-        yield from session.scheduler.events(prepared, events, should_stop)
-    else:
-        yield from session.turns.run(events(session.state))
+    if not isinstance(prepared.request, CompletionRequest):
+        raise ConfigError("run_completion: this request is a chat; use run_chat")
+    yield from session.scheduler.run(generation_of(session, prepared, hooks, should_stop))

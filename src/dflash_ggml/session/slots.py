@@ -1,0 +1,289 @@
+"""The slots of an engine, seen as prefixes of prompts, and the prefix cache that they share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import NoRoomError
+from .disk_cache import SHORTEST, DiskCache
+from .prefix_cache import MIN_GAP, PrefixCache, common_prefix
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..engine.place import Place
+    from ..engine.step import Run, Step
+    from ..state.snapshot import Snapshot
+
+log = logging.getLogger("dflash_ggml")
+
+LOGITS_AT_ONCE = 32  # of a vocabulary of 250,000 that is 32 MB
+
+Logits = NDArray[np.float32]
+
+
+class CachedSlot:
+    """A slot of the engine and how its tokens relate to prompts; only this class resets or restores it.
+
+    busy: a generation has it. used: when one last got it, in generations.
+    """
+
+    def __init__(self, slot: Place, slots: Slots) -> None:
+        self.slot, self.cache, self._slots = slot, slots.cache, slots
+        self.busy, self.used = False, 0
+        self._marks = set[int]()  # positions of the prompt in work at which to keep a snapshot
+        self._has_logits = False  # whether the slot's logits belong to its last token
+
+    @property
+    def tokens(self) -> list[int]:
+        """The committed tokens."""
+        return self.slot.tokens
+
+    @property
+    def logits(self) -> Logits:
+        """Logits float32 [n_vocab] after the last token of a prefill."""
+        return self.slot.logits
+
+    def holds(self, ids: Sequence[int] | NDArray[np.int32]) -> bool:
+        """Whether the slot has exactly these tokens, with the logits after them."""
+        live = self.tokens
+        return self._has_logits and len(live) == len(ids) == common_prefix(live, ids)
+
+    def known(self, ids: Sequence[int]) -> int:
+        """Leading tokens of a prompt that need no prefill here."""
+        return self._prefix(ids, self.cache.longest)[0]
+
+    def _prefix(
+        self, ids: Sequence[int], look: Callable[..., Snapshot | None]
+    ) -> tuple[int, Snapshot | None]:
+        """The longest known prefix of a prompt, and the snapshot that has it (None: the slot itself)."""
+        live = self.tokens
+        shared = common_prefix(live, ids)
+        goes_on = shared == len(live) and (shared < len(ids) or (self._has_logits and shared > 0))
+        start = shared if goes_on else 0
+        kept = look(ids, len(ids) - 1, self.slot.can_restore)
+        return (start, None) if kept is None or len(kept.tokens) <= start else (len(kept.tokens), kept)
+
+    # ---- prefill
+
+    def start(self, ids: Sequence[int], boundaries: Sequence[int] = (), fresh: bool = False) -> int:
+        """Bring the slot to the longest known prefix of a prompt, and plan where to keep snapshots of the rest.
+
+        Args:
+            ids: the prompt.
+            boundaries: positions at which messages start.
+            fresh: prefill all of it.
+
+        Returns:
+            The length of the prefix; that of the prompt only where its logits are there.
+        """
+        if fresh:
+            self.reset()
+            return 0
+        live, cache = self.tokens, self.cache
+        n, kept = self._prefix(ids, cache.best)
+        if (loaded := self._from_disk(ids, n)) is not None:
+            n, kept = len(loaded.tokens), loaded
+        if kept is not None or n < len(live):
+            self._save(common_prefix(live, ids))
+            if kept is None:
+                self.reset()
+            else:
+                self.restore(kept)
+        cache.hits, cache.misses = cache.hits + (n > 0), cache.misses + (n == 0)
+        self._marks.update(cache.plan(ids, n, boundaries))
+        return n
+
+    def mark(self, position: int) -> None:
+        """Keep a snapshot where another prompt parts from the one in work."""
+        self._marks.add(position)
+
+    def prefill(
+        self, ids: Sequence[int], most: int | None = None, logits: list[Logits] | None = None
+    ) -> None:
+        """Prefill the next chunk of a prompt that was started here: at most so many tokens, up to the next snapshot.
+
+        logits gets those after every token of the chunk.
+        """
+        at = self.slot.n_tokens
+        left = min((mark for mark in self._marks if mark > at), default=len(ids)) - at
+        n = self._slots.engine.batches.next(left)
+        if logits is not None:
+            n = min(n, LOGITS_AT_ONCE)
+        elif most is not None and left > most:
+            n = min(n, most)
+        self._append(ids[at : at + n], logits)
+        if at + n in self._marks:
+            self.cache.put(self.slot.snapshot(with_rows=False))
+        if at + n == len(ids):
+            self._marks.clear()
+            self.cache.sweep(self._slots.can_restore)
+
+    def _append(self, ids: Sequence[int], logits: list[Logits] | None = None) -> None:
+        self._has_logits = False
+        self.slot.prefill(ids, take_row=None if logits is None else logits.append)
+        self._has_logits = True
+
+    def load(self, ids: Sequence[int]) -> None:
+        """Bring the slot to exactly these tokens, with the logits after them."""
+        self.start(ids)
+        while not self.holds(ids) and ids:
+            self.prefill(ids)
+
+    def extend(self, ids: Sequence[int]) -> Iterator[Logits]:
+        """Append tokens; yields the logits after each."""
+        for at in range(0, len(ids), LOGITS_AT_ONCE):
+            rows: list[Logits] = []
+            self._append(ids[at : at + LOGITS_AT_ONCE], rows)
+            yield from rows
+
+    # ---- decoding
+
+    def begin(self, **how: Any) -> Run:
+        """Begin to decode; the logits are consumed. how: as the engine's slot takes it."""
+        self._has_logits = False
+        return self.slot.begin(**how)
+
+    def first(self, run: Run) -> Step:
+        """The first token, which the prefill gave."""
+        return self.slot.first(run)
+
+    def resume(self, run: Run, snapshot: Snapshot) -> None:
+        """Go on with a preempted sequence."""
+        self._save(0)
+        self.restore(snapshot)
+        self.slot.resume(run)
+
+    # ---- state
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self._has_logits = False
+        self.slot.reset()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot. Raises ConfigError where that is impossible."""
+        self._has_logits = False
+        self.slot.restore(snapshot)
+
+    def release(self) -> None:
+        """The generation has ended; the tokens stay until the slot is needed."""
+        self._marks.clear()
+        self.busy = False
+
+    def close(self, keep: bool) -> None:
+        """Give the slot back to the engine. keep: the prefix for later prompts."""
+        try:
+            if keep:
+                self._save(0)
+        except Exception:  # a prompt is prefilled again; the cache rows are free all the same
+            log.exception("the prefix of a sequence could not be kept")
+        self.slot.close()
+
+    def _from_disk(self, ids: Sequence[int], n: int) -> Snapshot | None:
+        """A prefix from the disk that saves enough over n tokens."""
+        disk, least = self._slots.disk, n + SHORTEST
+        if disk is None or disk.longest(ids, len(ids) - 1) < least:
+            return None
+        kept = disk.load(ids, len(ids) - 1)
+        return kept if kept is not None and least <= len(kept.tokens) <= self._slots.engine.n_ctx else None
+
+    def _save(self, shared: int) -> None:
+        """Complete the last snapshot with its K/V rows, which are about to be overwritten.
+
+        Not the live state, since a template may render the answer after that snapshot differently.
+        """
+        live = self.tokens
+        last = self.cache.best(live, len(live), self.slot.can_restore)
+        if last is not None and last.rows is None and len(last.tokens) > shared:
+            whole = self.slot.completed(last)
+            self.cache.put(whole)
+            if self._slots.disk is not None:
+                self._slots.disk.put(whole)
+
+
+class Slots:
+    """All open slots of an engine. disk: keeps prefixes beyond this process."""
+
+    def __init__(self, engine: Engine, cache: PrefixCache, disk: DiskCache | None = None) -> None:
+        self.engine, self.cache, self.disk = engine, cache, disk
+        self.all: list[CachedSlot] = []
+        self._given = 0
+
+    def can_restore(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot can be restored anywhere."""
+        return any(slot.slot.can_restore(snapshot) for slot in self.all)
+
+    def known(self, ids: Sequence[int]) -> int:
+        """The longest prefix of a prompt that a free slot has."""
+        return max([slot.known(ids) for slot in self.all if not slot.busy], default=0)
+
+    def take(self, ids: Sequence[int], room: int) -> CachedSlot | None:
+        """A free slot with cache rows for `room` tokens: the one that has most of a prompt.
+
+        None where all are taken, or too few rows are left.
+        """
+        free = [slot for slot in self.all if not slot.busy]
+        best = max(free, key=lambda slot: (slot.known(ids), -slot.used), default=None)
+        if best is None or best.known(ids) < MIN_GAP:
+            first = next((slot for slot in free if slot.slot.lane == 0), None)
+            if first is not None and len(free) == len(self.all):
+                best = first  # a lone sequence is fastest in state 0
+            elif len(self.all) < self.engine.parallel:
+                best = self._open(room)
+        while best is not None and not best.slot.grow(room):
+            others = [slot for slot in free if slot is not best and slot in self.all]
+            if not others:
+                self.close_slot(best)
+                best = self._open(room)
+                break
+            self.close_slot(min(others, key=lambda slot: slot.used))
+        if best is None:
+            return None
+        self._share(ids, best)
+        self._given += 1
+        best.busy, best.used = True, self._given
+        return best
+
+    def _open(self, room: int) -> CachedSlot | None:
+        """A new slot; idle ones are closed where rows are short. A lone slot gets all rows at once."""
+        while True:
+            try:
+                slot = CachedSlot(self.engine.open(None if self.engine.parallel == 1 else room), self)
+            except NoRoomError:
+                if not self.shrink():
+                    return None
+            else:
+                self.all.append(slot)
+                return slot
+
+    def _share(self, ids: Sequence[int], slot: CachedSlot) -> None:
+        """Copy a prefix of a prompt out of another slot, so that it need not be prefilled again."""
+        found = self.cache.longest(ids, len(ids) - 1, self.can_restore)
+        if found is None or found.rows is not None or len(found.tokens) < slot.known(ids) + MIN_GAP:
+            return
+        holder = next(other for other in self.all if other.slot.can_restore(found))
+        self.cache.put(holder.slot.completed(found))
+
+    def close_slot(self, slot: CachedSlot, keep: bool = True) -> None:
+        """Give up a slot."""
+        self.all.remove(slot)
+        slot.close(keep)
+
+    def shrink(self) -> bool:
+        """Close the idle slot that was used longest ago; False if none is idle."""
+        idle = [slot for slot in self.all if not slot.busy]
+        if idle:
+            self.close_slot(min(idle, key=lambda slot: slot.used))
+        return bool(idle)
+
+    def close(self) -> None:
+        """Close all slots; what the disk keeps is there afterwards."""
+        while self.all:
+            self.close_slot(self.all[-1], keep=self.disk is not None)
+        if self.disk is not None:
+            self.disk.close()
