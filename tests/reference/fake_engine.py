@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.controller import controller
-from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.claim import Claim
 from dflash_ggml.engine.clock import StepTimes
 from dflash_ggml.engine.step import SourceUse, Step
+from dflash_ggml.policy.fixed import plan_of
+from dflash_ggml.policy.plan import Plan
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError, as_exception
 from dflash_ggml.text.tokenizer import Tokenizer
 
@@ -113,7 +113,7 @@ class Snapshot:
 
 
 @dataclass(eq=False)
-class FakeRun:
+class FakeSequence:
     """A generation that was begun."""
 
     steps: Any
@@ -176,6 +176,9 @@ class FakeEngine:
     def run_counts(self) -> dict[str, int]:
         return {**self.graph_counts(), "runs": len(self.log)}
 
+    def expected_ms(self, nodes: int, context: int) -> float | None:
+        return None
+
     @property
     def free(self) -> int:
         """Cache rows that no slot has."""
@@ -193,7 +196,7 @@ class FakeEngine:
         self.slots.append(slot := self.make_slot(room))
         return slot
 
-    def step(self, runs: Sequence[FakeRun]) -> list[Any]:
+    def step(self, runs: Sequence[FakeSequence]) -> list[Any]:
         if self.closed:
             raise DeviceError("the engine is closed")
         if isinstance(self.broken, Exception):
@@ -202,21 +205,21 @@ class FakeEngine:
         self.log.append(("step", [run.slot for run in runs]))
         return [self._step(run) for run in runs]
 
-    def _step(self, run: FakeRun) -> Any:
-        slot = run.slot
+    def _step(self, sequence: FakeSequence) -> Any:
+        slot = sequence.slot
         if self.broken and slot in self.broken:
             return self.broken.pop(slot)
         if not slot.grow(min(self.n_ctx, slot.n_tokens + 1)):
             return NoRoomError("no rows")
         try:
-            step = next(run.steps)
+            step = next(sequence.steps)
         except Exception as error:  # noqa: BLE001 - as the real one
             return error
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
             return as_exception(error)
-        run.finish = step.finish
+        sequence.finish = step.finish
         return step
 
     def close(self) -> None:
@@ -239,7 +242,7 @@ class FakeSlot:
         self.engine, self.rows, self.n_ctx, self.n_vocab = engine, rows, engine.n_ctx, engine.n_vocab
         self.config, self.tokenizer, self.batches = engine.config, engine.tokenizer, engine.batches
         self.has_draft, self.params = engine.has_draft, engine.params
-        self.lane = min(set(range(engine.parallel)) - {slot.lane for slot in engine.slots})
+        self.state_index = min(set(range(engine.parallel)) - {slot.state_index for slot in engine.slots})
         self.pending: int | None = None
         self.closed = False
         self._tokens: list[int] = []
@@ -384,9 +387,6 @@ class FakeSlot:
 
     # --- decoding
 
-    def expected_ms(self, nodes: int) -> float | None:
-        return None
-
     def generate(
         self,
         sampler: Sampler,
@@ -419,7 +419,8 @@ class FakeSlot:
         mode = mode or self.config.mode
         # time does not pass here: nothing to decide by
         mode = "tree" if mode == "auto" and depth else mode
-        plan = controller(mode, budget or self.config.budget, depth).next(None, None)
+        plan = plan_of(mode, budget or self.config.budget, depth)  # type: ignore[arg-type]
+        assert plan is not None
         self._origin = len(self._tokens)
         self._script = self.tokenizer.encode(self.engine.replies.pop(0)) if self.engine.replies else []
         left = left if max_tokens is None else min(left, max_tokens)
@@ -457,18 +458,19 @@ class FakeSlot:
                     n = min(int(lengths.integers(1, 6)), plan.budget + 1)
                     step = self._speculate(plan, n, sampler, history, emit, ended, keep_rows)
 
-    def begin(self, sampler, **how: Any) -> FakeRun:
-        return FakeRun(self._steps(sampler, **how), self)
+    def begin(self, sampler, **how: Any) -> FakeSequence:
+        self.sequence = FakeSequence(self._steps(sampler, **how), self)
+        return self.sequence
 
-    def first(self, run: FakeRun) -> Any:
-        step = next(run.steps)
-        run.finish = step.finish
+    def first(self) -> Any:
+        step = next(self.sequence.steps)
+        self.sequence.finish = step.finish
         return step
 
-    def resume(self, run: FakeRun) -> None:
-        if run.slot._tokens != self._tokens:
-            raise ConfigError("resume: the slot holds another text than the run")
-        rows, slot = self.rows, run.slot
+    def resume(self, sequence: FakeSequence) -> None:
+        if sequence.slot._tokens != self._tokens:
+            raise ConfigError("resume: the slot holds other tokens than the sequence")
+        rows, slot = self.rows, sequence.slot
         self.__dict__ = slot.__dict__  # its generator goes on where it was
         self.rows, self.closed = rows, False
         self.engine.slots[self.engine.slots.index(self)] = self

@@ -26,7 +26,7 @@ class Engine:
         self.passes, self.drafter, self.over = loaded.passes, loaded.drafter, loaded.over
         self.batches, self.lookup = loaded.batches, loaded.copies
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
-        self.n_vocab, self.target = self.passes.target.n_vocab, self.passes.target
+        self.n_vocab, self.params = self.passes.target.n_vocab, self.passes.target
         depth = self.drafter.depth if self.drafter else 0
         self.policy = Policy(depth, self.costs, self.device.is_gpu, self.passes.most_columns)
         self.stepper = Stepper(self.passes, self.drafter, self.policy)

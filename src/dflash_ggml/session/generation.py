@@ -34,7 +34,8 @@ from .slots import CachedSlot, Logits
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..engine.step import Run, Step
+    from ..decode.sequence import Sequence as Decoding
+    from ..engine.step import Step
     from ..state.snapshot import Snapshot
 
 
@@ -68,7 +69,7 @@ class Generation:
         self.ids, self.options, self.boundaries = list(ids), options, boundaries
         self.remaining, self.since = len(self.ids), time.perf_counter()
         self.slot: CachedSlot | None = None
-        self.sequence: Run | None = None
+        self.sequence: Decoding | None = None
         self.preempted: Snapshot | None = None
         self.is_short = False
         self.mark = 0.0  # until when its time was counted
@@ -120,6 +121,7 @@ class RequestGeneration(Generation):
     ) -> None:
         request, n = prepared.request, len(prepared.ids)
         self._tokenizer, self._config, self._request = engine.tokenizer, engine.config, request
+        self._expected_ms = engine.expected_ms
         self._prompt_text, self._sink, self._hooks = prepared.text, sink, hooks
         room, wanted = engine.n_ctx - n, request.max_tokens
         self._limit = room if wanted is None or wanted < 0 else min(wanted, room)
@@ -279,5 +281,5 @@ class RequestGeneration(Generation):
 
     def _width_uses(self) -> Iterator[WidthUse]:
         for nodes, (steps, tokens, ms) in sorted(self._widths.items()):
-            expected = None if self.slot is None else self.slot.slot.expected_ms(nodes)
+            expected = None if self.slot is None else self._expected_ms(nodes, self.slot.slot.n_tokens)
             yield WidthUse(nodes, int(steps), int(tokens), ms, expected)

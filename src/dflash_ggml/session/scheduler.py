@@ -444,7 +444,7 @@ class Scheduler:
             self._end(generation)
         else:
             generation.sequence = slot.begin(**generation.options)
-            self._take(generation, slot.first(generation.sequence))
+            self._take(generation, slot.first())
 
     # ---- decoding
 

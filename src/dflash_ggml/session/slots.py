@@ -15,8 +15,9 @@ from .prefix_cache import MIN_GAP, PrefixCache, common_prefix
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..engine.place import Place
-    from ..engine.step import Run, Step
+    from ..engine.slot import Slot
+    from ..decode.sequence import Sequence as Decoding
+    from ..engine.step import Step
     from ..state.snapshot import Snapshot
 
 log = logging.getLogger("dflash_ggml")
@@ -32,7 +33,7 @@ class CachedSlot:
     busy: a generation has it. used: when one last got it, in generations.
     """
 
-    def __init__(self, slot: Place, slots: Slots) -> None:
+    def __init__(self, slot: Slot, slots: Slots) -> None:
         self.slot, self.cache, self._slots = slot, slots.cache, slots
         self.busy, self.used = False, 0
         self._marks = set[int]()  # positions of the prompt in work at which to keep a snapshot
@@ -143,20 +144,20 @@ class CachedSlot:
 
     # ---- decoding
 
-    def begin(self, **how: Any) -> Run:
+    def begin(self, **how: Any) -> Decoding:
         """Begin to decode; the logits are consumed. how: as the engine's slot takes it."""
         self._has_logits = False
         return self.slot.begin(**how)
 
-    def first(self, run: Run) -> Step:
+    def first(self) -> Step:
         """The first token, which the prefill gave."""
-        return self.slot.first(run)
+        return self.slot.first()
 
-    def resume(self, run: Run, snapshot: Snapshot) -> None:
+    def resume(self, sequence: Decoding, snapshot: Snapshot) -> None:
         """Go on with a preempted sequence."""
         self._save(0)
         self.restore(snapshot)
-        self.slot.resume(run)
+        self.slot.resume(sequence)
 
     # ---- state
 
@@ -230,7 +231,7 @@ class Slots:
         free = [slot for slot in self.all if not slot.busy]
         best = max(free, key=lambda slot: (slot.known(ids), -slot.used), default=None)
         if best is None or best.known(ids) < MIN_GAP:
-            first = next((slot for slot in free if slot.slot.lane == 0), None)
+            first = next((slot for slot in free if slot.slot.state_index == 0), None)
             if first is not None and len(free) == len(self.all):
                 best = first  # a lone sequence is fastest in state 0
             elif len(self.all) < self.engine.parallel:
