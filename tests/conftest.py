@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,21 @@ def pytest_collection_finish() -> None:
     """Keep what collecting the tests has made, which lives to the end, out of garbage collections: each takes 0.25 s with it."""
     gc.collect()
     gc.freeze()
+
+
+def _encodable(value: Any) -> Any:
+    """The value with every lone surrogate in its strings escaped."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(inner) for key, inner in value.items()}
+    return [_encodable(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Let no name that is not UTF-8, in what a test printed, end the process that would send its report."""
+    return _encodable((yield))
 
 
 @pytest.fixture(scope="session", autouse=True)
