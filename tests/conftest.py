@@ -35,7 +35,7 @@ def _encodable(value: Any) -> Any:
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
         return {key: _encodable(inner) for key, inner in value.items()}
-    return [_encodable(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    return type(value)(map(_encodable, value)) if isinstance(value, (list, tuple)) else value
 
 
 @pytest.hookimpl(wrapper=True)
