@@ -7,6 +7,8 @@
 
 PYTHON ?= python3
 PROMPT ?= examples/matrix.txt
+# processes that make test runs tests in; 0: none beside pytest, as for a debugger
+JOBS ?= 2
 DEMO ?= --temp 0 --repeat-penalty 1.1 --predict 192
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -23,7 +25,7 @@ demo: $(VENV)/.installed
 	@$(VENV)/bin/dflash-run $(DEMO) --versus-plain --file $(PROMPT)
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,27 @@ settings.load_profile("untimed")
 # a shell's background job inherits an ignored Ctrl-C, and so would every process that the tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what collecting the tests has made, which lives to the end, out of garbage collections: each takes 0.25 s with it."""
+    gc.collect()
+    gc.freeze()
+
+
+def _encodable(value: Any) -> Any:
+    """The value with every lone surrogate in its strings escaped."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(inner) for key, inner in value.items()}
+    return type(value)(map(_encodable, value)) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Let no name that is not UTF-8, in what a test printed, end the process that would send its report."""
+    return _encodable((yield))
 
 
 @pytest.fixture(scope="session", autouse=True)

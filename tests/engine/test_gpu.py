@@ -27,9 +27,9 @@ PROMPT_FILE = (
 )
 PROMPTS = [json.loads(line)["prompt"] for line in PROMPT_FILE.read_text().splitlines() if line.strip()][:50]
 GREEDY = SamplingParams(temperature=0)
-LOGITS_TOLERANCE = (
-    0.25  # Q8_0 products round activations in blocks, on both sides; logits spread over about 30
-)
+# Q8_0 matmuls round activations in blocks. On the CPU that moves the logits compared here by up to 0.174 from those of float32
+# matmuls; the GPU rounds as coarsely, so the two differ by at most twice that. Logits spread over about 30.
+LOGITS_TOLERANCE = 0.35
 NEAR_TIE = 0.3
 
 
@@ -113,7 +113,7 @@ def test_hidden_states_and_every_row(cpu, gpu):
         engine.hidden_states(other, states[engine].append)
         assert write_on(engine, "plain", 12) == said
     # the largest of 65,000 logits of the first eight tokens: 0.28 on an H100
-    assert np.abs(np.array(rows[cpu]) - np.array(rows[gpu])).max() < 2 * LOGITS_TOLERANCE
+    assert np.abs(np.array(rows[cpu]) - np.array(rows[gpu])).max() < LOGITS_TOLERANCE
     a, b = (np.concatenate(states[engine]) for engine in (cpu, gpu))
     cosines = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     assert a.shape == (len(other), cpu.params.n_embd) and cosines.min() > 0.999
@@ -419,14 +419,22 @@ def test_a_ring_proposes_what_all_rows_do(demo_target, demo_draft, monkeypatch):
     np.testing.assert_allclose(*proposed, atol=0.05)
 
 
-def test_a_window_at_decode(demo_target, demo_draft):
+def test_a_window_at_decode(demo_target, demo_draft, f32_target):
     """A tree's logits under it are the CPU's, and not those without it."""
     ids, logits = np.random.default_rng(2).integers(0, 8000, 600).tolist(), []
     tree = random_tree(np.random.default_rng(3), 16, 6, 8000)
-    for options in ({"fa_window": 100}, {"fa_window": 100, "n_gpu_layers": 0}, {}):
-        with Solo.load(EngineConfig(demo_target, demo_draft, calibrate="never", **options)) as engine:
+    for target, options in (
+        (demo_target, {"fa_window": 100}),
+        (demo_target, {"fa_window": 100, "n_gpu_layers": 0}),
+        (f32_target, {"fa_window": 100, "n_gpu_layers": 0}),
+        (demo_target, {}),
+    ):
+        with Solo.load(EngineConfig(target, demo_draft, calibrate="never", **options)) as engine:
             engine.prefill(ids)
-            graph = engine.passes.verify(engine.sequence, tree)
-            logits.append([engine.passes.logits_row(graph, node) for node in range(tree.width)])
-    gpu, cpu, full = (np.array(rows) for rows in logits)
-    assert np.abs(gpu - cpu).max() < LOGITS_TOLERANCE < np.abs(gpu - full).max()
+            graph = engine.verify_tree(engine, tree)
+            logits.append([engine.passes.logits_row(graph, node).copy() for node in range(tree.width)])
+    gpu, cpu, exact, full = (np.array(rows) for rows in logits)
+    # how far rounded activations move the CPU's logits: 0.23 of these 140,000; the GPU's move as far, to either side
+    tolerance = 2 * np.abs(cpu - exact).max()
+    assert np.abs(gpu - cpu).max() < tolerance
+    assert np.abs(gpu - full).max(axis=1).min() > tolerance  # of every node: 1.4 at least

@@ -43,7 +43,7 @@ def run(kind: str, first: int, n: int, hangs_after: float = HANGS_AFTER) -> Outc
 
 
 def _worker(kind: str, first: int, end: int, outcome: Outcome, hangs_after: float) -> int:
-    """One worker process; the case to go on with."""
+    """One worker process; the case to go on with. Its start is no case: it may take longer than one."""
     command = [sys.executable, "-X", "faulthandler", "-m", "fuzz.campaign", kind, str(first), str(end)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     with tempfile.TemporaryFile() as errors:
@@ -51,15 +51,15 @@ def _worker(kind: str, first: int, end: int, outcome: Outcome, hangs_after: floa
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=TESTS
         )
         assert process.stdout is not None
-        under_way, looked = first, selectors.DefaultSelector()
+        under_way, looked, patience = first, selectors.DefaultSelector(), HANGS_AFTER
         looked.register(process.stdout, selectors.EVENT_READ)
         while True:
-            if not looked.select(hangs_after):
+            if not looked.select(patience):
                 process.kill()
                 process.wait()
                 outcome.note("hang", under_way)
                 return under_way + 1
-            line = process.stdout.readline()
+            line, patience = process.stdout.readline(), hangs_after
             if not line:
                 break
             word, seed, *words = line.rstrip("\n").split("\t")

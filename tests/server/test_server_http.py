@@ -49,7 +49,7 @@ def runner() -> ScriptedRunner:
 @contextlib.contextmanager
 def posted(port: int, body: Any, path: str = "/v1/chat/completions") -> Iterator[http.client.HTTPResponse]:
     """POST a body and give the response, whose connection is cut on leaving."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     data = body if isinstance(body, bytes) else json.dumps(body)
     connection.request("POST", path, data, {"content-type": "application/json"})
     try:
@@ -108,7 +108,7 @@ def test_many_abrupt_disconnects(runner: ScriptedRunner) -> None:
         for i in range(200):
             body = json.dumps({**ENDLESS, "stream": bool(i % 2)}).encode()
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
                 sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body[: len(body) - i % 3])
 
         def answered() -> bool:
@@ -124,7 +124,7 @@ def test_many_abrupt_disconnects(runner: ScriptedRunner) -> None:
 def test_half_sent_body_times_out(runner: ScriptedRunner) -> None:
     limits = Limits(body_seconds=0.1)
     with serving(application(runner, limits=limits)) as port:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             sock.sendall(head + b'Content-Length: 500\r\n\r\n{"model": ')
             status = sock.recv(4096)
@@ -148,7 +148,7 @@ def test_queue_full_and_order(runner: ScriptedRunner) -> None:
     with serving(create_app(made)) as port, contextlib.ExitStack() as stack:
         connections = []
         for expected in (0, 1):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             stack.callback(connection.close)
             headers = {"content-type": "application/json"}
             connection.request("POST", "/v1/chat/completions", json.dumps(ENDLESS), headers)

@@ -52,7 +52,7 @@ class Clients:
 
     def ask(self, content: str, key: str = "") -> http.client.HTTPConnection:
         """Send a question; the answer is not waited for."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         self._stack.callback(connection.close)
         headers = {"content-type": "application/json", **({"x-api-key": key} if key else {})}
         connection.request("POST", PATH, json.dumps(chat(content)), headers)

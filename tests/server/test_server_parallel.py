@@ -27,7 +27,7 @@ CONFIG = EngineConfig(model=Path("toy.gguf"), n_ctx=1024, n_batch=32)
 
 def post(port: int, path: str, body: dict[str, Any], key: str = "") -> http.client.HTTPConnection:
     """Send a request; the answer is not waited for."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"content-type": "application/json", **({"x-api-key": key} if key else {})}
     connection.request("POST", path, json.dumps(body), headers)
     return connection
@@ -42,7 +42,7 @@ def got(connection: http.client.HTTPConnection) -> dict[str, Any]:
 
 
 def get(port: int, path: str) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path)
     answer = connection.getresponse().read()
     connection.close()

@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-from tests.reference.fake_engine import FakeEngine
 
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.server import vetting
@@ -18,6 +17,7 @@ from dflash_ggml.server.vetting import Vetter
 from dflash_ggml.session.session import Session
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.grammar_spec import GrammarSpec
+from reference.fake_engine import FakeEngine
 
 pytest.importorskip("llguidance")
 
@@ -114,7 +114,8 @@ def test_closing_does_not_wait_for_a_grammar(vetter: Vetter) -> None:
     vetter.seconds = 600
     asking = threading.Thread(target=vetter, args=(LARGE,))
     asking.start()
-    time.sleep(0.05)
+    while asking.is_alive() and not vetter._lock.locked():
+        time.sleep(0.001)
     vetter.close()
     asking.join(30)
     assert not asking.is_alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from dflash_ggml.session.disk_cache import DiskCache
 from dflash_ggml.state.snapshot import Snapshot
 
 GB = 1 << 30
+GUARD_S = 60.0  # a bound that only a hang can reach
 
 
 @pytest.fixture(autouse=True)
@@ -164,12 +166,20 @@ def test_a_damaged_file_is_removed_and_the_next_best_taken(
     assert ("is not used and removed" in caplog.text) is not gone_before
 
 
-def test_a_writer_that_died_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_writer_blocks_neither_put_nor_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DiskCache(tmp_path, GB, ("m",))
     monkeypatch.setattr(cache, "_write_all", lambda: None)
-    for seed in range(4):
-        cache.put(snapshot(9, seed))
-    cache.close()
+    queued: list[bool] = []
+
+    def put_and_close() -> None:
+        queued.extend(cache.put(snapshot(9, seed)) for seed in range(4))
+        cache.close()
+
+    caller = threading.Thread(target=put_and_close, daemon=True)
+    caller.start()
+    caller.join(GUARD_S)
+    assert not caller.is_alive(), "put or close waits for a writer that has died"
+    assert queued == [True, True, False, False] and len(cache) == 0
 
 
 def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 import llguidance
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from dflash_ggml.errors import ConfigError
@@ -399,11 +399,32 @@ def test_grammars_of_too_many_rules_are_refused(kind: Any, text: str, words: str
         COMPILER.matcher(GrammarSpec(kind, text))
 
 
-def test_names_in_quotes_are_no_rules() -> None:
-    """A grammar in whose strings and comments rules seem to lead to each other."""
-    check_text("gbnf", "\n".join(f'r{i} ::= "r{i + 1}" [r{i + 1}] # r{i + 1}' for i in range(1000)))
-    check_text("lark", "\n".join(f'r{i}: "r{i + 1}" /r{i + 1}/ // r{i + 1}' for i in range(1000)))
+@pytest.mark.parametrize(
+    ("kind", "defines", "quoted"),
+    [
+        ("gbnf", "::=", '"{}"'),
+        ("gbnf", "::=", "[{}]"),
+        ("gbnf", "::=", "# {}"),
+        ("lark", ":", '"{}"'),
+        ("lark", ":", "/{}/"),
+        ("lark", ":", "// {}"),
+    ],
+)
+def test_quoted_names_are_no_references(kind: Any, defines: str, quoted: str) -> None:
+    """Names of rules in strings, patterns, classes and comments make no chain; bare ones do."""
+
+    def grammar(reference: str) -> str:
+        return "\n".join(f"r{i} {defines} {reference.format(f'r{i + 1}')}" for i in range(1000))
+
+    check_text(kind, grammar(quoted))
+    with pytest.raises(ConfigError, match="200 deep"):
+        check_text(kind, grammar("{}"))
+
+
+def test_a_text_without_rules_is_left_to_the_compiler() -> None:
     check_text("lark", "no rules at all")
+    with pytest.raises(ConfigError, match="grammar .lark.: "):
+        COMPILER.matcher(GrammarSpec("lark", "no rules at all"))
 
 
 def test_compiled_grammars_are_kept_and_the_last_ones_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,14 +465,37 @@ ANYTHING = st.recursive(
 )
 
 
+# schemas that make sense but for a keyword
+BENT = st.builds(
+    lambda schema, keyword, value: {**schema, keyword: value},
+    P.filter(lambda schema: isinstance(schema, dict)),
+    st.sampled_from(KEYWORDS.split()),
+    ANYTHING,
+)
+
+
 @settings(max_examples=200)
+@given(ANYTHING | BENT, st.integers(0, 99))
+@example({"anyOf": [{"type": "object", "properties": {"a": {}}}], "properties": None}, 0)
+@example({"anyOf": [{"patternProperties": {"a": {}}, "properties": {}}], "patternProperties": []}, 0)
+def test_any_schema_binds_or_is_an_error_by_name(schema: Any, seed: int) -> None:
+    """Whatever it is: ConfigError and nothing else, or a grammar whose answers end and fit the schema where it is a valid one."""
+    try:
+        text = answer(schema, seed)
+    except ConfigError:
+        return
+    value = json.loads(text)
+    with contextlib.suppress(jsonschema.SchemaError):
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+
+@settings(max_examples=100)
 @given(ANYTHING)
-def test_a_schema_that_makes_no_sense_is_an_error_by_name(schema: Any) -> None:
-    """Whatever it is: a grammar, or ConfigError and nothing else."""
+def test_any_parameters_of_a_tool_bind_or_are_an_error_by_name(properties: Any) -> None:
     with contextlib.suppress(ConfigError):
-        COMPILER.matcher(json_schema_spec(schema))
-    with contextlib.suppress(ConfigError):
-        forced_call_grammar({"f": {"properties": schema}}, "json", several=False)
+        spec = forced_call_grammar({"f": {"properties": properties}}, "json", several=False)
+        assert allowed(COMPILER.matcher(spec))
 
 
 def test_numbers_of_too_many_digits_are_errors_by_name() -> None:

@@ -155,10 +155,17 @@ def test_thinking_is_free_and_the_answer_is_bound() -> None:
     assert texts(allowed(processor, spelt)) == {"o"}  # type: ignore[arg-type]
 
 
-def test_input_row_is_not_changed() -> None:
-    row = ROW.copy()
-    row.setflags(write=False)
-    COMPILER.processor(GrammarSpec("regex", "a"), 3)(np.array(PROMPT, np.int32), row)
+def test_the_logits_passed_in_are_not_changed() -> None:
+    """The result is another array: its allowed logits are those passed in, the others -inf."""
+    logits = np.random.default_rng(0).normal(size=N_VOCAB).astype(np.float32)
+    before = logits.copy()
+    masked = COMPILER.processor(GrammarSpec("regex", "[ab]"), len(PROMPT))(np.array(PROMPT, np.int32), logits)
+    np.testing.assert_array_equal(logits, before)
+    assert not np.shares_memory(masked, logits)
+    ids = [TOKENIZER.id_of(c) for c in "ab"]
+    expected = np.full(N_VOCAB, -np.inf, np.float32)
+    expected[ids] = before[ids]
+    np.testing.assert_array_equal(masked, expected)
 
 
 def test_history_that_breaks_the_grammar() -> None:

@@ -89,7 +89,9 @@ class _Bounder:
         inner = facts.shared if mode is None and not apart else mode
         made: dict[str, Any] = {}
         for key, value in said.items():
-            if key == "properties" and isinstance(value, Mapping):
+            if key in ("properties", "patternProperties") and not isinstance(value, Mapping):
+                raise ConfigError(f"json schema: {key} must be an object")
+            if key == "properties":
                 made[key] = {
                     name: True if name in (inner or ()) else self._node(sub, None, depth + 1)
                     for name, sub in value.items()
@@ -97,7 +99,7 @@ class _Bounder:
                 needed = said.get("required", ()) if isinstance(said.get("required"), list) else ()
                 optional = len(value) - sum(name in value for name in needed if isinstance(name, str))
                 self._size.check_number(optional, MOST_OPTIONAL, "properties that may be left out")
-            elif key == "patternProperties" and isinstance(value, Mapping):
+            elif key == "patternProperties":
                 for name in value:
                     self._size.add_pattern(name)
                 made[key] = {name: self._node(sub, None, depth + 1) for name, sub in value.items()}
