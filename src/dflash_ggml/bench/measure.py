@@ -179,7 +179,11 @@ def go_on(engine: Engine, job: Job, should_stop: Callable[[], bool], prefill_ms:
         widths=widths,
         uses=tuple(
             WidthUse(
-                nodes, int(uses[nodes][0]), int(uses[nodes][1]), uses[nodes][2], engine.expected_ms(nodes)
+                nodes,
+                int(uses[nodes][0]),
+                int(uses[nodes][1]),
+                uses[nodes][2],
+                engine.expected_ms(nodes, engine.n_tokens),
             )
             for nodes in widths
         ),
