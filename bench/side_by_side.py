@@ -22,8 +22,8 @@ from several_sim import texts
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.engine.engine import Engine
 
 WARM_UP = 50  # steps, in which graphs are captured and costs learned
 CALM = 30  # of them, the last, in which no graph was captured
