@@ -33,13 +33,15 @@ class MadeUp:
     Attributes:
         texts: By state index, the text that the slot's sequence becomes.
         period: Places after which the tokens of the texts repeat.
-        seconds: What making things up has taken, of which the engine's own clock and `perf_counter` know nothing.
+        seconds, process_seconds: What making things up has taken, of which the engine's own clock, `perf_counter` and
+            `process_time` know nothing.
     """
 
     def __init__(self, engine: Engine, drafts: bool = True) -> None:
         """drafts: whether proposals are made up too, or the target's choices alone."""
         self.engine, self.drafter, self.passes = engine, engine.drafter, engine.passes
-        self.texts, self.period, self.seconds = dict[int, Source](), PERIOD, 0.0
+        self.texts, self.period = dict[int, Source](), PERIOD
+        self.seconds = self.process_seconds = 0.0
         self._forest: Forest | None = None
         self._propose, self._verify, self._choices = (
             self.drafter.propose,
@@ -55,14 +57,19 @@ class MadeUp:
         """The time without what making things up has taken."""
         return time.perf_counter() - self.seconds
 
+    def process_time(self) -> float:
+        """The same in processor time."""
+        return time.process_time() - self.process_seconds
+
     @contextmanager
     def unseen(self) -> Iterator[None]:
         """Work that no clock is to see."""
-        began = time.perf_counter()
+        began, process_began = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             self.seconds += time.perf_counter() - began
+            self.process_seconds += time.process_time() - process_began
 
     def propose(self, sequences: Items[Sequence], budget: int, depth: int | None = None) -> list[Rows]:
         """Run the draft; return the texts' candidates."""
