@@ -211,6 +211,8 @@ def parts_of(engine: Solo) -> list[tuple[str, Any, str]]:
         ("cut", Policy, "cut"),
         (" probabilities", policy, "path_probabilities"),
         ("forest", Forest, "of"),
+        ("columns", step.Stepper, "_columns"),
+        (" take in", engine.drafter, "take_in"),
         ("verify pass", engine.passes, "verify"),
         (" linear pass", engine.passes, "linear"),
         ("think", Policy, "think"),
