@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from typing import Self
 
 import numpy as np
 from common import ROOT
@@ -28,7 +29,7 @@ PERIOD = 4096  # places after which tokens repeat, at most
 
 
 class MadeUp:
-    """Replaces what an engine's draft proposes and what its target chooses, and nothing of what that costs.
+    """Replaces what an engine's draft proposes and what its target chooses, and nothing of what that costs, until it is left.
 
     Attributes:
         texts: By state index, the text that the slot's sequence becomes.
@@ -52,6 +53,14 @@ class MadeUp:
             self.drafter.propose = self.propose  # type: ignore[method-assign]
         self.passes.verify, self.passes.choices = self.verify, self.choices  # type: ignore[method-assign]
         clock.time = self  # type: ignore[assignment]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        vars(self.drafter).pop("propose", None)
+        del self.passes.verify, self.passes.choices
+        clock.time = time
 
     def perf_counter(self) -> float:
         """The time without what making things up has taken."""

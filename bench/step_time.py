@@ -148,10 +148,21 @@ class Forced(MadeUp):
     def __init__(self, engine: Engine, length: float) -> None:
         super().__init__(engine, drafts=False)
         self.length, self._owed = length, 0.0
+        self._tree: Tree | None = None
+        self._path: list[int] = []
 
     def right(self, sequence: Sequence, tree: Tree, said: np.ndarray) -> np.ndarray:
         if tree.width == 1:
             return said
+        path = self.path(tree)
+        right = np.full(tree.width, np.setdiff1d(np.arange(1, tree.width + 2), tree.tokens)[0], np.int32)
+        right[path[:-1]] = tree.tokens[path[1:]]
+        return right
+
+    def path(self, tree: Tree) -> list[int]:
+        """The nodes of a tree that are accepted, root first; the same whoever asks."""
+        if tree is self._tree:
+            return self._path
         self._owed += self.length
         n = max(1, int(self._owed))
         self._owed -= n
@@ -159,10 +170,8 @@ class Forced(MadeUp):
         while node >= 0:
             path.append(node)
             node = int(tree.parents[node])
-        path = path[::-1][:n]
-        right = np.full(tree.width, np.setdiff1d(np.arange(1, tree.width + 2), tree.tokens)[0], np.int32)
-        right[path[:-1]] = tree.tokens[path[1:]]
-        return right
+        self._tree, self._path = tree, path[::-1][:n]
+        return self._path
 
 
 def whole_loop(engine: Solo, ids: list[int], mode: str, budget: int | None, n: int) -> dict:
