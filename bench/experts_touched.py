@@ -75,7 +75,7 @@ def measure(engine: Solo, ids: list[int], widths: list[int], positions: int) -> 
     for p in np.unique(np.linspace(first, last, positions).astype(int)).tolist():
         engine.reset()
         engine.prefill(ids[:p])
-        for n in widths:
+        for n in sorted(widths, reverse=True):  # a single column would be committed
             chain = tree_of(ids[p : p + n], [-1, *range(n - 1)])
             graph = engine.passes.verify(Forest.of([engine.sequence], [chain]))
             picked = chosen(engine, graph, n)
