@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import add_engine_options, header, save
+from common import Solo, add_engine_options, header, save
 from step_time import call_ms, random_tree
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
+from dflash_ggml.decode.forest import Forest
 
 HERE = Path(__file__).resolve().parent
 WIDTHS = (1, 2, 4, 8, 16, 24)
@@ -55,7 +55,7 @@ def theirs(driver: Path, model: str, options: list[str]) -> Times:
 def ours(config: EngineConfig, prompt: int, repeat: int) -> Times:
     """Our times of the same passes."""
     rng, found = np.random.default_rng(1), Times()
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         ids, prefill = rng.integers(0, engine.n_vocab, prompt).tolist(), []
         for _ in range(4):
             engine.reset()
@@ -67,11 +67,10 @@ def ours(config: EngineConfig, prompt: int, repeat: int) -> Times:
         engine.prefill(ids[: prompt // 2])
         passes, sequence = engine.passes, engine.sequence
         for width in WIDTHS:
-            tree = random_tree(rng, width, engine.n_vocab, DEPTH)
+            forest = Forest.of([sequence], [random_tree(rng, width, engine.n_vocab, DEPTH)])
 
-            def run(width=width, tree=tree):
-                graph = passes.linear(sequence, [5]) if width == 1 else passes.verify(sequence, tree)
-                return passes.choices(graph)
+            def run(forest=forest):
+                return passes.choices(passes.verify(forest))
 
             found[name(width)] = call_ms(run, repeat)
         found["prompt"] = min(prefill)

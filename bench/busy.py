@@ -18,13 +18,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from common import header, save
+from common import Solo, header, save
 from cpu_speed import rival
 
 from dflash_ggml.bench.prompts import own
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.ggml.device import physical_cores
 
@@ -42,7 +41,7 @@ def busy(n: int) -> Iterator[None]:
             process.wait()
 
 
-def speed(engine: Engine, ids: list[int], mode: str, limit: float) -> float:
+def speed(engine: Solo, ids: list[int], mode: str, limit: float) -> float:
     """Greedy tokens per second over about `limit` seconds, after a third of that to warm up."""
     engine.reset()
     engine.prefill(ids)
@@ -81,7 +80,7 @@ def main() -> None:
             into = found.setdefault(f"{n} busy", {})
             with busy(n):
                 for name, config in (("default threads", model), (f"-t {a.threads}", fixed)):
-                    with Engine.load(config) as engine:
+                    with Solo.load(config) as engine:
                         ids = engine.tokenizer.encode(own("python")[0].text)
                         for mode in ("plain", "auto"):
                             into.setdefault(f"{mode}, {name}", []).append(speed(engine, ids, mode, a.seconds))

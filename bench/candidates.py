@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Sequence as Items
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
-from common import header, save
+from common import Solo, header, save
+from made_up import MadeUp
 from step_time import call_ms, newest, pass_ms
 
-import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.bench.prompts import own, spread
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.decode.accept import Accepted, walk
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, expand
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 COUNTS = [8, 16, 64]
@@ -64,7 +62,7 @@ def heap_us(repeat: int) -> dict[str, dict[int, float]]:
     return found
 
 
-def draft_ms(engine: Engine, context: int, repeat: int) -> dict[str, dict[int, float]]:
+def draft_ms(engine: Solo, context: int, repeat: int) -> dict[str, dict[int, float]]:
     """Milliseconds of a draft pass by candidates: whole calls, and on a GPU also the queued pass."""
     engine.reset()
     engine.prefill(np.random.default_rng(1).integers(0, engine.n_vocab, context).tolist())
@@ -74,9 +72,9 @@ def draft_ms(engine: Engine, context: int, repeat: int) -> dict[str, dict[int, f
         "pass": {k: [] for k in COUNTS},
     }
 
-    def draft() -> Rows:
+    def draft() -> None:
         sequence.pending, sequence.unseen = 5, ()
-        return drafter.propose(sequence, 31)
+        drafter.propose([sequence], 31)
 
     for _ in range(ROUNDS):
         for k in COUNTS:
@@ -88,7 +86,7 @@ def draft_ms(engine: Engine, context: int, repeat: int) -> dict[str, dict[int, f
     return {name: {k: round(min(t), 4) for k, t in ms.items() if t} for name, ms in found.items()}
 
 
-def written(engine: Engine, ids: list[int], temperature: float, seed: int, n: int) -> list[int]:
+def written(engine: Solo, ids: list[int], temperature: float, seed: int, n: int) -> list[int]:
     """Plain text behind a prompt."""
     engine.reset()
     engine.prefill(ids)
@@ -97,37 +95,30 @@ def written(engine: Engine, ids: list[int], temperature: float, seed: int, n: in
     return [token for step in steps for token in step.tokens]
 
 
-def follow(text: list[int]) -> Callable[..., Accepted]:
-    """An accept step that says what `text` says, whatever the target would."""
-    at = 1  # the first token came with the prompt
+class Following(MadeUp):
+    """The target chooses what `ids` say, whatever it would; the draft's best `count` candidates alone are proposed."""
 
-    def accept(tree: Tree, argmax: object, emit: Callable[[int], bool]) -> Accepted:
-        def choose(node: int) -> int:
-            nonlocal at
-            at += 1
-            return text[at - 1]
+    def __init__(self, engine: Solo, ids: list[int], count: int) -> None:
+        super().__init__(engine)
+        self.ids, self.count = np.array(ids, np.int32), count
 
-        return walk(tree, choose, emit)
+    def propose(self, sequences: Items[Sequence], budget: int, depth: int | None = None) -> list[Rows]:
+        found = self._propose(sequences, budget, depth)
+        return [Rows(rows.ids[:, : self.count], rows.log_probs[:, : self.count]) for rows in found]
 
-    return accept
+    def right(self, sequence: Sequence, tree: Tree, said: np.ndarray) -> np.ndarray:
+        at = sequence.n_tokens + 1 + tree.depths
+        return self.ids[np.minimum(at, len(self.ids) - 1)]
 
 
-def length(engine: Engine, ids: list[int], text: list[int], budget: int, count: int) -> tuple[int, int]:
+def length(engine: Solo, ids: list[int], text: list[int], budget: int, count: int) -> tuple[int, int]:
     """Tokens and passes of a tree decoding that follows a text."""
-    propose, tokens, passes = engine.drafter.propose, 0, 0
-
-    def fewer(*args: object) -> Rows:
-        rows = propose(*args)
-        return Rows(rows.ids[:, :count], rows.log_probs[:, :count])
-
+    tokens = passes = 0
     engine.reset()
     engine.prefill(ids)
     engine.logits[text[0]] = 1e9  # begin as the text does
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
-    with (
-        mock.patch.object(step_module, "greedy", follow(text)),
-        mock.patch.object(engine.drafter, "propose", fewer),
-    ):
+    with Following(engine, [*ids, *text], count):
         for step in engine.generate(
             sampler, max_tokens=len(text), mode="tree", budget=budget, stop=lambda t: False
         ):
@@ -136,7 +127,7 @@ def length(engine: Engine, ids: list[int], text: list[int], budget: int, count: 
     return tokens, passes
 
 
-def gains(engine: Engine, temperature: float, limit: int, n: int) -> list[dict]:
+def gains(engine: Solo, temperature: float, limit: int, n: int) -> list[dict]:
     """Tokens per pass by budget and candidates, the mean over the texts."""
     prompts = [engine.tokenizer.encode(p.text) for p in spread(own("python"), limit)]
     texts = [written(engine, ids, temperature, seed, n) for seed, ids in enumerate(prompts)]
@@ -195,7 +186,7 @@ def main() -> None:
     heap = heap_us(a.repeat)
     for name, us in heap.items():
         print(f"  heap, {name:<10}" + "".join(f"  {k}: {x:.1f} us" for k, x in us.items()), flush=True)
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         device = engine.device.info.description
         draft = draft_ms(engine, a.context, a.repeat)
         for name, ms in draft.items():

@@ -12,8 +12,13 @@ from dflash_ggml.bench.facts import header
 from dflash_ggml.cli.arguments import memory_size
 from dflash_ggml.config import CacheType
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from reference.engine_kit import Solo  # noqa: E402
+
 __all__ = [
     "ROOT",
+    "Solo",
     "add_cache_types",
     "add_memory_options",
     "cache_types",
@@ -21,8 +26,6 @@ __all__ = [
     "memory_options",
     "save",
 ]
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

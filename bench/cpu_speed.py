@@ -16,12 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from common import header, save
+from common import Solo, header, save
 
 from dflash_ggml.bench.prompts import own
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.ggml.graph import Graph
 
@@ -51,7 +50,7 @@ print(done / (time.perf_counter() - t))
 """
 
 
-def ours(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[float, list]:
+def ours(engine: Solo, ids: list[int], mode: str, n: int) -> tuple[float, list]:
     """Greedy tokens per second, and the steps, of `n` tokens after 16 warm-up tokens."""
     engine.reset()
     engine.prefill(ids)
@@ -66,7 +65,7 @@ def ours(engine: Engine, ids: list[int], mode: str, n: int) -> tuple[float, list
     return (emitted - warm) / (time.perf_counter() - began), steps
 
 
-def graph_time(engine: Engine, ids: list[int], n: int) -> float:
+def graph_time(engine: Solo, ids: list[int], n: int) -> float:
     """Median milliseconds that a plain step spends inside ggml."""
     times, run = [], Graph.run
 
@@ -105,7 +104,7 @@ def main() -> None:
     a = p.parse_args()
     speeds: dict[str, list[float]] = {}
     config = EngineConfig(Path(a.model), Path(a.model_draft), n_threads=a.threads, spec=DRAFTS)
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         ids = engine.tokenizer.encode(own("python")[0].text)
         for _ in range(a.rounds):
             for mode in ("plain", "chain", "tree"):

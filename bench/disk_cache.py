@@ -14,15 +14,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import add_cache_types, cache_types, header, save
+from common import Solo, add_cache_types, cache_types, header, save
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 
 
-def measure(engine: Engine, prompt: int, folder: Path, times: int = 3) -> dict[str, float | bool]:
+def measure(engine: Solo, prompt: int, folder: Path, times: int = 3) -> dict[str, float | bool]:
     """Seconds and bytes of a prompt's way to the disk and back; whether the same token follows."""
     ids = np.random.default_rng(1).integers(0, engine.n_vocab, prompt).tolist()
     engine.prefill(ids[:512])
@@ -86,7 +85,7 @@ def main() -> None:
         calibrate="never",
         **cache_types(a),
     )
-    with Engine.load(config) as engine, tempfile.TemporaryDirectory(dir=a.folder) as folder:
+    with Solo.load(config) as engine, tempfile.TemporaryDirectory(dir=a.folder) as folder:
         device, kinds = engine.device.info, str(engine.passes.state.kv.type)
         found = measure(engine, a.prompt, Path(folder))
     gb = found["bytes"] / 1e9

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from common import header, save
+from common import Solo, header, save
 
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.models import experts as experts_module
 
 _NAME = "experts of "
@@ -43,7 +43,7 @@ def routers_recorded() -> Iterator[None]:
         experts_module._route = original
 
 
-def chosen(engine: Engine, graph, columns: int) -> np.ndarray:
+def chosen(engine: Solo, graph, columns: int) -> np.ndarray:
     """Experts of the first `columns` columns of a pass that has run, [layers, columns, k]."""
     names = sorted(name for name in graph.outputs if name.startswith(_NAME))
     rows = [engine.device.read(graph.outputs[name]) for name in names]
@@ -64,7 +64,7 @@ def tree_of(tokens: list[int], parents: list[int]) -> Tree:
     return Tree(np.array(tokens, np.int32), np.array(parents, np.int32), depths, np.zeros(n, np.float32))
 
 
-def measure(engine: Engine, ids: list[int], widths: list[int], positions: int) -> dict[int, dict[str, float]]:
+def measure(engine: Solo, ids: list[int], widths: list[int], positions: int) -> dict[int, dict[str, float]]:
     """Width -> means by kind of columns."""
     widest = max(widths)
     first, last = min(64, len(ids) // 4), len(ids) - widest
@@ -75,13 +75,14 @@ def measure(engine: Engine, ids: list[int], widths: list[int], positions: int) -
     for p in np.unique(np.linspace(first, last, positions).astype(int)).tolist():
         engine.reset()
         engine.prefill(ids[:p])
-        for n in widths:
+        for n in sorted(widths, reverse=True):  # a single column would be committed
             chain = tree_of(ids[p : p + n], [-1, *range(n - 1)])
-            graph = engine.passes.verify(engine.sequence, chain)
+            graph = engine.passes.verify(Forest.of([engine.sequence], [chain]))
             picked = chosen(engine, graph, n)
             found[n]["chain"].append(distinct(picked))
             best = np.argsort(engine.passes.logits_row(graph, 0))[::-1][: n - 1].tolist()
-            graph = engine.passes.verify(engine.sequence, tree_of([ids[p], *best], [-1] + [0] * (n - 1)))
+            children = tree_of([ids[p], *best], [-1] + [0] * (n - 1))
+            graph = engine.passes.verify(Forest.of([engine.sequence], [children]))
             found[n]["children"].append(distinct(chosen(engine, graph, n)))
         roots.append(picked[:, :1])
     rng = np.random.default_rng(0)
@@ -118,7 +119,7 @@ def main() -> None:
         n_threads=a.threads,
         **options,
     )
-    with routers_recorded(), Engine.load(config) as engine:
+    with routers_recorded(), Solo.load(config) as engine:
         experts = getattr(engine.passes.target, "experts", None)
         if experts is None:
             raise SystemExit(f"{a.model}: has no experts")

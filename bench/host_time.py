@@ -12,33 +12,32 @@ and not counted in the step but as `beside`. --parts: functions too, one at a ti
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from common import ROOT, header, save
+from common import Solo, header, save
+from made_up import MadeUp, forget_texts
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode import adaptive, calibration, costs, plan, sequence
-from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.costs import Costs, Pass, Point
-from dflash_ggml.decode.experience import Experience
+from dflash_ggml.decode import calibration, sequence
+from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.suffix import Copies
 from dflash_ggml.engine import step
-from dflash_ggml.engine.engine import Engine
-from dflash_ggml.engine.place import Place
+from dflash_ggml.engine.accept import Acceptance
+from dflash_ggml.engine.slot import Slot
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.ggml.bindings import lib
 from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.policy import costs, plan, policy
+from dflash_ggml.policy.costs import Costs, Pass, Point
+from dflash_ggml.policy.policy import Policy
 from dflash_ggml.state.mask import SlotMask
-
-sys.path.insert(0, str(ROOT / "tests"))
-from reference.virtual_clock import CPU, H100, RANKS, Machine, Placed
+from reference.virtual_clock import CPU, H100, Machine, Text  # behind made_up, which finds it
 
 PERIOD = 60  # tokens after which a text that repeats itself begins anew
 
@@ -76,96 +75,34 @@ class Told(Costs):
         super().__init__()
         self.machine, self._rng = machine, np.random.default_rng(0)
         self._noise = (1 + 0.01 * self._rng.standard_normal(997)).tolist()
+        self._told = 0
         verify = [Point("verify", w, 64, machine.verify_ms(w)) for w in machine.verify]
         draft = [Point("draft", w, 64, ms) for w, ms in machine.draft.items()]
         self.learn([Point("plain", 1, 64, machine.plain), *verify, *draft])
 
-    def measured(self, kind: Pass, ms: float, width: int = 1, context: int = 0) -> None:
+    def measured(self, kind: Pass, ms: float, columns: int = 1, context: int = 0, sequences: int = 1) -> None:
         machine = self.machine
         if kind == "plain":
             ms = machine.plain
         elif kind == "verify":
-            ms = machine.verify_ms(width)
+            ms = machine.verify_ms(columns)
         elif kind == "draft":
-            ms = machine.draft[16 if width > 8 else 8]
+            ms = machine.draft_ms(columns)
         else:
             ms = machine.rest / 2
-        super().measured(kind, ms * self._noise[self._n % 997], width, context)
+        self._told += 1
+        super().measured(kind, ms * self._noise[self._told % 997], columns, context, sequences)
 
 
-class MadeUp:
-    """Words in place of what target and draft say."""
-
-    def __init__(self, engine: Engine, setting: Setting, n: int) -> None:
-        text, depth = Placed(setting.hits, 1, spread=1.0, others=0.4, length=4096), engine.drafter.depth
-        self.engine, self.depth, self.n_vocab = engine, depth, engine.n_vocab
-        self._tree: Any = None
-        self._work: Callable[[], None] | None = None
-        self.beside = 0.0  # seconds of what a GPU would compute beside
-        self.is_gpu = setting.machine is H100
-        self._rows, self._right = [], []
-        for place in range(n + 64):
-            of = place % PERIOD if setting.repeats else place
-            rows, _ = text.at(of, depth)
-            words = self._words(np.arange(place + 1, place + 1 + depth), setting.repeats)
-            self._rows.append((words[:, None] + rows.ids % RANKS, rows.log_probs))
-            right = int(text.right(of, 1)[0])
-            # a word that no candidate has is its place's own too
-            self._right.append(int(words[0]) + min(right, RANKS))
-        self.first = 0
-
-    def _words(self, at: np.ndarray, repeats: bool) -> np.ndarray:
-        place = at % PERIOD if repeats else at
-        return 1 + (place * (RANKS + 1)) % (self.n_vocab - RANKS - 1)
-
-    def draft(self, graph: Any, block: int, n: int = 1, places: int = 1) -> list[Rows]:
-        self._waited()
-        ids, log_probs = self._rows[self.engine.sequence.n_tokens - self.first]
-        depths = block - self.engine.drafter.params.first_row
-        return [Rows(ids[:depths], log_probs[:depths])]
-
-    def choices(self, graph: Any) -> np.ndarray:
-        """After each column of a pass the word that is right at its depth, whatever its path."""
-        self._waited()
-        at = self.engine.sequence.n_tokens - self.first
-        if self._tree is None:
-            return np.array([self._right[at - 1]], np.int32)
-        tree, self._tree = self._tree, None
-        right = np.array(self._right[at : at + 64], np.int32)
-        return right[np.minimum(tree.depths, 63)]
-
-    def meanwhile(self, run: Any) -> None:
-        """What the engine leaves for a time when a GPU computes."""
-
-        def work() -> None:
-            run.controller.catch_up()
-            self.engine.costs.catch_up()
-
-        self._work = work if self.is_gpu else None
-
-    def _waited(self) -> None:
-        if self._work is not None:
-            began = time.process_time()
-            self._work()
-            self._work, self.beside = None, self.beside + time.process_time() - began
-
-    def verify(self, sequence: Any, tree: Any, *more: Any) -> Any:
-        self._tree = tree
-        return self._verify(sequence, tree, *more)
-
-    @contextmanager
-    def speaking(self) -> Any:
-        engine = self.engine
-        self._verify = engine.passes.verify
-        engine.passes.verify, engine.passes.choices = self.verify, self.choices
-        engine.drafter._read = self.draft
-        engine.device.compute = lambda cgraph: lib.GGML_STATUS_SUCCESS
-        engine.stepper._meanwhile = self.meanwhile
-        try:
-            yield
-        finally:
-            del engine.passes.verify, engine.passes.choices, engine.drafter._read
-            del engine.device.compute, engine.stepper._meanwhile
+@contextmanager
+def without_device(engine: Solo) -> Iterator[None]:
+    """Let passes compute nothing, and what they give be read from nowhere."""
+    engine.device.compute = lambda cgraph: lib.GGML_STATUS_SUCCESS
+    engine.drafter._read = lambda graph, block, n=1, places=1: [None] * n
+    try:
+        yield
+    finally:
+        del engine.device.compute, engine.drafter._read
 
 
 @dataclass
@@ -177,9 +114,9 @@ class Timed:
 
 
 @contextmanager
-def timed(owner: Any, name: str) -> Any:
+def timed(made_up: MadeUp, owner: Any, name: str) -> Iterator[Timed]:
     """Time all calls of owner.name."""
-    found, plain, clock = Timed(), getattr(owner, name), time.perf_counter
+    found, plain, clock = Timed(), getattr(owner, name), made_up.perf_counter
 
     def call(*args: Any, **more: Any) -> Any:
         began = clock()
@@ -199,48 +136,59 @@ def timed(owner: Any, name: str) -> Any:
             delattr(owner, name)
 
 
-def text(engine: Engine, setting: Setting, n: int, on_half: Callable[[], None]) -> tuple[list[Any], float]:
+def decoded(
+    engine: Solo, made_up: MadeUp, setting: Setting, n: int, on_half: Callable[[], None]
+) -> tuple[list[Any], float]:
     """The steps of a text's later half, and the seconds that were spent beside them."""
     engine.reset()
     engine.forget()
-    engine.experience = Experience()
-    copies = engine.copies
-    if not setting.copies:
-        engine.copies = None
-    engine.costs = engine.stepper.costs = Told(setting.machine)
+    forget_texts(engine)
+    policy, slot, lookup = engine.policy, engine.slot, engine.slot.lookup
+    policy.costs = Told(setting.machine)
     engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, setting.context).tolist())
-    made_up = MadeUp(engine, setting, n + 8)
-    made_up.first = setting.context
+    made_up.period = PERIOD if setting.repeats else 4096
+    made_up.texts[0] = Text(setting.hits, 1, spread=1.0, others=0.4, length=made_up.period)
+    beside = [0.0]
+
+    def think() -> None:
+        began = time.process_time()
+        with made_up.unseen():
+            Policy.think(policy)
+        beside[0] += time.process_time() - began
+
+    if setting.machine is H100:
+        policy.think = think  # type: ignore[method-assign]
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     how = {"max_tokens": n, "mode": setting.mode, "budget": setting.budget, "stop": lambda token: False}
     steps: list[Any] = []
     emitted, is_late = 0, False
     try:
-        with made_up.speaking():
+        slot.lookup = lookup if setting.copies else None
+        with without_device(engine):
             for step in engine.generate(sampler, **how):
                 emitted += len(step.tokens)
                 steps.append(step)
                 if not is_late and emitted >= n // 2:
-                    is_late, made_up.beside = True, 0.0
+                    is_late, beside[0] = True, 0.0
                     steps.clear()
                     on_half()
     finally:
-        engine.copies = copies
-    return steps, made_up.beside
+        slot.lookup = lookup
+    return steps, beside[0]
 
 
 STAGES = ("draft", "tree", "verify", "commit", "host")
 
 
-def whole(engine: Engine, setting: Setting, n: int) -> dict[str, float]:
+def whole(engine: Solo, made_up: MadeUp, setting: Setting, n: int) -> dict[str, float]:
     """Microseconds of a step, and of its stages, in the later half of a text."""
     began = [0.0]
 
     def half() -> None:
-        began[0] = time.process_time()
+        began[0] = made_up.process_time()
 
-    steps, beside = text(engine, setting, n, half)
-    us = (time.process_time() - began[0] - beside) / len(steps) * 1e6
+    steps, beside = decoded(engine, made_up, setting, n, half)
+    us = (made_up.process_time() - began[0]) / len(steps) * 1e6
     stages = {name: sum(getattr(s.timings, name) for s in steps) / len(steps) * 1e3 for name in STAGES}
     length = sum(len(s.tokens) for s in steps) / len(steps)
     return {
@@ -252,23 +200,27 @@ def whole(engine: Engine, setting: Setting, n: int) -> dict[str, float]:
     }
 
 
-def parts_of(engine: Engine) -> list[tuple[str, Any, str]]:
+def parts_of(engine: Solo) -> list[tuple[str, Any, str]]:
     """What is timed by itself: label, owner, method."""
     return [
-        ("ready", Place, "ready"),
-        ("plan", adaptive.Adaptive, "next"),
+        ("prepare", Slot, "prepare"),
+        ("plan", Policy, "plan"),
         (" look-up of copies", Copies, "look_up"),
         ("propose", engine.drafter, "propose"),
         ("build tree", plan.Plan, "build"),
-        (" probabilities", calibration.Calibration, "path_probabilities"),
-        (" cut", adaptive.Adaptive, "best_cut"),
-        ("linear pass", engine.passes, "linear"),
-        ("verify pass", type(engine.passes), "verify"),
+        ("cut", Policy, "cut"),
+        (" probabilities", policy, "path_probabilities"),
+        ("forest", Forest, "of"),
+        ("columns", step.Stepper, "_columns"),
+        (" take in", engine.drafter, "take_in"),
+        ("verify pass", engine.passes, "verify"),
+        (" linear pass", engine.passes, "linear"),
+        ("think", Policy, "think"),
+        ("accept", Acceptance, "walk"),
         ("commit pass", engine.passes, "commit"),
         (" masks", SlotMask, "fill"),
         (" graph.run", Graph, "run"),
-        ("accept", step.Stepper, "_accept"),
-        ("observe", adaptive.Adaptive, "observe"),
+        ("record", Policy, "record"),
         (" calibration", calibration.Calibration, "observe"),
         ("costs measured", costs.Costs, "measured"),
         ("sequence.commit", sequence.Sequence, "commit"),
@@ -290,25 +242,26 @@ def main() -> None:
         EMBEDDED_TARGET, EMBEDDED_DRAFT, n_ctx=4096, n_threads=1, calibrate="never", n_gpu_layers=0
     )
     found = {}
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
+        made_up = MadeUp(engine)
         for setting in SETTINGS:
             setting = replace(setting, context=a.context)
             if a.only and not any(setting.name.startswith(name) for name in a.only):
                 continue
             n = 8 * a.n if setting.repeats else a.n  # of which a step gives many
-            whole(engine, setting, n)
-            rounds = [whole(engine, setting, n) for _ in range(a.rounds)]
+            whole(engine, made_up, setting, n)
+            rounds = [whole(engine, made_up, setting, n) for _ in range(a.rounds)]
             row = {name: min(r[name] for r in rounds) for name in rounds[0]}
             parts = {}
             for label, owner, name in parts_of(engine) if a.parts else ():
                 best = None
                 for _ in range(max(a.rounds // 2, 1)):
-                    with timed(owner, name) as times:
+                    with timed(made_up, owner, name) as times:
 
                         def half(times: Timed = times) -> None:
                             times.calls, times.seconds = 0, 0.0
 
-                        steps = len(text(engine, setting, n, half)[0])
+                        steps = len(decoded(engine, made_up, setting, n, half)[0])
                     us = times.seconds / steps * 1e6
                     if best is None or us < best[0]:
                         best = us, times.calls / steps

@@ -18,13 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import add_cache_types, cache_types
+from common import Solo, add_cache_types, cache_types
 from step_time import random_tree
 
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.tree import root_only
-from dflash_ggml.engine.engine import Engine
 
 JOINT = 64  # columns of all texts together
 
@@ -35,14 +34,14 @@ def short(name: str) -> str:
     return re.sub(r"^void ", "", name)[:90]
 
 
-def of_one(engine: Engine, widths: list[int], context: int, rng: np.random.Generator) -> dict[str, Callable]:
-    """The passes of one text."""
+def of_one(engine: Solo, widths: list[int], context: int, rng: np.random.Generator) -> dict[str, Callable]:
+    """The passes of one sequence."""
     passes, sequence = engine.passes, engine.sequence
     engine.prefill(rng.integers(0, engine.n_vocab, context).tolist())
 
     def draft():
         sequence.pending, sequence.unseen = 5, (0, 1, 2)
-        return engine.drafter.propose(sequence, 31)
+        return engine.drafter.propose([sequence], 31)
 
     calls: dict[str, Callable] = {
         "plain": lambda: passes.choices(passes.linear(sequence, [5])),
@@ -50,33 +49,34 @@ def of_one(engine: Engine, widths: list[int], context: int, rng: np.random.Gener
     }
     for width in widths:
         tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
-        calls[f"verify {width}"] = lambda tree=tree: passes.choices(passes.verify(sequence, tree))
+        forest = Forest.of([sequence], [tree])
+        calls[f"verify {width}"] = lambda forest=forest: passes.choices(passes.verify(forest))
     return calls
 
 
-def of_several(engine: Engine, users: int, context: int, rng: np.random.Generator) -> dict[str, Callable]:
-    """The passes of several texts, for which places are opened."""
+def of_several(engine: Solo, users: int, context: int, rng: np.random.Generator) -> dict[str, Callable]:
+    """The passes of several sequences, for which slots are opened."""
     passes, drafter, each = engine.passes, engine.drafter, JOINT // users
-    places = [engine.open(context + JOINT) for _ in range(users)]
-    for place in places:
-        place.prefill(rng.integers(0, engine.n_vocab, context).tolist())
-    sequences = [place.sequence for place in places]
+    slots = [engine.open(context + JOINT) for _ in range(users)]
+    for slot in slots:
+        slot.prefill(rng.integers(0, engine.n_vocab, context).tolist())
+    sequences = [slot.sequence for slot in slots]
     for sequence in sequences:
         sequence.pending = 5
-    trees = [random_tree(rng, each, engine.n_vocab, drafter.depth) for _ in places]
+    trees = [random_tree(rng, each, engine.n_vocab, drafter.depth) for _ in slots]
     plain, wide = Forest.of(sequences, [root_only(5)] * users), Forest.of(sequences, trees)
     depth, none = min(max(each - 1, 3), drafter.depth), [None] * users
 
     def verify(forest: Forest):
-        return passes.choices(passes.verify_each(forest, none, range(forest.width)))
+        return passes.choices(passes.verify(forest, none, range(forest.width)))
 
     def draft():
         for i, sequence in enumerate(sequences):
             sequence.unseen = (3 * i, 3 * i + 1, 3 * i + 2)
-        return drafter.propose_each(sequences, 31, depth)
+        return drafter.propose(sequences, 31, depth)
 
     def commit():
-        passes.commit_each(wide, [(0, 1)] * users)
+        passes.commit(wide, [(0, 1)] * users)
         engine.device.synchronize()
 
     return {
@@ -88,9 +88,9 @@ def of_several(engine: Engine, users: int, context: int, rng: np.random.Generato
 
 
 def all_calls(
-    engine: Engine, widths: list[int], users: list[int], context: int
+    engine: Solo, widths: list[int], users: list[int], context: int
 ) -> Iterator[tuple[str, Callable]]:
-    """Every pass with its name, warm; places of several texts are open while theirs run."""
+    """Every pass with its name, warm; slots of several sequences are open while theirs run."""
     rng = np.random.default_rng(0)
     for n in (0, *users):
         calls = of_several(engine, n, context, rng) if n else of_one(engine, widths, context, rng)
@@ -99,11 +99,11 @@ def all_calls(
                 call()
             engine.device.synchronize()
             yield name, call
-        for place in engine.places:
-            place.close()
+        for slot in engine.slots:
+            slot.close()
 
 
-def wall(engine: Engine, call: Callable, repeat: int) -> float:
+def wall(engine: Solo, call: Callable, repeat: int) -> float:
     """Median milliseconds of a call."""
     times = []
     for _ in range(repeat):
@@ -114,7 +114,7 @@ def wall(engine: Engine, call: Callable, repeat: int) -> float:
     return float(np.median(times))
 
 
-def profile(engine: Engine, call: Callable, repeat: int) -> dict[str, list[float]]:
+def profile(engine: Solo, call: Callable, repeat: int) -> dict[str, list[float]]:
     """Microseconds of each run of every kernel of so many calls."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         for _ in range(repeat):
@@ -138,7 +138,7 @@ def main() -> None:
     add_cache_types(p)
     a = p.parse_args()
     most = max(a.users, default=1)
-    with Engine.load(
+    with Solo.load(
         EngineConfig(
             Path(a.model),
             Path(a.model_draft),

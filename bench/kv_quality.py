@@ -19,11 +19,10 @@ from unittest import mock
 
 import numpy as np
 from candidates import length, written
-from common import header, save
+from common import Solo, header, save
 
 from dflash_ggml.bench.prompts import own, spread
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.state.kv_type import KV_TYPES
 
@@ -70,7 +69,7 @@ class Distance:
         }
 
 
-def rows_of(engine: Engine, ids: list[int]) -> list[np.ndarray]:
+def rows_of(engine: Solo, ids: list[int]) -> list[np.ndarray]:
     """Logits after every token, a batch each."""
     engine.reset()
     sequence, found = engine.sequence, []
@@ -105,8 +104,8 @@ def main() -> None:
             p.error(f"--pairs: {'/'.join(pair)} is not K/V of {', '.join(KV_TYPES)}")
     draft = None if a.random else a.model_draft
 
-    def opened(k: str, v: str) -> Engine:
-        return Engine.load(
+    def opened(k: str, v: str) -> Solo:
+        return Solo.load(
             EngineConfig(
                 a.model, draft, n_ctx=a.positions + 512, n_threads=a.threads, n_gpu_layers=a.gpu_layers, type_k=k,
                 type_v=v, mode="tree" if draft else "plain", budget=BUDGET, calibrate="never",

@@ -15,18 +15,17 @@ import resource
 import subprocess
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from common import add_cache_types, cache_types, header, save
-from step_time import forced
+from common import Solo, add_cache_types, cache_types, header, save
+from step_time import Forced
 
-import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.cli.arguments import memory_size
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
 
 MIB = 1 << 20
 
@@ -75,13 +74,11 @@ class Peak:
             self._thread.join(5)
 
 
-def decode(engine: Engine, n: int, length: float | None) -> tuple[float, float]:
+def decode(engine: Solo, n: int, length: float | None) -> tuple[float, float]:
     """Tokens per second and tokens per step of `n` tokens in trees, once graphs are captured."""
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
-    original = step_module.greedy
-    step_module.greedy = forced(length) if length else original
     began, steps, emitted, warm = 0.0, 0, 0, 0
-    try:
+    with Forced(engine, length) if length else nullcontext():
         for step in engine.generate(sampler, max_tokens=n, mode="tree", stop=lambda token: False):
             if began:
                 steps, emitted = steps + 1, emitted + len(step.tokens)
@@ -90,8 +87,6 @@ def decode(engine: Engine, n: int, length: float | None) -> tuple[float, float]:
                 if warm == 5:
                     began = time.perf_counter()
         seconds = time.perf_counter() - began
-    finally:
-        step_module.greedy = original
     return emitted / seconds, emitted / max(steps, 1)
 
 
@@ -128,7 +123,7 @@ def main() -> None:
     )
     with Peak() as peak:
         before = peak.first
-        engine = Engine.load(config)
+        engine = Solo.load(config)
         loaded = peak.most
         with engine:
             print(f"{engine.device.info.description}; {gpu_facts()}")

@@ -13,15 +13,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import add_memory_options, header, memory_options, save
+from common import Solo, add_memory_options, header, memory_options, save
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.batches import BatchSizes
-from dflash_ggml.engine.engine import Engine
 
 
-def speed(engine: Engine, ids: list[int], batch: int, repeat: int) -> float:
+def speed(engine: Solo, ids: list[int], batch: int, repeat: int) -> float:
     """Tokens per second of a prefill of `ids` in batches of `batch`."""
     engine.batches = BatchSizes(batch)
     best = 0.0
@@ -54,7 +53,7 @@ def main() -> None:
         **memory_options(a),
     )
     found = []
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         device = engine.device
         facts = header(device=device.info.description, gpu=gpu_facts(), model=Path(a.model).name)
         print(f"{device.info.description}, {Path(a.model).name}, commit {facts['commit']}; {facts['gpu']}")

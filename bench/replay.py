@@ -19,17 +19,17 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
+from common import Solo
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.candidates import Candidates
 from dflash_ggml.decode.merged import Merged, observe
-from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.drafts.suffix import Copies
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from dflash_ggml.policy.plan import Plan
 
 TEXTS = Path(__file__).with_name("replay.txt")
 SOURCES = ("dflash", "suffix", "merged")
@@ -59,7 +59,7 @@ def texts() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def proposals(engine: Engine, ids: list[int], n_prompt: int, budget: int) -> list[Candidates]:
+def proposals(engine: Solo, ids: list[int], n_prompt: int, budget: int) -> list[Candidates]:
     """What the draft says with each token of `ids` pending, from the first behind the prompt to the last but one."""
     engine.reset()
     engine.prefill(ids[:n_prompt])
@@ -67,7 +67,7 @@ def proposals(engine: Engine, ids: list[int], n_prompt: int, budget: int) -> lis
     found = []
     sampler, n = Written(ids, engine.n_vocab), len(ids) - n_prompt
     for _ in engine.generate(sampler, max_tokens=n, mode="plain", stop=lambda token: False):
-        found.append(engine.drafter.propose(engine.sequence, budget))
+        found += engine.drafter.propose([engine.sequence], budget)
     return found[:-1]
 
 
@@ -147,7 +147,7 @@ def main() -> None:
     config = EngineConfig(
         EMBEDDED_TARGET, EMBEDDED_DRAFT, n_threads=args.threads, budget=args.budget, calibrate="never"
     )
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         for kind, name, prompt, answer in texts():
             asked = engine.tokenizer.encode(prompt)
             ids = [*asked, *engine.tokenizer.encode(answer)]

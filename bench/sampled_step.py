@@ -19,17 +19,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
-from common import header, save
-from step_time import forced, gpu_facts
+from common import Solo, header, save
+from step_time import Forced
 
-import dflash_ggml.engine.step as step_module
+from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine import accept
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F32
@@ -71,23 +72,14 @@ class InString:
 
 
 @dataclass
-class Forced:
-    """A walk along the deepest path that asks the sampler at every node and then goes on as it must."""
+class Walk:
+    """A walk along a forced path that asks the sampler at every node and then goes on as it must."""
 
-    length: float
-    owed: float = 0.0
+    forced: Forced
     visited: int = 0
 
     def __call__(self, tree: Tree, choose: Callable[[int], int], emit: Callable[[int], bool]) -> Accepted:
-        self.owed += self.length
-        n = max(1, int(self.owed))
-        self.owed -= n
-        node, spine = int(np.argmax(tree.depths)), []
-        while node >= 0:
-            spine.append(node)
-            node = int(tree.parents[node])
-        spine = spine[::-1][:n]
-        path, tokens = [], []
+        spine, path, tokens = self.forced.path(tree), [], []
         for at, node in enumerate(spine):
             drawn = choose(node)
             self.visited += 1
@@ -99,15 +91,10 @@ class Forced:
 
 
 @contextmanager
-def forcing(length: float) -> Iterator[Forced]:
-    """Acceptance is forced meanwhile."""
-    walk, greedy = step_module.walk, step_module.greedy
-    forced_walk = Forced(length)
-    step_module.walk, step_module.greedy = forced_walk, forced(length)
-    try:
-        yield forced_walk
-    finally:
-        step_module.walk, step_module.greedy = walk, greedy
+def forcing(engine: Solo, length: float) -> Iterator[Walk]:
+    """Acceptance is forced meanwhile, of greedy steps by the target's choices."""
+    with Forced(engine, length) as forced, mock.patch.object(accept, "walk", Walk(forced)) as walk:
+        yield walk
 
 
 def entropy(rows: np.ndarray, factor: float = 1.0) -> float:
@@ -118,7 +105,7 @@ def entropy(rows: np.ndarray, factor: float = 1.0) -> float:
     return float(np.mean(np.log(totals) - (weights * scaled).sum(axis=1) / totals))
 
 
-def with_writable_norm(config: EngineConfig) -> Engine:
+def with_writable_norm(config: EngineConfig) -> Solo:
     """The engine, its last norm in memory of its own: a CPU's weights are the file, which nobody may write to."""
     mapped = GGUFFile.data
 
@@ -128,12 +115,12 @@ def with_writable_norm(config: EngineConfig) -> Engine:
 
     GGUFFile.data = data  # type: ignore[method-assign]
     try:
-        return Engine.load(config)
+        return Solo.load(config)
     finally:
         GGUFFile.data = mapped  # type: ignore[method-assign]
 
 
-def sharpen(engine: Engine, wanted: float, rng: np.random.Generator) -> tuple[float, float]:
+def sharpen(engine: Solo, wanted: float, rng: np.random.Generator) -> tuple[float, float]:
     """Scale the target's last norm until rows have this mean entropy; the factor, and the entropy found afterwards."""
 
     def rows() -> np.ndarray:
@@ -155,7 +142,7 @@ def sharpen(engine: Engine, wanted: float, rng: np.random.Generator) -> tuple[fl
 
 
 def measure(
-    engine: Engine, ids: list[int], options: dict, processors: list, budget: int, length: float, n: int
+    engine: Solo, ids: list[int], options: dict, processors: list, budget: int, length: float, n: int
 ) -> dict[str, float]:
     """Median times of `n` steps, after ten that capture graphs."""
     engine.reset()
@@ -171,7 +158,7 @@ def measure(
     sampler = Sampler(SamplingParams(**options), engine.n_vocab, processors)
     walls, steps, warm = [], [], 10
     try:
-        with forcing(length) as walk:
+        with forcing(engine, length) as walk:
             generation = engine.generate(sampler, mode="tree", budget=budget, stop=lambda t: False)
             next(generation)
             for _ in range(warm):

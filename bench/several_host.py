@@ -1,4 +1,4 @@
-"""What the host does in a step of several texts, part by part, with no device behind it: microseconds of processor time.
+"""What the host does in a step of several sequences, part by part, with no device behind it: microseconds of processor time.
 
     python bench/several_host.py [--users 4 8 16] [--texts easy half] [--steps 200] [--json FILE]
 
@@ -20,25 +20,24 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from common import ROOT, header, save
+from common import header, save
+from made_up import MadeUp, equal_shares
 from several_sim import texts
-from side_by_side import MadeUp, equal_shares
 
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.forest import Forest
-from dflash_ggml.decode.joint_costs import JointCosts
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.decode.together import Together
+from dflash_ggml.engine.accept import Acceptance
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.slot import Slot
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.ggml.bindings import ffi
-
-sys.path.insert(0, str(ROOT / "tests"))
-from reference.virtual_clock import SEVERAL_H100, JointMachine
+from dflash_ggml.policy.policy import Policy
+from reference.virtual_clock import SEVERAL_H100, JointMachine  # behind made_up, which finds it
 
 WARM_UP = 60  # steps
 PROMPT = 40  # tokens
-BUSY = "meanwhile"  # a part that a GPU does not wait for
+BUSY = "think"  # a part that a GPU does not wait for
 
 
 @dataclass(frozen=True)
@@ -96,46 +95,44 @@ def without_device(engine: Engine, parts: Parts, machine: JointMachine) -> None:
 
     compute = engine.device.run
     engine.device.run = parts.timed(run, "passes")  # type: ignore[method-assign]
-    stepper = engine.stepper
-    joint = stepper.joint = JointCosts(machine.costs())
+    costs = engine.policy.costs = machine.costs()
     known = {
         "verify": machine.verify_ms,
         "plain": lambda columns, n: machine.plain_ms(n),
         "draft": lambda columns, n: machine.draft_ms(columns) + machine.commit * n,
+        "append": lambda columns, n: machine.draft_ms(columns),
         "host": lambda columns, n: machine.host_ms(n),
         "commit": lambda columns, n: 0.05,
+        "after": lambda columns, n: 0.0,
     }
-    measured = joint.measured
+    measured = costs.measured
 
-    def as_on(kind: Any, ms: float, columns: int, sequences: int, context: int = 0) -> None:
-        measured(kind, known[kind](columns, sequences), columns, sequences, context)
+    def as_on(kind: Any, ms: float, columns: int, context: int, sequences: int) -> None:
+        measured(kind, known[kind](columns, sequences), columns, context, sequences)
 
-    joint.measured = as_on  # type: ignore[method-assign]
+    costs.measured = as_on  # type: ignore[method-assign]
 
 
 def watched(engine: Engine, made_up: MadeUp, parts: Parts) -> None:
     """Count what a step is made of."""
     stepper, passes = engine.stepper, engine.passes
-    for name in ("propose", "propose_each"):
-        parts.wrap(engine.drafter, name, "propose")
     for owner, name, part in (
-        (made_up, "_rows", "made up"),
-        (passes, "verify_each", "fill verify"),
+        (engine.drafter, "propose", "made up"),
+        (made_up, "_propose", "propose"),
+        (passes, "_verify_forest", "fill verify"),
         (passes, "choices", "made up"),
         (made_up, "_choices", "read"),
-        (passes, "commit_each", "fill commit"),
-        (stepper, "_plans", "next"),
+        (passes, "commit", "fill commit"),
         (stepper, "_trees", "grow"),
         (stepper, "_columns", "columns"),
-        (stepper, "_walk", "walk"),
+        (Acceptance, "walk", "walk"),
         (stepper, "_commit", "commit"),
-        (stepper, "_learn_costs", "costs"),
-        (stepper, "_observe", "observe"),
         (stepper, "_step_of", "report"),
-        (Together, "share", "share"),  # of the class: equal shares stand before the object's own
-        (Together, "share", "share"),  # of the class: equal shares stand before the object's own
-        (Together, "meanwhile", BUSY),
-        (engine, "_ready", "ready"),
+        (Policy, "plan", "plan"),  # of the class: equal shares stand before the object's own
+        (Policy, "cut", "cut"),
+        (Policy, "record", "record"),
+        (Policy, "think", BUSY),
+        (Slot, "prepare", "ready"),
     ):
         parts.wrap(owner, name, part)
     Forest.of = parts.timed(Forest.of, "forest")  # type: ignore[method-assign]
@@ -146,25 +143,26 @@ def measured(
     engine: Engine, made_up: MadeUp, parts: Parts, kind: str, users: int, setting: str, steps: int
 ) -> Row:
     """Steps of so many texts of a kind."""
-    rng, places, runs = np.random.default_rng(users), [], []
+    rng, slots, sequences = np.random.default_rng(users), [], []
     for text in texts(kind, users, 1):
-        place = engine.open(PROMPT + 20 * (steps + WARM_UP))
-        made_up.of_lane[place.sequence.lane] = text
-        place.prefill(rng.integers(0, engine.n_vocab, PROMPT).tolist())
-        runs.append(place.begin(Sampler(SamplingParams(temperature=0), engine.n_vocab), stop=lambda _: False))
-        place.first(runs[-1])
-        places.append(place)
+        slot = engine.open(PROMPT + 20 * (steps + WARM_UP))
+        made_up.texts[slot.state_index] = text
+        slot.prefill(rng.integers(0, engine.n_vocab, PROMPT).tolist())
+        sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
+        sequences.append(slot.begin(sampler, stop=lambda _: False))
+        slot.first()
+        slots.append(slot)
     found, columns, tokens = list[dict[str, int]](), list[int](), list[int]()
     with equal_shares(engine, int(setting.split()[1]) if setting.startswith("equal") else 0):
         for step in range(WARM_UP + steps):
             parts.now = {}
-            done = engine.step(runs)
+            done = engine.step(sequences)
             if step >= WARM_UP:
                 found.append(parts.now)
                 columns.append(sum(1 + one.n_draft for one in done))
                 tokens.append(sum(len(one.tokens) for one in done))
-    for place in places:
-        place.close()
+    for slot in slots:
+        slot.close()
     names = sorted({name for one in found for name in one} - {"made up", "passes"})
     of = {name: median(one.get(name, 0) for one in found) / 1e3 for name in names}
     return Row(kind, users, setting, mean(columns), mean(tokens), of)

@@ -18,17 +18,19 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import add_engine_options, cache_types, header, memory_options, save
+from common import Solo, add_engine_options, cache_types, header, memory_options, save
+from made_up import MadeUp
 
-import dflash_ggml.engine.step as step_module
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import FILES, EngineConfig
-from dflash_ggml.decode.accept import Accepted
+from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree
+from dflash_ggml.engine import clock
 from dflash_ggml.engine.engine import Engine
 
-WIDTHS = (1, 2, 4, 8, 9, 16, 17, 24, 32, 48, 64, 128)
+WIDTHS = (2, 4, 8, 9, 16, 17, 24, 32, 48, 64, 128)
 
 
 def random_tree(rng: np.random.Generator, width: int, n_vocab: int, depth: int) -> Tree:
@@ -68,14 +70,15 @@ def call_ms(call, repeat: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def measure_stock(engine: Engine, widths: list[int], repeat: int, ours: dict) -> dict[str, float]:
+def measure_stock(engine: Solo, widths: list[int], repeat: int, ours: dict) -> dict[str, float]:
     """Times of the target's passes with ggml's own matrix products, beside ours."""
     rng, passes, sequence = np.random.default_rng(0), engine.passes, engine.sequence
     passes.device.use_narrow_products(False)
     found = {}
     for width in [0, *(w for w in widths if w <= 64)]:
         if width:
-            graph = passes.verify(sequence, random_tree(rng, width, engine.n_vocab, engine.drafter.depth))
+            tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
+            graph = passes.verify(Forest.of([sequence], [tree]))
         else:
             graph = passes.linear(sequence, [5])
         name = f"verify {width}" if width else "plain"
@@ -88,7 +91,7 @@ def measure_stock(engine: Engine, widths: list[int], repeat: int, ours: dict) ->
     return found
 
 
-def measure_passes(engine: Engine, widths: list[int], repeat: int) -> dict[str, dict[str, float]]:
+def measure_passes(engine: Solo, widths: list[int], repeat: int) -> dict[str, dict[str, float]]:
     """Times of every pass behind the committed tokens."""
     rng, passes, sequence, drafter = np.random.default_rng(0), engine.passes, engine.sequence, engine.drafter
     n_vocab = engine.n_vocab
@@ -109,24 +112,25 @@ def measure_passes(engine: Engine, widths: list[int], repeat: int) -> dict[str, 
         tree = random_tree(rng, width, n_vocab, drafter.depth)
         row(
             f"verify {width}",
-            passes.verify(sequence, tree),
-            lambda tree=tree: passes.choices(passes.verify(sequence, tree)),
+            passes.verify(Forest.of([sequence], [tree])),
+            lambda tree=tree: passes.choices(passes.verify(Forest.of([sequence], [tree]))),
         )
 
     seen = tuple(range(min(9, drafter.depth + 1)))  # a path that one draft pass takes in
 
     def draft():
         sequence.pending, sequence.unseen = 5, seen
-        return drafter.propose(sequence, 31)
+        return drafter.propose([sequence], 31)
 
     draft()
     row("draft", newest(drafter.graphs), draft)
+    forest = Forest.of([sequence], [random_tree(rng, 2, n_vocab, drafter.depth)])
     moved = (*range(0, 2 * len(seen) - 2, 2), 2 * len(seen) - 3)
     for name, path in (("commit", seen), ("commit, moved", moved)):
-        passes.commit(sequence, path)
+        passes.commit(forest, [path])
 
         def commit(path=path):
-            passes.commit(sequence, path)
+            passes.commit(forest, [path])
             engine.device.synchronize()
 
         row(name, newest(passes.graphs), commit)
@@ -138,53 +142,54 @@ def newest(graphs):
     return list(graphs)[-1][1]
 
 
-def forced(length: float):
-    """An accept step that keeps the tree's deepest path as far as a mean of `length` emitted tokens asks for."""
-    owed = 0.0
+class Forced(MadeUp):
+    """Accepts the deepest path of each tree as far as a mean of `length` emitted tokens asks for."""
 
-    def accept(tree: Tree, argmax, emit) -> Accepted:
-        nonlocal owed
-        owed += length
-        n = max(1, int(owed))
-        owed -= n
+    def __init__(self, engine: Engine, length: float) -> None:
+        super().__init__(engine, drafts=False)
+        self.length, self._owed = length, 0.0
+        self._tree: Tree | None = None
+        self._path: list[int] = []
+
+    def right(self, sequence: Sequence, tree: Tree, said: np.ndarray) -> np.ndarray:
+        if tree.width == 1:
+            return said
+        path = self.path(tree)
+        right = np.full(tree.width, np.setdiff1d(np.arange(1, tree.width + 2), tree.tokens)[0], np.int32)
+        right[path[:-1]] = tree.tokens[path[1:]]
+        return right
+
+    def path(self, tree: Tree) -> list[int]:
+        """The nodes of a tree that are accepted, root first; the same whoever asks."""
+        if tree is self._tree:
+            return self._path
+        self._owed += self.length
+        n = max(1, int(self._owed))
+        self._owed -= n
         node, path = int(np.argmax(tree.depths)), []
         while node >= 0:
             path.append(node)
             node = int(tree.parents[node])
-        path = path[::-1][:n]
-        tokens = [int(tree.tokens[i]) for i in path[1:]] + [int(argmax[path[-1]])]
-        for i, token in enumerate(tokens):
-            if emit(token):
-                return Accepted(tuple(path[: i + 1]), tuple(tokens[: i + 1]), stopped=True)
-        return Accepted(tuple(path), tuple(tokens))
-
-    return accept
+        self._tree, self._path = tree, path[::-1][:n]
+        return self._path
 
 
-def whole_loop(
-    engine: Engine, ids: list[int], mode: str, budget: int | None, length: float | None, n: int
-) -> dict:
+def whole_loop(engine: Solo, ids: list[int], mode: str, budget: int | None, n: int) -> dict:
     """Tokens per second and mean stage times of `n` tokens in a mode."""
+    perf_counter = clock.time.perf_counter  # which knows nothing of what making acceptance up takes
     engine.reset()
     engine.prefill(ids)
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
-    original = step_module.greedy
-    step_module.greedy = forced(length) if length and mode != "plain" else original
-    try:
-        steps, emitted, warm, began = [], 0, 0, None
-        for step in engine.generate(
-            sampler, max_tokens=n + 64, mode=mode, budget=budget, stop=lambda t: False
-        ):
-            if began is not None:
-                steps.append(step)
-                emitted += len(step.tokens)
-            elif step.mode != "prefill":
-                warm += 1
-                if warm == 5:  # graphs are captured by then
-                    began = time.perf_counter()
-        seconds = time.perf_counter() - began
-    finally:
-        step_module.greedy = original
+    steps, emitted, warm, began = [], 0, 0, None
+    for step in engine.generate(sampler, max_tokens=n + 64, mode=mode, budget=budget, stop=lambda t: False):
+        if began is not None:
+            steps.append(step)
+            emitted += len(step.tokens)
+        elif step.mode != "prefill":
+            warm += 1
+            if warm == 5:  # graphs are captured by then
+                began = perf_counter()
+    seconds = perf_counter() - began
     stages = {
         s: statistics.mean(getattr(x.timings, s) for x in steps)
         for s in ("draft", "tree", "verify", "commit", "host")
@@ -230,7 +235,7 @@ def main() -> None:
         **memory_options(a),
     )
     began = time.perf_counter()
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         device = engine.device.info
         facts = header(
             device=device.description,
@@ -268,12 +273,13 @@ def main() -> None:
         loops = {}
         length = a.synthetic_acceptance
         if length:
+            Forced(engine, length)
             print(f"whole loop, accepted length FORCED to {length} in the mean (not model text)")
         for mode, budget in [("plain", None), ("chain", None), *(("tree", b) for b in a.budgets)]:
             if mode != "plain" and not length:
                 continue
             name = mode if mode != "tree" else f"tree {budget}"
-            loops[name] = whole_loop(engine, ids, mode, budget, length, a.n)
+            loops[name] = whole_loop(engine, ids, mode, budget, a.n)
             stages = " ".join(
                 f"{k} {v:.2f}"
                 for k, v in loops[name].items()

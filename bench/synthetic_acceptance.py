@@ -10,30 +10,26 @@ changes between two of them every 150 tokens. Real texts of a real pair: `dflash
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, header, save
+from common import Solo, header, save
+from made_up import MadeUp, forget_texts
 
+from dflash_ggml.bench import measure
 from dflash_ggml.bench.comparison import BUDGETS, COLUMNS, compared, verdict
 from dflash_ggml.bench.facts import gpu_facts
-from dflash_ggml.bench.measure import Job, Text, go_on
+from dflash_ggml.bench.measure import Job, Setting, go_on
+from dflash_ggml.bench.measure import Text as Decoded
 from dflash_ggml.bench.prompts import Prompt
 from dflash_ggml.bench.rows import chosen_widths
-from dflash_ggml.bench.runner import FULL, WARM_UP, Bench
+from dflash_ggml.bench.runner import WARM_UP
 from dflash_ggml.bench.sections import Column, Section, plain
-from dflash_ggml.bench.terminal import Lines
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.decode.experience import Experience
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.state.snapshot import Snapshot
-
-sys.path.insert(0, str(ROOT / "tests"))
-from reference.virtual_clock import RANKS
-from reference.virtual_clock import Placed as MadeUp
+from reference.virtual_clock import Parts, Source, Text  # behind made_up, which finds it
 
 # acceptance length of a tree of 31 nodes -> hit rate of the best candidate, share of the second in the rest
 LENGTHS = {
@@ -54,105 +50,65 @@ NEAR = {
     10.0: ("tree 15", "chain"),
 }
 CHANGE = 150  # tokens between two changes of a text
+BUDGET = 31  # of auto
 FORCED = "drawn from hit rates per length, for a tree of 31 nodes"
 
 
-class Synthetic:
-    """Stands before an engine's draft and target: what they say is replaced, what they cost is not."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.text = engine, MadeUp(0.5)
-        self._propose, self._verify, self._choices = (
-            engine.drafter.propose,
-            engine.passes.verify,
-            engine.passes.choices,
-        )
-        self._tree = self._truth = None
-        engine.drafter.propose = self.propose
-        engine.passes.verify, engine.passes.choices = self.verify, self.choices
-
-    def leave(self) -> None:
-        """Give draft and target back their own words."""
-        del self.engine.drafter.propose, self.engine.passes.verify, self.engine.passes.choices
-
-    def propose(self, sequence, budget, depth=None):
-        self._propose(sequence, budget, depth)
-        at = len(sequence.tokens)
-        rows, self._truth = self.text_at(at).at(at, self.engine.drafter.depth)
-        n = depth or self.engine.drafter.depth
-        return type(rows)(rows.ids[:n], rows.log_probs[:n])
-
-    def text_at(self, at: int) -> MadeUp:
-        return self.text if isinstance(self.text, MadeUp) else self.text(at)
-
-    def verify(self, sequence, tree, *more):
-        self._tree = tree
-        return self._verify(sequence, tree, *more)
-
-    def choices(self, graph):
-        said = self._choices(graph)
-        tree, self._tree = self._tree, None
-        if tree is None:
-            return said
-        right = [RANKS * d + r if r < RANKS else RANKS * 100 for d, r in enumerate(self._truth)]
-        return np.array([*right, RANKS * 100])[tree.depths]
+def modes() -> list[Setting]:
+    """Plain, chain, trees and auto."""
+    trees = [Setting(f"tree {budget}", "tree", budget) for budget in BUDGETS]
+    return [Setting("plain", "plain"), Setting("chain", "chain"), *trees, Setting("auto", "auto", BUDGET)]
 
 
 def decoded(
-    engine: Engine,
+    engine: Solo,
+    made_up: MadeUp,
     before: Snapshot,
-    texts: Callable[[int], object],
+    texts: Callable[[int], Source],
     n_texts: int,
     n: int,
     name: str,
     fixed: tuple[str, ...] = (),
-) -> list[Text]:
+) -> list[Decoded]:
     """All modes, or those of `fixed` and auto, on `n_texts` made-up texts behind `before`, in turns, after a warm-up."""
-    stand_in = Synthetic(engine)
-    modes = Bench(engine, [], FULL, Lines(sys.stderr)).modes(BUDGETS)
-    if fixed:
-        modes = [mode for mode in modes if mode.label in (*fixed, "auto")]
+    settings = [mode for mode in modes() if not fixed or mode.label in (*fixed, "auto")]
 
-    def run(job: Job, text: int) -> Text:
+    def run(job: Job, text: int) -> Decoded:
         engine.restore(before)
-        stand_in.text = texts(text)
+        made_up.texts[0] = texts(text)
         return go_on(engine, job, lambda: False)
 
-    found = []
-    try:
-        jobs = [
-            Job(
-                Prompt(f"{name}, {text + 1}", "made up", ""),
-                before.tokens,
-                "",
-                modes[(text + j) % len(modes)],
-                n,
-                endless=True,
-            )
-            for text in range(n_texts)
-            for j in range(len(modes))
-        ]
-        for job in jobs[: len(modes)]:
-            run(replace(job, n=WARM_UP), 0)
-        engine.experience = Experience()
-        found = [run(job, i // len(modes)) for i, job in enumerate(jobs)]
-    finally:
-        stand_in.leave()
-    return found
+    jobs = [
+        Job(
+            Prompt(f"{name}, {text + 1}", "made up", ""),
+            before.tokens,
+            "",
+            settings[(text + j) % len(settings)],
+            n,
+            endless=True,
+        )
+        for text in range(n_texts)
+        for j in range(len(settings))
+    ]
+    for job in jobs[: len(settings)]:
+        run(replace(job, n=WARM_UP), 0)
+    forget_texts(engine)
+    return [run(job, i // len(settings)) for i, job in enumerate(jobs)]
 
 
-def report(engine: Engine, n: int, context: int, lengths: list[float], n_texts: int, near: bool) -> Section:
+def report(engine: Solo, n: int, context: int, lengths: list[float], n_texts: int, near: bool) -> Section:
     """Texts of made-up acceptance and, after all lengths, one that changes. near: with the modes of NEAR alone."""
     engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, context).tolist())
-    before = engine.snapshot()
+    before, made_up = engine.snapshot(), MadeUp(engine)
+    measure.time = made_up  # type: ignore[assignment]
 
-    def steady(length: float) -> Callable[[int], object]:
+    def steady(length: float) -> Callable[[int], Source]:
         hits, others = LENGTHS[length]
-        return lambda i: MadeUp(hits, i, spread=1.0, others=others)
+        return lambda i: Text(hits, i, spread=1.0, others=others)
 
-    def changing(i: int) -> Callable[[int], MadeUp]:
+    def changing(i: int) -> Parts:
         parts = [steady(length)(i) for length in (2.0, 8.0)]
-        return lambda at: parts[(at - context) // CHANGE % 2]
+        return Parts(parts, lambda at: (at - context) // CHANGE % 2)
 
     section = Section(
         "synthetic",
@@ -165,7 +121,7 @@ def report(engine: Engine, n: int, context: int, lengths: list[float], n_texts: 
     if len(lengths) == len(LENGTHS):
         settings.append(("2 and 8 by turns", changing, ("tree 7", "tree 15", "chain") if near else ()))
     for name, texts, fixed in settings:
-        found = decoded(engine, before, texts, n_texts, n, name, fixed)
+        found = decoded(engine, made_up, before, texts, n_texts, n, name, fixed)
         rows = compared(found, made_up=name)
         section.rows += rows
         section.notes.append(f"Length {name}: {verdict(found, rows[-1])}")
@@ -189,7 +145,7 @@ def main() -> None:
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     config = EngineConfig(a.model, a.model_draft, n_threads=a.threads, calibrate="always", spec=DRAFTS)
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         device = engine.device.info.description
         costs = [list(point) for point in engine.costs.points()]
         section = report(engine, a.n, a.context, a.lengths, a.texts, a.near)

@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ROOT, header, save
+from common import ROOT, Solo, header, save
 from replay import proposals, replay
 from upstream_drafts import acceptance, compile_driver, theirs
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.candidates import Candidates
-from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import spine
 from dflash_ggml.drafts.suffix import Copies
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_TARGET
+from dflash_ggml.policy.plan import Plan
 
 PROMPTS = ROOT / "src" / "dflash_ggml" / "data" / "prompts" / "python.jsonl"
 MOODS = {"greedy": 0.0, "sampled": 0.7}
@@ -40,7 +39,7 @@ def texts(target: Path, n: int, tokens: int) -> dict[str, list[tuple[list[int], 
     entries = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.strip()]
     found: dict[str, list[tuple[list[int], int]]] = {mood: [] for mood in MOODS}
     config = EngineConfig(target, n_ctx=1024, n_threads=1, mode="plain", calibrate="never")
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         for number, entry in enumerate(entries[:n]):
             prompt = engine.tokenizer.encode(entry["prompt"])
             for mood, temperature in MOODS.items():
@@ -114,7 +113,7 @@ def one(args, source: str, target: Path, draft: Path | None, written: dict, fold
         spec=(source.partition("+")[0], "mtp", "suffix") if both else None,
     )
     rows: dict[str, Any] = {}
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         assert engine.drafter is not None
         depth = engine.drafter.depth
         for mood, every in written.items():

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import header, save
+from common import Solo, header, save
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import spine
-from dflash_ggml.engine.engine import Engine
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "cmake")]
+sys.path.insert(0, str(HERE.parent / "cmake"))
 BASE: dict[str, Any] = {"n_vocab": 300, "shared": 1.0, "own": 1.0, "draft_own": 1.5, "draft_tokens": True}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("draft-dflash", {"block_size": 16}),
@@ -90,7 +89,7 @@ def theirs(
     return [[int(token) for token in line.split()] for line in done.stdout.splitlines()]
 
 
-def ours(engine: Engine, ids: list[int], start: int) -> list[tuple[list[int], Rows]]:
+def ours(engine: Solo, ids: list[int], start: int) -> list[tuple[list[int], Rows]]:
     """The same from our drafter, with the candidates that the chain was taken from."""
     assert engine.drafter is not None
     engine.reset()
@@ -98,7 +97,7 @@ def ours(engine: Engine, ids: list[int], start: int) -> list[tuple[list[int], Ro
     found = []
     for token in ids[start:]:
         engine.sequence.pending = token
-        rows = engine.drafter.propose(engine.sequence, 31)
+        (rows,) = engine.drafter.propose([engine.sequence], 31)
         assert isinstance(rows, Rows)
         found.append((spine(token, rows, engine.drafter.depth).tokens[1:].tolist(), rows))
         engine.prefill([token])
@@ -151,7 +150,7 @@ def compare(kind: str, driver: Path, libs: Path, folder: Path, prompts: int, tok
     distinct: set[tuple[int, ...]] = set()
     differences: list[dict[str, Any]] = []
     lengths: tuple[list[float], list[float]] = ([], [])
-    with Engine.load(config) as engine:
+    with Solo.load(config) as engine:
         assert engine.drafter is not None
         depth = engine.drafter.depth
         for prompt in range(prompts):

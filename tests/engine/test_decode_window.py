@@ -10,7 +10,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
-from reference.engine_kit import Solo
+from reference.engine_kit import Solo, verify
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.state.mask import SlotMask
 from dflash_ggml.state.memory import GRAPHS
@@ -66,7 +66,7 @@ def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot, types):
         engine.sequence.first_slot = first_slot
         engine.prefill(IDS[:n_prompt])
         passes = engine.passes
-        graph = verify_tree(engine, tree)
+        graph = verify(engine, tree)
         windowed = [passes.logits_row(graph, node) for node in range(8)]
         assert any("window" in name for name in graph.inputs) == (n_prompt + 5 > SINKS + WINDOW)
         passes.window, mask = None, passes.tree_mask
@@ -78,7 +78,7 @@ def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot, types):
             passes.tree_mask.fill = lambda *args, held=held, **options: SlotMask.fill(
                 mask, *args, held, **options
             )
-            graph = verify_tree(engine, tree)
+            graph = verify(engine, tree)
             np.testing.assert_allclose(windowed[node], passes.logits_row(graph, node), atol=1e-4)
         del passes.tree_mask.fill
 

@@ -8,7 +8,7 @@ import pytest
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import chain
-from reference.engine_kit import Solo
+from reference.engine_kit import Solo, verify
 from fixtures import draft_blocks, greedy_cases
 
 GREEDY = SamplingParams(temperature=0)
@@ -56,7 +56,7 @@ def test_tapped_features(engine):
         for point in case.points:
             engine.reset()
             engine.prefill(point.tokens[:-1])
-            engine.passes.verify(engine.sequence, chain(point.tokens[-1], np.zeros((0, 1), np.int32)))
+            verify(engine, chain(point.tokens[-1], np.zeros((0, 1), np.int32)))
             features = engine.passes.device.read(engine.passes.state.features.tensor, len(point.taps))
             np.testing.assert_allclose(features, point.taps, atol=2e-3, rtol=1e-3)
 

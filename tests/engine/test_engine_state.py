@@ -12,7 +12,8 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.engine import declared
-from reference.engine_kit import Solo
+from reference.engine_kit import Solo, verify
+from reference.engine_kit import commit as commit_path
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
 from dflash_ggml.ggml import device, store
 
@@ -45,19 +46,19 @@ def commit(engine: Solo, tree: Tree, leaf: int) -> None:
     """Verify a tree after the committed tokens and commit its path to `leaf`, as a step would."""
     sequence, path = engine.sequence, []
     sequence.pending = int(tree.tokens[0])
-    engine.passes.verify(sequence, tree)
+    verify(engine, tree)
     while leaf >= 0:
         path.append(leaf)
         leaf = int(tree.parents[leaf])
     path = tuple(reversed(path))
-    engine.passes.commit(sequence, path)
+    commit_path(engine, tree, path)
     sequence.commit(path, (*[int(tree.tokens[i]) for i in path[1:]], 0))
 
 
 def cache_rows(engine: Solo, n: int) -> list[np.ndarray]:
     """Rows of the sequence's first n tokens in all caches, target's and draft's, as numbers."""
     first = engine.sequence.first_slot
-    caches = engine._tensors().caches
+    caches = engine.kv.tensors().caches
     return [engine.device.read(t, n * t.ne[0], first * t.nb[1]).astype(np.float32) for t in caches]
 
 
@@ -118,7 +119,7 @@ def test_verify_leaves_the_state_alone(engine):
     engine.prefill(rng.integers(0, 60, 20).tolist())
     passes = engine.passes
     before = [passes.device.read(t) for t in passes.state.live()]
-    passes.verify(engine.sequence, random_tree(rng, 40, 7, 60))
+    verify(engine, random_tree(rng, 40, 7, 60))
     for a, t in zip(before, passes.state.live()):
         assert np.array_equal(a, passes.device.read(t))
 

@@ -15,7 +15,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.reduced import watch
 from dflash_ggml.decode.sampling import BLOCK, Sampler, SamplingParams, largest
 from dflash_ggml.engine.batches import BatchSizes
-from reference.engine_kit import Solo
+from reference.engine_kit import Solo, verify
 from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state import context
@@ -355,7 +355,7 @@ def test_reduced_rows_are_parts_of_the_whole(repeating, options: dict) -> None:
     for seen in (watch(sampler, text, tree.tokens), None):
         repeating.reset()
         repeating.prefill(ids)
-        graph = repeating.passes.verify(repeating.sequence, tree, seen)
+        graph = verify(repeating, tree, seen)
         whole.append(np.stack([repeating.passes.logits_row(graph, node) for node in range(tree.width)]))
         if seen is None:
             continue
@@ -431,7 +431,7 @@ def test_a_window_at_decode(demo_target, demo_draft, f32_target):
     ):
         with Solo.load(EngineConfig(target, demo_draft, calibrate="never", **options)) as engine:
             engine.prefill(ids)
-            graph = engine.verify_tree(engine, tree)
+            graph = verify(engine, tree)
             logits.append([engine.passes.logits_row(graph, node).copy() for node in range(tree.width)])
     gpu, cpu, exact, full = (np.array(rows) for rows in logits)
     # how far rounded activations move the CPU's logits: 0.23 of these 140,000; the GPU's move as far, to either side

@@ -215,7 +215,7 @@ def test_attention_is_told_which_of_many_rows_are_in_use(toy_pair, monkeypatch, 
             engine.sequence.first_slot = first_slot
             engine.prefill(np.random.default_rng(5).integers(0, 60, 700).tolist())
             tree = random_tree(np.random.default_rng(6), 12, 6, engine.n_vocab)
-            graph = engine.verify_tree(engine, tree)
+            graph = verify(engine, tree)
             assert ("span" in graph.inputs) == (spanned == 256)
             if spanned == 256:
                 rows = graph.inputs["span"].array.tolist()

@@ -49,7 +49,7 @@ def test_rows_of_every_type_keep_their_bits(
     sizes(64, monkeypatch)
     rng = np.random.default_rng(8)
     with load(toy_pair, device, type_k=types[0], type_v=types[1]) as engine:
-        caches = engine._tensors().caches
+        caches = engine.kv.tensors().caches
         assert len(caches) > 2  # a draft's are among them
         held = [rng.integers(0, 100, (t.ne[1], t.nb[1]), np.uint8) for t in caches]
         for t, data in zip(caches, held):
@@ -64,7 +64,7 @@ def test_rows_of_every_type_keep_their_bits(
 
 def spoil(place: Slot, rows: range) -> None:
     """NaN in all bytes of cache rows."""
-    for t in place._tensors().caches:
+    for t in place.kv.tensors().caches:
         nan = np.frombuffer(b"\xff" * t.nb[1] * len(rows), np.uint8)
         place.engine.device.write(t, nan, rows.start * t.nb[1])
 

@@ -159,7 +159,7 @@ def test_texts_are_drawn_from_the_same_distribution(config):
             return found
 
         copied, plain = texts("tree", 0), texts("plain", n)
-        assert engine.sequence.statistics.passes and len(engine.copies.past) == 0  # too short to be kept
+        assert engine.sequence.statistics.passes and len(engine.lookup.past) == 0  # too short to be kept
         every = sorted({*copied, *plain})
         counts = [Counter(copied), Counter(plain)]
         assert_same_source(*(np.array([c[t] for t in every]) for c in counts))
@@ -167,7 +167,7 @@ def test_texts_are_drawn_from_the_same_distribution(config):
 
 def test_sources_are_chosen_by_name(config, toy_pair):
     with Solo.load(replace(config, spec=("dflash",))) as engine:
-        assert engine.sources == ("dflash",) and engine.copies is None
+        assert engine.sources == ("dflash",) and engine.lookup is None
         found = list(steps(fresh(engine, PROMPT), max_tokens=30, mode="tree"))
         assert all(step.tree is None or step.tree.sources is None for step in found)
         assert {use.name for step in found for use in step.sources} == {"dflash"}

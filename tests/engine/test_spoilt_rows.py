@@ -528,7 +528,7 @@ def test_keys_that_nobody_noticed_go_with_their_text(pair: tuple[Path, Path], en
 
 def hold(place: Slot, value: float) -> None:
     """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
-    engine, tensors, state = place.engine, place._tensors(), place.engine.passes.state
+    engine, tensors, state = place.engine, place.kv.tensors(), place.engine.passes.state
     parts = [
         (t, place.first_slot * t.nb[1], (place.n_tokens + engine.over) * t.nb[1]) for t in tensors.caches
     ]

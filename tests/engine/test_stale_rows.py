@@ -72,7 +72,7 @@ def go_on(place: Slot, n: int = 8) -> list[int]:
 
 def spoil(place: Slot, value: float, first: int = 0) -> None:
     """Let all rows that the text has written from `first` on hold `value`, or scales of it."""
-    device, tensors = place.engine.device, place._tensors()
+    device, tensors = place.engine.device, place.kv.tensors()
     for t, row, n in [
         *((t, place.first_slot + first, place.n_tokens + place.engine.over - first) for t in tensors.caches),
         *((t, place.state_index * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
@@ -325,6 +325,6 @@ def test_rows_that_may_be_wanted_again_stay(pair):
             np.testing.assert_array_equal(a, b)
         engine.reset()
         engine.prefill(IDS[100:110])
-        for t in engine._tensors().caches:
+        for t in engine.kv.tensors().caches:
             dead = engine.device.read_bytes(t, np.empty(246 * t.nb[1], np.uint8), 10 * t.nb[1])
             assert not dead.any()

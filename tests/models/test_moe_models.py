@@ -201,7 +201,7 @@ def test_measured_costs_and_copies(pair: tuple[Path, Path]) -> None:
     with Solo.load(config(*pair, mode="plain")) as engine:
         plain = text(fresh(engine, LONG), max_tokens=60)
     with Solo.load(config(*pair, calibrate="always")) as engine:
-        assert engine.copies is not None
+        assert engine.lookup is not None
         assert text(fresh(engine, LONG), max_tokens=60) == plain
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.decode.tree import Tree
@@ -89,6 +90,17 @@ def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
         return Rows(ids.astype(np.int32), np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
 
     drafter.propose = propose
+
+
+def verify(engine: Any, tree: Tree, watch: Any = None, sequence: Any = None) -> Any:
+    """Run one tree behind the tokens of a sequence (None: of the engine's own slot); its graph."""
+    passes, forest = engine.passes, Forest.of([sequence or engine.sequence], [tree])
+    return passes.verify(forest, [watch], range(forest.width))
+
+
+def commit(engine: Any, tree: Tree, path: tuple[int, ...], sequence: Any = None) -> None:
+    """Commit a path of the tree that `verify` ran last, on the device."""
+    engine.passes.commit(Forest.of([sequence or engine.sequence], [tree]), [path])
 
 
 def logits_batched(

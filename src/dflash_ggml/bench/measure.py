@@ -14,7 +14,7 @@ from ..cli.report import STAGES
 from ..config import Mode
 from ..decode.sampling import Sampler
 from ..decode.sampling_params import SamplingParams
-from ..engine.place import Place
+from ..engine.slot import Slot
 from ..session.events import WidthUse
 from .prompts import Prompt
 
@@ -114,7 +114,7 @@ def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool
     )
 
 
-def decode(slot: Place, job: Job, should_stop: Callable[[], bool]) -> Text:
+def decode(slot: Slot, job: Job, should_stop: Callable[[], bool]) -> Text:
     """Prefill a job's prompt into an emptied slot and decode. Raises Interrupted when `should_stop` says so."""
     slot.reset()
     slot.forget()
@@ -125,7 +125,7 @@ def decode(slot: Place, job: Job, should_stop: Callable[[], bool]) -> Text:
     return go_on(slot, job, should_stop, (time.perf_counter() - began) * 1e3)
 
 
-def go_on(slot: Place, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Text:
+def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Text:
     """Decode behind what the slot holds, which is the job's prompt. Raises Interrupted when `should_stop` says so."""
     setting = job.setting
     sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), slot.n_vocab)
@@ -178,7 +178,13 @@ def go_on(slot: Place, job: Job, should_stop: Callable[[], bool], prefill_ms: fl
         accepted=dict(sorted(accepted.items())),
         widths=widths,
         uses=tuple(
-            WidthUse(nodes, int(uses[nodes][0]), int(uses[nodes][1]), uses[nodes][2], slot.expected_ms(nodes))
+            WidthUse(
+                nodes,
+                int(uses[nodes][0]),
+                int(uses[nodes][1]),
+                uses[nodes][2],
+                slot.engine.expected_ms(nodes, slot.n_tokens),
+            )
             for nodes in widths
         ),
         step_ms=step_ms,

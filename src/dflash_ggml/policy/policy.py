@@ -584,7 +584,7 @@ def _rate(
         if rate <= best.rate:
             continue
         least = 0.0
-        if nodes and len(drafting) == n and n > 1:
+        if nodes and len(falling) and len(drafting) == n and n > 1:
             at = min(int(np.searchsorted(filled[1:], nodes)), len(falling) - 1)
             least = min([float((g * w)[g >= falling[at]].sum()) for g, w in parts])
         if STARVED * ms <= plain * (1 + least) or not best.rate:
