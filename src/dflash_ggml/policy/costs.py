@@ -151,26 +151,19 @@ class Costs:
         self.catch_up()
         return [(columns, ms * self._pace) for columns, ms in self._curve(kind, context)]
 
-    def drafted(
-        self, nodes: Iterable[int], block: int, context: int = 0, sequences: int = 1, drafting: int = 1
-    ) -> dict[int, float]:
-        """What steps cost that verify so many drafted nodes, by their number.
-
-        Args:
-            nodes: Drafted nodes of all sequences together.
-            block: Columns of each draft; 0 for none, so that the draft only reads what was committed.
-            drafting: Sequences that are drafted.
-        """
-        of = self.expected
-        draft = (
-            of("draft", drafting * block, context, drafting) if block * drafting else of("append", 1, context)
-        )
-        rest = draft + of("commit", 1, 0, sequences)
-        found = {}
+    def verified(self, nodes: Iterable[int], context: int = 0, sequences: int = 1) -> dict[int, float]:
+        """What steps cost beside their drafts that verify so many drafted nodes of all sequences together, by that number."""
+        of, found = self.expected, dict[int, float]()
+        commit = of("commit", 1, 0, sequences)
         for n in nodes:
             width = verify_width(sequences + n - 1)
-            found[n] = rest + of("verify", width, context, sequences) + of("host", width, 0, sequences)
+            found[n] = commit + of("verify", width, context, sequences) + of("host", width, 0, sequences)
         return found
+
+    def drafted(self, nodes: Iterable[int], block: int, context: int = 0) -> dict[int, float]:
+        """What steps of one sequence cost behind a draft of `block` columns; 0: of prompt lookup alone."""
+        draft = self.expected("draft", block, context) if block else self.expected("append", 1, context)
+        return {n: draft + ms for n, ms in self.verified(nodes, context).items()}
 
     # ---- the table
 

@@ -42,10 +42,10 @@ from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time that tries may take
 BORROWED = 4  # tries of new sequences that need not have been saved for
-REFRESH = 8  # steps between looks at costs and at who is drafted
+REFRESH = 16  # steps between looks at costs and at who is drafted
 MARGIN = 0.02  # by which another choice must be ahead
 LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
-LEARN_EVERY = 3  # steps of a known sequence between trees that its forecast learns from
+LEARN_EVERY = 4  # steps of a known sequence between trees that its forecast learns from
 GROW_ALL = 16  # steps between trees that are grown to the whole budget
 LESS_LIKELY = log(4)  # than the last nodes that were verified: paths that are grown too
 FLAT = 0.03  # of a step's cost: a narrower pass that saves less is not worth graphs of its own
@@ -152,7 +152,7 @@ class Policy:
         self._who: list[Notes] = []  # whom the choice is about
         self._has_news = False  # whether forecasts have learned since
         self._saved = self._wanted = 0.0  # milliseconds that tries may take, and the next one wants
-        self._tables: dict[tuple[int, int, int], Table] = {}
+        self._tables: dict[int, Table] = {}  # of steps without drafts, by sequences
         self._drafts: dict[tuple[int, int], float] = {}
         self._plain: dict[int, float] = {}  # milliseconds by sequences
         self._after = 0.0
@@ -242,15 +242,18 @@ class Policy:
         return found
 
     def _table(self, n: int, drafting: int, block: int) -> Table:
-        """What steps of n sequences take of which so many are drafted."""
-        found = self._tables.get((n, drafting, block))
+        """What steps of n sequences take of which so many are drafted, 0 of none."""
+        found = self._tables.get(n)
         if found is None:
-            ends = step_ends(self.most, n)
-            ms = self.costs.drafted(ends, block if drafting else 0, self._context, n, drafting)
             plain = self.costs.expected("plain", n, self._context, n)
-            found = Table([0, *ends], [self._draft(drafting, block) + plain, *ms.values()])
-            self._tables[n, drafting, block] = found
-        return found
+            ms = self.costs.verified(step_ends(self.most, n), self._context, n)
+            found = self._tables[n] = Table([0, *ms], [plain, *ms.values()])
+        plain, *wide = found.ms
+        if not drafting:  # the draft only reads what was committed
+            append = self.costs.expected("append", 1, self._context)
+            return Table(found.ends, [plain, *[ms + append for ms in wide]])
+        draft = self._draft(drafting, block)
+        return Table(found.ends, [ms + draft for ms in found.ms])
 
     def _best(self, step: _Step, same: bool) -> Choice:
         """The set of drafted sequences, and columns of each, that are worth most by their forecasts."""
@@ -505,7 +508,7 @@ class Policy:
         self.costs.catch_up()
         step = self._step
         if step.free and self._now + 1 - self._looked_at >= REFRESH:
-            self._look(step, [step.notes[i] for i in step.free if not step.sequences[i].undraftable])
+            self._look(step, [step.notes[i] for i in step.free])
 
     def _learn(self) -> None:
         """Learn from the last step, if that is still to be done."""
