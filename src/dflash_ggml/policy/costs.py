@@ -133,7 +133,8 @@ class Costs:
                 own = self._at_pace_one((kind, columns, sequences), context) or 0.0
                 weight = min(sum([len(cell.ms) for cell in octaves.values()]) / FEW, 1.0)
         if weight < 1:
-            derived = self._alone(kind, columns, context) + self._added(kind, sequences)
+            alone = self._alone if sequences > 1 else self._measured
+            derived = alone(kind, columns, context) + self._added(kind, sequences)
             own = max(derived + (own - derived) * weight, 0.0)
         return own * self._pace
 
@@ -260,11 +261,15 @@ class Costs:
             self._curves[kind, context] = known
         return known
 
-    def _alone(self, kind: Pass, columns: int, context: int) -> float:
-        """A pass of one sequence with so many columns, at pace 1.
+    def _measured(self, kind: Pass, columns: int, context: int) -> float:
+        """A pass of one sequence, at pace 1; between measured widths on a line, beyond them as the nearest."""
+        return _on_line(self._curve(kind, context), columns)
 
-        Between measured widths on a line. A wider one than one sequence has is also no dearer than the line of the two
-        before it lets hope: what is hoped for is tried and then known, what is feared never is.
+    def _alone(self, kind: Pass, columns: int, context: int) -> float:
+        """What a pass of one sequence with so many columns would take, at pace 1, also where one never has so many.
+
+        Such a pass is no dearer than the line of the two widths before it lets hope: what is hoped for is tried and then
+        known, what is feared never is.
         """
         curve = self._curve(kind, context)
         if not curve or columns <= curve[-1][0]:
