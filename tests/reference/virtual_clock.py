@@ -245,8 +245,8 @@ def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
 
 @dataclass
 class Run:
-    """What was made of the texts: by step virtual milliseconds, tokens of all, columns of the verify pass (of all), columns of each
-    draft, and sequences that were drafted; tokens of each text."""
+    """What was made of the texts: by step virtual milliseconds, tokens of all, columns of the verify pass (of all), columns of
+    each draft, and sequences that were drafted; tokens of each text."""
 
     ms: list[float] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
@@ -319,7 +319,7 @@ def decode(
             verify, host = took(here.plain_ms(n)), 0.0
         committed = sum([tree.width > 1 for tree in trees])
         part = told if drafted else 1.0
-        for sequence, tree, what in zip(sequences, trees, accepted):
+        for sequence, what in zip(sequences, accepted):
             sequence.tokens += [sequence.pending or 0, *what.tokens[:-1]]
             sequence.pending = what.tokens[-1]
         policy.record(Result(trees, accepted, draft * part, 0.0, verify * part, 0.0, host * part))

@@ -42,13 +42,14 @@ from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time that tries may take
 BORROWED = 4  # tries of new sequences that need not have been saved for
-REFRESH = 16  # steps between looks at costs and at who is drafted
+REFRESH = 8  # steps between looks at costs and at who is drafted
 MARGIN = 0.02  # by which another choice must be ahead
 LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
-LEARN_EVERY = 4  # steps of a known sequence between trees that its forecast learns from
+LEARN_EVERY = 3  # steps of a known sequence between trees that its forecast learns from
 GROW_ALL = 16  # steps between trees that are grown to the whole budget
 LESS_LIKELY = log(4)  # than the last nodes that were verified: paths that are grown too
-FLAT = 0.03  # of a step's cost: a narrower pass that saves less is not worth graphs of its own
+FLAT = 0.03  # of a step's cost: a narrower pass or a shorter draft that saves less is not worth graphs of its own
+STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
 MOST_COLUMNS = 64  # of a pass: matmuls over more are no longer read-bound on any device that was measured
 HOPELESS_AFTER = 40  # drafts without a hit: such a draft does not belong to this target
 log_ = logging.getLogger("dflash_ggml")
@@ -262,12 +263,20 @@ class Policy:
         found = [Choice(frozenset(), 0, n / plain if plain else 0.0)]
         promises: dict[int, dict[int, float]] = {}
         counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
+        longer = inf
         for block in self.forecast.blocks[:1] if step.fixed else self.forecast.blocks:
+            draft = self._draft(step.fixed + len(free), block)
+            if draft > longer - FLAT * plain:
+                continue
+            longer = draft
             gains = {i: step.notes[i].forecast.of(block, min(most, step.sequences[i].budget)) for i in free}
             promises[block] = promise = {i: float(np.dot(*gains[i])) for i in free}
             order = sorted(free, key=lambda i: -promise[i])
             for count in counts:
-                rate = _rate(n, [gains[i] for i in order[:count]], self._table(n, step.fixed + count, block))
+                ms = inf if 1 < n == count else plain / STARVED
+                rate = _rate(
+                    n, [gains[i] for i in order[:count]], self._table(n, step.fixed + count, block), ms
+                )
                 found.append(Choice(frozenset(order[:count]), block, rate))
         best, kept = max(found, key=lambda choice: choice.rate), self._choice
         if same and best[:2] != kept[:2]:
@@ -524,9 +533,10 @@ class Policy:
                 offered[0] = True
                 probability, depths = probability[offered], depths[offered]
             step.notes[i].forecast.learn(probability, depths, (plan.depth or self.depth) + 1, whole)
-        if any(
-            step.notes[i].forecast.tried == 1 for i in step.trying
-        ):  # what a first try showed is acted on at once
+        is_first = any(step.notes[i].forecast.tried == 1 for i in step.trying)
+        if is_first or (
+            step.trying and not self._choice.drafting
+        ):  # what such a try showed is acted on at once
             self._looked_at = -REFRESH
         self._has_news = self._has_news or bool(step.grown)
         for i, (tree, accepted) in enumerate(zip(result.trees, result.accepted)):
@@ -587,11 +597,11 @@ def _chain(sure: float, nodes: int) -> float:
     return sure * (1 - further**nodes) / (1 - further)
 
 
-def _rate(n: int, parts: list[Gains], table: Table) -> float:
-    """Tokens per millisecond of n sequences at the best width, if drafts of so many of them are worth this."""
+def _rate(n: int, parts: list[Gains], table: Table, most: float) -> float:
+    """Tokens per millisecond of n sequences at the best width that takes at most `most`, if drafts of some are worth this."""
     gains, often = (np.concatenate(both) for both in zip(*parts))
     order = np.argsort(-gains)
     gains, often = gains[order], often[order]
     filled, sums = np.cumsum(often), np.cumsum(gains * often)
     tokens = np.interp(table.ends, [0.0, *filled], [0.0, *sums]).tolist()
-    return max([(n + more) / ms for ms, more in zip(table.ms, tokens) if ms > 0], default=0.0)
+    return max([(n + more) / ms for ms, more in zip(table.ms, tokens) if 0 < ms <= most], default=0.0)
