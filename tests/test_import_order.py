@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "dflash_ggml"
 # From the ground up; a package imports only what stands before it. Imports inside functions and for types count.
-ORDER = ["errors", "config", "ggml", "files", "state", "decode", "text"]
+ORDER = ["errors", "config", "ggml", "files", "state", "decode", "text", "policy"]
 ORDER += ["models", "drafts", "engine", "session", "train", "cli", "bench", "server", "llama"]
 # Every other module of models/ is an architecture.
 SHARED_MODELS = {
@@ -82,13 +82,25 @@ def test_decode_needs_numpy_and_the_ground_only() -> None:
     ]
 
 
+def test_policy_needs_decode_and_the_ground_only() -> None:
+    allowed = {
+        "policy",
+        "decode",
+        "errors",
+        "config",
+        "!numpy",
+        *(f"!{name}" for name in sys.stdlib_module_names),
+    }
+    assert strangers("policy", lambda b: b.partition(".")[0] not in allowed) == []
+
+
 def test_text_imports_no_device_code() -> None:
     assert strangers("text", lambda b: b.partition(".")[0] in ("ggml", "state")) == []
 
 
 def test_what_does_without_a_model_loads_without_the_compiled_binding() -> None:
     """The pure packages, and those that call an engine but need one only when a model is opened."""
-    packages = ("files", "decode", "text", "session", "llama", "server")
+    packages = ("files", "decode", "text", "policy", "session", "llama", "server")
     light = [f"dflash_ggml.{name}" for name in MODULES if name.partition(".")[0] in packages]
     code = f"import sys, {', '.join(light)}; print('dflash_ggml.ggml.bindings' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

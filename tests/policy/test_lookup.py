@@ -46,7 +46,8 @@ class Writer:
         self.copies.begin(self.sequence)
         self.policy = Policy(0 if drafted is None else DEPTH, costs)
         self.others = [
-            Sequence([-i - 1], -i - 1, mode="auto", budget=BUDGET, lookup=Copies(BUDGET)) for i in range(others)
+            Sequence([-i - 1], -i - 1, mode="auto", budget=BUDGET, lookup=Copies(BUDGET))
+            for i in range(others)
         ]
         for other in self.others:
             other.lookup.begin(other)
@@ -82,7 +83,9 @@ class Writer:
         sequence.tokens += text[at - 1 : at - 1 + len(accepted.path)]
         sequence.pending = text[at - 1 + len(accepted.path)]
         drafting = sum(p.kind != "plain" and p.drafts for p in [plan, *beside])
-        block = max([(p.depth or DEPTH) + 1 for p in [plan, *beside] if p.kind != "plain" and p.drafts], default=0)
+        block = max(
+            [(p.depth or DEPTH) + 1 for p in [plan, *beside] if p.kind != "plain" and p.drafts], default=0
+        )
         draft = self.costs.expected("draft", block * drafting, 32, drafting) if drafting else 0.0
         came = [accepted]
         for other in self.others:

@@ -84,6 +84,7 @@ EPYC = Machine(
     1.0, {2: 1.75, 3: 2.1, 4: 2.4, 6: 2.9, 8: 3.4, 16: 5.2, 24: 7.5, 32: 9.4}, {16: 1.65, 8: 0.95}, 0.35
 )
 
+
 @dataclass(frozen=True)
 class JointMachine:
     """Milliseconds of passes over several sequences. verify: by columns of all; draft: by columns of all that draft; each: what
@@ -194,7 +195,9 @@ class Text:
     others: float = 0.4  # of what the best candidate leaves: how much is in the second
     never: bool = False  # whether nothing that the draft says is right
     length: int = 4096  # places after which it begins anew
-    word: Callable[[int], int] | None = None  # the token of a place; without it, words that were not there before
+    word: Callable[[int], int] | None = (
+        None  # the token of a place; without it, words that were not there before
+    )
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -242,8 +245,8 @@ def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
 
 @dataclass
 class Run:
-    """What was made of the texts: by step virtual milliseconds, tokens of all, columns of the verify pass (of all), columns of each
-    draft, and sequences that were drafted; tokens of each text."""
+    """What was made of the texts: by step virtual milliseconds, tokens of all, columns of the verify pass (of all), columns of
+    each draft, and sequences that were drafted; tokens of each text."""
 
     ms: list[float] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
@@ -316,7 +319,7 @@ def decode(
             verify, host = took(here.plain_ms(n)), 0.0
         committed = sum([tree.width > 1 for tree in trees])
         part = told if drafted else 1.0
-        for sequence, tree, what in zip(sequences, trees, accepted):
+        for sequence, what in zip(sequences, accepted):
             sequence.tokens += [sequence.pending or 0, *what.tokens[:-1]]
             sequence.pending = what.tokens[-1]
         policy.record(Result(trees, accepted, draft * part, 0.0, verify * part, 0.0, host * part))

@@ -133,7 +133,8 @@ class Costs:
                 own = self._at_pace_one((kind, columns, sequences), context) or 0.0
                 weight = min(sum([len(cell.ms) for cell in octaves.values()]) / FEW, 1.0)
         if weight < 1:
-            derived = self._alone(kind, columns, context) + self._added(kind, sequences)
+            alone = self._alone if sequences > 1 else self._measured
+            derived = alone(kind, columns, context) + self._added(kind, sequences)
             own = max(derived + (own - derived) * weight, 0.0)
         return own * self._pace
 
@@ -151,26 +152,19 @@ class Costs:
         self.catch_up()
         return [(columns, ms * self._pace) for columns, ms in self._curve(kind, context)]
 
-    def drafted(
-        self, nodes: Iterable[int], block: int, context: int = 0, sequences: int = 1, drafting: int = 1
-    ) -> dict[int, float]:
-        """What steps cost that verify so many drafted nodes, by their number.
-
-        Args:
-            nodes: Drafted nodes of all sequences together.
-            block: Columns of each draft; 0 for none, so that the draft only reads what was committed.
-            drafting: Sequences that are drafted.
-        """
-        of = self.expected
-        draft = (
-            of("draft", drafting * block, context, drafting) if block * drafting else of("append", 1, context)
-        )
-        rest = draft + of("commit", 1, 0, sequences)
-        found = {}
+    def verified(self, nodes: Iterable[int], context: int = 0, sequences: int = 1) -> dict[int, float]:
+        """What steps cost beside their drafts that verify so many drafted nodes of all sequences together, by that number."""
+        of, found = self.expected, dict[int, float]()
+        commit = of("commit", 1, 0, sequences)
         for n in nodes:
             width = verify_width(sequences + n - 1)
-            found[n] = rest + of("verify", width, context, sequences) + of("host", width, 0, sequences)
+            found[n] = commit + of("verify", width, context, sequences) + of("host", width, 0, sequences)
         return found
+
+    def drafted(self, nodes: Iterable[int], block: int, context: int = 0) -> dict[int, float]:
+        """What steps of one sequence cost behind a draft of `block` columns; 0: of prompt lookup alone."""
+        draft = self.expected("draft", block, context) if block else self.expected("append", 1, context)
+        return {n: draft + ms for n, ms in self.verified(nodes, context).items()}
 
     # ---- the table
 
@@ -267,11 +261,15 @@ class Costs:
             self._curves[kind, context] = known
         return known
 
-    def _alone(self, kind: Pass, columns: int, context: int) -> float:
-        """A pass of one sequence with so many columns, at pace 1.
+    def _measured(self, kind: Pass, columns: int, context: int) -> float:
+        """A pass of one sequence, at pace 1; between measured widths on a line, beyond them as the nearest."""
+        return _on_line(self._curve(kind, context), columns)
 
-        Between measured widths on a line. A wider one than one sequence has is also no dearer than the line of the two
-        before it lets hope: what is hoped for is tried and then known, what is feared never is.
+    def _alone(self, kind: Pass, columns: int, context: int) -> float:
+        """What a pass of one sequence with so many columns would take, at pace 1, also where one never has so many.
+
+        Such a pass is no dearer than the line of the two widths before it lets hope: what is hoped for is tried and then
+        known, what is feared never is.
         """
         curve = self._curve(kind, context)
         if not curve or columns <= curve[-1][0]:

@@ -44,12 +44,12 @@ PROBE = 0.01  # share of the time that tries may take
 BORROWED = 4  # tries of new sequences that need not have been saved for
 REFRESH = 8  # steps between looks at costs and at who is drafted
 MARGIN = 0.02  # by which another choice must be ahead
-STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
 LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
 LEARN_EVERY = 3  # steps of a known sequence between trees that its forecast learns from
 GROW_ALL = 16  # steps between trees that are grown to the whole budget
 LESS_LIKELY = log(4)  # than the last nodes that were verified: paths that are grown too
-FLAT = 0.03  # of a step's cost: a narrower pass that saves less is not worth graphs of its own
+FLAT = 0.03  # of a step's cost: a narrower pass or a shorter draft that saves less is not worth graphs of its own
+STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
 MOST_COLUMNS = 64  # of a pass: matmuls over more are no longer read-bound on any device that was measured
 HOPELESS_AFTER = 40  # drafts without a hit: such a draft does not belong to this target
 log_ = logging.getLogger("dflash_ggml")
@@ -82,20 +82,22 @@ class Result:
 
 
 class Choice(NamedTuple):
-    """Who is drafted (places in the step), with how many columns each, and what is expected of it."""
+    """Who is drafted (places in the step), with how many columns each, and the tokens per millisecond expected of it."""
 
     drafting: frozenset[int]
     block: int
-    rate: float  # tokens per millisecond
-    slowest: float = inf  # of the slowest sequence
+    rate: float
 
 
 class Table(NamedTuple):
-    """Steps of so many sequences and drafts: nodes at which a pass is full, what they take, and the draft alone."""
+    """Steps of so many sequences and drafts: nodes at which a pass is full, and milliseconds of a step with so many."""
 
     ends: list[int]
     ms: list[float]
-    draft: float
+
+    def took(self, nodes: int) -> float:
+        """What a step with so many nodes takes."""
+        return next((ms for end, ms in zip(self.ends, self.ms) if end >= nodes), self.ms[-1])
 
 
 class _Step:
@@ -105,6 +107,8 @@ class _Step:
         "after",
         "block",
         "drafting",
+        "fixed",
+        "free",
         "grown",
         "longer",
         "nodes",
@@ -120,6 +124,8 @@ class _Step:
 
     def __init__(self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan]) -> None:
         self.sequences, self.notes, self.plans = sequences, notes, plans
+        self.free: list[int] = []  # whose mode is `auto`
+        self.fixed = 0  # drafts of other modes
         self.block, self.drafting = 0, 0  # columns of each draft, and how many run
         self.trying: frozenset[int] = frozenset()
         self.longer = False  # whether a longer draft runs than pays, to see what it adds
@@ -143,16 +149,19 @@ class Policy:
         self.ledger = Ledger(PATIENCE if is_gpu else 1.0)
         self.drafted = self.right = 0  # drafts, and their nodes that were accepted
         self._now = 0  # steps
-        self._choice, self._chosen_at, self._longer_at = Choice(frozenset(), 0, 0.0), 0, 0
-        self._who: list[tuple[int, Notes]] = []  # whom the choice is about
+        self._choice, self._longer_at = Choice(frozenset(), 0, 0.0), 0
+        self._who: list[Notes] = []  # whom the choice is about
+        self._has_news = False  # whether forecasts have learned since
         self._saved = self._wanted = 0.0  # milliseconds that tries may take, and the next one wants
-        self._tables: dict[tuple[int, int, int], Table] = {}
+        self._tables: dict[int, Table] = {}  # of steps without drafts, by sequences
+        self._drafts: dict[tuple[int, int], float] = {}
         self._plain: dict[int, float] = {}  # milliseconds by sequences
+        self._after = 0.0
         self._sure: dict[int, float] = {}  # how sure prompt lookup must be, by sequences
         self._looked_at = 0  # the step at which costs were looked up
         self._context = 0
         self._step = _Step((), [], [])
-        self._came: Result | None = None  # of the last step, not learned from yet
+        self._came: tuple[_Step, Result] | None = None  # the last step, not learned from yet
         self._was_wide = False
 
     # ---- before the draft
@@ -164,13 +173,15 @@ class Policy:
             notes.rest -= 1
             self._step = _Step(sequences, [notes], [PLAIN])
             return [PLAIN]
-        self._learn()
+        if not self.is_gpu:  # elsewhere the device would wait for it
+            self._learn()
         notes = [s.notes or self._meet(s, len(sequences)) for s in sequences]
         plans = [PLAIN if s.undraftable else n.fixed for s, n in zip(sequences, notes)]
-        free = [i for i, plan in enumerate(plans) if plan is None]
         step = self._step = _Step(sequences, notes, [plan or PLAIN for plan in plans])
-        if free:
-            self._decide(step, free)
+        step.free = [i for i, plan in enumerate(plans) if plan is None]
+        step.fixed = sum([plan is not None and plan.kind != "plain" and plan.drafts for plan in plans])
+        if step.free:
+            self._decide(step)
         return step.plans
 
     def _meet(self, sequence: Sequence, n: int) -> Notes:
@@ -181,131 +192,142 @@ class Policy:
         self.ledger.begin(self._plain.get(n, inf))
         return sequence.notes
 
-    def _decide(self, step: _Step, free: list[int]) -> None:
+    def _decide(self, step: _Step) -> None:
         """Plan the sequences whose mode is `auto`."""
-        n, sequences = len(step.plans), step.sequences
-        context = sum([s.n_tokens for s in sequences]) // n
-        fixed = sum([plan.kind != "plain" and plan.drafts for plan in step.plans])
-        if self._now - self._looked_at >= REFRESH or not self._plain.get(n):
-            self._look_up_costs(n, context)
+        n, free = len(step.plans), step.free
+        who = [step.notes[i] for i in free]
+        if who != self._who or self._now - self._looked_at >= REFRESH or not self._plain.get(n):
+            self._look(step, who)
         step.plain = self._plain[n]
         for i in free:
             if step.notes[i].waiting:
                 self._follow(step, i)
         if len(free) == n and self.ledger.wants_plain(step.plain > 0):
             return
-        step.after = 0.0 if self._was_wide else self.costs.of("after", 1, 0, n) or 0.0
-        sure = {i: self._glance(step, i) for i in free if sequences[i].lookup is not None}
+        step.after = 0.0 if self._was_wide else self._after
+        sure = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
         if self.depth and n < self.most:
-            self._choose(step, free, fixed, sure)
+            self._choose(step, sure)
         for i in sure:
             if step.plans[i] is PLAIN:
                 step.plans[i] = self._from_lookup(step, i, sure[i])
-        if step.drafting + fixed or any(plan is not PLAIN for plan in step.plans):
-            step.table = self._table(n, step.drafting + fixed, step.block or self.depth + 1)
-            step.drafting += fixed
+        step.drafting += step.fixed
+        if any(plan is not PLAIN for plan in step.plans):
+            step.table = self._table(n, step.drafting, step.block or self.depth + 1)
 
-    # ---- costs
+    # ---- costs, and who is drafted by them
 
-    def _look_up_costs(self, n: int, context: int) -> None:
-        self._looked_at, self._context = self._now, context
+    def _look(self, step: _Step, who: list[Notes]) -> None:
+        """Look costs up, and choose who is drafted."""
+        n = len(step.plans)
+        self._looked_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
         self._tables.clear()
+        self._drafts.clear()
         self._sure.clear()
-        self._plain = {n: self.costs.expected("plain", n, context, n) if self.costs.knows_plain(n) else 0.0}
+        plain = self.costs.expected("plain", n, self._context, n) if self.costs.knows_plain(n) else 0.0
+        self._plain, self._after = {n: plain}, self.costs.expected("after", 1, 0, n)
+        if not self.depth or n >= self.most:
+            return
+        if who != self._who or self._has_news or self._choice.drafting:
+            self._choice = self._best(step, who == self._who)
+            self._who, self._has_news = who, False
 
-    def _table(self, n: int, drafting: int, block: int) -> Table:
-        """What steps of n sequences take of which so many are drafted."""
-        found = self._tables.get((n, drafting, block))
+    def _draft(self, drafting: int, block: int) -> float:
+        """Milliseconds of a draft."""
+        if not drafting:
+            return 0.0
+        found = self._drafts.get((drafting, block))
         if found is None:
-            ends = step_ends(self.most, n)
-            ms = self.costs.drafted(ends, block if drafting else 0, self._context, n, drafting)
-            draft = (
-                self.costs.expected("draft", drafting * block, self._context, drafting) if drafting else 0.0
-            )
-            plain = self.costs.expected("plain", n, self._context, n)
-            found = self._tables[n, drafting, block] = Table([0, *ends], [draft + plain, *ms.values()], draft)
+            found = self.costs.expected("draft", drafting * block, self._context, drafting)
+            self._drafts[drafting, block] = found
         return found
 
-    # ---- who is drafted
+    def _table(self, n: int, drafting: int, block: int) -> Table:
+        """What steps of n sequences take of which so many are drafted, 0 of none."""
+        found = self._tables.get(n)
+        if found is None:
+            plain = self.costs.expected("plain", n, self._context, n)
+            ms = self.costs.verified(step_ends(self.most, n), self._context, n)
+            found = self._tables[n] = Table([0, *ms], [plain, *ms.values()])
+        plain, *wide = found.ms
+        if not drafting:  # the draft only reads what was committed
+            append = self.costs.expected("append", 1, self._context)
+            return Table(found.ends, [plain, *[ms + append for ms in wide]])
+        draft = self._draft(drafting, block)
+        return Table(found.ends, [ms + draft for ms in found.ms])
 
-    def _choose(self, step: _Step, free: list[int], fixed: int, sure: dict[int, float]) -> None:
+    def _best(self, step: _Step, same: bool) -> Choice:
+        """The set of drafted sequences, and columns of each, that are worth most by their forecasts."""
+        free, n = step.free, len(step.plans)
+        most, plain = self.most - n, self.costs.expected("plain", n, self._context, n)
+        found = [Choice(frozenset(), 0, n / plain if plain else 0.0)]
+        promises: dict[int, dict[int, float]] = {}
+        counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
+        longer = inf
+        for block in self.forecast.blocks[:1] if step.fixed else self.forecast.blocks:
+            draft = self._draft(step.fixed + len(free), block)
+            if draft > longer - FLAT * plain:
+                continue
+            longer = draft
+            gains = {i: step.notes[i].forecast.of(block, min(most, step.sequences[i].budget)) for i in free}
+            promises[block] = promise = {i: float(np.dot(*gains[i])) for i in free}
+            order = sorted(free, key=lambda i: -promise[i])
+            for count in counts:
+                ms = inf if 1 < n == count else plain / STARVED
+                rate = _rate(
+                    n, [gains[i] for i in order[:count]], self._table(n, step.fixed + count, block), ms
+                )
+                found.append(Choice(frozenset(order[:count]), block, rate))
+        best, kept = max(found, key=lambda choice: choice.rate), self._choice
+        if same and best[:2] != kept[:2]:
+            now = [choice.rate for choice in found if choice[:2] == kept[:2]]
+            best = kept._replace(rate=now[0]) if now and best.rate < (1 + MARGIN) * now[0] else best
+        for i in best.drafting:
+            step.notes[i].promise = promises[best.block][i]
+        return best
+
+    def _choose(self, step: _Step, sure: dict[int, float]) -> None:
         """Plan the drafts: of those for whom they are worth it, and of one that is tried."""
-        who = [(i, step.notes[i]) for i in free]
-        if who != self._who or self._now - self._chosen_at >= REFRESH:
-            self._choice = self._best(step, free, fixed, who == self._who)
-            self._who, self._chosen_at = who, self._now
         drafting, block = self._choice.drafting, self._choice.block
         if sure and drafting:
-            drafting = drafting.difference(
-                [i for i in drafting & sure.keys() if self._is_surer(step, i, sure[i])]
-            )
-        blocks, n = self.forecast.blocks, len(step.plans)
-        if fixed:
+            drafting -= {i for i in drafting & sure.keys() if self._is_surer(step, i, sure[i])}
+        blocks = self.forecast.blocks
+        if step.fixed:
             block = blocks[0]
         elif not drafting:
-            block = blocks[min(1, len(blocks) - 1)]
+            block = blocks[min(1, len(blocks) - 1)]  # of a try
         elif self._now - self._longer_at > LONGER and block != blocks[0]:
-            longer = blocks[blocks.index(block) - 1]
-            more = self._table(n, len(drafting), longer).draft - self._table(n, len(drafting), block).draft
-            if self._pays(more):
+            longer, k = blocks[blocks.index(block) - 1], len(drafting)
+            if self._pays(self._draft(k, longer) - self._draft(k, block)):
                 block, step.longer = longer, True
         if step.longer or block == blocks[0]:
             self._longer_at = self._now
-        step.trying = frozenset(
-            self._tries(step, [i for i in free if i not in drafting], len(drafting) + fixed, block)
-        )
-        step.block = block
+        step.trying, step.block = self._tries(step, drafting, block), block
         for i in drafting | step.trying:
             nodes, least = self._size(step, i)
             step.plans[i] = Plan("tree", nodes, depth=block - 1, least=least)
             step.notes[i].tried_at = self._now
         step.drafting = len(drafting | step.trying)
 
-    def _best(self, step: _Step, free: list[int], fixed: int, same: bool) -> Choice:
-        """The best set of drafted sequences and columns of each, by forecasts."""
-        n, most = len(step.plans), self.most - len(step.plans)
-        plain = step.plain or self.costs.expected("plain", n, self._context, n)
-        none = Choice(frozenset(), 0, n / plain if plain else 0.0, 1 / plain if plain else 0.0)
-        found, promises = [none], dict[int, dict[int, float]]()
-        counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
-        for block in self.forecast.blocks[:1] if fixed else self.forecast.blocks:
-            gains = {i: step.notes[i].forecast.of(block, min(most, step.sequences[i].budget)) for i in free}
-            promises[block] = {i: float(np.dot(*gains[i])) for i in free}
-            order = sorted(free, key=lambda i: -promises[block][i])
-            for count in counts:
-                table = self._table(n, fixed + count, block)
-                found.append(
-                    _rate(frozenset(order[:count]), block, n, [gains[i] for i in order[:count]], table, plain)
-                )
-        best = max(found, key=lambda choice: choice.rate)
-        if (same and self._choice.drafting != best.drafting) or self._choice.block != best.block:
-            kept = [c for c in found if c.drafting == self._choice.drafting and c.block == self._choice.block]
-            if kept and best.rate < (1 + MARGIN) * kept[0].rate:
-                best = kept[0]
-        for i in best.drafting:
-            step.notes[i].promise = promises[best.block][i]
-        return best
-
-    def _tries(self, step: _Step, left_out: list[int], drafting: int, block: int) -> list[int]:
+    def _tries(self, step: _Step, drafting: frozenset[int], block: int) -> frozenset[int]:
         """Who is drafted to see what it is worth: new ones at once, others when it has been saved for."""
+        left_out = [i for i in step.free if i not in drafting]
         if not left_out:
-            return []
-        n = len(step.plans)
-        cost = self._table(n, drafting + 1, block).draft - (
-            self._table(n, drafting, block).draft if drafting else 0.0
-        )
+            return frozenset()
+        k = len(drafting) + step.fixed
+        cost = self._draft(k + 1, block) - self._draft(k, block)
         again = [i for i in left_out if step.notes[i].again or self._repeats(step, i)]
+        for i in again:
+            step.notes[i].again = False
         if again:
-            for i in again:
-                step.notes[i].again = False
-            return again
-        oldest = min(left_out, key=lambda i: step.notes[i].tried_at)
-        if step.notes[oldest].waiting:
-            return []
-        if not step.notes[oldest].forecast.tried and self._saved > -BORROWED * cost:
+            return frozenset(again)
+        i = min(left_out, key=lambda i: step.notes[i].tried_at)
+        if step.notes[i].waiting:
+            return frozenset()
+        if not step.notes[i].forecast.tried and self._saved > -BORROWED * cost:
             self._saved -= cost
-            return [oldest]
-        return [oldest] if self._pays(cost) else []
+            return frozenset([i])
+        return frozenset([i] if self._pays(cost) else [])
 
     def _repeats(self, step: _Step, i: int) -> bool:
         """Whether a sequence has begun to repeat itself, which prompt lookup would know better."""
@@ -355,10 +377,8 @@ class Policy:
 
     def _is_surer(self, step: _Step, i: int, sure: float) -> bool:
         """Whether prompt lookup leaves a draft too little to do: it adds tokens where the first of lookup's is wrong."""
-        choice, n = self._choice, len(step.plans)
-        k = len(choice.drafting)
-        others = self._table(n, k - 1, choice.block).draft if k > 1 else 0.0
-        saved = self._table(n, k, choice.block).draft - others
+        choice, k = self._choice, len(self._choice.drafting)
+        saved = self._draft(k, choice.block) - self._draft(k - 1, choice.block)
         return (1 - sure) * step.notes[i].promise < choice.rate * saved
 
     def _least_sure(self, n: int) -> float:
@@ -416,8 +436,8 @@ class Policy:
         step.promised = [promised - 1 for promised in sums]
         if all(free) and step.plain and step.drafting:
             nodes = sum(counts) - n
-            took = next((t for end, t in zip(ends, ms) if end >= nodes), ms[-1])
-            if nodes and sum(sums) * step.plain < (took - step.table.draft) * n:
+            took = Table(ends, ms).took(nodes) - step.table.ms[0] + step.plain  # beside the draft
+            if nodes and sum(sums) * step.plain < took * n:
                 step.rejected = counts
                 counts = [1] * n
         self._note(step, trees, widths, gains, counts)
@@ -437,8 +457,8 @@ class Policy:
                 verified = step.rejected[i] - 1 if step.rejected else 0
                 notes.waiting.append(Hindsight(tree, max(verified, 1), step.sequences[i].n_tokens))
             notes.kept.append(verified)
-            if plan.drafts and tree.evidence is None:
-                if verified:
+            if plan.drafts:
+                if verified and tree.evidence is None:
                     notes.least.append(float(tree.log_probs[verified]))
                 tried = notes.forecast.tried
                 if tried < LOOK_BACK or (self._now + i) % LEARN_EVERY == 0 or step.longer:
@@ -451,6 +471,7 @@ class Policy:
         step, n = self._step, len(result.trees)
         columns = sum([tree.width for tree in result.trees])
         is_wide, ms = columns > n, result.ms
+        self._learn()
         self._measure(step, result, columns)
         if not is_wide and not result.draft:
             self.ledger.plain(ms)
@@ -458,13 +479,12 @@ class Policy:
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
             overrun = 0.0
             if len(result.warm) < 3 and step.table is not None:
-                expected = [took for end, took in zip(step.table.ends, step.table.ms) if end >= columns - n]
-                overrun = max(ms - max(expected[0] if expected else step.table.ms[-1], step.plain), 0.0)
+                overrun = max(ms - max(step.table.took(columns - n), step.plain), 0.0)
             self.ledger.speculative(ms, tokens * step.plain / n, step.plain, overrun)
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
-        self._came = result if step.table is not None or is_wide else None
+        self._came = (step, result) if step.table is not None or is_wide else None
         self._was_wide = is_wide or result.draft > 0
 
     def _measure(self, step: _Step, result: Result, columns: int) -> None:
@@ -497,19 +517,30 @@ class Policy:
         """Do what has time while a device is busy: learn from the last step, and look costs up anew."""
         self._learn()
         self.costs.catch_up()
+        step = self._step
+        if step.free and self._now + 1 - self._looked_at >= REFRESH:
+            self._look(step, [step.notes[i] for i in step.free])
 
     def _learn(self) -> None:
         """Learn from the last step, if that is still to be done."""
-        result, self._came = self._came, None
-        if result is None:
+        if self._came is None:
             return
-        step = self._step
-        if step.trying:  # what it showed is acted on at once
-            self._chosen_at = -REFRESH
+        (step, result), self._came = self._came, None
         for i, tree, probability in step.grown:
             plan, most = step.plans[i], min(step.sequences[i].budget, self.most)
             whole = plan.least == -inf and plan.budget >= most
-            step.notes[i].forecast.learn(probability, tree.depths, (plan.depth or self.depth) + 1, whole)
+            depths = tree.depths
+            if tree.sources is not None:  # what lookup alone offered would come without a draft
+                offered = (tree.sources & DRAFT) > 0
+                offered[0] = True
+                probability, depths = probability[offered], depths[offered]
+            step.notes[i].forecast.learn(probability, depths, (plan.depth or self.depth) + 1, whole)
+        is_first = any(step.notes[i].forecast.tried == 1 for i in step.trying)
+        if is_first or (
+            step.trying and not self._choice.drafting
+        ):  # what such a try showed is acted on at once
+            self._looked_at = -REFRESH
+        self._has_news = self._has_news or bool(step.grown)
         for i, (tree, accepted) in enumerate(zip(result.trees, result.accepted)):
             if accepted is None or not tree.n_nodes:
                 continue
@@ -551,9 +582,8 @@ class Policy:
             self._count(notes, draft.tree, accepted)
             if draft.tree.evidence is not None and sequence.lookup is not None:
                 count_votes(draft.tree, accepted, sequence.lookup.rates)
-            n = len(step.plans)
-            table = self._table(n, 1, self.forecast.blocks[min(1, len(self.forecast.blocks) - 1)])
-            took = next((ms for end, ms in zip(table.ends, table.ms) if end >= draft.nodes), table.ms[-1])
+            n, block = len(step.plans), self.forecast.blocks[min(1, len(self.forecast.blocks) - 1)]
+            took = self._table(n, 1, block).took(draft.nodes)
             notes.again = (n - 1 + draft.kept(accepted)) * step.plain > took * n
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
@@ -569,24 +599,11 @@ def _chain(sure: float, nodes: int) -> float:
     return sure * (1 - further**nodes) / (1 - further)
 
 
-def _rate(
-    drafting: frozenset[int], block: int, n: int, parts: list[Gains], table: Table, plain: float
-) -> Choice:
-    """The rate of the best width if these are drafted; of those that starve no sequence, if there is one."""
+def _rate(n: int, parts: list[Gains], table: Table, most: float) -> float:
+    """Tokens per millisecond of n sequences at the best width that takes at most `most`, if drafts of some are worth this."""
     gains, often = (np.concatenate(both) for both in zip(*parts))
     order = np.argsort(-gains)
-    falling, often = gains[order], often[order]
-    filled = np.concatenate([[0.0], np.cumsum(often)])
-    sums = np.concatenate([[0.0], np.cumsum(falling * often)])
-    best = Choice(drafting, block, 0.0)
-    for nodes, ms, tokens in zip(table.ends, table.ms, np.interp(table.ends, filled, sums).tolist()):
-        rate = (n + tokens) / ms if ms > 0 else 0.0
-        if rate <= best.rate:
-            continue
-        least = 0.0
-        if nodes and len(falling) and len(drafting) == n and n > 1:
-            at = min(int(np.searchsorted(filled[1:], nodes)), len(falling) - 1)
-            least = min([float((g * w)[g >= falling[at]].sum()) for g, w in parts])
-        if STARVED * ms <= plain * (1 + least) or not best.rate:
-            best = Choice(drafting, block, rate, (1 + least) / ms)
-    return best
+    gains, often = gains[order], often[order]
+    filled, sums = np.cumsum(often), np.cumsum(gains * often)
+    tokens = np.interp(table.ends, [0.0, *filled], [0.0, *sums]).tolist()
+    return max([(n + more) / ms for ms, more in zip(table.ms, tokens) if 0 < ms <= most], default=0.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_ggml.decode.break_even import break_even, where_it_pays
-from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.policy.break_even import break_even, where_it_pays
+from dflash_ggml.policy.costs import Costs, Point
 
 PLAIN, COMMIT = Point("plain", 1, 64, 10.0), Point("commit", 1, 64, 1.0)
 DRAFTS = [Point("draft", 8, 64, 2.0), Point("draft", 16, 64, 4.0)]
@@ -21,12 +21,12 @@ def test_a_step_over_plain() -> None:
     found = break_even(
         costs(PLAIN, COMMIT, *DRAFTS, Point("verify", 8, 64, 17.0), Point("verify", 16, 64, 37.0)), 15, 15, 64
     )
-    assert [one.nodes for one in found] == [1, 2, 3, 5, 7, 15]
+    assert [one.nodes for one in found] == [1, 2, 3, 4, 5, 6, 7, 15]
     seven, fifteen = found[-2:]
     # half a block holds the longest path of 7 nodes; 15 nodes go twice as deep with the whole
     assert (seven.columns, seven.block, seven.ms, seven.length, seven.reach) == (8, 8, 20.0, 2.0, 8)
     assert (fifteen.columns, fifteen.block, fifteen.length, fifteen.reach) == (16, 16, 4.2, 16)
-    assert all(one.can_pay for one in found[2:])
+    assert all(one.can_pay for one in found[3:])
 
 
 def test_the_whole_block_where_half_of_it_cannot_reach() -> None:
