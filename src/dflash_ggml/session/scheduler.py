@@ -241,7 +241,7 @@ class Scheduler:
                     self._end_all(as_exception(error))
 
     def close(self) -> None:
-        """End all generations, and close the slots."""
+        """End all generations; later ones are refused."""
         self._refuse_inside()
         with self._changed:
             self._closed = True
@@ -250,7 +250,6 @@ class Scheduler:
             self._thread.join()
         with self._driver:
             self._end_all(DflashError("the session was closed before this answer had ended"))
-            self.slots.close()
 
     def _tell(self) -> None:
         """Wake those that wait."""
