@@ -11,7 +11,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from reference.engine_kit import Solo
-from reference.fake_engine import FakeEngine
+from reference.fake_engine import FakeSolo
 
 MakeEngine = Callable[..., Any]
 
@@ -34,7 +34,7 @@ def make_engine(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[Ma
             config = replace(base, **options)
             if engine_kind != "fake":
                 return stack.enter_context(Solo.load(config))
-            return stack.enter_context(FakeEngine(config=config, has_draft=config.draft is not None))
+            return stack.enter_context(FakeSolo(config=config, has_draft=config.draft is not None))
 
         yield make
 
@@ -53,7 +53,7 @@ def interrupt_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         raise KeyboardInterrupt
 
     def interrupt(engine: Any) -> None:
-        owner = engine.passes if isinstance(engine, Solo) else engine
+        owner = engine.passes if isinstance(engine, Solo) else engine.slot
         monkeypatch.setattr(owner, "linear" if isinstance(engine, Solo) else "_row", broken)
 
     return interrupt

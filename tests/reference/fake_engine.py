@@ -235,6 +235,19 @@ class FakeEngine:
         self.close()
 
 
+class FakeSolo(FakeEngine):
+    """With a slot of its own: what is no attribute of the engine is one of that slot."""
+
+    @property
+    def slot(self) -> FakeSlot:
+        return self.slots[0] if self.slots else self.open()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "slots":
+            raise AttributeError(name)
+        return getattr(self.slot, name)
+
+
 class FakeSlot:
     """A sequence of a FakeEngine; rows: cache rows that it has."""
 

@@ -94,6 +94,19 @@ def test_another_thread_waits_for_a_stream_that_is_left_open() -> None:
     on.close()
 
 
+def test_an_iteration_without_work_wakes_none() -> None:
+    """Two threads that wait for an open stream would wake each other for ever."""
+    on = session(1)
+    stream = run_completion(on, request(1, **ENDLESS))
+    next(stream)
+    in_threads(lambda: submitted(on, request(2)))
+    version = on.scheduler._version
+    assert on.scheduler.iterate() is False and on.scheduler._version == version
+    stream.close()
+    assert on.scheduler.iterate() is True
+    on.close()
+
+
 def test_threads_that_drive_in_turns() -> None:
     """Each reads its own answer, on fewer slots than threads."""
     on, answers = session(2), [Answer() for _ in range(5)]

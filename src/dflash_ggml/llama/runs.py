@@ -13,6 +13,7 @@ from ..session.generation import Generation
 from ..session.hooks import Hooks
 from ..session.openai_parts import usage_line
 from ..session.requests import ChatRequest, CompletionRequest
+from ..session.scheduler import Scheduler
 from ..session.session import generation_of
 from ..session.slots import CachedSlot
 from .embedding import LlamaEmbeddings
@@ -20,8 +21,25 @@ from .left_out import settled
 from .requests import sampling_params
 
 
-class Batch(list[Generation]):
-    """Generations of one call, which run while any of them is waited for."""
+class Batch:
+    """Generations of one call, which run while any of them is waited for; behind the `with` block all have ended."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._generations = scheduler, list[Generation]()
+
+    def add(self, generation: Generation) -> Iterator[Event]:
+        """Begin a generation; its events."""
+        generation.runs_ahead = True
+        self._scheduler.submit(generation)
+        self._generations.append(generation)
+        return self._scheduler.events(generation)
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for generation in self._generations:
+            self._scheduler.abandon(generation)
 
 
 class LlamaRuns(LlamaEmbeddings):
@@ -33,11 +51,8 @@ class LlamaRuns(LlamaEmbeddings):
         """The events of a generation: of a batch, which begins at once, or alone, with the context and the state cache."""
         if batch is None:
             return self._reported(self._alone(request, hooks))
-        generation = generation_of(self.session, self.session.prepare(request), hooks)
-        generation.runs_ahead = True
-        self.session.scheduler.submit(generation)
-        batch.append(generation)
-        return self._reported(self.session.scheduler.events(generation))
+        prepared = self.session.prepare(request)
+        return self._reported(batch.add(generation_of(self.session, prepared, hooks)))
 
     def _alone(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
         """Run a generation with the state cache before and after it, and `scores` of it with logits_all."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -70,29 +70,23 @@ class LlamaSeveral(LlamaRuns):
         """Answer several conversations as a batch, as create_completions continues texts."""
         if "stream" in options:
             raise TypeError("create_chat_completions() got an unexpected keyword argument 'stream'")
+        each = [(messages, own) for messages in conversations for own in self._drawn(seed, n)]
+        # a handler that does more than make a prompt answers one conversation after the other
+        defers = getattr(self._handler_in_use(), "only_prompts", False)
         calls: list[Any] = []
-        self._tell_left_out(len(conversations) * n)
-        with self._batch(len(conversations) * n) as batch:
-            for messages in conversations:
-                for own in self._drawn(seed, n):
-                    call = partial(self.create_chat_completion, messages=messages, seed=own, **options)
-                    # a handler that does more than make a prompt answers one conversation after the other
-                    deferred = batch is not None and getattr(self._handler_in_use(), "only_prompts", False)
-                    calls.append(call(stream=batch) if deferred else call)
-                    self.set_seed(own)  # as a call of its own would
+        with self._batch(len(each)) as batch:
+            for messages, own in each:
+                call = partial(self.create_chat_completion, messages=messages, seed=own, **options)
+                calls.append(call(stream=batch) if defers and batch is not None else call)
             bodies = all_of(calls)
         return [merged(bodies[i : i + n], n) for i in range(0, len(bodies), n)]
 
     def _completions(
         self, prompts: Sequence[Any], seed: int | None, n: int, options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        self._tell_left_out(len(prompts) * n)
-        with self._batch(len(prompts) * n) as batch:
-            return all_of([
-                self._completion(prompt, own, False, batch=batch, **options)
-                for prompt in prompts
-                for own in self._drawn(seed, n)
-            ])  # fmt: skip
+        each = [(prompt, own) for prompt in prompts for own in self._drawn(seed, n)]
+        with self._batch(len(each)) as batch:
+            return all_of([self._completion(*one, False, batch=batch, **options) for one in each])
 
     def _drawn(self, seed: int | None, n: int) -> list[int]:
         """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again; n times one
@@ -110,23 +104,11 @@ class LlamaSeveral(LlamaRuns):
             self.set_seed(drawn[-1])
         return drawn
 
-    @contextmanager
-    def _batch(self, n: int) -> Iterator[Batch | None]:
-        """A batch for n generations, which all have ended behind it; None where they run one by one."""
+    def _batch(self, n: int) -> AbstractContextManager[Batch | None]:
+        """A batch for n generations; None where they run one by one. One warning of what belongs to the context, which a batch
+        leaves alone."""
         if self.n_seq_max == 1 or n == 1:
-            yield None
-            return
-        batch = Batch()
-        try:
-            yield batch
-        finally:
-            for generation in batch:
-                self.session.scheduler.abandon(generation)
-
-    def _tell_left_out(self, n: int) -> None:
-        """One warning of what belongs to the one context, and is left alone by n generations of a batch."""
-        if self.n_seq_max == 1 or n == 1:
-            return
+            return nullcontext()
         left_out = {
             "set_cache: the cache is neither asked nor filled": self.cache is not None,
             "logits_all: scores are not kept": self._logits_all,
@@ -134,6 +116,7 @@ class LlamaSeveral(LlamaRuns):
         new = [told for told, asked in left_out.items() if asked and told not in self._told]
         self._told |= set(new)
         warn([f"{told} where several sequences are decoded as a batch" for told in new])
+        return Batch(self.session.scheduler)
 
     @staticmethod
     def _all_options(method: Any, apart: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:

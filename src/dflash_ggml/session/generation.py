@@ -64,7 +64,7 @@ class Generation:
         self.events: deque[Any] = deque()
         self.error: Exception | None = None
         self.ended = self.abandoned = self.is_awaited = self.runs_ahead = False
-        self.reader: threading.Thread | None = None
+        self.reader = threading.current_thread()
         self.should_stop = should_stop
         self.ids, self.options, self.boundaries = list(ids), options, boundaries
         self.remaining, self.since = len(self.ids), time.perf_counter()

@@ -63,22 +63,6 @@ class Loan(Generation):
         return (self.remaining,)
 
 
-class DriverLock:
-    """Held by the driver, the only thread that touches the engine. owner: that thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.owner: threading.Thread | None = None
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self.owner = threading.current_thread()
-
-    def __exit__(self, *exc: object) -> None:
-        self.owner = None
-        self._lock.release()
-
-
 class WorkOn:
     """Work that an error, or an interrupt, ends together with these generations and with no others."""
 
@@ -112,9 +96,11 @@ class Scheduler:
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []  # in the order in which they began, preempted ones included
         self._open: list[Generation] = []  # whose events are being read
-        self._changed = threading.Condition()  # held while the queues change; notified of events and ends
+        # an interrupt cannot leave these locked, as it could locks that are taken by Python code
+        self._driver = threading.RLock()  # held by the driver, the only thread that touches the engine
+        self._lock = threading.RLock()  # held while the queues change
+        self._changed = threading.Condition(self._lock)  # notified of events and ends
         self._version = 0  # of what the condition tells
-        self._driver = DriverLock()
         self._thread: threading.Thread | None = None
         self._closed = self._is_untold = False
 
@@ -129,9 +115,10 @@ class Scheduler:
         """Queue generations. Raises ConfigError once closed."""
         self._refuse_inside()
         if self._thread is None:
+            me = threading.current_thread()
             with self._driver:
-                self._cut_off(threading.current_thread())
-        with self._changed:
+                self._cut_off(lambda reader: reader is me)
+        with self._lock:
             if self._closed:
                 raise ConfigError("the session is closed")
             self.waiting.extend(generations)
@@ -179,18 +166,17 @@ class Scheduler:
 
     def is_driven_here(self) -> bool:
         """Whether the caller is inside an iteration."""
-        return self._driver.owner is threading.current_thread()
+        return self._driver._is_owned()  # type: ignore[attr-defined]
 
     def _refuse_inside(self) -> None:
         """Raise ConfigError for a call from inside an iteration, which it would wait for."""
         if self.is_driven_here():
             raise ConfigError("this call came from inside a step on the same model; make it after the step")
 
-    def _cut_off(self, caller: threading.Thread | None = None) -> None:
-        """End the streams that a thread has left, and those of threads that have ended."""
+    def _cut_off(self, is_gone: Callable[[threading.Thread], bool]) -> None:
+        """End the streams whose readers will not come back."""
         for generation in list(self._open):
-            reader = generation.reader
-            if reader is caller or (reader is not None and not reader.is_alive()):
+            if is_gone(generation.reader):
                 self._end(generation)
                 generation.events.clear()
                 generation.error = DflashError(
@@ -201,17 +187,20 @@ class Scheduler:
         """Until there are events, or the end."""
         self._refuse_inside()
         if self._thread is not None:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: generation.events or generation.ended)
             return
+        me = threading.current_thread()
         generation.is_awaited = True
         generation.lap()  # what its caller did meanwhile is no time of ours
         try:
             while not (generation.events or generation.ended):
-                seen = self._version
                 with self._driver:
                     goes_on = bool(generation.events or generation.ended) or self.iterate()
-                with self._changed:
+                    seen = self._version
+                    if not goes_on:  # it may wait for the stream of a thread that has ended
+                        self._cut_off(lambda reader: reader is not me and not reader.is_alive())
+                with self._lock:
                     if not goes_on and seen == self._version:
                         self._changed.wait(POLL_S)
         finally:
@@ -226,7 +215,7 @@ class Scheduler:
 
     def _loop(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._closed and not self.is_busy:
                     if self._is_untold:
                         self._tell()
@@ -241,20 +230,19 @@ class Scheduler:
                     self._end_all(as_exception(error))
 
     def close(self) -> None:
-        """End all generations, and close the slots."""
+        """End all generations; later ones are refused."""
         self._refuse_inside()
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._tell()
         if self._thread is not None:
             self._thread.join()
         with self._driver:
             self._end_all(DflashError("the session was closed before this answer had ended"))
-            self.slots.close()
 
     def _tell(self) -> None:
         """Wake those that wait."""
-        with self._changed:
+        with self._lock:
             self._is_untold, self._version = False, self._version + 1
             self._changed.notify_all()
 
@@ -266,7 +254,7 @@ class Scheduler:
     @property
     def counts(self) -> dict[str, int]:
         """Generations that run, and that wait: for a slot, or preempted."""
-        with self._changed:
+        with self._lock:
             preempted = sum(generation.preempted is not None for generation in self.running)
             return {"running": len(self.running) - preempted, "waiting": len(self.waiting) + preempted}
 
@@ -274,19 +262,20 @@ class Scheduler:
 
     def iterate(self) -> bool:
         """Admit, prefill, step all that decode; False where nothing could be done. For the driver."""
+        did = True  # unless it is known that nothing was
         try:
-            self._drop()
-            did = self._admit()
-            decoding = self._decoding()
-            did |= self._prefill(decoding)
-            return self._step([generation for generation in decoding if generation.is_decoding]) or did
+            dropped, admitted, decoding = self._drop(), self._admit(), self._decoding()
+            prefilled = self._prefill(decoding)
+            stepped = self._step([generation for generation in decoding if generation.is_decoding])
+            did = dropped or admitted or prefilled or stepped
+            return did
         finally:
             goes_on = any(generation.is_decoding for generation in self.running)
             if self._thread is not None and self.engine.device.is_gpu and goes_on:
                 # told while the next step waits for the GPU, which would wait for all threads that are woken now
                 self._is_untold = True
                 self.engine.device.before_waiting(self._tell)
-            else:
+            elif did:
                 self._tell()
 
     def _goes_on(self, generation: Generation) -> bool:
@@ -308,11 +297,9 @@ class Scheduler:
         work()
         return time.perf_counter() - began, self.engine.graph_counts()["graphs"] == built
 
-    def _drop(self) -> None:
-        """End what is no longer read, and what was asked to stop."""
-        if self._thread is None:
-            self._cut_off()
-        with self._changed:
+    def _drop(self) -> bool:
+        """End what is no longer read, and what was asked to stop; whether there was any."""
+        with self._lock:
             known = [g for g in (*self.waiting, *self.running) if g.abandoned or g.should_stop is not None]
         for generation in known:
             with self._work_on(generation):
@@ -327,44 +314,51 @@ class Scheduler:
                         generation.begin(0)
                     generation.finish(cancelled=True)
                     self._end(generation)
+        return any(generation.ended for generation in known)
 
     # ---- admission
 
     def _admit(self) -> bool:
-        """Preempted generations first, then those that wait, as long as there are slots; True where a caller's work was done.
+        """Preempted generations first, then those that wait, as long as there are slots; whether there was any.
 
         None while a sequence is short of rows: they would be taken from under it.
         """
+        did = lent = False
         if any(generation.is_short for generation in self.running):
-            return False
+            return did
         for generation in self._active():
-            if generation.preempted is not None and not self._resume(generation):
-                return False
-        did = False
-        with self._changed:
+            if generation.preempted is not None:
+                if not self._resume(generation):
+                    return did
+                did = True
+        with self._lock:
             waiting = [generation for generation in self.waiting if self._goes_on(generation)]
         for generation in waiting:
             if self._is_prefilled_elsewhere(generation):
                 continue
-            if isinstance(generation, Loan) and (did or not self._may_lend(generation)):
-                continue
+            if isinstance(generation, Loan) and (lent or not self._may_lend(generation)):
+                continue  # sequences have a step between two
             with self._work_on(generation):
                 generation.slot = self._slot_for(generation)
                 if generation.slot is None:
                     return did
-                with self._changed:
+                with self._lock:
                     self.waiting.remove(generation)
                     self.running.append(generation)
                 if isinstance(generation, Loan):
+                    lent = True
                     self._lend(generation, generation.slot)
-                    did = True
-                    continue
-                generation.lap()
-                fresh = generation.wants_prompt_logits
-                cached = generation.slot.start(generation.ids, generation.boundaries, fresh)
-                generation.remaining = len(generation.ids) - cached
-                generation.begin(cached)
+                else:
+                    self._start(generation, generation.slot)
+            did = True
         return did
+
+    def _start(self, generation: Generation, slot: CachedSlot) -> None:
+        """Bring a slot to what is known of a prompt."""
+        generation.lap()
+        cached = slot.start(generation.ids, generation.boundaries, fresh=generation.wants_prompt_logits)
+        generation.remaining = len(generation.ids) - cached
+        generation.begin(cached)
 
     def _slot_for(self, generation: Generation) -> CachedSlot | None:
         """A slot for a generation that waits. Raises NoRoomError where it is alone and there are too few rows."""
@@ -533,7 +527,7 @@ class Scheduler:
 
     def _end_all(self, error: Exception) -> None:
         """End all generations with this error."""
-        with self._changed:
+        with self._lock:
             known = [*self.waiting, *self.running]
         for generation in known:
             self._end(generation, error)
@@ -554,7 +548,7 @@ class Scheduler:
         if generation.ended:
             return
         slot, generation.slot = generation.slot, None
-        with self._changed:
+        with self._lock:
             generation.sequence = generation.preempted = None
             generation.is_short = False
             for queue in (self.waiting, self.running):

@@ -138,7 +138,10 @@ class Session:
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""
         self.scheduler.close()
-        self.engine.close()
+        try:
+            self.slots.close()
+        finally:
+            self.engine.close()
 
     def count_tokens(self, request: ChatRequest | CompletionRequest) -> int:
         """Length in tokens of a request's prompt, whether it fits the context or not."""
