@@ -72,7 +72,9 @@ def test_everything_small(run: Sequence, tmp_path: Path) -> None:
     assert chosen and all(row["steps"] and row["ms"] > 0 for row in chosen) and "What auto chose" in page
 
 
-def test_every_mode_writes_the_same_amount(run: Sequence, tmp_path: Path, toy_pair: tuple[Path, Path]) -> None:
+def test_every_mode_writes_the_same_amount(
+    run: Sequence, tmp_path: Path, toy_pair: tuple[Path, Path]
+) -> None:
     target, draft = toy_pair
     (tmp_path / "p.jsonl").write_text('{"prompt": "the"}\n{"prompt": "a"}\n')
     file = tmp_path / "a.json"

@@ -11,7 +11,7 @@ import pytest
 
 from dflash_ggml.bench.costs import costs_report
 from dflash_ggml.bench.sections import plain
-from dflash_ggml.decode.costs import Costs, Point
+from dflash_ggml.policy.costs import Costs, Point
 from reference import toys
 
 POINTS = [

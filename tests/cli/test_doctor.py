@@ -16,7 +16,7 @@ from dflash_ggml.cli import checks
 from dflash_ggml.cli.checks import SeenDevice, Speed
 from dflash_ggml.cli.doctor import line, main
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.break_even import BreakEven
+from dflash_ggml.policy.break_even import BreakEven
 from dflash_ggml.state.memory import HOST_MARGIN, MARGIN, MIB, KeptExperts, MemoryPlan
 from reference import tiny_models as tiny
 from reference import toys

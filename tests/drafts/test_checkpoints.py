@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.dflash.file import DraftFile
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.torch_vector import read_torch_vector
 from reference import toys
 from reference.checkpoints import write_checkpoint
-from reference.engine_kit import fresh
+from reference.engine_kit import Solo, fresh
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash2": ("z-lab", {"draft": "dflash2", "window": 24, "causal": False, "block_size": 8}),

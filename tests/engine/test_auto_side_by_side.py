@@ -20,8 +20,7 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from reference.engine_kit import Solo
-from reference.engine_kit import EXACT
+from reference.engine_kit import EXACT, Solo
 
 PROMPTS = (
     "def fibonacci(n):\n",

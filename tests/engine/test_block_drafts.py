@@ -12,9 +12,8 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import expand, spine
-from reference.engine_kit import Solo
 from reference import toys
-from reference.engine_kit import fresh, text
+from reference.engine_kit import Solo, fresh, text
 from reference.numpy_draft import BlockDraft
 
 KINDS: dict[str, dict[str, Any]] = {

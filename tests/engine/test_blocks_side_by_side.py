@@ -12,10 +12,9 @@ from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.dflash import drafter as dflash
-from reference.engine_kit import Solo
 from reference import toys
 from reference.checkpoints import write_checkpoint
-from reference.engine_kit import EXACT
+from reference.engine_kit import EXACT, Solo
 
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError, DeviceError, DflashError
-from reference.engine_kit import PROMPT, fresh, sampler, steps, text
+from reference.engine_kit import PROMPT, Solo, fresh, sampler, steps, text
 from reference.toys import write_pair
 
 

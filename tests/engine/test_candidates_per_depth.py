@@ -11,10 +11,10 @@ import pytest
 from dflash_ggml.cli.arguments import add_model_options, engine_config
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama.options import LlamaOptions
 from reference import toys
+from reference.engine_kit import Solo
 
 
 @pytest.mark.parametrize(

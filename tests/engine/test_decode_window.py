@@ -10,11 +10,11 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
-from reference.engine_kit import Solo, verify
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.state.mask import SlotMask
 from dflash_ggml.state.memory import GRAPHS
 from dflash_ggml.state.window import SINKS, DecodeWindow
+from reference.engine_kit import Solo, verify
 
 IDS = np.random.default_rng(4).integers(0, 60, 1800).tolist()
 WINDOW = 80

@@ -10,9 +10,9 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralSource
-from reference.engine_kit import Solo
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import context
+from reference.engine_kit import Solo
 from reference.toys import write_pair
 
 WINDOW, RING = 100, 256

@@ -13,7 +13,6 @@ from gguf.quants import dequantize
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.registry import open_draft
 from dflash_ggml.engine import declared, loading
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.tensor_info import BF16, F16, F32
@@ -23,7 +22,7 @@ from dflash_ggml.ggml.weights import Source
 from dflash_ggml.models.registry import read_target
 from reference import toys
 from reference.checkpoints import write_checkpoint
-from reference.engine_kit import fresh, text
+from reference.engine_kit import Solo, fresh, text
 from reference.tiny_models import bf16
 
 

@@ -8,8 +8,8 @@ import pytest
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import chain
-from reference.engine_kit import Solo, verify
 from fixtures import draft_blocks, greedy_cases
+from reference.engine_kit import Solo, verify
 
 GREEDY = SamplingParams(temperature=0)
 NEAR_TIE = 2e-3  # logits this close may swap between two float32 implementations

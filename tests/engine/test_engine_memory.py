@@ -9,9 +9,9 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.store import Store
+from reference.engine_kit import Solo
 
 IDS = np.random.default_rng(3).integers(0, 60, 4300).tolist()
 

@@ -17,9 +17,9 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import Accepted, walk
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
-from reference.engine_kit import Solo
 from dflash_ggml.state.snapshot import Snapshot
 from reference.chi_square import assert_drawn_from, assert_same_source
+from reference.engine_kit import Solo
 
 PROMPT = [3, 14, 15]
 TEXTS, LENGTH = 2500, 8  # 20,000 draws a sample

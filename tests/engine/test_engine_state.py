@@ -12,10 +12,10 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.engine import declared
-from reference.engine_kit import Solo, verify
-from reference.engine_kit import commit as commit_path
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
 from dflash_ggml.ggml import device, store
+from reference.engine_kit import Solo, verify
+from reference.engine_kit import commit as commit_path
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -15,10 +15,10 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.reduced import watch
 from dflash_ggml.decode.sampling import BLOCK, Sampler, SamplingParams, largest
 from dflash_ggml.engine.batches import BatchSizes
-from reference.engine_kit import Solo, verify
 from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state import context
+from reference.engine_kit import Solo, verify
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")

@@ -11,10 +11,9 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import spine
-from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import list_devices
 from reference import toys
-from reference.engine_kit import fresh, text
+from reference.engine_kit import Solo, fresh, text
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")

@@ -12,11 +12,10 @@ from gguf import GGMLQuantizationType as Type
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine.declared import DRIVER
-from reference.engine_kit import Solo
 from dflash_ggml.ggml.device import HOST, list_devices
 from dflash_ggml.models.experts import LENT
 from dflash_ggml.state.memory import MARGIN
-from reference.engine_kit import fresh, logits_batched, steps, text
+from reference.engine_kit import Solo, fresh, logits_batched, steps, text
 from reference.toys import MOE_VARIANTS, write_pair
 
 GPUS = [d for d in list_devices() if d.is_gpu]

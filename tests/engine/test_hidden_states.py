@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError, ContextOverflowError
 from fixtures import hf_layout
 from reference import toys
-from reference.engine_kit import PROMPT, fresh, steps, text
+from reference.engine_kit import PROMPT, Solo, fresh, steps, text
 
 
 def states_of(engine: Any, ids: list[int], should_stop: Any = None) -> Any:

@@ -15,14 +15,13 @@ from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine import cost_cache, declared, kept, loading
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
 from dflash_ggml.engine.declared import declare, declare_fitting, layers_to_keep
-from reference.engine_kit import Solo
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.models import experts
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
-from reference.engine_kit import EXACT, fresh, steps, text
+from reference.engine_kit import EXACT, Solo, fresh, steps, text
 from reference.toys import MOE_VARIANTS, write_pair
 
 SIZES = MOE_VARIANTS[21]

@@ -14,7 +14,6 @@ from test_engine_state import random_tree
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import verify_width
-from reference.engine_kit import Solo
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.ggml.graph import Graph
@@ -25,6 +24,7 @@ from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
 from dflash_ggml.session.slots import CachedSlot
 from dflash_ggml.state.mask import SlotMask
+from reference.engine_kit import Solo
 from reference.toys import write_pair
 
 LONG, N_CTX = 100_000, 131_072

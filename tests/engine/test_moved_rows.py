@@ -10,14 +10,14 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine import passes
-from reference.engine_kit import Solo
-from dflash_ggml.engine.slot import Slot
 from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.engine import passes
+from dflash_ggml.engine.slot import Slot
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state.kv_type import KV_TYPES
 from dflash_ggml.state.pool import CLOSE, UNIT
 from dflash_ggml.state.snapshot import Tensors
+from reference.engine_kit import Solo
 
 IDS = np.random.default_rng(5).integers(0, 60, 700).tolist()
 

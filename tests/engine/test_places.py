@@ -13,13 +13,12 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from reference.engine_kit import Solo
+from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.engine.kv_rows import KvRows
 from dflash_ggml.engine.slot import Slot
-from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
 from dflash_ggml.state.pool import APART, CLOSE, UNIT
-from reference.engine_kit import EXACT
+from reference.engine_kit import EXACT, Solo
 
 N_CTX = 768
 
@@ -308,9 +307,7 @@ def test_an_error_of_reading_again_is_that_runs(several: Solo, monkeypatch: pyte
         job.place.close()
 
 
-def test_a_step_that_reads_again_is_a_step_to_its_end(
-    several: Solo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_reads_again_is_a_step_to_its_end(several: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, whole, found = damaged(several), Slot._read_again, list[bool]()
 
     def read_again(place: Any) -> Any:
@@ -325,9 +322,7 @@ def test_a_step_that_reads_again_is_a_step_to_its_end(
         job.place.close()
 
 
-def test_texts_that_ran_one_by_one_are_not_read_again(
-    several: Solo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_that_ran_one_by_one_are_not_read_again(several: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the others can be to blame."""
     jobs = damaged(several)
     monkeypatch.setattr(type(several.passes), "takes_several", False)

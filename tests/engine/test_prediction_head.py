@@ -13,10 +13,9 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import expand, spine
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.mtp.drafter import MtpDrafter
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError, DeviceError
 from reference import toys
-from reference.engine_kit import EXACT, fresh, text
+from reference.engine_kit import EXACT, Solo, fresh, text
 from reference.numpy_draft import PredictionHead
 
 FORMS = {"norm": {}, "tied": {"tied": True}, "shapes": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}}

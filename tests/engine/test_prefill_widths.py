@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from reference.engine_kit import Solo
 from reference import toys
+from reference.engine_kit import Solo
 
 TOL = 1e-5
 TOKENS = 150

@@ -15,7 +15,6 @@ from test_block_drafts import KINDS
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.engine.declared import declare
-from reference.engine_kit import Solo
 from dflash_ggml.engine.kv_types import kv_types
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
@@ -27,7 +26,7 @@ from dflash_ggml.session.session import Session, run_chat
 from dflash_ggml.state.kv_type import KV_TYPES, KvType
 from dflash_ggml.state.memory import MARGIN, plan
 from reference import toys
-from reference.engine_kit import fresh, steps, text
+from reference.engine_kit import Solo, fresh, steps, text
 
 PYTHON = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 LONG = [i * 7 % 50 for i in range(90)]

@@ -15,13 +15,13 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.engine.passes import TargetPasses
 from dflash_ggml.errors import DflashError
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.grammar_spec import GrammarSpec
 from reference import toys
 from reference.chi_square import assert_same_source
+from reference.engine_kit import Solo
 
 OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 # options, and the share of rows that may be fetched all the same

@@ -13,13 +13,13 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.errors import DflashError
 from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, generation_of, run_completion
 from reference import toys
+from reference.engine_kit import Solo
 
 KINDS: dict[str, dict[str, Any]] = {
     "a draft": {},

@@ -15,10 +15,9 @@ from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.tree import expand
 from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from reference import toys
-from reference.engine_kit import fresh, text
+from reference.engine_kit import Solo, fresh, text
 from reference.trie import Trie
 
 

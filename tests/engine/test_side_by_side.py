@@ -13,14 +13,13 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine import declared
-from reference.engine_kit import Solo
-from dflash_ggml.engine.slot import Slot
 from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.engine import declared
+from dflash_ggml.engine.slot import Slot
 from dflash_ggml.errors import NoRoomError
 from dflash_ggml.state.memory import SCRATCH
 from reference import kv_toys, toys
-from reference.engine_kit import EXACT, AnyPlan
+from reference.engine_kit import EXACT, AnyPlan, Solo
 
 # sizes of a toy pair, and options of its engine
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.plan import Plan
+from dflash_ggml.policy.plan import Plan
 from dflash_ggml.drafts.suffix import Copies
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from reference.chi_square import assert_same_source
-from reference.engine_kit import fresh, steps, text
+from reference.engine_kit import Solo, fresh, steps, text
 
 # what stands twice is continued as it was the first time, or is not
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 3, 1, 4, 1, 5]

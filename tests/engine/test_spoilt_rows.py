@@ -17,17 +17,16 @@ from gguf import GGUFReader
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.tree import expand
-from reference.engine_kit import Solo
-from dflash_ggml.engine.slot import Slot
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sequence import Sequence
+from dflash_ggml.decode.tree import expand
 from dflash_ggml.engine.accept import Acceptance
+from dflash_ggml.engine.slot import Slot
 from dflash_ggml.engine.step import Step
 from dflash_ggml.errors import DeviceError, NoNumbersError
 from dflash_ggml.ggml.device import F16, F32, list_devices
 from reference import kv_toys, toys
-from reference.engine_kit import sampler, text
+from reference.engine_kit import Solo, sampler, text
 
 BAD = 61  # <|im_start|>, which the toys never write
 TYPES = ("type_k", "type_v", "draft_type_k", "draft_type_v")

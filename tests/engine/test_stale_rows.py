@@ -10,12 +10,12 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml.device import F32
 from dflash_ggml.state.snapshot import Tensors
 from reference import kv_toys, toys
+from reference.engine_kit import Solo
 
 IDS = np.random.default_rng(3).integers(0, 60, 400).tolist()
 # around the tiles of 64 rows that a prompt is read in, and longer than a ring's window

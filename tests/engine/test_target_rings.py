@@ -11,14 +11,13 @@ import pytest
 import test_gpu_rings
 
 from dflash_ggml.config import EngineConfig
-from reference.engine_kit import Solo
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import ring as rings
 from dflash_ggml.state import state as states
 from dflash_ggml.state.ring import Ring
 from reference import kv_toys
-from reference.engine_kit import foretold, fresh, sampler, steps, text
+from reference.engine_kit import Solo, foretold, fresh, sampler, steps, text
 
 SIZES: dict[str, Any] = {"arch": "laguna", "n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0}
 IDS = np.random.default_rng(8).integers(0, 60, 1400).tolist()
@@ -78,9 +77,7 @@ def walk(engine: Solo, seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_it_writes_what_all_rows_write(
-    pair: tuple[Path, Path], whole: Solo, tight: None, seed: int
-) -> None:
+def test_it_writes_what_all_rows_write(pair: tuple[Path, Path], whole: Solo, tight: None, seed: int) -> None:
     with load(pair) as engine:
         assert engine.passes.state.rings[0].n_rows == 11 + 40
         ours = walk(engine, seed)

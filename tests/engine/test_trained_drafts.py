@@ -11,8 +11,8 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.mtp.convert import write_with_head
-from reference.engine_kit import Solo
 from dflash_ggml.files.gguf import GGUFFile
+from reference.engine_kit import Solo
 
 TRAINED = Path(__file__).resolve().parents[1] / "fixtures" / "trained"
 PROMPTS = Path(__file__).resolve().parents[2] / "src" / "dflash_ggml" / "data" / "prompts" / "python.jsonl"

@@ -13,8 +13,7 @@ from gguf import GGUFReader
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import NoNumbers, Rows
 from dflash_ggml.policy.costs import Costs
-from reference.engine_kit import Solo
-from reference.engine_kit import fresh, text
+from reference.engine_kit import Solo, fresh, text
 from reference.toys import write_pair
 
 

@@ -13,11 +13,11 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import declared
 from dflash_ggml.engine.declared import Declared, declare, usual_places
-from reference.engine_kit import Solo
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.state.memory import MARGIN
+from reference.engine_kit import Solo
 
 GPU, CPU = SimpleNamespace(is_gpu=True), SimpleNamespace(is_gpu=False)
 

@@ -16,9 +16,9 @@ from gguf import GGMLQuantizationType as Kind
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.errors import DflashError
 from reference import kv_toys, tiny_kv_models, tiny_models, toys
+from reference.engine_kit import Solo
 from reference.gguf_bytes import Builder
 
 KINDS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)

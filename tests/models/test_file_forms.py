@@ -12,9 +12,9 @@ from gguf import GGMLQuantizationType
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.files.gguf import GGUFFile, StringArray, part_names
 from reference import kv_toys, toys
+from reference.engine_kit import Solo
 from reference.gguf_bytes import Tensor, build, f32_tensor
 
 

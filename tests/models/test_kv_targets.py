@@ -12,10 +12,9 @@ import pytest
 
 import fixtures
 from dflash_ggml.config import EngineConfig
-from reference.engine_kit import Solo
 from fixtures import hf_layout
 from reference import kv_toys
-from reference.engine_kit import foretold, fresh, text
+from reference.engine_kit import Solo, foretold, fresh, text
 
 CASES = fixtures.kv_toy_cases()
 

@@ -11,14 +11,13 @@ import pytest
 import fixtures
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.session.events import Begin, TextDelta
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
 from dflash_ggml.state.memory import GRAPHS, SCRATCH
 from fixtures import hf_layout
 from reference import expert_files, toys
-from reference.engine_kit import fresh, text
+from reference.engine_kit import Solo, fresh, text
 
 SEEDS = toys.MOE_VARIANTS
 LONG = [i * 7 % 50 for i in range(90)]

@@ -14,12 +14,12 @@ from gguf.quants import dequantize
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
-from reference.engine_kit import Solo
 from dflash_ggml.ggml.bindings import ffi, lib
 from dflash_ggml.ggml.device import F32, Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.models.layers import products
 from reference import toys
+from reference.engine_kit import Solo
 from reference.model_files import finish, quantize
 
 PROMPT = [*range(1, 40)]

@@ -9,9 +9,9 @@ import pytest
 
 import fixtures
 from dflash_ggml.config import EngineConfig
-from reference.engine_kit import Solo
 from fixtures import hf_layout
 from reference import toys
+from reference.engine_kit import Solo
 
 
 @pytest.mark.parametrize("seed", toys.VARIANTS)

@@ -9,8 +9,8 @@ import numpy as np
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.engine import Engine
 from dflash_ggml.decode.tree import Tree
+from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.policy.plan import Plan
 

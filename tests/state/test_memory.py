@@ -9,7 +9,6 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine.declared import DRIVER, memory_free
-from reference.engine_kit import Solo
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F16, DeviceInfo
@@ -17,6 +16,7 @@ from dflash_ggml.models.registry import read_target
 from dflash_ggml.state.kv_type import KvType
 from dflash_ggml.state.memory import GRAPHS, MARGIN, MIB, SCRATCH, MemoryPlan, Part, fit, plan
 from dflash_ggml.state.state import state_parts
+from reference.engine_kit import Solo
 from reference.toys import write_pair
 
 

@@ -16,10 +16,10 @@ from dflash_ggml.cli import convert as convert_command  # noqa: E402
 from dflash_ggml.cli import train as command  # noqa: E402
 from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.decode.tree import spine  # noqa: E402
-from reference.engine_kit import Solo  # noqa: E402
 from dflash_ggml.train.corpus import Rows, load_rows  # noqa: E402
 from dflash_ggml.train.gated_delta import chunked, one_by_one  # noqa: E402
 from dflash_ggml.train.target import TargetModel  # noqa: E402
+from reference.engine_kit import Solo  # noqa: E402
 
 SIZES = (
     "--layers 1 --ffn 64 --heads 2 --kv-heads 1 --head-dim 32 --block 6 --rank 32 --candidates 6 --taps 0,2"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from ..engine.engine import Engine
 from ..policy.break_even import break_even, where_it_pays
 from ..policy.costs import Pass
-from ..engine.engine import Engine
 from .sections import Column, Plot, Row, Section, Series
 
 

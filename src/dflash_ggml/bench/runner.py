@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..config import Mode
 from ..engine.engine import Engine
-from ..engine.place import Place
+from ..engine.slot import Slot
 from ..files.pairs import EMBEDDED_TARGET
 from ..session.requests import ChatRequest
 from ..session.session import Session
@@ -77,7 +77,7 @@ class Bench:
     stopped: bool = False
     error: ServerError | None = None
     _session: Session = field(init=False)
-    _slot: Place = field(init=False)
+    _slot: Slot = field(init=False)
 
     def __post_init__(self) -> None:
         self._session, self._slot = Session(self.engine, cache_bytes=0), self.engine.open()

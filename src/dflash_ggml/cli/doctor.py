@@ -40,7 +40,7 @@ from .wording import count
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..engine.place import Place
+    from ..engine.slot import Slot
 
 SECONDS = 0.5  # of decoding in each mode
 PROMPT = "def fibonacci(n):\n"
@@ -208,8 +208,8 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
 
 def examine_decoding(config: EngineConfig) -> Iterator[Check]:
     """Load, decode for a while in each mode, and tell what passes cost."""
-    from ..policy.break_even import break_even
     from ..engine.engine import Engine
+    from ..policy.break_even import break_even
 
     try:
         with Engine.load(config) as engine:
@@ -228,7 +228,7 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
         yield failed("decoding", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")
 
 
-def decode(slot: Place, mode: Any, seconds: float = SECONDS) -> Speed:
+def decode(slot: Slot, mode: Any, seconds: float = SECONDS) -> Speed:
     """Decode greedily for so long, after steps that build what later ones reuse."""
     from ..decode.sampling import Sampler
 

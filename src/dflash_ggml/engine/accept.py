@@ -1,4 +1,4 @@
-"""Acceptance: what the target chose at the nodes of the trees of a pass, and the path that each sequence takes through its tree."""
+"""Acceptance: what the target chose at the nodes of a pass's trees, and the path that each sequence takes through its tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Acceptance:
     ) -> None:
         """watches: by which the pass reduced the logits of each sequence (None: not)."""
         self.passes, self.graph, self.forest, self.watches = passes, graph, forest, watches
-        is_greedy = any([s.is_greedy for s in forest.sequences])
+        is_greedy = any(s.is_greedy for s in forest.sequences)
         self._choices = passes.choices(graph) if is_greedy else None
         self._reduced = passes.reduced_rows(graph) if any(watches) else None
         if self._choices is None and self._reduced is None:
@@ -52,7 +52,7 @@ class Acceptance:
                 parents, tokens, said = self._lists
                 return followed(parents[block], tokens[block], said[block], sequence.emit), logits
             return self._walk(i, logits), logits
-        except BaseException as error:  # noqa: BLE001 - a sampler's processors are the caller's code
+        except BaseException as error:
             if tree.width == 1 and not isinstance(error, NoNumbersError):
                 # the pass has committed the token, so the generation can go on from these logits
                 sequence.logits, sequence.torn = self.passes.logits_row(self.graph, block.start), False

@@ -138,7 +138,9 @@ class Engine:
             try:
                 found = [self._unready(sequence) for sequence in sequences]
                 able = [s for s, error in zip(sequences, found) if error is None]
-                for sequence in able:  # once all have their rows: for those of the last the first may have moved
+                for (
+                    sequence
+                ) in able:  # once all have their rows: for those of the last the first may have moved
                     self._slots[sequence.state_index].kv.overwrite()
                 batch = [s for s in able if not s.isolated and self.passes.takes_several]
                 parts = [batch] if batch else []

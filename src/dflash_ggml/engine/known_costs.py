@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
-from ..policy.costs import Point
 from ..drafts.drafter import Drafter
 from ..ggml import bindings
 from ..ggml.device import cuda_driver
+from ..policy.costs import Point
 from .calibrate import LONG, calibrate, warm_up
 from .cost_cache import CostCache, Measured
 from .passes import TargetPasses

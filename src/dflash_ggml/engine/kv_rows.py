@@ -1,4 +1,4 @@
-"""The cache rows of a slot: lent to it, extended as its sequence grows, moved when they must, zeroed where others may see them."""
+"""The cache rows of a slot: lent to it, extended and moved as its sequence grows, zeroed where other sequences may see them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
-from ..policy.costs import Costs
 from ..drafts.drafter import Drafter, DraftSource, Host
 from ..drafts.registry import open_chosen
 from ..drafts.suffix import Copies
@@ -19,6 +18,7 @@ from ..ggml.device import Device
 from ..models.experts import LENT
 from ..models.registry import read_target
 from ..models.target import Target
+from ..policy.costs import Costs
 from ..state.memory import SCRATCH, MemoryPlan, cache_rows
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes

@@ -292,9 +292,7 @@ class TargetPasses(PassOutputs):
                     graph.inputs[f"{prefix}from{i}"].array[:] = rows[nodes]
         graph.run()
 
-    def _verify_forest(
-        self, forest: Forest, watches: Items[Watch | None], columns: Items[int]
-    ) -> Graph:
+    def _verify_forest(self, forest: Forest, watches: Items[Watch | None], columns: Items[int]) -> Graph:
         """Trees of several sequences, or one of any state index."""
         width, lanes, used = forest.width, self.state.lanes, forest.used
         widths, lasts = forest.widths, [s.n_tokens for s in forest.sequences]
@@ -343,7 +341,8 @@ class TargetPasses(PassOutputs):
             window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
         if self.state.rings:
             below = [
-                Below(s.state_index, s.n_tokens, t.depths, own_columns(t, t.width)) for s, t, _ in forest.blocks
+                Below(s.state_index, s.n_tokens, t.depths, own_columns(t, t.width))
+                for s, t, _ in forest.blocks
             ]
             for ring in self.state.rings:
                 ring.fill_each(graph, width, below)
@@ -371,13 +370,19 @@ class TargetPasses(PassOutputs):
             nodes, seqs = inputs["path"].array.reshape(lanes, room), inputs["seqs"].array.reshape(lanes, 3)
             nodes[: len(paths)] = [(*path, *[-1] * (room - len(path))) for path in paths]
             nodes[len(paths) :] = -1
-            seqs[: len(paths)] = list(zip([s.state_index for s in forest.sequences], forest.firsts, forest.widths))
+            seqs[: len(paths)] = list(
+                zip([s.state_index for s in forest.sequences], forest.firsts, forest.widths)
+            )
             seqs[len(paths) :] = 0
         for (prefix, cache), ring in zip(self.state.caches if moved else (), (None, *self.state.rings)):
             moves: list[tuple[int, int]] = []
             for sequence, path in zip(forest.sequences, paths):
                 lie = sequence.slots(max(path) + 1) if path else range(0)
-                rows = lie if ring is None else ring.rows(sequence.state_index, sequence.n_tokens, len(lie)).tolist()
+                rows = (
+                    lie
+                    if ring is None
+                    else ring.rows(sequence.state_index, sequence.n_tokens, len(lie)).tolist()
+                )
                 moves += [(rows[node], rows[at]) for at, node in enumerate(path) if node != at]
             moves += moves[:1] * (moved - len(moves))  # what is left over moves a row once more
             inputs[f"{prefix}to"].array[:] = [to for _, to in moves]

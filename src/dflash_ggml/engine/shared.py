@@ -41,6 +41,10 @@ class Shared(Protocol):
         """Step sequences of different slots once."""
         ...
 
+    def expected_ms(self, nodes: int, context: int) -> float | None:
+        """What a step that verifies `nodes` drafted nodes is expected to take; None if nothing is known."""
+        ...
+
     def gather(self, n: int, rows: range | None) -> bool:
         """Move slots so that a lent range can have n rows, or n more can be lent (None); False where there are not as many."""
         ...

@@ -458,7 +458,9 @@ class Slot:
             sequence.torn = True
             return error
         finally:
-            sequence.history, sequence.sampler, sequence.undraftable, sequence.statistics, sequence.notes = kept
+            sequence.history, sequence.sampler, sequence.undraftable, sequence.statistics, sequence.notes = (
+                kept
+            )
         sequence.pending, sequence.logits = pending, None
         return None
 

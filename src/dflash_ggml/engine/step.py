@@ -172,9 +172,7 @@ class Stepper:
             trees.append(root_only(sequence.pending) if tree is None else tree)
         return trees
 
-    def _draft(
-        self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock
-    ) -> list[Candidates | None]:
+    def _draft(self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock) -> list[Candidates | None]:
         """The draft's candidates for each sequence that it is asked for."""
         found: list[Candidates | None] = [None] * len(sequences)
         asked = [
@@ -203,7 +201,9 @@ class Stepper:
         """The draft gave NaN: warn once, and decode the sequence without it until it is reset."""
         sequence.undraftable, sequence.draft_nonfinite, sequence.unseen = True, True, ()
         if not self._warned:
-            log.warning("draft produced NaN or infinite values (corrupt weights or overflow); decoding is plain")
+            log.warning(
+                "draft produced NaN or infinite values (corrupt weights or overflow); decoding is plain"
+            )
         self._warned = True
 
     def _columns(self, forest: Forest, idle: Items[Sequence], clock: Clock) -> Items[int]:
@@ -213,7 +213,7 @@ class Stepper:
         features, everyone = self.passes.state.features, [*forest.sequences, *idle]
         fixed = self.passes.fixed_columns(forest)
         taken = {column for s in everyone for column in s.unseen}
-        crowded = any([len(s.unseen) > self.drafter.depth for s in everyone])
+        crowded = any(len(s.unseen) > self.drafter.depth for s in everyone)
         if taken and (fixed or crowded or features.width - len(taken) < forest.width):
             self.drafter.take_in([s for s in everyone if s.unseen])
             taken = set()

@@ -33,8 +33,8 @@ from .sinks import ChatSink, TextSink
 from .slots import CachedSlot, Logits
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
     from ..decode.sequence import Sequence as Decoding
+    from ..engine.engine import Engine
     from ..engine.step import Step
     from ..state.snapshot import Snapshot
 

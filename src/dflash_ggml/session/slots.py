@@ -14,9 +14,9 @@ from .disk_cache import SHORTEST, DiskCache
 from .prefix_cache import MIN_GAP, PrefixCache, common_prefix
 
 if TYPE_CHECKING:
+    from ..decode.sequence import Sequence as Decoding
     from ..engine.engine import Engine
     from ..engine.slot import Slot
-    from ..decode.sequence import Sequence as Decoding
     from ..engine.step import Step
     from ..state.snapshot import Snapshot
 

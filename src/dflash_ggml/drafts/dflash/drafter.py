@@ -258,7 +258,8 @@ class DFlashDrafter(Drafter):
         groups = self.context.groups
         counts = [len(taken) for _, taken, _ in parts]
         texts = [
-            (sequence.first_slot, sequence.state_index, end - n) for (sequence, _, end), n in zip(parts, counts)
+            (sequence.first_slot, sequence.state_index, end - n)
+            for (sequence, _, end), n in zip(parts, counts)
         ]
         at = sum(counts)
         columns[:at] = [column for _, taken, _ in parts for column in taken]

@@ -160,7 +160,9 @@ class MtpDrafter(Drafter):
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NoNumbers]:
         """The best tokens of each depth along the chain of the best; what follows another than the best is not known."""
-        return list(self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth))
+        return list(
+            self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth)
+        )
 
     def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NoNumbers]:
         """Of a lone sequence, whose graph is told of a mask instead of ranges."""
