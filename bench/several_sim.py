@@ -18,21 +18,23 @@ import numpy as np
 from common import ROOT, header, save
 
 from dflash_ggml.decode.calibration import path_probabilities
-from dflash_ggml.decode.drafting import blocks
-from dflash_ggml.decode.plan import Plan
 from dflash_ggml.decode.shared_heap import shares
-from dflash_ggml.decode.together import PLAIN, Together
 from dflash_ggml.decode.tree import Tree
+from dflash_ggml.policy.forecast import blocks
+from dflash_ggml.policy.ledger import Ledger
+from dflash_ggml.policy.plan import PLAIN, Plan
+from dflash_ggml.policy.policy import Policy
 
 sys.path.insert(0, str(ROOT / "tests"))
 from reference.virtual_clock import (
     JOINT_CPU,
     JOINT_H100,
     SEVERAL_H100,
+    Cut,
     JointMachine,
-    JointRun,
-    Placed,
-    decode_together,
+    Run,
+    Text,
+    decode,
 )
 
 # best candidate's hit rate, how much places differ, the share of the second: acceptance lengths at 16, 8, 4 and 2 columns are
@@ -58,37 +60,37 @@ class Row:
     drafting: float
 
 
-def texts(kind: str, users: int, seed: int) -> list[Placed]:
+def texts(kind: str, users: int, seed: int) -> list[Text]:
     """Made-up texts: all easy, all hard, or by turns."""
     of = {"easy": (EASY, EASY), "hard": (HARD, HARD), "half": (EASY, HARD)}[kind]
     made = []
     for i in range(users):
         hits, spread, others = of[i % 2]
-        made.append(Placed(hits, 100 * seed + i, spread=spread, others=others))
+        made.append(Text(hits, 100 * seed + i, spread=spread, others=others))
     return made
 
 
-def equal(columns: int) -> Callable[[Together, list[Tree], list[Plan]], list[Tree]]:
+def equal(columns: int) -> Cut:
     """Every text gets as many columns, its root's among them."""
 
-    def share(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
-        together.share(trees)
+    def cut(policy: Policy, trees: list[Tree]) -> list[Tree]:
+        policy.cut(trees)
         return [tree.first(columns // len(trees) - 1) for tree in trees]
 
-    return share
+    return cut
 
 
-def heap(columns: int) -> Callable[[Together, list[Tree], list[Plan]], list[Tree]]:
+def heap(columns: int) -> Cut:
     """One heap for so many columns, whatever they are worth."""
 
-    def share(together: Together, trees: list[Tree], plans: list[Plan]) -> list[Tree]:
-        together.share(trees)
-        known = [member.adaptive and member.adaptive.calibration for member in together.members]
+    def cut(policy: Policy, trees: list[Tree]) -> list[Tree]:
+        policy.cut(trees)
+        known = [notes.calibration for notes in policy.notes]
         room, widths = columns - len(trees), [tree.width for tree in trees]
         counts, _ = shares(path_probabilities(trees, known), widths, [1] * len(trees), room, [room], [1.0])
         return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
-    return share
+    return cut
 
 
 def always(depth: int, nodes: int, every: int = 1) -> Callable[[list[Plan]], list[Plan]]:
@@ -97,9 +99,9 @@ def always(depth: int, nodes: int, every: int = 1) -> Callable[[list[Plan]], lis
 
 
 def settings(kind: str, users: int) -> dict[str, dict]:
-    """What is compared: arguments of `decode_together`. Equal shares and fixed widths are tried with many widths and drafts."""
+    """What is compared: arguments of `decode`. Equal shares and fixed widths are tried with many widths and drafts."""
     found: dict[str, dict] = {
-        "plain batching": {"plan": lambda plans: [PLAIN] * len(plans), "share": lambda _, trees, __: trees},
+        "plain batching": {"plan": lambda plans: [PLAIN] * len(plans), "cut": lambda _, trees: trees},
         "as decided": {},
     }
     for every in (1, 2) if kind == "half" and users > 1 else (1,):
@@ -108,23 +110,26 @@ def settings(kind: str, users: int) -> dict[str, dict]:
                 name = f"heap, {columns} columns, draft of {block}" + (
                     ", easy texts alone" if every > 1 else ""
                 )
-                found[name] = {"share": heap(columns), "plan": always(block - 1, BUDGET, every)}
+                found[name] = {"cut": heap(columns), "plan": always(block - 1, BUDGET, every)}
     for columns in (2, 4, 8, 12, 16, 24, 32):
         if columns * users > 64:
             break
         for block in blocks(DEPTH):
             if block >= min(columns, 16) // 2:
                 name = f"equal, {columns} columns, draft of {block}"
-                found[name] = {"share": equal(columns * users), "plan": always(block - 1, columns - 1)}
+                found[name] = {"cut": equal(columns * users), "plan": always(block - 1, columns - 1)}
     return found
 
 
-def measured(machine: JointMachine, kind: str, users: int, how: dict, steps: int) -> tuple[float, JointRun]:
+def measured(machine: JointMachine, kind: str, users: int, how: dict, steps: int) -> tuple[float, Run]:
     """The mean rate over a few seeds, and the last run."""
     rates = []
     for seed in range(SEEDS):
-        run = decode_together(texts(kind, users, seed), machine, steps, DEPTH, BUDGET, seed=seed, **how)
-        rates.append(run.rate)
+        policy = Policy(DEPTH, machine.costs(), is_gpu=machine is not JOINT_CPU)
+        if how:  # what is asked for is done whatever it loses
+            policy.ledger = Ledger(left=float("inf"))
+        run = decode(policy, machine, texts(kind, users, seed), steps=steps, budget=BUDGET, seed=seed, **how)
+        rates.append(1000 * run.rate())
     return float(np.mean(rates)), run
 
 
