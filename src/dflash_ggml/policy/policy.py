@@ -35,13 +35,12 @@ from ..decode.shared_heap import shares
 from ..decode.tree import Tree, verify_width
 from .costs import Costs, step_ends
 from .fixed import plan_of
-from .forecast import Array, Forecast, Gains
+from .forecast import LOOK_BACK, Array, Forecast, Gains
 from .ledger import PATIENCE, Ledger
-from .notes import LOOK_BACK, Hindsight, Notes
+from .notes import Hindsight, Notes
 from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time that tries may take
-BORROWED = 4  # tries of new sequences that need not have been saved for
 REFRESH = 8  # steps between looks at costs and at who is drafted
 MARGIN = 0.02  # by which another choice must be ahead
 LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
@@ -333,8 +332,8 @@ class Policy:
         i = min(left_out, key=lambda i: step.notes[i].tried_at)
         if step.notes[i].waiting:
             return frozenset()
-        if not step.notes[i].forecast.tried and self._saved > -BORROWED * cost:
-            self._saved -= cost
+        if not step.notes[i].forecast.tried:
+            self._saved -= cost  # a new sequence borrows its first try
             return frozenset([i])
         return frozenset([i] if self._pays(cost) else [])
 
@@ -464,7 +463,7 @@ class Policy:
             verified = count - 1
             if plan.drafts and not verified and tree.n_nodes and (i in step.trying or step.rejected):
                 verified = step.rejected[i] - 1 if step.rejected else 0
-                notes.waiting.append(Hindsight(tree, max(verified, 1), step.sequences[i].n_tokens))
+                notes.waiting.append(Hindsight(tree, step.sequences[i].n_tokens))
             notes.kept.append(verified)
             if plan.drafts:
                 if verified and tree.evidence is None:
@@ -592,8 +591,8 @@ class Policy:
             if draft.tree.evidence is not None and sequence.lookup is not None:
                 count_votes(draft.tree, accepted, sequence.lookup.rates)
             n, block = len(step.plans), self.forecast.blocks[min(1, len(self.forecast.blocks) - 1)]
-            took = self._table(n, 1, block).took(draft.nodes)
-            notes.again = (n - 1 + draft.kept(accepted)) * step.plain > took * n
+            took = self._table(n, 1, block).took(accepted.path[-1])  # the width that would have held its path
+            notes.again = (n + accepted.n_accepted) * step.plain > took * n and accepted.n_accepted > 0
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
         """What a step of one sequence is expected to take that verifies so many drafted nodes, None if nothing is known."""
