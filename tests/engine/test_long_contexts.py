@@ -24,7 +24,7 @@ from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
 from dflash_ggml.session.slots import CachedSlot
 from dflash_ggml.state.mask import SlotMask
-from reference.engine_kit import Solo
+from reference.engine_kit import Solo, verify
 from reference.toys import write_pair
 
 LONG, N_CTX = 100_000, 131_072

@@ -26,7 +26,7 @@ class Solo(Engine):
 
     @property
     def slot(self) -> Slot:
-        if self._own is None or self._own.kv.lent is None:
+        if self._own is None or (self._own.kv.lent is None and not self._closed):
             self._own = super().open(self.n_ctx)
         return self._own
 

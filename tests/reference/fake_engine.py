@@ -196,14 +196,14 @@ class FakeEngine:
         self.slots.append(slot := self.make_slot(room))
         return slot
 
-    def step(self, runs: Sequence[FakeSequence]) -> list[Any]:
+    def step(self, sequences: Sequence[FakeSequence]) -> list[Any]:
         if self.closed:
             raise DeviceError("the engine is closed")
         if isinstance(self.broken, Exception):
             error, self.broken = self.broken, None
             raise error
-        self.log.append(("step", [run.slot for run in runs]))
-        return [self._step(run) for run in runs]
+        self.log.append(("step", [sequence.slot for sequence in sequences]))
+        return [self._step(sequence) for sequence in sequences]
 
     def _step(self, sequence: FakeSequence) -> Any:
         slot = sequence.slot

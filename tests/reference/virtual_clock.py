@@ -19,7 +19,7 @@ from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, root_only, verify_width
-from dflash_ggml.policy.costs import Costs, Point
+from dflash_ggml.policy.costs import Costs, Pass, Point
 from dflash_ggml.policy.plan import Plan
 from dflash_ggml.policy.policy import Policy, Result
 
@@ -290,6 +290,12 @@ def decode(
     run.tokens = [0] * n
     sequences = [_begun(text, 0, mode, budget) for text in texts]
     committed = 0  # paths for which the next draft waits
+    measured = policy.costs.measured
+
+    def as_told(kind: Pass, ms: float, *where: int) -> None:
+        measured(kind, ms if kind == "plain" else told * ms, *where)
+
+    policy.costs.measured = as_told  # type: ignore[method-assign, assignment]
 
     def took(ms: float) -> float:
         return ms * float(np.exp(here.noise * rng.standard_normal()))
@@ -318,11 +324,10 @@ def decode(
         else:
             verify, host = took(here.plain_ms(n)), 0.0
         committed = sum([tree.width > 1 for tree in trees])
-        part = told if drafted else 1.0
         for sequence, what in zip(sequences, accepted):
             sequence.tokens += [sequence.pending or 0, *what.tokens[:-1]]
             sequence.pending = what.tokens[-1]
-        policy.record(Result(trees, accepted, draft * part, 0.0, verify * part, 0.0, host * part))
+        policy.record(Result(trees, accepted, draft, 0.0, verify, 0.0, host))
         run.ms.append(draft + verify + host)
         run.emitted.append(sum([len(what.tokens) for what in accepted]))
         run.columns.append(total if total > n else 0)
@@ -333,6 +338,7 @@ def decode(
             run.tokens[i] += len(what.tokens)
             if new_text and before // new_text != run.tokens[i] // new_text:
                 sequences[i] = _begun(texts[i], run.tokens[i], mode, budget)
+    policy.costs.measured = measured  # type: ignore[method-assign]
     return run
 
 

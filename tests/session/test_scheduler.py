@@ -346,7 +346,7 @@ def test_a_lone_sequence_has_the_first_state() -> None:
     for asked in (talk, request(1), request(2)):
         run = run_chat if isinstance(asked, ChatRequest) else run_completion
         list(run(on, asked))
-    assert {slot.lane for kind, slots, *_ in engine.log if kind == "step" for slot in slots} == {0}
+    assert {slot.state_index for kind, slots, *_ in engine.log if kind == "step" for slot in slots} == {0}
     again = Answer.of(run_chat(on, talk))
     assert again.begin is not None and again.begin.cached_n > 0.5 * again.begin.prompt_n
     on.close()

@@ -10,10 +10,9 @@ from ..decode.accept import Accepted
 from ..decode.calibration import Calibration
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree
-from .forecast import Forecast
+from .forecast import LOOK_BACK, Forecast
 from .plan import Plan
 
-LOOK_BACK = 6  # trees by which the next one's size is chosen
 REPEATED = 8  # foretold tokens in a row at which a text is said to repeat itself
 PROMPT = 512  # tokens of a prompt that are searched for repetition
 
@@ -21,12 +20,11 @@ PROMPT = 512  # tokens of a prompt that are searched for repetition
 class Hindsight:
     """A drafted tree that was not verified, walked by the tokens that the target then chose without it."""
 
-    __slots__ = ("_path", "_start", "nodes", "tree")
+    __slots__ = ("_path", "_start", "tree")
 
-    def __init__(self, tree: Tree, nodes: int, start: int) -> None:
-        """nodes: that would have been verified. start: tokens committed before its root."""
-        self.tree, self.nodes = tree, nodes
-        self._start, self._path = start, [0]
+    def __init__(self, tree: Tree, start: int) -> None:
+        """start: tokens committed before its root."""
+        self.tree, self._start, self._path = tree, start, [0]
 
     def follow(self, sequence: Sequence) -> Accepted | None:
         """Return what a walk would have given once the text has left the tree, None before that."""
@@ -43,10 +41,6 @@ class Hindsight:
             if not len(below):
                 return Accepted(tuple(path), (*carries[path[1:]].tolist(), token))
             path.append(int(below[0]))
-
-    def kept(self, accepted: Accepted) -> int:
-        """Tokens that the step would have given."""
-        return 1 + sum([0 < node <= self.nodes for node in accepted.path])
 
 
 class Repetition:

@@ -35,18 +35,18 @@ from ..decode.shared_heap import shares
 from ..decode.tree import Tree, verify_width
 from .costs import Costs, step_ends
 from .fixed import plan_of
-from .forecast import Array, Forecast, Gains
+from .forecast import LOOK_BACK, Array, Forecast, Gains
 from .ledger import PATIENCE, Ledger
-from .notes import LOOK_BACK, Hindsight, Notes
+from .notes import Hindsight, Notes
 from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time that tries may take
-BORROWED = 4  # tries of new sequences that need not have been saved for
 REFRESH = 8  # steps between looks at costs and at who is drafted
 MARGIN = 0.02  # by which another choice must be ahead
 LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
 LEARN_EVERY = 3  # steps of a known sequence between trees that its forecast learns from
 GROW_ALL = 16  # steps between trees that are grown to the whole budget
+LEAST_TREE = 3  # nodes of a tree that is grown to choose from
 LESS_LIKELY = log(4)  # than the last nodes that were verified: paths that are grown too
 FLAT = 0.03  # of a step's cost: a narrower pass or a shorter draft that saves less is not worth graphs of its own
 STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
@@ -163,6 +163,11 @@ class Policy:
         self._step = _Step((), [], [])
         self._came: tuple[_Step, Result] | None = None  # the last step, not learned from yet
         self._was_wide = False
+
+    @property
+    def notes(self) -> list[Notes]:
+        """On the sequences of the step under way."""
+        return self._step.notes
 
     # ---- before the draft
 
@@ -316,6 +321,9 @@ class Policy:
             return frozenset()
         k = len(drafting) + step.fixed
         cost = self._draft(k + 1, block) - self._draft(k, block)
+        if (n := len(step.plans)) > 1:  # the others are verified anyway, and the try with them
+            table = self._table(n, k, block)
+            cost += max(table.took(LEAST_TREE) - table.ms[0], 0.0)
         again = [i for i in left_out if step.notes[i].again or self._repeats(step, i)]
         for i in again:
             step.notes[i].again = False
@@ -324,8 +332,8 @@ class Policy:
         i = min(left_out, key=lambda i: step.notes[i].tried_at)
         if step.notes[i].waiting:
             return frozenset()
-        if not step.notes[i].forecast.tried and self._saved > -BORROWED * cost:
-            self._saved -= cost
+        if not step.notes[i].forecast.tried:
+            self._saved -= cost  # a new sequence borrows its first try
             return frozenset([i])
         return frozenset([i] if self._pays(cost) else [])
 
@@ -354,7 +362,7 @@ class Policy:
         ):
             return budget, -inf
         least = floor(4 * (min(notes.least) - LESS_LIKELY)) / 4 if notes.least else -inf
-        return min(max(2 * max(notes.kept) + 1, 3), budget), least
+        return min(max(2 * max(notes.kept) + 1, LEAST_TREE), budget), least
 
     def _from_lookup(self, step: _Step, i: int, sure: float) -> Plan:
         """Plan a sequence that is not drafted: what prompt lookup proposes, where that is sure enough to pay."""
@@ -411,30 +419,30 @@ class Policy:
         Trees of a width that was asked for stay whole while there is room for all of them.
         """
         step, n = self._step, len(trees)
-        if not any([tree.n_nodes for tree in trees]):
-            return list(trees)
-        if step.table is None and sum([tree.width for tree in trees]) <= self.most:
+        if not any(tree.n_nodes for tree in trees):
             return list(trees)
         widths, free = [tree.width for tree in trees], [notes.fixed is None for notes in step.notes]
-        gains = path_probabilities(
-            trees, [notes.calibration if auto else None for notes, auto in zip(step.notes, free)]
-        )
         asked = sum([width - 1 for width, auto in zip(widths, free) if not auto])
         room, counts = max(self.most - n, 0), [1] * n  # the roots
         ends, ms = (
             [room],
             [1.0],
         )  # where not all that was asked for fits there is no choice left: the pass is full
-        if step.table is not None and asked <= room:
+        if asked <= room:
+            if step.table is None:  # no tree is free
+                return list(trees)
             counts = [1 if auto else width for width, auto in zip(widths, free)]
             room -= asked
             fit = [(end - asked, took) for end, took in zip(step.table.ends, step.table.ms) if end >= asked]
             ends, ms = [end for end, _ in fit], [took + step.after * (end > 0) for end, took in fit]
             if not step.drafting:  # prompt lookup must be ahead, not only seem so
                 ms[0] /= 1 + MARGIN
+        gains = path_probabilities(
+            trees, [notes.calibration if auto else None for notes, auto in zip(step.notes, free)]
+        )
         counts, sums = shares(gains, widths, counts, room, ends, ms, FLAT)
         step.promised = [promised - 1 for promised in sums]
-        if all(free) and step.plain and step.drafting:
+        if all(free) and step.plain and step.drafting and step.table is not None:
             nodes = sum(counts) - n
             took = Table(ends, ms).took(nodes) - step.table.ms[0] + step.plain  # beside the draft
             if nodes and sum(sums) * step.plain < took * n:
@@ -455,7 +463,7 @@ class Policy:
             verified = count - 1
             if plan.drafts and not verified and tree.n_nodes and (i in step.trying or step.rejected):
                 verified = step.rejected[i] - 1 if step.rejected else 0
-                notes.waiting.append(Hindsight(tree, max(verified, 1), step.sequences[i].n_tokens))
+                notes.waiting.append(Hindsight(tree, step.sequences[i].n_tokens))
             notes.kept.append(verified)
             if plan.drafts:
                 if verified and tree.evidence is None:
@@ -583,8 +591,8 @@ class Policy:
             if draft.tree.evidence is not None and sequence.lookup is not None:
                 count_votes(draft.tree, accepted, sequence.lookup.rates)
             n, block = len(step.plans), self.forecast.blocks[min(1, len(self.forecast.blocks) - 1)]
-            took = self._table(n, 1, block).took(draft.nodes)
-            notes.again = (n - 1 + draft.kept(accepted)) * step.plain > took * n
+            took = self._table(n, 1, block).took(accepted.path[-1])  # the width that would have held its path
+            notes.again = (n + accepted.n_accepted) * step.plain > took * n and accepted.n_accepted > 0
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
         """What a step of one sequence is expected to take that verifies so many drafted nodes, None if nothing is known."""
