@@ -1,0 +1,130 @@
+"""When a chunk of a prompt is prefilled beside running sequences, and how many tokens it has.
+
+Every decode step earns time for prefilling, and a chunk runs when its expected time has been earned. What can be earned ahead is
+limited to what fits between two tokens, so one balance gives both promises: the share of time that sequences keep, and the
+longest gap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Protocol
+
+from ..engine.batches import BatchSizes
+
+SHARE = {
+    True: 1.9,
+    False: 0.3,
+}  # prefill per decode time: a GPU's sequences keep a third of their speed, a CPU's 1 in 1.3
+MAX_GAP = 0.15  # seconds between two tokens, chunks and the step together, at most
+GAP_STEPS = 3  # or so many decode steps, where those are longer
+MARGIN = 0.9  # of that gap is planned: a chunk that takes 10 % longer than expected keeps the promise too
+SIZES = {
+    True: (256, 4096),
+    False: (16, 256),
+}  # tokens of a chunk: the weights' read pays off, new prompts are seen soon
+AGEING = (
+    0.125  # what arrives after a prompt has waited 1 / AGEING times its own prefill time never overtakes it
+)
+RECENT = 64  # chunks that costs are known from: a size that was slow once is tried again
+
+
+class Prompt(Protocol):
+    """A prompt that is not prefilled yet. remaining: tokens to prefill; since: its arrival, in seconds."""
+
+    @property
+    def remaining(self) -> int: ...
+
+    @property
+    def since(self) -> float: ...
+
+
+class PrefillBudget:
+    """Time for prompts beside decoding sequences. It has no clock: callers say how long things took."""
+
+    def __init__(self, is_gpu: bool) -> None:
+        self._share = SHARE[is_gpu]
+        self._least, self._most = SIZES[is_gpu]
+        self._steps = deque(
+            [MAX_GAP / GAP_STEPS] * 5, maxlen=5
+        )  # seconds; a median ignores one that built a graph
+        self._chunks = deque[tuple[int, float]](maxlen=RECENT)  # tokens and seconds
+        self._costs = list[tuple[float, float]]()  # the same, a median for each power of two, ascending
+        self._balance = self._limit  # seconds of prefilling that decoding sequences may wait for now
+
+    def choose(self, prompts: Sequence[Prompt], n_decoding: int, now: float) -> tuple[int, int] | None:
+        """Which prompt's next chunk runs now.
+
+        Args:
+            prompts: those that can be prefilled, in any order.
+            n_decoding: sequences that would wait for the chunk.
+            now: on the clock of `Prompt.since`.
+
+        Returns:
+            The index of a prompt and the tokens of its chunk, or None: decode a step first.
+        """
+        if not n_decoding:
+            self._balance = self._limit
+        if not prompts:
+            return None
+        size = self._size() if n_decoding else self._most
+        per_token = self._seconds(size) / size or 1e-3  # any value orders by length until one is known
+        urgency = [
+            (AGEING * (now - prompt.since)) ** 2 - (prompt.remaining * per_token) ** 2 for prompt in prompts
+        ]
+        index = urgency.index(max(urgency))
+        tokens = BatchSizes(size).next(prompts[index].remaining)
+        # a chunk that never fits, or of unknown cost, runs once all that can be earned is there
+        needed = min(self._seconds(tokens) or self._limit, self._limit)
+        return None if n_decoding and self._balance < needed else (index, tokens)
+
+    def prefilled(self, tokens: int, seconds: float, decoding: bool, is_warm: bool = True) -> None:
+        """A chunk took so long.
+
+        Args:
+            tokens: of the chunk.
+            seconds: until the device was done.
+            decoding: whether sequences waited for it.
+            is_warm: False if a graph was built for it, which tells nothing of the next one.
+        """
+        if decoding:  # limited: a machine that slept in a chunk must not hold up prompts for hours
+            self._balance -= min(seconds, max(2 * self._seconds(tokens), self._limit))
+        if is_warm:
+            self._chunks.append((tokens, seconds))
+            sizes = sorted({n.bit_length() for n, _ in self._chunks})
+            groups = [[chunk for chunk in self._chunks if chunk[0].bit_length() == size] for size in sizes]
+            self._costs = [(median(n for n, _ in group), median(s for _, s in group)) for group in groups]
+
+    def decoded(self, seconds: float, n: int) -> None:
+        """A step of n sequences took so long."""
+        if not n:
+            return
+        self._steps.append(seconds)
+        self._balance = min(self._balance + self._share * seconds, self._limit)
+
+    def lent(self, seconds: float) -> None:
+        """Decoding sequences waited so long for work that is no prompt of theirs."""
+        self._balance -= seconds
+
+    @property
+    def _limit(self) -> float:
+        """Seconds of chunks that fit between two steps."""
+        step = median(self._steps)
+        return MARGIN * max(MAX_GAP, GAP_STEPS * step) - step
+
+    def _size(self) -> int:
+        """Tokens of a chunk that sequences may wait for: a power of two, so that few graphs are built."""
+        size = self._least
+        while 2 * size <= self._most and 0 < self._seconds(2 * size) <= self._limit:
+            size *= 2
+        return size
+
+    def _seconds(self, tokens: int) -> float:
+        """Expected seconds of a chunk: on the line through its two measured neighbours, 0 if none is known."""
+        if not self._costs or tokens <= self._costs[0][0]:
+            return self._costs[0][1] if self._costs else 0.0
+        above = next((i for i, (n, _) in enumerate(self._costs) if n >= tokens), len(self._costs) - 1)
+        (n0, s0), (n1, s1) = self._costs[above - 1] if above else (0.0, 0.0), self._costs[above]
+        return s1 + (tokens - n1) * max(s1 - s0, 0.0) / (n1 - n0)
