@@ -14,20 +14,14 @@ from typing import Protocol
 
 from ..engine.batches import BatchSizes
 
-SHARE = {
-    True: 1.9,
-    False: 0.3,
-}  # prefill per decode time: a GPU's sequences keep a third of their speed, a CPU's 1 in 1.3
+# prefill time per decode time, on a GPU: sequences keep a third of their calm speed; on a CPU: 1.3 times slower
+SHARE = {True: 1.95, False: 0.3}
 MAX_GAP = 0.15  # seconds between two tokens, chunks and the step together, at most
 GAP_STEPS = 3  # or so many decode steps, where those are longer
 MARGIN = 0.9  # of that gap is planned: a chunk that takes 10 % longer than expected keeps the promise too
-SIZES = {
-    True: (256, 4096),
-    False: (16, 256),
-}  # tokens of a chunk: the weights' read pays off, new prompts are seen soon
-AGEING = (
-    0.125  # what arrives after a prompt has waited 1 / AGEING times its own prefill time never overtakes it
-)
+SIZES = {True: (256, 4096), False: (16, 256)}  # smallest and largest chunk: worth its pass, and no long stall
+# no prompt overtakes one that arrived 1 / AGEING times its prefill time before
+AGEING = 0.125
 RECENT = 64  # chunks that costs are known from: a size that was slow once is tried again
 
 
