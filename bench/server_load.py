@@ -2,6 +2,7 @@
 
     python bench/server_load.py [--requests 64] [--clients 1 8] [--rounds N] [--rate R] [--json FILE] [dflash-serve options]
     python bench/server_load.py --llama-server PATH --llama-options "-m MODEL.gguf -np 8 ..." [...]
+    python bench/server_load.py --mix prompts [--rounds N] [--against http://HOST:PORT ...] [dflash-serve options]
     python bench/server_load.py --soak 5000 --disconnects 1000 [dflash-serve options]
 
 Arrivals are Poisson: `--rate` requests a second in the mean (0: as fast as the clients come free), at most `--clients` at a time;
@@ -9,6 +10,12 @@ who comes when all are taken waits, and that counts. Every number of clients is 
 the same, and could copy from answers that were kept. A llama-server is started in the same run, in turn with ours, with the
 options that it is given, and asked the same. Beside what the clock says stands processor time, of the server and of the clients
 here: on a machine that others use only that is to be trusted.
+
+`--mix prompts` is a load in which prefilling and decoding compete: prompts of 100 to 4,000 words, answers of 150 tokens, and a
+third of the clients hang up midway, in the first quarter of what they asked for. Its warm-up is of the same kind, for every size
+of a pass is a graph to build. Servers that run already are asked the same with `--against`; without options for a dflash-serve
+only those are. Every round has prompts of its own, but a server that was asked by an earlier run may still keep them: start it
+afresh.
 
 A soak has clients that hang up. It begins once caches that fill to a limit have done so, after five parts at most: graphs, one
 for each shape of a pass that has come, and past outputs that may be copied from. Snapshots of prompts are another such cache;
@@ -31,12 +38,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from common import header, save
 
+from dflash_ggml.bench.servers import Server
 from dflash_ggml.drafts.suffix import PAST_TOKENS
 
 PROMPTS = (
@@ -49,6 +58,14 @@ PROMPTS = (
     "def read_config(path: str) -> dict:\n",
     "    return [x for x in items if",
 )
+WORDS = (
+    "the house of a river and its stone bridge where people walk in early morning light before they open small shops for "
+    "bread or paper while children run along old walls to school under tall trees that turn yellow every autumn"
+)
+MIXES: dict[str, dict[str, Any]] = {  # what is asked where no option says it
+    "even": {"requests": 64, "clients": [1, 8], "tokens": 128, "words": (0, 0)},
+    "prompts": {"requests": 48, "clients": [8], "tokens": 150, "words": (100, 4000)},
+}
 TEXT = re.compile(rb'"text":"[^"]')  # a piece of an answer that is not empty
 STARTED_SECONDS = 600.0
 FLAT = 1.01  # memory at the end of a soak, to that after its first fifth
@@ -57,10 +74,12 @@ HANG = 300.0  # seconds after which a request counts as lost
 
 @dataclass
 class Seen:
-    """What one request came to. Seconds since it arrived; `first` of its first token; tokens by the server's own count."""
+    """What one request came to. Seconds since it arrived; `first` of its first token; gap: the longest between two pieces of its
+    answer; tokens by the server's own count, or the pieces that came before its client hung up."""
 
     arrived: float
     first: float = 0.0
+    gap: float = 0.0
     seconds: float = 0.0
     tokens: int = 0
     end: str = ""
@@ -68,7 +87,8 @@ class Seen:
 
 @dataclass
 class Load:
-    """What is asked. left: requests whose client hangs up in the middle."""
+    """What is asked. left: requests whose client hangs up, after three pieces of the answer at most, or (midway) as many as a
+    quarter of its tokens. words: fewest and most in front of each prompt."""
 
     requests: int
     clients: int
@@ -77,14 +97,19 @@ class Load:
     temperature: float = 0.0
     left: int = 0
     seed: int = 0
-    words: int = 0  # further words before each prompt
+    words: tuple[int, int] = (0, 0)
+    midway: bool = False
+    model: str | None = None
     prompts: tuple[str, ...] = field(default=PROMPTS, repr=False)
 
     def body(self, i: int) -> dict[str, object]:
         """Request i."""
-        before = " ".join(f"word{(7 * i + k) % 97}" for k in range(self.words))
+        rng = random.Random(f"{self.seed} {i}")
+        before = " ".join(rng.choices(WORDS.split(), k=rng.randint(*self.words)))
         return {
-            "prompt": f"# {i}\n{before}{self.prompts[i % len(self.prompts)]}",
+            **({"model": self.model} if self.model else {}),
+            "prompt": f"# {self.seed} {i}\n{before}\n{self.prompts[i % len(self.prompts)]}",
+            "ignore_eos": self.midway,
             "max_tokens": self.tokens,
             "temperature": self.temperature,
             "seed": i,
@@ -105,16 +130,17 @@ class Load:
         return set(random.Random(self.seed + 1).sample(range(self.requests), self.left))
 
 
-async def ask(port: int, body: dict[str, object], seen: Seen, leave_after: int | None, start: float) -> None:
+async def ask(url: str, body: dict[str, object], seen: Seen, leave_after: int | None, start: float) -> None:
     """One request, to its end or until so many pieces of it have come."""
-    data = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data, parts = json.dumps(body).encode(), urlsplit(url)
+    path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
     try:
-        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nConnection: close\r\n"
         writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
         status = (await reader.readline()).split(b" ")[1].decode()
-        pieces = 0
+        pieces, last = 0, 0.0
         while line := await reader.readline():
             if not line.startswith(b"data: {"):
                 continue
@@ -123,10 +149,11 @@ async def ask(port: int, body: dict[str, object], seen: Seen, leave_after: int |
             ):  # the last; the others are not parsed, for these clients share the server's cores
                 seen.tokens = json.loads(line[6:])["usage"]["completion_tokens"]
             elif TEXT.search(line):
-                pieces += 1
-                seen.first = seen.first or time.perf_counter() - start - seen.arrived
+                at, pieces = time.perf_counter() - start, pieces + 1
+                seen.first = seen.first or at - seen.arrived
+                seen.gap, last = max(seen.gap, at - (last or at)), at
             if leave_after is not None and pieces >= leave_after:
-                seen.end = "left"
+                seen.end, seen.tokens = "left", pieces
                 return
         seen.end = status
     finally:
@@ -135,7 +162,7 @@ async def ask(port: int, body: dict[str, object], seen: Seen, leave_after: int |
             await writer.wait_closed()
 
 
-async def run(port: int, load: Load) -> list[Seen]:
+async def run(url: str, load: Load) -> list[Seen]:
     """All requests of a load."""
     free, start = asyncio.Semaphore(load.clients), time.perf_counter()
     leaves, rng = load.leaves(), random.Random(load.seed + 2)
@@ -144,12 +171,13 @@ async def run(port: int, load: Load) -> list[Seen]:
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - start)))
         # with no rate, a request comes when its client is free
         seen = Seen(time.perf_counter() - start)
-        leave_after = rng.randrange(4) if i in leaves else None
+        pieces = rng.randrange(1, max(load.tokens // 4, 2)) if load.midway else rng.randrange(4)
         async with free:
             if not load.rate:
                 seen.arrived = time.perf_counter() - start
             try:
-                await asyncio.wait_for(ask(port, load.body(i), seen, leave_after, start), HANG)
+                leave_after = pieces if i in leaves else None
+                await asyncio.wait_for(ask(url, load.body(i), seen, leave_after, start), HANG)
             except (OSError, IndexError, ValueError, asyncio.TimeoutError) as error:
                 seen.end = type(error).__name__
         seen.seconds = time.perf_counter() - start - seen.arrived
@@ -165,10 +193,11 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def summary(seen: list[Seen]) -> dict[str, Any]:
-    """A row: counts, tokens per second in sum, percentiles of first tokens (ms) and of a request's own tokens per second."""
+    """A row: counts, tokens per second in sum, percentiles and worst of first tokens, the longest gap in an answer (both ms), and
+    percentiles of a request's own tokens per second."""
     done = [one for one in seen if one.end == "200"]
     wall = max((one.arrived + one.seconds for one in seen), default=0.0)
-    first = [1e3 * one.first for one in done if one.tokens]
+    first = [1e3 * one.first for one in seen if one.first]
     own = [one.tokens / one.seconds for one in done if one.tokens and one.seconds > 0]
     ends: dict[str, int] = {}
     for one in seen:
@@ -176,10 +205,13 @@ def summary(seen: list[Seen]) -> dict[str, Any]:
     return {
         "requests": len(seen),
         "ends": dict(sorted(ends.items())),
+        "errors": sum(one.end not in ("200", "left") for one in seen),
         "seconds": round(wall, 2),
         "tokens": sum(one.tokens for one in seen),
         "tokens_per_second": round(sum(one.tokens for one in seen) / wall, 1) if wall else 0.0,
         "first_ms": [round(percentile(first, part), 1) for part in (0.5, 0.9, 0.99)],
+        "first_worst_ms": round(max(first, default=0.0), 1),
+        "gap_ms": round(1e3 * max((one.gap for one in seen), default=0.0), 1),
         "own_tokens_per_second": [round(percentile(own, part), 1) for part in (0.01, 0.1, 0.5)],
     }
 
@@ -229,17 +261,50 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def measured(name: str, command: list[str], port: int, load: Load, warm: int = 8) -> dict[str, Any]:
+def local(port: int) -> str:
+    """The address of a server that was started here."""
+    return f"http://127.0.0.1:{port}"
+
+
+def metric(url: str, pattern: str) -> float:
+    """A number that a server's /metrics tells; 0 where it does not."""
+    try:
+        with urllib.request.urlopen(url.rstrip("/").removesuffix("/v1") + "/metrics", timeout=30) as answer:
+            found = re.search(rf"^{pattern} (\S+)", answer.read().decode(), re.MULTILINE)
+    except OSError:  # it has none
+        return 0.0
+    return float(found.group(1)) if found else 0.0
+
+
+def asked(url: str, load: Load) -> dict[str, Any]:
+    """What a load came to at a server that runs; with the columns of a decode pass, None if the server does not tell."""
+
+    def counted() -> tuple[float, float]:
+        columns, passes = (metric(url, rf"dflash_\w*{name}_total") for name in ("columns", "passes"))
+        return columns, passes
+
+    before = counted()
+    found = summary(asyncio.run(run(url, load)))
+    columns, passes = (after - earlier for after, earlier in zip(counted(), before))
+    return {"clients": load.clients, **found, "columns": round(columns / passes, 2) if passes else None}
+
+
+def warm_up(url: str, load: Load) -> None:
+    """Requests of the same kind, so that graphs are built and costs known before anything is measured."""
+    few = replace(load, requests=2 * load.clients if load.midway else 8, left=0, rate=0.0, seed=99)
+    asyncio.run(run(url, few if load.midway else replace(few, clients=4, tokens=16)))
+
+
+def measured(name: str, command: list[str], port: int, load: Load) -> dict[str, Any]:
     """The row of a load, from a server that is started for it and warmed up."""
     process = started(command, port)
     try:
-        asyncio.run(run(port, Load(warm, 4, tokens=16, seed=99)))
+        warm_up(local(port), load)
         spent, own = cpu_seconds(process.pid), time.process_time()
-        found = summary(asyncio.run(run(port, load)))
+        found = asked(local(port), load)
         per_token = 1e3 / max(int(found["tokens"]), 1)
         row = {
             "server": name,
-            "clients": load.clients,
             **found,
             "cpu_ms_per_token": round(per_token * (cpu_seconds(process.pid) - spent), 3),
             "clients_cpu_ms_per_token": round(per_token * (time.process_time() - own), 3),
@@ -248,20 +313,22 @@ def measured(name: str, command: list[str], port: int, load: Load, warm: int = 8
     finally:
         process.terminate()
         process.wait(30)
-    print(
-        f"{name:14} {load.clients:3} clients {row['tokens_per_second']:8} tokens/s, processor ms/token "
-        f"{row['cpu_ms_per_token']} + {row['clients_cpu_ms_per_token']}, first token ms {row['first_ms']} (50, 90, 99 %), "
-        f"own tokens/s {row['own_tokens_per_second']} (1, 10, 50 %), {row['ends']}",
-        flush=True,
-    )
+    print(line(row), flush=True)
     return row
 
 
-def graphs_kept(port: int) -> int:
-    """The computation graphs that a dflash-serve keeps."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        found = re.search(r"^dflash_graphs (\d+)", answer.read().decode(), re.MULTILINE)
-    return int(found.group(1)) if found else 0
+def line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    cpu = ""
+    if "cpu_ms_per_token" in row:
+        cpu = f", processor ms/token {row['cpu_ms_per_token']} + {row['clients_cpu_ms_per_token']}"
+    columns = f", {row['columns']} columns a pass" if row["columns"] else ""
+    return (
+        f"{row['server']:14} {row['clients']:3} clients {row['seconds']:7} s, {row['tokens']} tokens, "
+        f"{row['tokens_per_second']} tokens/s{cpu}, first token ms {row['first_ms']} (50, 90, 99 %), worst "
+        f"{row['first_worst_ms']}, longest gap ms {row['gap_ms']}, own tokens/s {row['own_tokens_per_second']} (1, 10, 50 %)"
+        f"{columns}, {row['errors']} errors, {row['ends']}"
+    )
 
 
 def soaked(
@@ -276,8 +343,8 @@ def soaked(
 
     def part(kind: str) -> None:
         load = Load(requests // 5, clients, tokens=tokens, left=left // 5, seed=len(parts))
-        found = summary(asyncio.run(run(port, load)))
-        memory, graphs = round(resident_mib(process.pid), 1), graphs_kept(port)
+        found = summary(asyncio.run(run(local(port), load)))
+        memory, graphs = round(resident_mib(process.pid), 1), int(metric(local(port), "dflash_graphs"))
         parts.append({"kind": kind, "memory_mib": memory, "graphs": graphs, **found})
         print(
             f"{kind} {len(parts)}: {memory} MiB, {graphs} graphs, {found['tokens_per_second']} tokens/s, {found['ends']}",
@@ -302,23 +369,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], help="at a time, a row each")
+    parser.add_argument("--mix", choices=MIXES, default="even", help="what is asked where no option says it")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--clients", type=int, nargs="+", help="at a time, a row each")
     parser.add_argument("--rounds", type=int, default=1, help="of all rows, in turn")
     parser.add_argument(
         "--rate", type=float, default=0.0, help="requests a second, 0: as fast as clients come free"
     )
-    parser.add_argument("--tokens", type=int, default=128, help="per answer")
+    parser.add_argument("--tokens", type=int, help="per answer")
     parser.add_argument("--temp", type=float, default=0.0)
-    parser.add_argument("--words", type=int, default=0, help="further words in every prompt")
+    parser.add_argument(
+        "--words", type=int, nargs=2, metavar=("LEAST", "MOST"), help="in front of every prompt"
+    )
     parser.add_argument("--soak", type=int, metavar="N", help="so many requests, and look at the memory")
     parser.add_argument(
         "--disconnects", type=int, default=0, metavar="N", help="of a soak's requests: clients that hang up"
+    )
+    parser.add_argument(
+        "--against", nargs="+", default=[], metavar="URL", help="running servers to ask the same"
     )
     parser.add_argument("--llama-server", metavar="PATH", help="another server to start and ask the same")
     parser.add_argument("--llama-options", default="", metavar="WORDS", help="its options, in one string")
     parser.add_argument("--json", help="file for the result")
     args, rest = parser.parse_known_args()
+    for name, value in MIXES[args.mix].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     facts, port = header(), free_port()
     print(f"commit {facts['commit']}, {facts['cpu']}, {facts['cpus']} CPUs, load average {facts['load']}")
     ours = [
@@ -340,17 +416,28 @@ def main() -> int:
         idle = found["health"] == {"status": "ok", "running": 0, "waiting": 0}
         print(f"memory {first} to {last} MiB; {'nothing runs or waits' if idle else found['health']}")
         return 0 if last <= FLAT * first and idle else 1
+    midway = args.mix == "prompts"
+    left, words = args.requests // 3 if midway else 0, tuple(args.words)
     loads = [
-        Load(args.requests, clients, args.rate, args.tokens, args.temp, words=args.words)
+        Load(args.requests, clients, args.rate, args.tokens, args.temp, left, words=words, midway=midway)
         for clients in args.clients
     ]
+    servers = [Server(url) for url in args.against]
+    for server in servers:
+        server.open()
+        warm_up(server.url, replace(loads[0], model=server.model))
     rows = []
-    for load in loads * args.rounds:
-        rows.append(measured("dflash-serve", ours, port, load))
+    for load in [replace(load, seed=n) for n in range(args.rounds) for load in loads]:
+        if rest or not servers:
+            rows.append(measured("dflash-serve", ours, port, load))
         if args.llama_server:
             other = free_port()
             command = [args.llama_server, "--port", str(other), *shlex.split(args.llama_options)]
             rows.append(measured("llama-server", command, other, load))
+        for server in servers:
+            found = asked(server.url, replace(load, model=server.model))
+            rows.append({"server": server.url, **found})
+            print(line(rows[-1]), flush=True)
     save(
         args.json,
         {
