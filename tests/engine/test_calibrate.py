@@ -10,11 +10,11 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.policy.forecast import blocks
 from dflash_ggml.engine import cost_cache, known_costs, loading
 from dflash_ggml.engine.cost_cache import CostCache, Measured, default_folder
 from dflash_ggml.engine.products import ProductTable, Timing
 from dflash_ggml.policy.costs import Point
+from dflash_ggml.policy.forecast import blocks
 from reference.chi_square import assert_same_source
 from reference.engine_kit import Solo
 

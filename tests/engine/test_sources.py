@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.policy.plan import Plan
 from dflash_ggml.drafts.suffix import Copies
 from dflash_ggml.errors import ConfigError
+from dflash_ggml.policy.plan import Plan
 from reference.chi_square import assert_same_source
 from reference.engine_kit import Solo, fresh, steps, text
 
