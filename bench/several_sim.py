@@ -139,7 +139,7 @@ def rows(name: str, machine: JointMachine, kind: str, users: int, steps: int) ->
     for setting, how in settings(kind, users).items():
         rate, run = measured(machine, kind, users, how, steps)
         each = [1000 * n / sum(run.ms) for n in run.tokens]
-        columns, drafting = float(np.mean(run.columns)), float(np.mean(run.drafting))
+        columns, drafting = float(np.mean([n or users for n in run.columns])), float(np.mean(run.drafting))
         found.append(Row(name, kind, users, setting, rate, min(each), max(each), columns, drafting))
     of = {how: [r for r in found if r.setting.split(",")[0] == how] for how in ("equal", "heap")}
     best = [max(shares, key=lambda row: row.rate) for shares in of.values() if shares]
