@@ -180,23 +180,19 @@ def begun(engine: Solo, mode: str):
     return place, run
 
 
-def test_costs_of_one_text_are_learned_in_the_first_lane_only(toy_pair):
+def test_a_batch_does_not_count_as_a_lone_sequence(toy_pair):
     with Solo.load(config(toy_pair, calibrate="never", parallel=2)) as engine:
 
-        def learned(*runs):
+        def learned(*sequences):
             for _ in range(4):
-                assert not any(isinstance(step, Exception) for step in engine.step(runs))
+                assert not any(isinstance(step, Exception) for step in engine.step(sequences))
             return engine.costs.points()
 
-        (first, drafted), (second, plain) = begun(engine, "tree"), begun(engine, "plain")
-        assert (first.state_index, second.state_index) == (0, 1)
+        (_, drafted), (_, plain) = begun(engine, "tree"), begun(engine, "plain")
         known = learned(drafted)
         assert {p.kind for p in known} == {"verify", "draft", "commit", "host"}
-        assert learned(plain) == known
-        assert learned(drafted, plain) == known  # one of two drafts
-        second.close()
-        second, other = begun(engine, "tree")
-        assert second.state_index == 1 and learned(other) == known
+        alone = [p for p in learned(drafted, plain) if p.kind != "draft"]  # one of two drafts
+        assert alone == [p for p in known if p.kind != "draft"]
 
 
 def made_up(rng: np.random.Generator) -> list[Point]:

@@ -61,10 +61,10 @@ def walk(engine: Solo, seed: int, given: list | None = None) -> list:
     propose = engine.drafter.propose
 
     def noted(*args, **options):
-        rows = propose(*args, **options)
+        (rows,) = propose(*args, **options)
         at = len(proposed)
         proposed.append((engine.n_tokens, rows.ids.copy(), rows.log_probs.copy()))
-        return Rows(*given[at][1:]) if given else rows
+        return [Rows(*given[at][1:]) if given else rows]
 
     engine.drafter.propose = noted
     engine.reset()

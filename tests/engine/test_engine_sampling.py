@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dflash_ggml.engine.step
+import dflash_ggml.engine.accept
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import Accepted, walk
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
@@ -149,7 +149,7 @@ def test_a_rule_that_favours_the_draft_is_noticed(
 
         return walk(tree, choose_again, stop)
 
-    monkeypatch.setattr(dflash_ggml.engine.step, "walk", walk_drawing_again)
+    monkeypatch.setattr(dflash_ggml.engine.accept, "walk", walk_drawing_again)
     texts, _ = write(engine, start, WIDE, "tree", seed=2, n=TEXTS // 2)
     with pytest.raises(AssertionError):
         assert_same_texts(texts, plain_texts("temp1"), engine.n_vocab)

@@ -308,14 +308,14 @@ def test_an_error_of_reading_again_is_that_runs(several: Solo, monkeypatch: pyte
 
 
 def test_a_step_that_reads_again_is_a_step_to_its_end(several: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, whole, found = damaged(several), Slot._read_again, list[bool]()
+    jobs, whole, found = damaged(several), Slot.recompute, list[bool]()
 
     def read_again(place: Any) -> Any:
         error = whole(place)
         found.append(several.in_pass)
         return error
 
-    monkeypatch.setattr(Slot, "_read_again", read_again)
+    monkeypatch.setattr(Slot, "recompute", read_again)
     several.step([job.run for job in jobs])
     assert found == [True] and not several.in_pass
     for job in jobs:
@@ -326,7 +326,7 @@ def test_texts_that_ran_one_by_one_are_not_read_again(several: Solo, monkeypatch
     """None of the others can be to blame."""
     jobs = damaged(several)
     monkeypatch.setattr(type(several.passes), "takes_several", False)
-    monkeypatch.delattr(Slot, "_read_again")
+    monkeypatch.delattr(Slot, "recompute")
     steps = several.step([job.run for job in jobs])
     assert steps[0].tokens and isinstance(steps[1], NoNumbersError)
     for job in jobs:

@@ -14,31 +14,11 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.suffix import Copies
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.policy.plan import Plan
 from reference.chi_square import assert_same_source
-from reference.engine_kit import Solo, fresh, steps, text
+from reference.engine_kit import AnyPlan, Solo, fresh, steps, text
 
 # what stands twice is continued as it was the first time, or is not
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 3, 1, 4, 1, 5]
-
-
-class Mixing:
-    """A controller that changes its mind every step: plain, copies alone, the draft beside them, chains and trees."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def next(self, sequence: Any, costs: Any) -> Plan:
-        kind = ("plain", "chain", "tree", "tree")[int(self.rng.integers(4))]
-        budget = 0 if kind == "plain" else int(self.rng.integers(1, 32))
-        depth = int(self.rng.integers(1, 8)) if self.rng.integers(2) else None
-        return Plan(kind, budget, bool(self.rng.integers(2)), depth=depth, drafts=bool(self.rng.integers(2)))
-
-    def observe(self, tree: Any, accepted: Any) -> None:
-        pass
-
-    def catch_up(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +43,7 @@ def test_every_mode_writes_what_plain_decoding_writes(engine, temperature, monke
     for mode in ("tree", "chain", "auto", "tree"):
         assert written(engine, temperature, 220, mode=mode) == plain
     for seed in range(4):
-        monkeypatch.setattr("dflash_ggml.engine.place.controller", lambda *_, s=seed: Mixing(s))
+        monkeypatch.setattr(engine.stepper, "policy", AnyPlan(engine, seed, budget=engine.config.budget))
         assert written(engine, temperature, 220) == plain
         assert engine.sequence.statistics.accepted > 20
     if engine.drafter:

@@ -505,7 +505,7 @@ def overflow(place: Slot, tokens: range, number: int, value: float) -> None:
     """Let a number of these tokens' keys, which are float16, be `value`."""
     keys = place.engine.passes.state.kv.slices[0]
     for at in tokens:
-        offset = (place.first_slot + at) * keys.nb[1] + 2 * number
+        offset = (place.sequence.first_slot + at) * keys.nb[1] + 2 * number
         place.engine.device.write(keys, np.array([value], np.float16), offset)
     assert len(without_numbers(place.engine)) == len(tokens)
 
@@ -529,7 +529,8 @@ def hold(place: Slot, value: float) -> None:
     """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
     engine, tensors, state = place.engine, place.kv.tensors(), place.engine.passes.state
     parts = [
-        (t, place.first_slot * t.nb[1], (place.n_tokens + engine.over) * t.nb[1]) for t in tensors.caches
+        (t, place.sequence.first_slot * t.nb[1], (place.n_tokens + engine.over) * t.nb[1])
+        for t in tensors.caches
     ]
     parts += [(t, place.state_index * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]
     parts += [(t, 0, int(np.prod(list(t.ne))) * 4) for t in tensors.live]

@@ -74,7 +74,10 @@ def spoil(place: Slot, value: float, first: int = 0) -> None:
     """Let all rows that the text has written from `first` on hold `value`, or scales of it."""
     device, tensors = place.engine.device, place.kv.tensors()
     for t, row, n in [
-        *((t, place.first_slot + first, place.n_tokens + place.engine.over - first) for t in tensors.caches),
+        *(
+            (t, place.sequence.first_slot + first, place.n_tokens + place.engine.over - first)
+            for t in tensors.caches
+        ),
         *((t, place.state_index * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
     ]:
         number = np.array(value, np.float32 if t.type == F32 else np.float16).tobytes()
@@ -114,8 +117,8 @@ def test_a_place_after_one_without_numbers(pair):
         write(first, 250)
         blocking = engine.open(20)
         spoil(first, np.nan)
-        at = first.first_slot
-        assert first.grow(500) and first.first_slot != at
+        at = first.sequence.first_slot
+        assert first.grow(500) and first.sequence.first_slot != at
         other = engine.open(100)
         assert other.first_slot == at
         assert write(other, 40)[1] == expected[1][1]
@@ -178,7 +181,7 @@ def test_a_place_that_grows_into_rows_without_numbers(either):
             sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
             run = first.begin(sampler, max_tokens=500, stop=lambda t: False)
             first.first()
-            second, at = None, first.first_slot
+            second, at = None, first.sequence.first_slot
             while run.finish is None:
                 (step,) = engine.step([run])
                 assert not isinstance(step, Exception), step
@@ -186,7 +189,7 @@ def test_a_place_that_grows_into_rows_without_numbers(either):
                     second = engine.open(100)
                     found.append(write(second, 50)[1])
             found.append(first.tokens)
-            assert first.first_slot != at or len(first.tokens) < 550
+            assert first.sequence.first_slot != at or len(first.tokens) < 550
         return found
 
     assert texts(np.nan) == texts(None)

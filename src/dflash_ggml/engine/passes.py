@@ -189,8 +189,8 @@ class TargetPasses(PassOutputs):
     ) -> Graph:
         """Run the trees of a forest, each root behind the committed tokens of its sequence.
 
-        Sequences of one column have it committed then; the others' committed states stay as they are. A lone sequence has
-        graphs of its own, which are faster where one fits: any for a single column, those of state index 0 for a tree.
+        Sequences of one column have it committed then; the others' committed states stay as they are. A lone sequence of
+        state index 0 has graphs of its own, which are faster (bench/notes-step.md).
 
         Args:
             watches: By sequence how to reduce the logits (None: not).
@@ -202,11 +202,11 @@ class TargetPasses(PassOutputs):
         if len(forest.sequences) > 1:
             return self._verify_forest(forest, watches, columns)
         (sequence,), (tree,), watch = forest.sequences, forest.trees, watches[0]
+        if sequence.state_index:
+            return self._verify_forest(forest, watches, columns)
         if tree.width == 1:
             column = columns[0] if columns else None
             return self.linear(sequence, tree.tokens.tolist(), column=column, watch=watch, decoding=True)
-        if sequence.state_index:
-            return self._verify_forest(forest, watches, columns)
         return self._verify_tree(sequence, tree, watch)
 
     def fixed_columns(self, forest: Forest) -> bool:
