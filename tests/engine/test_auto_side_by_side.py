@@ -100,7 +100,7 @@ def test_words_are_those_of_plain_decoding(engine: Solo, fast_passes: None) -> N
         job.leaves = int(rng.integers(2, N))
     waiting, running, sizes = [*jobs], list[Job](), list[int]()
     while waiting or running:
-        if waiting and len(running) < engine.parallel and (not running or rng.random() < 0.06):
+        if waiting and len(running) < engine.parallel and (not running or rng.random() < 0.25):
             job = waiting.pop(0)
             job.place = engine.open(len(job.prompt) + N)
             job.place.prefill(job.prompt)

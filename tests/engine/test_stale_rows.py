@@ -120,7 +120,7 @@ def test_a_place_after_one_without_numbers(pair):
         at = first.sequence.first_slot
         assert first.grow(500) and first.sequence.first_slot != at
         other = engine.open(100)
-        assert other.first_slot == at
+        assert other.sequence.first_slot == at
         assert write(other, 40)[1] == expected[1][1]
         blocking.close()
 
@@ -238,7 +238,7 @@ def test_a_parked_text_that_goes_on(pair):
                 (step,) = engine.step([run])
                 assert not isinstance(step, Exception), step
                 rows += step.rows
-            return second.tokens, np.stack(rows), second.undraftable
+            return second.tokens, np.stack(rows), run.undraftable
 
     expected, found = parked(None), parked(np.nan)
     assert found[0] == expected[0] and not found[2]

@@ -169,7 +169,6 @@ class Device:
         self._computed = self._waited = 0.0  # seconds, since the last judgement and before it
         self._since = self._ended = 0.0  # when that began, and when the last graph had run
         self._caller = 0  # the thread that it is about
-        self._meanwhile: Callable[[], None] | None = None
         self._before_waiting: Callable[[], None] | None = None
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
         if self.backend == ffi.NULL:
@@ -249,10 +248,6 @@ class Device:
             found.append(listed[len(found)])
         return found
 
-    def meanwhile(self, work: Callable[[], None]) -> None:
-        """Have `work` done when the next read waits: a GPU computes then. The last that was asked for counts."""
-        self._meanwhile = work
-
     def before_waiting(self, work: Callable[[], None]) -> None:
         """Have `work` done when graphs are next waited for. The last that was asked for counts."""
         self._before_waiting = work
@@ -271,9 +266,6 @@ class Device:
     def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
         """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
         self._waits()
-        if (work := self._meanwhile) is not None:
-            self._meanwhile = None
-            work()
         if out.nbytes:
             with self.lock:
                 pinned = self._pinned.array[: out.nbytes]

@@ -7,34 +7,16 @@ from typing import Any
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.policy.costs import Costs
-from reference.engine_kit import Solo, fresh
-
-MS = {"plain": 1.0, "draft": 0.2, "append": 0.05, "verify": 1.1, "commit": 0.1, "host": 0.1, "after": 0.0}
+from reference.engine_kit import Solo
 
 
 @pytest.fixture
-def engine(toy_pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """On a machine whose passes always take the same."""
-    taken = Costs.measured
-    monkeypatch.setattr(
-        Costs, "measured", lambda self, kind, ms, *at, **by: taken(self, kind, MS[kind], *at, **by)
-    )
+def engine(toy_pair: Any) -> Any:
     config = EngineConfig(
         *toy_pair, n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", reference=True, calibrate="never"
     )
     with Solo.load(config) as engine:
         yield engine
-
-
-def test_work_is_done_once_by_the_next_read(engine: Solo) -> None:
-    done: list[str] = []
-    engine.device.meanwhile(lambda: done.append("first"))
-    engine.device.meanwhile(lambda: done.append("second"))
-    assert not done
-    fresh(engine)
-    fresh(engine)
-    assert done == ["second"]
 
 
 @pytest.mark.parametrize("how", ["read", "synchronize"])
