@@ -24,6 +24,7 @@ FEW = 3  # measurements that a cell needs to stand for itself: one disturbed pas
 SURE = 5  # measurements of a pass that its part in the pace needs
 RECENT = 20  # measurements after which a pass has no part in the pace
 APART = 1.5  # ratio of two contexts that a slope needs; between nearer ones it is noise
+NOTED = 64  # measurements that wait to be taken in
 LEAST = 1e-6  # milliseconds; a coarse clock may say 0
 
 
@@ -72,8 +73,11 @@ class Costs:
             Pass, tuple[int, _Cell]
         ] = {}  # when a pass last ran, and its times over its usual ones
         self._pace, self._n = 1.0, 0
-        self._noted: list[tuple[Pass, float, int, int, int]] = []
-        self._curves: dict[tuple[Pass, int], Curve] = {}  # at pace 1, since the last measurement
+        self._noted = deque[tuple[Pass, float, int, int, int]](maxlen=NOTED)
+        self._curves: dict[
+            tuple[Pass, int], Curve
+        ] = {}  # at pace 1, as of the last time that measurements were taken in
+        self._slopes: dict[Key, float] = {}  # likewise
 
     # ---- what is measured
 
@@ -86,15 +90,21 @@ class Costs:
 
     def catch_up(self) -> None:
         """Take in what was measured."""
-        noted, self._noted = self._noted, []
-        for measurement in noted:
+        if not self._noted:
+            return
+        for measurement in self._noted:
             self._take_in(*measurement)
+        self._noted.clear()
+        self._curves.clear()
+        self._slopes.clear()
 
     def learn(self, points: Iterable[Point]) -> None:
         """Take in measurements of another time as what is usual: they outweigh the first few of this time."""
         for kind, width, context, ms in points:
             for _ in range(SURE + 1):
                 self._take((kind, width, 1), ms, context)
+        self._curves.clear()
+        self._slopes.clear()
 
     def points(self) -> list[Point]:
         """The medians of one sequence, as `learn` takes them."""
@@ -204,7 +214,6 @@ class Costs:
         if octave not in octaves:
             octaves[octave] = _Cell()
         octaves[octave].take(ms, context)
-        self._curves.clear()
 
     def _at_pace_one(self, key: Key, context: int) -> float | None:
         """The median at this context's octave, else from the nearest one along the slope over the context."""
@@ -213,13 +222,14 @@ class Costs:
             return None
         bits = context.bit_length()
         nearest = octaves.get(bits) or octaves[min(octaves, key=lambda seen: abs(seen - bits))]
+        further = context - nearest.context
+        if not further:
+            return nearest.median
+        slope = self._slopes.get(key)
+        if slope is None:
+            slope = self._slopes[key] = self._slope(key)
         # behind no tokens a pass takes no less than nothing
-        slope = (
-            min(self._slope(key), nearest.median / max(nearest.context, 1))
-            if nearest.context != context
-            else 0.0
-        )
-        return max(nearest.median + slope * (context - nearest.context), LEAST)
+        return max(nearest.median + min(slope, nearest.median / max(nearest.context, 1)) * further, LEAST)
 
     def _slope(self, key: Key) -> float:
         """Milliseconds per token of context.
