@@ -40,17 +40,22 @@ class Point(NamedTuple):
 class _Cell:
     """The last measurements of one kind, at pace 1; context: of the newest."""
 
-    __slots__ = ("context", "median", "ms")
+    __slots__ = ("_median", "context", "ms")
 
     def __init__(self, window: int = WINDOW) -> None:
-        self.context, self.median, self.ms = 0, 0.0, deque[float](maxlen=window)
+        self.context, self._median, self.ms = 0, 0.0, deque[float](maxlen=window)
 
     def take(self, ms: float, context: int = 0) -> None:
-        self.context = context
+        self.context, self._median = context, 0.0
         self.ms.append(ms)
-        ordered = sorted(self.ms)  # statistics.median checks its input for longer than this sorts
-        half = len(ordered) // 2
-        self.median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+    @property
+    def median(self) -> float:
+        if not self._median:
+            ordered = sorted(self.ms)  # statistics.median checks its input for longer than this sorts
+            half = len(ordered) // 2
+            self._median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        return self._median
 
 
 Key = tuple[Pass, int, int]
@@ -134,8 +139,10 @@ class Costs:
         return None if usual is None else usual * self._pace
 
     def expected(self, kind: Pass, columns: int = 1, context: int = 0, sequences: int = 1) -> float:
-        """What a pass costs now, derived where it was not measured often; 0 where nothing of its kind is known."""
-        self.catch_up()
+        """What a pass costs now, derived where it was not measured often; 0 where nothing of its kind is known.
+
+        Of what was measured since costs were last caught up with it knows nothing.
+        """
         own, weight = 0.0, 0.0
         if sequences > 1 or kind == "plain":
             octaves = self._cells.get((kind, columns, sequences))
@@ -173,6 +180,7 @@ class Costs:
 
     def drafted(self, nodes: Iterable[int], block: int, context: int = 0) -> dict[int, float]:
         """What steps of one sequence cost behind a draft of `block` columns; 0: of prompt lookup alone."""
+        self.catch_up()
         draft = self.expected("draft", block, context) if block else self.expected("append", 1, context)
         return {n: draft + ms for n, ms in self.verified(nodes, context).items()}
 
@@ -199,14 +207,14 @@ class Costs:
         usual = self._at_pace_one((kind, columns, 1), context)
         if not usual:
             return
-        _, cell = self._slowdowns.get(kind, (0, _Cell(SURE)))
+        _, cell = self._slowdowns.get(kind) or (0, _Cell(SURE))
         cell.take(ms / usual)
         self._slowdowns[kind] = self._n, cell
-        found = [
-            c.median for at, c in self._slowdowns.values() if at > self._n - RECENT and len(c.ms) == SURE
-        ]
+        since = self._n - RECENT
+        found = [c.median for at, c in self._slowdowns.values() if at > since and len(c.ms) == SURE]
         if len(found) > 1:
-            self._pace = max(min(found), 1.0) if min(found) > 1 else min(max(found), 1.0)
+            least = min(found)
+            self._pace = max(least, 1.0) if least > 1 else min(max(found), 1.0)
 
     def _take(self, key: Key, ms: float, context: int) -> None:
         octaves = self._cells.setdefault(key, {})

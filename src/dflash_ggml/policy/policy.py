@@ -122,10 +122,14 @@ class _Step:
         "sequences",
         "table",
         "trying",
+        "was_wide",
     )  # fmt: skip
 
-    def __init__(self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan]) -> None:
-        self.sequences, self.notes, self.plans = sequences, notes, plans
+    def __init__(
+        self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan], was_wide: bool
+    ) -> None:
+        """was_wide: whether the step before it was no plain one."""
+        self.sequences, self.notes, self.plans, self.was_wide = sequences, notes, plans, was_wide
         self.free: list[int] = []  # whose mode is `auto`
         self.fixed = 0  # drafts of other modes
         self.block, self.drafting = 0, 0  # columns of each draft, and how many run
@@ -167,7 +171,7 @@ class Policy:
             0,
         )  # the step at which the tables were renewed, and for how many they are kept
         self._context = 0
-        self._step = _Step((), [], [])
+        self._step = _Step((), [], [], False)
         self._came: tuple[_Step, Result] | None = None  # the last step, not learned from yet
         self._was_wide = False
 
@@ -183,13 +187,13 @@ class Policy:
         self._now += 1
         if len(sequences) == 1 and (notes := sequences[0].notes) is not None and notes.rest:
             notes.rest -= 1
-            self._step = _Step(sequences, [notes], [PLAIN])
+            self._step = _Step(sequences, [notes], [PLAIN], self._was_wide)
             return [PLAIN]
         if not self.is_gpu:  # elsewhere the device would wait for it
             self._learn()
         notes = [s.notes or self._meet(s, len(sequences)) for s in sequences]
         plans = [PLAIN if s.undraftable else n.fixed for s, n in zip(sequences, notes)]
-        step = self._step = _Step(sequences, notes, [plan or PLAIN for plan in plans])
+        step = self._step = _Step(sequences, notes, [plan or PLAIN for plan in plans], self._was_wide)
         step.free = [i for i, plan in enumerate(plans) if plan is None]
         step.fixed = sum([plan is not None and plan.kind != "plain" and plan.drafts for plan in plans])
         if step.free:
@@ -217,7 +221,7 @@ class Policy:
         if len(free) == n and self.ledger.wants_plain(step.plain > 0):
             step.notes[0].rest = REST if n == 1 and self.ledger.is_empty else 0
             return
-        step.after = 0.0 if self._was_wide else self._after
+        step.after = 0.0 if step.was_wide else self._after
         sure = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
         if self.depth and n < self.most:
             self._choose(step, sure)
@@ -504,7 +508,6 @@ class Policy:
         columns = sum([tree.width for tree in result.trees])
         is_wide, ms = columns > n, result.ms
         self._learn()
-        self._measure(step, result, columns)
         if not is_wide and not result.draft:
             self.ledger.plain(ms)
         elif step.plain and any(result.accepted):
@@ -516,7 +519,10 @@ class Policy:
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
-        self._came = (step, result) if step.table is not None or is_wide else None
+        if step.table is None and not is_wide:
+            self._measure(step, result, columns)
+        else:
+            self._came = step, result
         self._was_wide = is_wide or result.draft > 0
 
     def _measure(self, step: _Step, result: Result, columns: int) -> None:
@@ -539,7 +545,7 @@ class Policy:
                 measured("commit", result.commit, 1, 0, n)
             measured("host", result.tree + result.host, width, 0, n)
         elif not result.draft and "verify" in warm:
-            usual = self.costs.of("plain", n, context, n) if self._was_wide and not self.is_gpu else None
+            usual = self.costs.of("plain", n, context, n) if step.was_wide and not self.is_gpu else None
             if usual is None or result.ms < usual:
                 measured("plain", result.ms, n, context, n)
             if usual is not None:
@@ -560,6 +566,7 @@ class Policy:
         if self._came is None:
             return
         (step, result), self._came = self._came, None
+        self._measure(step, result, sum([tree.width for tree in result.trees]))
         for i, tree, probability in step.grown:
             plan, most = step.plans[i], min(step.sequences[i].budget, self.most)
             whole = plan.least == -inf and plan.budget >= most
@@ -648,9 +655,11 @@ def _chain(sure: float, nodes: int) -> float:
 
 def _rate(n: int, parts: list[Gains], table: Table, most: float) -> float:
     """Tokens per millisecond of n sequences at the best width that takes at most `most`, if drafts of some are worth this."""
-    gains, often = (np.concatenate(both) for both in zip(*parts))
-    order = np.argsort(-gains)
+    gains, often = parts[0] if len(parts) == 1 else (np.concatenate(both) for both in zip(*parts))
+    order = (-gains).argsort()
     gains, often = gains[order], often[order]
-    filled, sums = np.cumsum(often), np.cumsum(gains * often)
-    tokens = np.interp(table.ends, [0.0, *filled], [0.0, *sums]).tolist()
+    filled, sums = np.zeros(len(order) + 1), np.zeros(len(order) + 1)
+    often.cumsum(out=filled[1:])
+    (gains * often).cumsum(out=sums[1:])
+    tokens = np.interp(table.ends, filled, sums).tolist()
     return max([(n + more) / ms for ms, more in zip(table.ms, tokens) if 0 < ms <= most], default=0.0)
