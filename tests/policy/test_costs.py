@@ -150,6 +150,7 @@ def test_costs_of_several_are_those_of_one_and_what_each_adds():
     assert costs.expected("draft", 32, 0, 3) == 0.0
     for _ in range(3):
         costs.measured("verify", 11.0, 16, 0, 3)
+    costs.catch_up()
     assert costs.expected("verify", 16, 0, 3) == pytest.approx(11.0)
     assert costs.expected("verify", 8, 0, 3) == pytest.approx(10.0)
     assert costs.expected("verify", 8, 0, 5) == pytest.approx(11.0)
@@ -164,11 +165,13 @@ def test_a_wide_pass_that_was_not_measured_is_hoped_to_be_cheap():
     costs.learn([Point("plain", 1, 0, 8.0), Point("draft", 8, 0, 1.0), Point("draft", 16, 0, 2.0)])
     for _ in range(3):
         costs.measured("draft", 20.0, 128, 0, 8)
+    costs.catch_up()
     assert costs.expected("draft", 12) == pytest.approx(1.5)
     assert costs.expected("draft", 64, 0, 8) == pytest.approx(8.0)  # on the line of 8 and 16
     assert costs.expected("draft", 128, 0, 8) == pytest.approx(20.0)
     for _ in range(3):
         costs.measured("draft", 19.0, 64, 0, 8)
+    costs.catch_up()
     assert costs.expected("draft", 96, 0, 8) == pytest.approx(19.5)  # of 64 and 128: the other line is above
     assert costs.expected("draft", 64, 0, 8) == pytest.approx(19.0)
 
@@ -181,6 +184,7 @@ def test_a_slow_machine_is_slow_for_several_too():
     for _ in range(5):
         costs.measured("plain", 16.0)
         costs.measured("verify", 18.0, 8)
+    costs.catch_up()
     assert costs.expected("verify", 8, 0, 4) == pytest.approx(20.0)
 
 

@@ -68,6 +68,8 @@ def path_probabilities(trees: Items[Tree], calibrations: Items[Calibration | Non
     n, widths = len(trees), [tree.width for tree in trees]
     if not n or n != len(calibrations):
         raise ValueError(f"{n} trees with {len(calibrations)} calibrations")
+    if n == 1 and calibrations[0] is not None:
+        return calibrations[0].path_probabilities(trees[0])
     found, arrays = np.empty(sum(widths)), [tree.arrays() for tree in trees]
     parents, depths, log_probs = (ffi.new(of, part) for of, part in zip(_POINTERS, map(list, zip(*arrays))))
     known = ffi.new(_CALIBRATIONS, [NONE if one is None else one._native for one in calibrations])

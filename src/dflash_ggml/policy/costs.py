@@ -24,6 +24,7 @@ FEW = 3  # measurements that a cell needs to stand for itself: one disturbed pas
 SURE = 5  # measurements of a pass that its part in the pace needs
 RECENT = 20  # measurements after which a pass has no part in the pace
 APART = 1.5  # ratio of two contexts that a slope needs; between nearer ones it is noise
+NOTED = 64  # measurements that wait to be taken in
 LEAST = 1e-6  # milliseconds; a coarse clock may say 0
 
 
@@ -39,17 +40,22 @@ class Point(NamedTuple):
 class _Cell:
     """The last measurements of one kind, at pace 1; context: of the newest."""
 
-    __slots__ = ("context", "median", "ms")
+    __slots__ = ("_median", "context", "ms")
 
     def __init__(self, window: int = WINDOW) -> None:
-        self.context, self.median, self.ms = 0, 0.0, deque[float](maxlen=window)
+        self.context, self._median, self.ms = 0, 0.0, deque[float](maxlen=window)
 
     def take(self, ms: float, context: int = 0) -> None:
-        self.context = context
+        self.context, self._median = context, 0.0
         self.ms.append(ms)
-        ordered = sorted(self.ms)  # statistics.median checks its input for longer than this sorts
-        half = len(ordered) // 2
-        self.median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+    @property
+    def median(self) -> float:
+        if not self._median:
+            ordered = sorted(self.ms)  # statistics.median checks its input for longer than this sorts
+            half = len(ordered) // 2
+            self._median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        return self._median
 
 
 Key = tuple[Pass, int, int]
@@ -72,8 +78,11 @@ class Costs:
             Pass, tuple[int, _Cell]
         ] = {}  # when a pass last ran, and its times over its usual ones
         self._pace, self._n = 1.0, 0
-        self._noted: list[tuple[Pass, float, int, int, int]] = []
-        self._curves: dict[tuple[Pass, int], Curve] = {}  # at pace 1, since the last measurement
+        self._noted = deque[tuple[Pass, float, int, int, int]](maxlen=NOTED)
+        self._curves: dict[
+            tuple[Pass, int], Curve
+        ] = {}  # at pace 1, as of the last time that measurements were taken in
+        self._slopes: dict[Key, float] = {}  # likewise
 
     # ---- what is measured
 
@@ -86,15 +95,21 @@ class Costs:
 
     def catch_up(self) -> None:
         """Take in what was measured."""
-        noted, self._noted = self._noted, []
-        for measurement in noted:
+        if not self._noted:
+            return
+        for measurement in self._noted:
             self._take_in(*measurement)
+        self._noted.clear()
+        self._curves.clear()
+        self._slopes.clear()
 
     def learn(self, points: Iterable[Point]) -> None:
         """Take in measurements of another time as what is usual: they outweigh the first few of this time."""
         for kind, width, context, ms in points:
             for _ in range(SURE + 1):
                 self._take((kind, width, 1), ms, context)
+        self._curves.clear()
+        self._slopes.clear()
 
     def points(self) -> list[Point]:
         """The medians of one sequence, as `learn` takes them."""
@@ -124,8 +139,10 @@ class Costs:
         return None if usual is None else usual * self._pace
 
     def expected(self, kind: Pass, columns: int = 1, context: int = 0, sequences: int = 1) -> float:
-        """What a pass costs now, derived where it was not measured often; 0 where nothing of its kind is known."""
-        self.catch_up()
+        """What a pass costs now, derived where it was not measured often; 0 where nothing of its kind is known.
+
+        Of what was measured since costs were last caught up with it knows nothing.
+        """
         own, weight = 0.0, 0.0
         if sequences > 1 or kind == "plain":
             octaves = self._cells.get((kind, columns, sequences))
@@ -163,6 +180,7 @@ class Costs:
 
     def drafted(self, nodes: Iterable[int], block: int, context: int = 0) -> dict[int, float]:
         """What steps of one sequence cost behind a draft of `block` columns; 0: of prompt lookup alone."""
+        self.catch_up()
         draft = self.expected("draft", block, context) if block else self.expected("append", 1, context)
         return {n: draft + ms for n, ms in self.verified(nodes, context).items()}
 
@@ -189,14 +207,14 @@ class Costs:
         usual = self._at_pace_one((kind, columns, 1), context)
         if not usual:
             return
-        _, cell = self._slowdowns.get(kind, (0, _Cell(SURE)))
+        _, cell = self._slowdowns.get(kind) or (0, _Cell(SURE))
         cell.take(ms / usual)
         self._slowdowns[kind] = self._n, cell
-        found = [
-            c.median for at, c in self._slowdowns.values() if at > self._n - RECENT and len(c.ms) == SURE
-        ]
+        since = self._n - RECENT
+        found = [c.median for at, c in self._slowdowns.values() if at > since and len(c.ms) == SURE]
         if len(found) > 1:
-            self._pace = max(min(found), 1.0) if min(found) > 1 else min(max(found), 1.0)
+            least = min(found)
+            self._pace = max(least, 1.0) if least > 1 else min(max(found), 1.0)
 
     def _take(self, key: Key, ms: float, context: int) -> None:
         octaves = self._cells.setdefault(key, {})
@@ -204,7 +222,6 @@ class Costs:
         if octave not in octaves:
             octaves[octave] = _Cell()
         octaves[octave].take(ms, context)
-        self._curves.clear()
 
     def _at_pace_one(self, key: Key, context: int) -> float | None:
         """The median at this context's octave, else from the nearest one along the slope over the context."""
@@ -213,13 +230,14 @@ class Costs:
             return None
         bits = context.bit_length()
         nearest = octaves.get(bits) or octaves[min(octaves, key=lambda seen: abs(seen - bits))]
+        further = context - nearest.context
+        if not further:
+            return nearest.median
+        slope = self._slopes.get(key)
+        if slope is None:
+            slope = self._slopes[key] = self._slope(key)
         # behind no tokens a pass takes no less than nothing
-        slope = (
-            min(self._slope(key), nearest.median / max(nearest.context, 1))
-            if nearest.context != context
-            else 0.0
-        )
-        return max(nearest.median + slope * (context - nearest.context), LEAST)
+        return max(nearest.median + min(slope, nearest.median / max(nearest.context, 1)) * further, LEAST)
 
     def _slope(self, key: Key) -> float:
         """Milliseconds per token of context.

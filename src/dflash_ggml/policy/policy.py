@@ -19,8 +19,10 @@ No plan looks at a target draw of the step that it plans, so no plan can change 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import lru_cache
 from math import floor, inf, log, sqrt
 from typing import NamedTuple
 
@@ -41,7 +43,11 @@ from .notes import Hindsight, Notes
 from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time that tries may take
-REFRESH = 8  # steps between looks at costs and at who is drafted
+REFRESH = 8  # steps between looks at plain decoding's cost and at who is drafted
+LONG = (
+    64  # steps in which a GPU's batch is looked at twice as often; a CPU keeps other costs for up to as many
+)
+REST = 3  # steps that a lone sequence stays plain without a look where nothing may be tried
 MARGIN = 0.02  # by which another choice must be ahead
 LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
 LEARN_EVERY = 3  # steps of a known sequence between trees that its forecast learns from
@@ -49,7 +55,7 @@ GROW_ALL = 16  # steps between trees that are grown to the whole budget
 LEAST_TREE = 3  # nodes of a tree that is grown to choose from
 LESS_LIKELY = log(4)  # than the last nodes that were verified: paths that are grown too
 FLAT = 0.03  # of a step's cost: a narrower pass or a shorter draft that saves less is not worth graphs of its own
-STARVED = 0.3  # of its speed in plain decoding, below which no sequence may fall because others are drafted
+STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
 MOST_COLUMNS = 64  # of a pass: matmuls over more are no longer read-bound on any device that was measured
 HOPELESS_AFTER = 40  # drafts without a hit: such a draft does not belong to this target
 log_ = logging.getLogger("dflash_ggml")
@@ -95,10 +101,6 @@ class Table(NamedTuple):
     ends: list[int]
     ms: list[float]
 
-    def took(self, nodes: int) -> float:
-        """What a step with so many nodes takes."""
-        return next((ms for end, ms in zip(self.ends, self.ms) if end >= nodes), self.ms[-1])
-
 
 class _Step:
     """The step under way."""
@@ -120,10 +122,14 @@ class _Step:
         "sequences",
         "table",
         "trying",
+        "was_wide",
     )  # fmt: skip
 
-    def __init__(self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan]) -> None:
-        self.sequences, self.notes, self.plans = sequences, notes, plans
+    def __init__(
+        self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan], was_wide: bool
+    ) -> None:
+        """was_wide: whether the step before it was no plain one."""
+        self.sequences, self.notes, self.plans, self.was_wide = sequences, notes, plans, was_wide
         self.free: list[int] = []  # whose mode is `auto`
         self.fixed = 0  # drafts of other modes
         self.block, self.drafting = 0, 0  # columns of each draft, and how many run
@@ -153,14 +159,19 @@ class Policy:
         self._who: list[Notes] = []  # whom the choice is about
         self._has_news = False  # whether forecasts have learned since
         self._saved = self._wanted = 0.0  # milliseconds that tries may take, and the next one wants
-        self._tables: dict[int, Table] = {}  # of steps without drafts, by sequences
+        self._tables: dict[tuple[int, int, int], Table] = {}  # by sequences, drafts and their columns
+        self._verified: dict[int, dict[int, float]] = {}  # milliseconds by sequences and nodes
         self._drafts: dict[tuple[int, int], float] = {}
         self._plain: dict[int, float] = {}  # milliseconds by sequences
         self._after = 0.0
         self._sure: dict[int, float] = {}  # how sure prompt lookup must be, by sequences
-        self._looked_at = 0  # the step at which costs were looked up
+        self._looked_at = self._met_at = 0  # the steps of the last look, and of the first at this batch
+        self._renewed_at, self._kept = (
+            0,
+            0,
+        )  # the step at which the tables were renewed, and for how many they are kept
         self._context = 0
-        self._step = _Step((), [], [])
+        self._step = _Step((), [], [], False)
         self._came: tuple[_Step, Result] | None = None  # the last step, not learned from yet
         self._was_wide = False
 
@@ -176,13 +187,13 @@ class Policy:
         self._now += 1
         if len(sequences) == 1 and (notes := sequences[0].notes) is not None and notes.rest:
             notes.rest -= 1
-            self._step = _Step(sequences, [notes], [PLAIN])
+            self._step = _Step(sequences, [notes], [PLAIN], self._was_wide)
             return [PLAIN]
         if not self.is_gpu:  # elsewhere the device would wait for it
             self._learn()
         notes = [s.notes or self._meet(s, len(sequences)) for s in sequences]
         plans = [PLAIN if s.undraftable else n.fixed for s, n in zip(sequences, notes)]
-        step = self._step = _Step(sequences, notes, [plan or PLAIN for plan in plans])
+        step = self._step = _Step(sequences, notes, [plan or PLAIN for plan in plans], self._was_wide)
         step.free = [i for i, plan in enumerate(plans) if plan is None]
         step.fixed = sum([plan is not None and plan.kind != "plain" and plan.drafts for plan in plans])
         if step.free:
@@ -201,15 +212,16 @@ class Policy:
         """Plan the sequences whose mode is `auto`."""
         n, free = len(step.plans), step.free
         who = [step.notes[i] for i in free]
-        if who != self._who or self._now - self._looked_at >= REFRESH or not self._plain.get(n):
+        if who != self._who or self._is_due(self._now) or not self._plain.get(n):
             self._look(step, who)
         step.plain = self._plain[n]
         for i in free:
             if step.notes[i].waiting:
                 self._follow(step, i)
         if len(free) == n and self.ledger.wants_plain(step.plain > 0):
+            step.notes[0].rest = REST if n == 1 and self.ledger.is_empty else 0
             return
-        step.after = 0.0 if self._was_wide else self._after
+        step.after = 0.0 if step.was_wide else self._after
         sure = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
         if self.depth and n < self.most:
             self._choose(step, sure)
@@ -219,23 +231,34 @@ class Policy:
         step.drafting += step.fixed
         if any(plan is not PLAIN for plan in step.plans):
             step.table = self._table(n, step.drafting, step.block or self.depth + 1)
+        elif n == 1 and not sure and step.plain and not step.notes[0].waiting:
+            step.notes[0].rest = REST
 
     # ---- costs, and who is drafted by them
 
+    def _is_due(self, at: int) -> bool:
+        """Whether to look at costs, and at who is drafted, before a step."""
+        is_new = self.is_gpu and at - self._met_at < LONG
+        return at - self._looked_at >= (REFRESH // 2 if is_new else REFRESH)
+
     def _look(self, step: _Step, who: list[Notes]) -> None:
         """Look costs up, and choose who is drafted."""
-        n = len(step.plans)
-        self._looked_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
-        self._tables.clear()
-        self._drafts.clear()
-        self._sure.clear()
-        plain = self.costs.expected("plain", n, self._context, n) if self.costs.knows_plain(n) else 0.0
-        self._plain, self._after = {n: plain}, self.costs.expected("after", 1, 0, n)
-        if not self.depth or n >= self.most:
-            return
-        if who != self._who or self._has_news or self._choice.drafting:
-            self._choice = self._best(step, who == self._who)
-            self._who, self._has_news = who, False
+        n, same, costs = len(step.plans), who == self._who, self.costs
+        self._looked_at = self._now
+        if not same:
+            self._met_at = self._now
+        # a GPU leaves time for it
+        if self.is_gpu or not (same and self._plain.get(n)) or self._now - self._renewed_at >= self._kept:
+            self._kept = min(2 * self._kept, LONG) if same else REFRESH
+            self._renewed_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
+            for known in (self._tables, self._verified, self._drafts, self._sure):
+                known.clear()
+        self._plain = {n: costs.expected("plain", n, self._context, n) if costs.knows_plain(n) else 0.0}
+        self._after = costs.expected("after", 1, 0, n)
+        if self.depth and n < self.most and (not same or self._has_news or self._choice.drafting):
+            self._choice = self._best(step, same)
+            self._has_news = False
+        self._who = who
 
     def _draft(self, drafting: int, block: int) -> float:
         """Milliseconds of a draft."""
@@ -249,17 +272,20 @@ class Policy:
 
     def _table(self, n: int, drafting: int, block: int) -> Table:
         """What steps of n sequences take of which so many are drafted, 0 of none."""
-        found = self._tables.get(n)
+        found = self._tables.get((n, drafting, block))
         if found is None:
-            plain = self.costs.expected("plain", n, self._context, n)
-            ms = self.costs.verified(step_ends(self.most, n), self._context, n)
-            found = self._tables[n] = Table([0, *ms], [plain, *ms.values()])
-        plain, *wide = found.ms
-        if not drafting:  # the draft only reads what was committed
-            append = self.costs.expected("append", 1, self._context)
-            return Table(found.ends, [plain, *[ms + append for ms in wide]])
-        draft = self._draft(drafting, block)
-        return Table(found.ends, [ms + draft for ms in found.ms])
+            costs, context = self.costs, self._context
+            if n not in self._verified:
+                self._verified[n] = costs.verified(step_ends(self.most, n), context, n)
+            verified, plain = self._verified[n], costs.expected("plain", n, context, n)
+            if drafting:
+                more = self._draft(drafting, block)
+                plain += more
+            else:  # the draft only reads what was committed
+                more = costs.expected("append", 1, context)
+            found = Table([0, *verified], [plain, *[ms + more for ms in verified.values()]])
+            self._tables[n, drafting, block] = found
+        return found
 
     def _best(self, step: _Step, same: bool) -> Choice:
         """The set of drafted sequences, and columns of each, that are worth most by their forecasts."""
@@ -278,7 +304,8 @@ class Policy:
             promises[block] = promise = {i: float(np.dot(*gains[i])) for i in free}
             order = sorted(free, key=lambda i: -promise[i])
             for count in counts:
-                ms = inf if 1 < n == count else plain / STARVED
+                # where all are drafted each has its part of what that gives
+                ms = inf if step.fixed + count == n else plain / STARVED
                 rate = _rate(
                     n, [gains[i] for i in order[:count]], self._table(n, step.fixed + count, block), ms
                 )
@@ -310,7 +337,7 @@ class Policy:
         step.trying, step.block = self._tries(step, drafting, block), block
         for i in drafting | step.trying:
             nodes, least = self._size(step, i)
-            step.plans[i] = Plan("tree", nodes, depth=block - 1, least=least)
+            step.plans[i] = _tree(nodes, block, least)
             step.notes[i].tried_at = self._now
         step.drafting = len(drafting | step.trying)
 
@@ -322,8 +349,9 @@ class Policy:
         k = len(drafting) + step.fixed
         cost = self._draft(k + 1, block) - self._draft(k, block)
         if (n := len(step.plans)) > 1:  # the others are verified anyway, and the try with them
-            table = self._table(n, k, block)
-            cost += max(table.took(LEAST_TREE) - table.ms[0], 0.0)
+            ends, ms = self._table(n, k, block)
+            cost += max(ms[-1] - ms[0], 0.0) / ends[-1] * LEAST_TREE
+        self._wanted = cost
         again = [i for i in left_out if step.notes[i].again or self._repeats(step, i)]
         for i in again:
             step.notes[i].again = False
@@ -345,7 +373,6 @@ class Policy:
 
     def _pays(self, ms: float) -> bool:
         """Take so much of what was saved for tries, if it is there."""
-        self._wanted = ms
         if self._saved < ms:
             return False
         self._saved -= ms
@@ -419,35 +446,36 @@ class Policy:
         Trees of a width that was asked for stay whole while there is room for all of them.
         """
         step, n = self._step, len(trees)
-        if not any(tree.n_nodes for tree in trees):
+        widths, asked = [tree.width for tree in trees], 0
+        if sum(widths) == n:
             return list(trees)
-        widths, free = [tree.width for tree in trees], [notes.fixed is None for notes in step.notes]
-        asked = sum([width - 1 for width, auto in zip(widths, free) if not auto])
-        room, counts = max(self.most - n, 0), [1] * n  # the roots
-        ends, ms = (
-            [room],
-            [1.0],
-        )  # where not all that was asked for fits there is no choice left: the pass is full
-        if asked <= room:
-            if step.table is None:  # no tree is free
+        counts, room = [1] * n, max(self.most - n, 0)  # the roots
+        calibrations: list[Calibration | None] = [notes.calibration for notes in step.notes]
+        ends, ms = step.table or ([room], [1.0])
+        if len(step.free) < n:
+            fixed = [notes.fixed is not None for notes in step.notes]
+            calibrations = [None if f else known for f, known in zip(fixed, calibrations)]
+            asked = sum([width - 1 for f, width in zip(fixed, widths) if f])
+            if asked > room:  # there is no choice left: the pass is full
+                ends, ms = [room], [1.0]
+            elif step.table is None:  # no tree is free
                 return list(trees)
-            counts = [1 if auto else width for width, auto in zip(widths, free)]
-            room -= asked
-            fit = [(end - asked, took) for end, took in zip(step.table.ends, step.table.ms) if end >= asked]
-            ends, ms = [end for end, _ in fit], [took + step.after * (end > 0) for end, took in fit]
-            if not step.drafting:  # prompt lookup must be ahead, not only seem so
-                ms[0] /= 1 + MARGIN
-        gains = path_probabilities(
-            trees, [notes.calibration if auto else None for notes, auto in zip(step.notes, free)]
-        )
+            else:
+                counts, room = [width if f else 1 for f, width in zip(fixed, widths)], room - asked
+                first = bisect_left(ends, asked)
+                ends, ms = [end - asked for end in ends[first:]], ms[first:]
+        if step.after:
+            ms = [ms[0], *[took + step.after for took in ms[1:]]]
+        if not step.drafting:  # prompt lookup must be ahead, not only seem so
+            ms = [ms[0] / (1 + MARGIN), *ms[1:]]
+        gains = path_probabilities(trees, calibrations)
         counts, sums = shares(gains, widths, counts, room, ends, ms, FLAT)
         step.promised = [promised - 1 for promised in sums]
-        if all(free) and step.plain and step.drafting and step.table is not None:
-            nodes = sum(counts) - n
-            took = Table(ends, ms).took(nodes) - step.table.ms[0] + step.plain  # beside the draft
-            if nodes and sum(sums) * step.plain < took * n:
-                step.rejected = counts
-                counts = [1] * n
+        nodes = sum(counts) - n
+        if nodes and step.drafting and step.plain and not asked:
+            took = _took(ends, ms, nodes) - ms[0] + step.plain  # beside the draft
+            if sum(sums) * step.plain < took * n:
+                step.rejected, counts = counts, [1] * n
         self._note(step, trees, widths, gains, counts)
         return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
@@ -455,13 +483,13 @@ class Policy:
         self, step: _Step, trees: Items[Tree], widths: list[int], gains: Array, counts: list[int]
     ) -> None:
         """Keep what is learned of grown trees."""
-        first = 0
-        for i, (tree, plan, notes, count) in enumerate(zip(trees, step.plans, step.notes, counts)):
-            probability, first = gains[first : first + widths[i]], first + widths[i]
+        end = 0
+        for i, (tree, plan, notes, width) in enumerate(zip(trees, step.plans, step.notes, widths)):
+            first, end = end, end + width
             if notes.fixed is not None or plan is PLAIN:
                 continue
-            verified = count - 1
-            if plan.drafts and not verified and tree.n_nodes and (i in step.trying or step.rejected):
+            verified = counts[i] - 1
+            if plan.drafts and not verified and width > 1 and (i in step.trying or step.rejected):
                 verified = step.rejected[i] - 1 if step.rejected else 0
                 notes.waiting.append(Hindsight(tree, step.sequences[i].n_tokens))
             notes.kept.append(verified)
@@ -470,7 +498,7 @@ class Policy:
                     notes.least.append(float(tree.log_probs[verified]))
                 tried = notes.forecast.tried
                 if tried < LOOK_BACK or (self._now + i) % LEARN_EVERY == 0 or step.longer:
-                    step.grown.append((i, tree, probability))
+                    step.grown.append((i, tree, gains[first:end]))
 
     # ---- behind the step
 
@@ -480,19 +508,21 @@ class Policy:
         columns = sum([tree.width for tree in result.trees])
         is_wide, ms = columns > n, result.ms
         self._learn()
-        self._measure(step, result, columns)
         if not is_wide and not result.draft:
             self.ledger.plain(ms)
         elif step.plain and any(result.accepted):
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
             overrun = 0.0
             if len(result.warm) < 3 and step.table is not None:
-                overrun = max(ms - max(step.table.took(columns - n), step.plain), 0.0)
+                overrun = max(ms - max(_took(*step.table, columns - n), step.plain), 0.0)
             self.ledger.speculative(ms, tokens * step.plain / n, step.plain, overrun)
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
-        self._came = (step, result) if step.table is not None or is_wide else None
+        if step.table is None and not is_wide:
+            self._measure(step, result, columns)
+        else:
+            self._came = step, result
         self._was_wide = is_wide or result.draft > 0
 
     def _measure(self, step: _Step, result: Result, columns: int) -> None:
@@ -515,7 +545,7 @@ class Policy:
                 measured("commit", result.commit, 1, 0, n)
             measured("host", result.tree + result.host, width, 0, n)
         elif not result.draft and "verify" in warm:
-            usual = self.costs.of("plain", n, context, n) if self._was_wide and not self.is_gpu else None
+            usual = self.costs.of("plain", n, context, n) if step.was_wide and not self.is_gpu else None
             if usual is None or result.ms < usual:
                 measured("plain", result.ms, n, context, n)
             if usual is not None:
@@ -523,10 +553,12 @@ class Policy:
 
     def think(self) -> None:
         """Do what has time while a device is busy: learn from the last step, and look costs up anew."""
+        if not self.is_gpu:  # there is no such time: `plan` learns
+            return
         self._learn()
-        self.costs.catch_up()
         step = self._step
-        if step.free and self._now + 1 - self._looked_at >= REFRESH:
+        if step.free and self._is_due(self._now + 1):
+            self.costs.catch_up()
             self._look(step, [step.notes[i] for i in step.free])
 
     def _learn(self) -> None:
@@ -534,6 +566,7 @@ class Policy:
         if self._came is None:
             return
         (step, result), self._came = self._came, None
+        self._measure(step, result, sum([tree.width for tree in result.trees]))
         for i, tree, probability in step.grown:
             plan, most = step.plans[i], min(step.sequences[i].budget, self.most)
             whole = plan.least == -inf and plan.budget >= most
@@ -591,7 +624,9 @@ class Policy:
             if draft.tree.evidence is not None and sequence.lookup is not None:
                 count_votes(draft.tree, accepted, sequence.lookup.rates)
             n, block = len(step.plans), self.forecast.blocks[min(1, len(self.forecast.blocks) - 1)]
-            took = self._table(n, 1, block).took(accepted.path[-1])  # the width that would have held its path
+            took = _took(
+                *self._table(n, 1, block), accepted.path[-1]
+            )  # the width that would have held its path
             notes.again = (n + accepted.n_accepted) * step.plain > took * n and accepted.n_accepted > 0
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
@@ -599,6 +634,17 @@ class Policy:
         if not nodes:
             return self.costs.of("plain", 1, context)
         return self.costs.drafted([nodes], self.depth + 1 if self.depth else 0, context)[nodes] or None
+
+
+def _took(ends: list[int], ms: list[float], nodes: int) -> float:
+    """What a step with so many nodes takes, by the ends of passes."""
+    return ms[min(bisect_left(ends, nodes), len(ms) - 1)]
+
+
+@lru_cache(maxsize=4096)
+def _tree(nodes: int, block: int, least: float) -> Plan:
+    """The plan of a tree behind a draft of so many columns, 0 for one of prompt lookup's candidates."""
+    return Plan("tree", nodes, depth=block - 1, least=least) if block else Plan("tree", nodes, drafts=False)
 
 
 def _chain(sure: float, nodes: int) -> float:
@@ -609,9 +655,11 @@ def _chain(sure: float, nodes: int) -> float:
 
 def _rate(n: int, parts: list[Gains], table: Table, most: float) -> float:
     """Tokens per millisecond of n sequences at the best width that takes at most `most`, if drafts of some are worth this."""
-    gains, often = (np.concatenate(both) for both in zip(*parts))
-    order = np.argsort(-gains)
+    gains, often = parts[0] if len(parts) == 1 else (np.concatenate(both) for both in zip(*parts))
+    order = (-gains).argsort()
     gains, often = gains[order], often[order]
-    filled, sums = np.cumsum(often), np.cumsum(gains * often)
-    tokens = np.interp(table.ends, [0.0, *filled], [0.0, *sums]).tolist()
+    filled, sums = np.zeros(len(order) + 1), np.zeros(len(order) + 1)
+    often.cumsum(out=filled[1:])
+    (gains * often).cumsum(out=sums[1:])
+    tokens = np.interp(table.ends, filled, sums).tolist()
     return max([(n + more) / ms for ms, more in zip(table.ms, tokens) if 0 < ms <= most], default=0.0)
