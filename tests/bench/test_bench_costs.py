@@ -42,7 +42,7 @@ def test_a_row_per_pass_and_where_it_pays() -> None:
     assert "ms at 4,000" in shown and "Kept in costs/a.json." in shown
     assert any(note.startswith("Behind 64 tokens drafting pays from ") for note in section.notes)
     (plot,) = section.plots
-    assert [len(series.x) for series in plot.series] == [6, 6, 6]
+    assert [len(series.x) for series in plot.series] == [8, 8, 8]
     json.dumps(section.as_dict())
 
 

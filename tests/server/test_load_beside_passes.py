@@ -25,7 +25,9 @@ class Moving(OrderedDict):
 def test_graphs_are_counted_while_they_change(toy_pair: tuple[Path, Path]) -> None:
     config = EngineConfig(*toy_pair, n_ctx=256, parallel=2, n_threads=1, calibrate="never")
     with Engine.load(config) as engine:
-        engine.prefill([1, 2, 3])
+        slot = engine.open()
+        slot.prefill([1, 2, 3])
+        slot.close()
         session = Session(engine)
         graphs = engine.passes.graphs
         kept, graphs._graphs = graphs._graphs, Moving(graphs._graphs)

@@ -25,7 +25,7 @@ def test_one_sequence_can_have_all_rows():
 def placed(pool: RowPool, lent: list[range], n: int) -> range | None:
     """Where n rows go: the first place with as much room behind itself and the range before as there is anywhere."""
     length = UNIT * ceil(n / UNIT)
-    for apart in pool.isolated:
+    for apart in pool.apart:
         for at in range(0, pool.n_rows - n + 1, UNIT):
             before = max(
                 (rows for rows in lent if rows.start <= at), key=lambda rows: rows.start, default=range(0)

@@ -15,7 +15,7 @@ from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.files.safetensors import SafetensorsFile
 from dflash_ggml.train import blocks, corpus
 from dflash_ggml.train.recipe import (
-    Sequence,
+    Run,
     Shape,
     TargetSizes,
     check,
@@ -82,7 +82,7 @@ def test_defaults_follow_the_target() -> None:
 
 
 def test_the_length_of_a_run() -> None:
-    run = Sequence(steps=100, minutes=1, warm_up=10, lr=1.0)
+    run = Run(steps=100, minutes=1, warm_up=10, lr=1.0)
     assert run.progress(50, 0) == 0.5 and run.progress(0, 45) == 0.75 and run.progress(200, 0) == 1
     rates = [run.rate(i, i / 100) for i in range(100)]
     assert rates[0] == 0.1 and rates[30] == 1 and rates[99] < 0.03
@@ -116,14 +116,14 @@ def test_the_length_of_a_run() -> None:
 )
 def test_what_cannot_be_trained_is_said(change: dict, run: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(dataclasses.replace(SHAPE, **change), Sequence(**{"steps": 1} | run), TARGET)
-    check(SHAPE, Sequence(steps=1), TARGET)
+        check(dataclasses.replace(SHAPE, **change), Run(**{"steps": 1} | run), TARGET)
+    check(SHAPE, Run(steps=1), TARGET)
 
 
 def test_no_more_candidates_than_tokens() -> None:
     few = dataclasses.replace(TARGET, n_vocab=8)
     with pytest.raises(ConfigError, match="--candidates is 12, it must be from 1 to 8"):
-        check(dataclasses.replace(SHAPE, kind="dflash2", candidates=12, mask_id=0), Sequence(steps=1), few)
+        check(dataclasses.replace(SHAPE, kind="dflash2", candidates=12, mask_id=0), Run(steps=1), few)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", None])
