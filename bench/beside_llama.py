@@ -67,7 +67,7 @@ def ours(config: EngineConfig, prompt: int, repeat: int) -> Times:
         engine.prefill(ids[: prompt // 2])
         passes, sequence = engine.passes, engine.sequence
         for width in WIDTHS:
-            forest = Forest.of([sequence], [random_tree(rng, width, engine.n_vocab, DEPTH)])
+            forest = Forest([sequence], [random_tree(rng, width, engine.n_vocab, DEPTH)])
 
             def run(forest=forest):
                 return passes.choices(passes.verify(forest))

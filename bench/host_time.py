@@ -24,7 +24,6 @@ from made_up import MadeUp, forget_texts
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode import calibration, sequence
-from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.suffix import Copies
 from dflash_ggml.engine import step
@@ -210,7 +209,7 @@ def parts_of(engine: Solo) -> list[tuple[str, Any, str]]:
         ("build tree", plan.Plan, "build"),
         ("cut", Policy, "cut"),
         (" probabilities", policy, "path_probabilities"),
-        ("forest", Forest, "of"),
+        ("forest", step, "Forest"),
         ("columns", step.Stepper, "_columns"),
         (" take in", engine.drafter, "take_in"),
         ("verify pass", engine.passes, "verify"),

@@ -49,7 +49,7 @@ def of_one(engine: Solo, widths: list[int], context: int, rng: np.random.Generat
     }
     for width in widths:
         tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
-        forest = Forest.of([sequence], [tree])
+        forest = Forest([sequence], [tree])
         calls[f"verify {width}"] = lambda forest=forest: passes.choices(passes.verify(forest))
     return calls
 
@@ -64,7 +64,7 @@ def of_several(engine: Solo, users: int, context: int, rng: np.random.Generator)
     for sequence in sequences:
         sequence.pending = 5
     trees = [random_tree(rng, each, engine.n_vocab, drafter.depth) for _ in slots]
-    plain, wide = Forest.of(sequences, [root_only(5)] * users), Forest.of(sequences, trees)
+    plain, wide = Forest(sequences, [root_only(5)] * users), Forest(sequences, trees)
     depth, none = min(max(each - 1, 3), drafter.depth), [None] * users
 
     def verify(forest: Forest):

@@ -27,6 +27,7 @@ from several_sim import texts
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine import step
 from dflash_ggml.engine.accept import Acceptance
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.engine.slot import Slot
@@ -135,7 +136,7 @@ def watched(engine: Engine, made_up: MadeUp, parts: Parts) -> None:
         (Slot, "prepare", "ready"),
     ):
         parts.wrap(owner, name, part)
-    Forest.of = parts.timed(Forest.of, "forest")  # type: ignore[method-assign]
+    step.Forest = parts.timed(Forest, "forest")  # type: ignore[misc, assignment]
     engine.step = parts.timed(engine.step, "rest")  # type: ignore[method-assign]
 
 

@@ -78,7 +78,7 @@ def measure_stock(engine: Solo, widths: list[int], repeat: int, ours: dict) -> d
     for width in [0, *(w for w in widths if w <= 64)]:
         if width:
             tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
-            graph = passes.verify(Forest.of([sequence], [tree]))
+            graph = passes.verify(Forest([sequence], [tree]))
         else:
             graph = passes.linear(sequence, [5])
         name = f"verify {width}" if width else "plain"
@@ -112,8 +112,8 @@ def measure_passes(engine: Solo, widths: list[int], repeat: int) -> dict[str, di
         tree = random_tree(rng, width, n_vocab, drafter.depth)
         row(
             f"verify {width}",
-            passes.verify(Forest.of([sequence], [tree])),
-            lambda tree=tree: passes.choices(passes.verify(Forest.of([sequence], [tree]))),
+            passes.verify(Forest([sequence], [tree])),
+            lambda tree=tree: passes.choices(passes.verify(Forest([sequence], [tree]))),
         )
 
     seen = tuple(range(min(9, drafter.depth + 1)))  # a path that one draft pass takes in
@@ -124,7 +124,7 @@ def measure_passes(engine: Solo, widths: list[int], repeat: int) -> dict[str, di
 
     draft()
     row("draft", newest(drafter.graphs), draft)
-    forest = Forest.of([sequence], [random_tree(rng, 2, n_vocab, drafter.depth)])
+    forest = Forest([sequence], [random_tree(rng, 2, n_vocab, drafter.depth)])
     moved = (*range(0, 2 * len(seen) - 2, 2), 2 * len(seen) - 3)
     for name, path in (("commit", seen), ("commit, moved", moved)):
         passes.commit(forest, [path])

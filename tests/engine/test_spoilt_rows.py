@@ -301,7 +301,7 @@ def test_a_node_without_numbers_is_not_followed(engine: Solo, monkeypatch) -> No
     tree = expand(run.pending, Rows([[7, 8]], [[-0.5, -1.5]]), 2)
     monkeypatch.setattr(engine.passes, "is_nan", lambda graph, column: column == 1)
     monkeypatch.setattr(engine.passes, "choices", lambda graph: np.array([7, 0, 9], np.int32))
-    accepted, _ = Acceptance(engine.passes, None, Forest.of([run], [tree]), [None]).walk(0)
+    accepted, _ = Acceptance(engine.passes, None, Forest([run], [tree]), [None]).walk(0)
     assert (accepted.path, accepted.tokens) == ((0,), (7,))
     assert run.nonfinite_from == 51
     place.kv.clear_nonfinite()

@@ -94,13 +94,13 @@ def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
 
 def verify(engine: Any, tree: Tree, watch: Any = None, sequence: Any = None) -> Any:
     """Run one tree behind the tokens of a sequence (None: of the engine's own slot); its graph."""
-    passes, forest = engine.passes, Forest.of([sequence or engine.sequence], [tree])
+    passes, forest = engine.passes, Forest([sequence or engine.sequence], [tree])
     return passes.verify(forest, [watch], range(forest.width))
 
 
 def commit(engine: Any, tree: Tree, path: tuple[int, ...], sequence: Any = None) -> None:
     """Commit a path of the tree that `verify` ran last, on the device."""
-    engine.passes.commit(Forest.of([sequence or engine.sequence], [tree]), [path])
+    engine.passes.commit(Forest([sequence or engine.sequence], [tree]), [path])
 
 
 def logits_batched(

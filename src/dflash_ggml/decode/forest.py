@@ -1,9 +1,8 @@
-"""Trees of several sequences that one pass verifies, side by side: each has a block of columns, behind them is padding."""
+"""Trees of one or many sequences that one pass verifies: each has a block of columns, behind them is padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -12,44 +11,38 @@ from numpy.typing import NDArray
 from .sequence import Sequence
 from .tree import Tree, verify_width
 
-Block = tuple[Sequence, Tree, slice]
 
-
-@dataclass(frozen=True, slots=True)
 class Forest:
-    """A tree for each sequence. firsts: the column of each root; widths: columns of each. width: columns of the pass.
+    """A tree for each sequence.
 
-    tokens, parents: int32 [sum of widths], tree behind tree; parents are counted from their root. blocks: each sequence with its
-    tree and its columns.
+    Attributes:
+        firsts: Column of each root.
+        widths: Columns of each tree.
+        used: Columns of all trees; width: of the pass.
+        blocks: Each sequence with its tree and its columns.
     """
 
-    sequences: tuple[Sequence, ...]
-    trees: tuple[Tree, ...]
-    firsts: tuple[int, ...]
-    widths: tuple[int, ...]
-    width: int
-    tokens: NDArray[np.int32]
-    parents: NDArray[np.int32]
-    blocks: tuple[Block, ...]
+    __slots__ = ("_arrays", "blocks", "firsts", "sequences", "trees", "used", "width", "widths")
 
-    @classmethod
-    def of(cls, sequences: Items[Sequence], trees: Items[Tree]) -> Forest:
-        """The trees in this order."""
-        widths = [tree.width for tree in trees]
-        *firsts, total = accumulate(widths, initial=0)
-        columns = map(slice, firsts, [first + width for first, width in zip(firsts, widths)])
-        return cls(
-            tuple(sequences),
-            tuple(trees),
-            tuple(firsts),
-            tuple(widths),
-            verify_width(total - 1),
-            np.concatenate([tree.tokens for tree in trees]),
-            np.concatenate([tree.parents for tree in trees]),
-            tuple(zip(sequences, trees, columns)),
-        )
+    def __init__(self, sequences: Items[Sequence], trees: Items[Tree]) -> None:
+        self.sequences, self.trees = tuple(sequences), tuple(trees)
+        self.widths = [tree.width for tree in trees]
+        *self.firsts, self.used = accumulate(self.widths, initial=0)
+        self.width = verify_width(self.used - 1)
+        ends = [first + width for first, width in zip(self.firsts, self.widths)]
+        self.blocks = list(zip(self.sequences, self.trees, map(slice, self.firsts, ends)))
+
+        self._arrays: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
     @property
-    def used(self) -> int:
-        """Columns that are a tree's."""
-        return len(self.tokens)
+    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Tokens and parents, int32 [used], tree behind tree; parents are counted from their root."""
+        if self._arrays is None:
+            if len(self.trees) == 1:
+                self._arrays = self.trees[0].tokens, self.trees[0].parents
+            else:
+                self._arrays = (
+                    np.concatenate([tree.tokens for tree in self.trees]),
+                    np.concatenate([tree.parents for tree in self.trees]),
+                )
+        return self._arrays

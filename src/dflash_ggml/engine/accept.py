@@ -36,8 +36,10 @@ class Acceptance:
             passes.device.synchronize()
         # lists for all trees at once: numpy calls per tree take longer than the walks
         said = [] if self._choices is None else self._choices[: forest.used].tolist()
-        all_finite = bool(said) and min(said) > 0
-        self._lists = (forest.parents.tolist(), forest.tokens.tolist(), said) if all_finite else None
+        self._lists: tuple[list[int], list[int], list[int]] | None = None
+        if said and min(said) > 0:  # all are finite
+            tokens, parents = forest.arrays
+            self._lists = parents.tolist(), tokens.tolist(), said
 
     def walk(self, i: int) -> tuple[Accepted | Exception, list[NDArray[np.float32]]]:
         """Walk the tree of sequence number i; an error of its sampler or its logits is returned, not raised.

@@ -93,7 +93,7 @@ class _Probe:
         self.passes.choices(self.passes.linear(self.sequence, [0], column=self.column))
 
     def _verify(self, tree: Tree) -> None:
-        self._forest = Forest.of([self.sequence], [tree])
+        self._forest = Forest([self.sequence], [tree])
         self.passes.choices(self.passes.verify(self._forest, columns=range(self._forest.width)))
 
     def _draft(self, block: int, drafter: Drafter) -> None:

@@ -26,13 +26,14 @@ class StepTimes:
 class Clock:
     """Laps of one step, summed by name."""
 
+    __slots__ = ("_at", "times")
+
     def __init__(self) -> None:
         self.times = StepTimes()
         self._at = time.perf_counter()
 
-    def lap(self, name: str) -> float:
+    def lap(self, name: str) -> None:
         """Note the milliseconds since the last lap under `name`."""
-        now = time.perf_counter()
-        ms, self._at = (now - self._at) * 1e3, now
-        setattr(self.times, name, getattr(self.times, name) + ms)
-        return ms
+        now, times = time.perf_counter(), self.times
+        setattr(times, name, getattr(times, name) + (now - self._at) * 1e3)
+        self._at = now

@@ -136,19 +136,24 @@ class Engine:
             self.alive()
             before, self.in_pass = self.in_pass, True
             try:
-                found = [self._unready(sequence) for sequence in sequences]
-                able = [s for s, error in zip(sequences, found) if error is None]
-                for (
-                    sequence
-                ) in able:  # once all have their rows: for those of the last the first may have moved
-                    self._slots[sequence.state_index].kv.overwrite()
-                batch = [s for s in able if not s.isolated and self.passes.takes_several]
-                parts = [batch] if batch else []
-                parts += [[s] for s in able if s not in batch]
                 came: dict[int, Step | Exception] = {}
-                for part in parts:
-                    came |= zip(map(id, part), self._step_batch(part))
-                return [came[id(s)] if error is None else error for s, error in zip(sequences, found)]
+                batch, alone = list[Sequence](), list[Sequence]()
+                for sequence in sequences:
+                    if error := self._unready(sequence):
+                        came[id(sequence)] = error
+                    elif sequence.isolated or not self.passes.takes_several:
+                        alone.append(sequence)
+                    else:
+                        batch.append(sequence)
+                for sequence in (
+                    *batch,
+                    *alone,
+                ):  # once all have their rows: for those of the last the first may have moved
+                    self._slots[sequence.state_index].kv.overwrite()
+                for part in (batch, *([sequence] for sequence in alone)):
+                    if part:
+                        came.update(zip(map(id, part), self._step_batch(part)))
+                return [came[id(sequence)] for sequence in sequences]
             finally:
                 self.in_pass = before
 
@@ -176,7 +181,7 @@ class Engine:
             for slot in slots:
                 slot.kv.clear_nonfinite()
         failed = [isinstance(step, NoNumbersError) for step in steps]
-        if not any(failed):
+        if True not in failed:
             return steps
         steps = [self._retry(slot, step, len(batch) > 1) for slot, step in zip(slots, steps)]
         if len(batch) > 1 and not any(isinstance(step, NoNumbersError) for step in steps):

@@ -317,7 +317,7 @@ class TargetPasses(PassOutputs):
         slots = [s.first_slot for s in forest.sequences]
         shared = np.array([lasts, np.subtract(starts, forest.firsts), slots, starts], np.int32)
         of_text, here = np.repeat(shared, widths, axis=1), slice(used)
-        ids[here], parents[here] = forest.tokens, forest.parents
+        ids[here], parents[here] = forest.arrays
         np.concatenate([tree.depths for tree in forest.trees], out=positions[here])
         positions[here] += of_text[0]
         np.add(np.arange(used, dtype=np.int32), of_text[1], rows[here])

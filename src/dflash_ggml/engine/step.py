@@ -102,12 +102,11 @@ class Stepper:
         """
         clock, graphs, warm = Clock(), self.passes.graphs, set[str]()
         plans = [PLAIN] * len(sequences) if plain else self.policy.plan(sequences)
-        clock.lap("tree")
         cold = graphs.cold
         trees = self._trees(sequences, plans, clock)
         if not plain:
             trees = self.policy.cut(trees)
-        forest = Forest.of(sequences, trees)
+        forest = Forest(sequences, trees)
         columns = self._columns(forest, idle, clock)
         watches = [self._watch(s, tree.tokens) for s, tree in zip(sequences, trees)]
         if graphs.cold == cold:
@@ -121,7 +120,8 @@ class Stepper:
         clock.lap("verify")
         if not plain:
             self.policy.think()
-        clock.lap("verify" if self.passes.device.is_gpu else "tree")  # elsewhere the pass is over by now
+        if not self.passes.device.is_gpu:  # the pass is over by now
+            clock.lap("tree")
         acceptance = Acceptance(self.passes, graph, forest, watches)
         if graphs.cold == cold:
             warm.add("verify")
@@ -145,7 +145,7 @@ class Stepper:
                 Result(trees, accepted, t.draft, t.tree, t.verify, t.commit, t.host, frozenset(warm))
             )
         clock.lap("host")
-        steps = [
+        steps: list[Step | Exception] = [
             what if isinstance(what, Exception) else self._step_of(sequence, plan, tree, what, rows, clock)
             for sequence, plan, tree, (what, rows) in zip(sequences, plans, trees, walked)
         ]
@@ -158,6 +158,8 @@ class Stepper:
 
     def _trees(self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock) -> list[Tree]:
         """The grown tree of each sequence: its root alone where nothing is proposed."""
+        if all(plan is PLAIN for plan in plans):
+            return [root_only(s.pending) for s in sequences]  # type: ignore[arg-type]
         trees = []
         for sequence, plan, drafted in zip(sequences, plans, self._draft(sequences, plans, clock)):
             assert sequence.pending is not None
@@ -182,6 +184,7 @@ class Stepper:
         ]
         if not asked or self.drafter is None:
             return found
+        clock.lap("tree")
         depths = [plans[i].depth for i in asked]
         depth = None if None in depths else max(d or 0 for d in depths)
         budget = max(plans[i].budget for i in asked)
@@ -212,8 +215,10 @@ class Stepper:
             return ()
         features, everyone = self.passes.state.features, [*forest.sequences, *idle]
         fixed = self.passes.fixed_columns(forest)
-        taken = {column for s in everyone for column in s.unseen}
-        crowded = any(len(s.unseen) > self.drafter.depth for s in everyone)
+        taken, crowded = set[int](), False
+        for s in everyone:
+            taken.update(s.unseen)
+            crowded |= len(s.unseen) > self.drafter.depth
         if taken and (fixed or crowded or features.width - len(taken) < forest.width):
             self.drafter.take_in([s for s in everyone if s.unseen])
             taken = set()

@@ -61,7 +61,7 @@ HOPELESS_AFTER = 40  # drafts without a hit: such a draft does not belong to thi
 log_ = logging.getLogger("dflash_ggml")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """What came of a step, in the order of its sequences.
 

@@ -38,7 +38,10 @@ class Features:
         return g.expand(g.set_rows(home, x, column))
 
     def free(self, taken: Collection[int], n: int) -> list[int]:
-        """The first n columns that are not in `taken`, fewer where there are not as many."""
+        """n columns that are not in `taken`, fewer where there are not as many."""
+        first = len(taken)  # where columns are taken in turn
+        if n == 1 and first < self.width and first not in taken:
+            return [first]
         return list(islice((column for column in range(self.width) if column not in taken), n))
 
     @property
