@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_ggml.policy.ledger import GRAPHS, LOOK_AGAIN, MOST, PATIENCE, SHARE, START, Ledger
+from dflash_ggml.policy.ledger import GRAPHS, LOOK_AGAIN, MOST, PATIENCE, SHARE, SPIKE, SPIKES, START, Ledger
 
 
 def test_losses_are_what_there_was_at_first_and_a_share_of_what_plain_steps_take():
@@ -60,11 +60,11 @@ def test_building_graphs_is_free_until_its_time_is_used_up(patience: float):
     """On a GPU too, where there are more of them: else a cache that is too small for the graphs would cost for ever."""
     ledger = Ledger(patience, left=0.0)
     for _ in range(200):
-        ledger.speculative(14.0, 4.0, 4.0, overrun=10.0)
+        ledger.speculative(14.0, 4.0, 4.0, expected=4.0, is_cold=True)
     assert ledger.left == -START * 4.0
     ledger = Ledger(patience, left=0.0)
     for _ in range(int(patience * GRAPHS * 4.0 / 10.0)):
-        ledger.speculative(14.0, 4.0, 4.0, overrun=10.0)
+        ledger.speculative(14.0, 4.0, 4.0, expected=4.0, is_cold=True)
     assert ledger.left == pytest.approx(0.0)
 
 
@@ -76,3 +76,21 @@ def test_a_machine_that_slept_within_a_step_is_soon_forgiven():
         ledger.plain(4.0)
         waited += 1
     assert waited <= START / SHARE + 1
+
+
+def test_steps_that_something_else_disturbed_are_no_losses_while_they_are_few():
+    """What they are held against is a median, which knows nothing of such plain steps."""
+    ledger = Ledger()
+    for step in range(20 * SPIKES):
+        disturbed = step % SPIKES == 0
+        ledger.speculative(40.0 if disturbed else 4.0, 4.0, 4.0, expected=4.0)
+    assert ledger.left == START * 4.0
+    for _ in range(2 * SPIKES):
+        ledger.speculative(40.0, 4.0, 4.0, expected=4.0)
+    assert ledger.is_empty
+
+
+def test_what_takes_longer_than_expected_but_not_by_far_is_a_loss():
+    ledger = Ledger()
+    ledger.speculative(4.0 * SPIKE, 4.0, 4.0, expected=4.0)
+    assert ledger.left == pytest.approx(START * 4.0 - 4.0 * (SPIKE - 1))

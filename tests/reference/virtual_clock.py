@@ -35,6 +35,7 @@ class Machine:
     draft: Mapping[int, float]
     rest: float = 0.3
     noise: float = 0.02
+    spikes: float = 0.0  # part of the passes that take five times as long
 
     commit = 0.0
 
@@ -96,6 +97,7 @@ class JointMachine:
     each: float = 0.1
     host: tuple[float, float] = (0.2, 0.08)
     noise: float = 0.02
+    spikes: float = 0.0
     commit: float = 0.0
     plain: Mapping[int, float] = field(default_factory=dict)
 
@@ -298,6 +300,8 @@ def decode(
     policy.costs.measured = as_told  # type: ignore[method-assign, assignment]
 
     def took(ms: float) -> float:
+        if here.spikes and rng.random() < here.spikes:
+            ms *= 5
         return ms * float(np.exp(here.noise * rng.standard_normal()))
 
     while len(run.ms) < steps and (n_tokens is None or run.tokens[0] < n_tokens):

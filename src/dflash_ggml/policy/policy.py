@@ -512,10 +512,9 @@ class Policy:
             self.ledger.plain(ms)
         elif step.plain and any(result.accepted):
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
-            overrun = 0.0
-            if len(result.warm) < 3 and step.table is not None:
-                overrun = max(ms - max(_took(*step.table, columns - n), step.plain), 0.0)
-            self.ledger.speculative(ms, tokens * step.plain / n, step.plain, overrun)
+            expected = max(_took(*step.table, columns - n), step.plain) if step.table else inf
+            is_cold = len(result.warm) < 3
+            self.ledger.speculative(ms, tokens * step.plain / n, step.plain, expected, is_cold)
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
