@@ -165,9 +165,11 @@ def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
         steps = engine.generate(sampler, mode="tree", stop=lambda t: False)
         next(steps), next(steps)
+        engine.policy.think()  # drafted steps are learned from while the next pass runs
         assert {p.kind for p in engine.costs.points()} == {"host"}
         for _ in range(4):
             next(steps)
+        engine.policy.think()
         assert {p.kind for p in engine.costs.points()} == {"verify", "draft", "commit", "host"}
         steps.close()
 
@@ -186,6 +188,7 @@ def test_a_batch_does_not_count_as_a_lone_sequence(toy_pair):
         def learned(*sequences):
             for _ in range(4):
                 assert not any(isinstance(step, Exception) for step in engine.step(sequences))
+            engine.policy.think()
             return engine.costs.points()
 
         (_, drafted), (_, plain) = begun(engine, "tree"), begun(engine, "plain")
@@ -234,7 +237,7 @@ def test_what_costs_say_never_changes_a_text(toy_pair, temperature):
             text, used = write(engine, temperature, mode)
             texts.append(text)
             widths |= used
-        assert texts[0] == texts[1] == texts[2] and len(widths) >= 3
+        assert texts[0] == texts[1] == texts[2] and len(widths) >= 2
 
 
 def test_what_costs_say_never_changes_a_distribution(toy_pair):
