@@ -165,11 +165,11 @@ def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
         steps = engine.generate(sampler, mode="tree", stop=lambda t: False)
         next(steps), next(steps)
-        engine.policy.think()  # drafted steps are learned from while the next pass runs
+        engine.policy._learn()  # drafted steps are learned from while the next pass runs
         assert {p.kind for p in engine.costs.points()} == {"host"}
         for _ in range(4):
             next(steps)
-        engine.policy.think()
+        engine.policy._learn()
         assert {p.kind for p in engine.costs.points()} == {"verify", "draft", "commit", "host"}
         steps.close()
 
@@ -188,7 +188,7 @@ def test_a_batch_does_not_count_as_a_lone_sequence(toy_pair):
         def learned(*sequences):
             for _ in range(4):
                 assert not any(isinstance(step, Exception) for step in engine.step(sequences))
-            engine.policy.think()
+            engine.policy._learn()
             return engine.costs.points()
 
         (_, drafted), (_, plain) = begun(engine, "tree"), begun(engine, "plain")
