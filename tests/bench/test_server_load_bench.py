@@ -74,7 +74,7 @@ def test_a_mix_of_prompts_at_a_running_server(tool: Any, monkeypatch: Any, tmp_p
     for row in rows:
         assert row["ends"] == {"200": 6, "left": 3} and row["errors"] == 0
         assert 6 * 12 < row["tokens"] <= 9 * 12 and row["columns"] >= 1.0
-        assert 0 < row["first_ms"][0] <= row["first_worst_ms"] and row["gap_ms"] > 0
+        assert 0 < row["first_ms"][0] <= row["first_worst_ms"] and row["gap_ms"] >= 0
 
 
 def test_prompts_of_a_mix_are_drawn_and_the_same_again(tool: Any) -> None:
