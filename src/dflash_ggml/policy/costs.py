@@ -204,9 +204,11 @@ class Costs:
         """Move the pace to what the passes that ran lately have in common: the least of their slowdowns, or of their
         speedups."""
         self._n += 1
-        usual = self._at_pace_one((kind, columns, 1), context)
-        if not usual:
+        octaves = self._cells.get((kind, columns, 1))
+        if not octaves:
             return
+        here = octaves.get(context.bit_length())
+        usual = here.median if here else self._at_pace_one((kind, columns, 1), context) or LEAST
         _, cell = self._slowdowns.get(kind) or (0, _Cell(SURE))
         cell.take(ms / usual)
         self._slowdowns[kind] = self._n, cell

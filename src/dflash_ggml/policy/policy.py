@@ -211,7 +211,7 @@ class Policy:
     def _decide(self, step: _Step) -> None:
         """Plan the sequences whose mode is `auto`."""
         n, free = len(step.plans), step.free
-        who = [step.notes[i] for i in free]
+        who = step.notes if len(free) == n else [step.notes[i] for i in free]
         if who != self._who or self._is_due(self._now) or not self._plain.get(n):
             self._look(step, who)
         step.plain = self._plain[n]
@@ -238,8 +238,12 @@ class Policy:
 
     def _is_due(self, at: int) -> bool:
         """Whether to look at costs, and at who is drafted, before a step."""
-        is_new = self.is_gpu and at - self._met_at < LONG
-        return at - self._looked_at >= (REFRESH // 2 if is_new else REFRESH)
+        every = REFRESH
+        if self.is_gpu:
+            every = REFRESH // 2 if at - self._met_at < LONG else REFRESH
+        elif not (self._choice.drafting or self._has_news):  # there is nothing to choose from
+            every = self._kept
+        return at - self._looked_at >= every
 
     def _look(self, step: _Step, who: list[Notes]) -> None:
         """Look costs up, and choose who is drafted."""
@@ -334,18 +338,17 @@ class Policy:
                 block, step.longer = longer, True
         if step.longer or block == blocks[0]:
             self._longer_at = self._now
-        step.trying, step.block = self._tries(step, drafting, block), block
-        for i in drafting | step.trying:
-            nodes, least = self._size(step, i)
-            step.plans[i] = _tree(nodes, block, least)
+        if len(drafting) < len(step.free):
+            step.trying = self._tries(step, drafting, block)
+            drafting |= step.trying
+        step.block, step.drafting = block, len(drafting)
+        for i in drafting:
+            step.plans[i] = _tree(*self._size(step, i), block)
             step.notes[i].tried_at = self._now
-        step.drafting = len(drafting | step.trying)
 
     def _tries(self, step: _Step, drafting: frozenset[int], block: int) -> frozenset[int]:
         """Who is drafted to see what it is worth: new ones at once, others when it has been saved for."""
         left_out = [i for i in step.free if i not in drafting]
-        if not left_out:
-            return frozenset()
         k = len(drafting) + step.fixed
         cost = self._draft(k + 1, block) - self._draft(k, block)
         if (n := len(step.plans)) > 1:  # the others are verified anyway, and the try with them
@@ -353,9 +356,9 @@ class Policy:
             cost += max(ms[-1] - ms[0], 0.0) / ends[-1] * LEAST_TREE
         self._wanted = cost
         again = [i for i in left_out if step.notes[i].again or self._repeats(step, i)]
-        for i in again:
-            step.notes[i].again = False
         if again:
+            for i in again:
+                step.notes[i].again = False
             return frozenset(again)
         i = min(left_out, key=lambda i: step.notes[i].tried_at)
         if step.notes[i].waiting:
@@ -477,7 +480,10 @@ class Policy:
             if sum(sums) * step.plain < took * n:
                 step.rejected, counts = counts, [1] * n
         self._note(step, trees, widths, gains, counts)
-        return [tree.first(count - 1) for tree, count in zip(trees, counts)]
+        return [
+            tree if count == width else tree.first(count - 1)
+            for tree, count, width in zip(trees, counts, widths)
+        ]
 
     def _note(
         self, step: _Step, trees: Items[Tree], widths: list[int], gains: Array, counts: list[int]
@@ -527,6 +533,8 @@ class Policy:
     def _measure(self, step: _Step, result: Result, columns: int) -> None:
         """Note what the passes took."""
         n, measured, warm = len(result.trees), self.costs.measured, result.warm
+        if n == 1 and columns > 1 and self._now % 2:  # half of them tell as much
+            return
         context = sum([s.n_tokens for s in step.sequences]) // n
         if result.draft and "draft" in warm:
             drafts = [
@@ -641,9 +649,9 @@ def _took(ends: list[int], ms: list[float], nodes: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _tree(nodes: int, block: int, least: float) -> Plan:
-    """The plan of a tree behind a draft of so many columns, 0 for one of prompt lookup's candidates."""
-    return Plan("tree", nodes, depth=block - 1, least=least) if block else Plan("tree", nodes, drafts=False)
+def _tree(nodes: int, least: float, block: int) -> Plan:
+    """The plan of a tree behind a draft of so many columns."""
+    return Plan("tree", nodes, depth=block - 1, least=least)
 
 
 def _chain(sure: float, nodes: int) -> float:
