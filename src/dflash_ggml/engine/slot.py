@@ -259,7 +259,7 @@ class Slot:
             kv.writes(written)
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Run passes, during which nobody may close the engine."""
+        """Run passes; closing the engine waits for them."""
         with self.engine.passing:
             self._usable()
             before, self.engine.in_pass = self.engine.in_pass, True
