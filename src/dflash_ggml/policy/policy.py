@@ -6,8 +6,8 @@ verified, a step of n sequences is worth
     (n + sum p) / (C_draft + C_verify + C_commit + C_host)
 
 tokens per millisecond (CaDDTree, arXiv 2606.01813, for one sequence). The cost of a pass is a staircase over its columns, so only
-step ends are looked at; no node at all is plain decoding, a width like any other. A pass costs much the same whichever sequence its columns
-belong to, so they are one budget, filled best-first over the candidates of all sequences (`shared_heap`).
+step ends are looked at; no node at all is plain decoding, a width like any other. A pass costs much the same whichever sequence
+its columns belong to, so they are one budget, filled best-first over the candidates of all sequences (`shared_heap`).
 
 Whether to run a draft is decided before there are candidates, by what the last ones promised (`Forecast`). Who is left out is
 tried now and then, for at most 1 % of the time. A draft that promises less than its verify pass costs is not verified: the
