@@ -166,8 +166,8 @@ def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
         steps = engine.generate(sampler, mode="tree", stop=lambda t: False)
         next(steps), next(steps)
         engine.policy._learn()  # drafted steps are learned from while the next pass runs
-        assert {p.kind for p in engine.costs.points()} == {"host"}
-        for _ in range(4):
+        assert {p.kind for p in engine.costs.points()} <= {"host"}
+        for _ in range(8):
             next(steps)
         engine.policy._learn()
         assert {p.kind for p in engine.costs.points()} == {"verify", "draft", "commit", "host"}
