@@ -160,7 +160,7 @@ class Forced(MadeUp):
         return right
 
     def path(self, tree: Tree) -> list[int]:
-        """The nodes of a tree that are accepted, root first; the same whoever asks."""
+        """The nodes of a tree that are accepted, root first; the same at every call."""
         if tree is self._tree:
             return self._path
         self._owed += self.length

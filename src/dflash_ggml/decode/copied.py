@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .native import NONE, ffi, ints, lib
-from .sequence import Sequence as Text
 
 MOST_PLACES: int = lib.MOST_PLACES
 N_VOTES: int = lib.N_VOTES
@@ -161,17 +159,3 @@ class Copied:
             raise MemoryError("no memory for what copies are worth")
         found: list[float] = ffi.unpack(gains, n)
         return found
-
-
-class CopySource(Protocol):
-    """Where copies come from, for one text."""
-
-    rates: CopyRates
-
-    def look_up(self, sequence: Text) -> Copied | None:
-        """What followed where the end of the text stood before."""
-        ...
-
-    def glance(self, sequence: Text, learn: bool = False) -> float:
-        """How likely the likeliest next token of those is. learn: the last token tells whether the last glance was right."""
-        ...
