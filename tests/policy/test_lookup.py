@@ -138,7 +138,7 @@ def test_lookup_that_cannot_fail_makes_a_draft_useless():
     writer = Writer(copy(600), 602, 0.5, costs_of(FLAT))
     writer.write(500)
     late = writer.kinds[len(writer.kinds) // 2 :]
-    assert late.count("copies") >= 0.9 * len(late)
+    assert late.count("copies") >= len(late) - 1  # but for a try
 
 
 def test_a_good_draft_is_run_where_lookup_is_poor():

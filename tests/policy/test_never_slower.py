@@ -197,27 +197,10 @@ def test_a_machine_on_which_passes_are_disturbed_now_and_then(hits: float, seed:
     assert run.rate() >= 0.95 * best
 
 
-# ---- drafts that are not verified
-
-
-def test_the_first_tries_of_a_hard_text_cost_a_draft_and_no_verify_pass():
-    runs = [decode(auto(EPYC), EPYC, [Text(0.1, seed)], 200) for seed in range(8)]
-    assert min(sum(block > 0 for block in run.blocks) for run in runs) >= 2
-    assert not any(any(run.columns[:60]) for run in runs)
-    assert min(run.rate() for run in runs) >= 0.96 / EPYC.plain
-
-
-def test_a_draft_that_says_too_little_of_itself_is_found_out_without_a_verify_pass():
-    """What it was right about is seen in plain text, and it is verified then."""
+def test_a_draft_that_says_too_little_of_itself_is_found_out():
     texts = [Text(0.97, seed, off=-2.0) for seed in range(6)]
     runs = one_after_another(auto(EPYC), EPYC, texts, 300)
     assert np.mean([run.rate() for run in runs[1:]]) >= 1.08 / EPYC.plain
-
-
-def test_what_is_waited_for_is_not_drafted_again():
-    """A draft whose first tokens all come true is told of by no step before: the next try waits for that."""
-    run = decode(auto(EPYC), EPYC, [Text(0.9, 3, off=-4.0)], 12)
-    assert sum(block > 0 for block in run.blocks[:4]) <= 2
 
 
 # ---- what one text may lose

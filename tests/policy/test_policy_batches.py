@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import Mode
+from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, root_only
@@ -15,6 +16,7 @@ from dflash_ggml.policy.plan import PLAIN, Plan
 from dflash_ggml.policy.policy import Policy, Result
 from reference.virtual_clock import (
     CPU,
+    H100,
     JOINT_CPU,
     JOINT_H100,
     LINEAR_CPU,
@@ -276,3 +278,21 @@ def test_plain_batching_gets_known_though_drafting_pays():
         assert sum(not drafting for drafting in run.drafting) == (0 if before else 1)
         assert policy.costs.knows_plain(n)
     assert not policy.costs.knows_plain(24)
+
+
+def test_building_the_graphs_of_a_shape_is_no_loss_but_once():
+    """A cache that is too small for the graphs builds them again and again: that counts."""
+    policy, text = Policy(DEPTH, H100.costs(), is_gpu=True), Text(0.9, 3)
+    decode(policy, H100, [text], steps=30)
+    left: list[float] = []
+    for _ in range(3):
+        one = Sequence([-1] * 4000, 7, mode="auto", budget=31)
+        plan = policy.plan([one])[0]
+        (tree,) = policy.cut([plan.build(7, text.at(40, DEPTH)[0])])
+        left.append(policy.ledger.left or 0.0)
+        policy.record(
+            Result([tree], [Accepted((0,), (5,))], 1.0, 0.0, 900.0, 0.0, 0.0, frozenset(("draft", "commit")))
+        )
+        left.append(policy.ledger.left or 0.0)
+    lost = [before - after for before, after in zip(left[::2], left[1::2])]
+    assert 0 < lost[0] < 2 * H100.plain and lost[2] > 2 * lost[0]

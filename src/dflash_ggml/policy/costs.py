@@ -20,7 +20,6 @@ from ..decode.tree import verify_width
 Pass = Literal["plain", "verify", "draft", "append", "commit", "host", "after"]
 
 WINDOW = 15  # measurements of a median: a machine that slows down is noticed within ten steps
-FEW = 3  # measurements that a cell needs to stand for itself: one disturbed pass is then not the median
 SURE = 5  # measurements of a pass that its part in the pace needs
 RECENT = 20  # measurements after which a pass has no part in the pace
 APART = 1.5  # ratio of two contexts that a slope needs; between nearer ones it is noise
@@ -139,21 +138,17 @@ class Costs:
         return None if usual is None else usual * self._pace
 
     def expected(self, kind: Pass, columns: int = 1, context: int = 0, sequences: int = 1) -> float:
-        """What a pass costs now, derived where it was not measured often; 0 where nothing of its kind is known.
+        """What a pass costs now, derived where it was not measured; 0 where nothing of its kind is known.
 
         Of what was measured since costs were last caught up with it knows nothing.
         """
-        own, weight = 0.0, 0.0
+        usual = None
         if sequences > 1 or kind == "plain":
-            octaves = self._cells.get((kind, columns, sequences))
-            if octaves:
-                own = self._at_pace_one((kind, columns, sequences), context) or 0.0
-                weight = min(sum([len(cell.ms) for cell in octaves.values()]) / FEW, 1.0)
-        if weight < 1:
+            usual = self._at_pace_one((kind, columns, sequences), context)
+        if usual is None:
             alone = self._alone if sequences > 1 else self._measured
-            derived = alone(kind, columns, context) + self._added(kind, sequences)
-            own = max(derived + (own - derived) * weight, 0.0)
-        return own * self._pace
+            usual = max(alone(kind, columns, context) + self._added(kind, sequences), 0.0)
+        return usual * self._pace
 
     def knows_plain(self, sequences: int) -> bool:
         """Whether plain steps of so many sequences were measured, or of fewer and of more, at most twice as many."""

@@ -4,37 +4,24 @@ Expectations can be wrong in many ways: costs that were never measured, medians 
 probabilities of another text. What came of a step is certain. Every speculative step is held against the time that plain
 decoding takes for as many tokens; its loss is drawn from the ledger, its gain paid in. While nothing is left steps are plain,
 and each pays in a small share of its time.
-
-What plain decoding takes is a median, which knows nothing of steps that something else on the machine disturbed. So a
-speculative step that took several times what was expected is held to the expected too, as long as such steps are few.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 SHARE = 0.01  # of a plain step's time that may be lost later
 START = 4.0  # plain steps' time that may be lost at first: some tries, and steps that gave less than usual
 MOST = 16.0  # plain steps' time of gains that later losses may be drawn from
-PATIENCE = 25.0  # times as much of both on a GPU, where drafting seldom loses for long and captures make costs known late
-GRAPHS = (
-    10.0  # plain steps' time that building graphs may take beside that; later ones are losses like all others
-)
-SPIKE = 2.5  # times the expected that a disturbed step takes, which is no loss of speculation: plain steps are disturbed too
-SPIKES = 8  # steps of which one may be such a step; others count as they are
 LOOK_AGAIN = 200  # steps after which it is seen again what a plain step takes
 
 
 @dataclass(slots=True)
 class Ledger:
-    """left: milliseconds that may still be lost, None before a plain step was measured. patience: factor of all limits."""
+    """left: milliseconds that may still be lost, None before a plain step was measured."""
 
-    patience: float = 1.0
     left: float | None = None
-    _built: float = 0.0  # milliseconds
     _since: int = 0  # steps since one was plain
-    _spared: float = START  # disturbed steps that may be left out
 
     @property
     def is_empty(self) -> bool:
@@ -55,32 +42,25 @@ class Ledger:
         if self.left is not None:
             self.left += SHARE * ms
 
-    def speculative(
-        self, ms: float, tokens_ms: float, plain_ms: float, expected: float = inf, is_cold: bool = False
-    ) -> None:
+    def speculative(self, ms: float, tokens_ms: float, plain_ms: float) -> None:
         """Hold a speculative step against plain decoding.
 
         Args:
             ms: What it took.
             tokens_ms: What plain decoding takes for as many tokens.
             plain_ms: A plain step of all its sequences.
-            expected: Milliseconds that it was expected to take.
-            is_cold: Whether graphs were built in it.
         """
-        free, over = 0.0, max(ms - expected, 0.0)
-        self._spared = min(self._spared + 1 / SPIKES, START)
-        if is_cold:
-            free = min(over, max(self.patience * GRAPHS * plain_ms - self._built, 0.0))
-            self._built += free
-        elif ms > SPIKE * expected and self._spared >= 1:
-            free, self._spared = over, self._spared - 1
-        start = self.patience * START * plain_ms
+        start = START * plain_ms
         left = start if self.left is None else self.left
-        most = max(self.patience * MOST * plain_ms, left)
+        most = max(MOST * plain_ms, left)
         # a machine that was suspended within a step may not disable drafting for hours
-        self.left = max(min(left + tokens_ms - ms + free, most), -START * plain_ms)
+        self.left = max(min(left + tokens_ms - ms, most), -start)
+
+    def plain_steps(self, plain_ms: float) -> int:
+        """How many steps have to be plain until something may be lost again."""
+        return int(-(self.left or 0.0) / (SHARE * plain_ms)) + 1 if self.is_empty else 0
 
     def begin(self, plain_ms: float) -> None:
         """A sequence joins: what others gained is not for it to lose."""
         if self.left is not None:
-            self.left = min(self.left, self.patience * START * plain_ms)
+            self.left = min(self.left, START * plain_ms)

@@ -18,7 +18,6 @@ class Plan:
         budget: Drafted nodes; 0 for plain decoding. A chain has at most as many as its source proposes.
         depth: How far the draft model looks ahead; None for as far as it can.
         drafts: Whether the draft model runs; without it the tree holds prompt lookup's candidates only.
-        least: Log-probability below which a drafted path is not grown; a merged tree ignores it.
     """
 
     kind: Literal["plain", "chain", "tree"]
@@ -26,7 +25,6 @@ class Plan:
     chain_seed: bool = False
     depth: int | None = None
     drafts: bool = True
-    least: float = float("-inf")
 
     def build(self, root: int, candidates: Candidates | Merged) -> Tree:
         """Grow the tree of a step from its candidates."""
@@ -36,7 +34,7 @@ class Plan:
             return candidates.grow(root, self.budget, self.chain_seed)
         if self.kind == "chain":
             return spine(root, candidates, self.budget)
-        return expand(root, candidates, self.budget, self.chain_seed, self.least)
+        return expand(root, candidates, self.budget, self.chain_seed)
 
 
 PLAIN = Plan("plain", 0)

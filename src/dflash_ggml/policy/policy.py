@@ -10,8 +10,7 @@ step ends are looked at; no node at all is plain decoding, a width like any othe
 its columns belong to, so they are one budget, filled best-first over the candidates of all sequences (`shared_heap`).
 
 Whether to run a draft is decided before there are candidates, by what the last ones promised (`Forecast`). Who is left out is
-tried now and then, for at most 1 % of the time. A draft that promises less than its verify pass costs is not verified: the
-tokens that follow tell what it was worth. What all that may lose against plain decoding is bounded (`Ledger`).
+tried now and then, for at most 1 % of the time. What all that may lose against plain decoding is bounded (`Ledger`).
 
 No plan looks at a target draw of the step that it plans, so no plan can change what is written.
 """
@@ -23,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import lru_cache
-from math import floor, inf, log, sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -38,25 +37,18 @@ from ..decode.tree import Tree, verify_width
 from .costs import Costs, step_ends
 from .fixed import plan_of
 from .forecast import LOOK_BACK, Array, Forecast, Gains
-from .ledger import PATIENCE, Ledger
-from .notes import Hindsight, Notes
+from .ledger import Ledger
+from .notes import Notes
 from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time that tries may take
-REFRESH = 8  # steps between looks at plain decoding's cost and at who is drafted
-LONG = (
-    64  # steps in which a GPU's batch is looked at twice as often; a CPU keeps other costs for up to as many
-)
-REST = 3  # steps that a lone sequence stays plain without a look where nothing may be tried
-MARGIN = 0.02  # by which another choice must be ahead
-LONGER = 24  # steps after which a longer draft is run again, to see what a part of it misses
-LEARN_EVERY = 3  # steps of a known sequence between trees that its forecast learns from
-GROW_ALL = 16  # steps between trees that are grown to the whole budget
+REFRESH = 16  # steps for which a CPU keeps costs and who is drafted; a GPU leaves time to look in every step
+MARGIN = 0.02  # by which another choice must be ahead: every width and draft has graphs of its own
+GROW_ALL = 3  # steps between trees that are grown to the whole budget, for the forecast to learn from
 LEAST_TREE = 3  # nodes of a tree that is grown to choose from
-LESS_LIKELY = log(4)  # than the last nodes that were verified: paths that are grown too
-FLAT = 0.03  # of a step's cost: a narrower pass or a shorter draft that saves less is not worth graphs of its own
 STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
 MOST_COLUMNS = 64  # of a pass: matmuls over more are no longer read-bound on any device that was measured
+DISTURBED = 2.0  # times the expected; what a step takes beyond that, something else took: plain steps are disturbed too
 HOPELESS_AFTER = 40  # drafts without a hit: such a draft does not belong to this target
 log_ = logging.getLogger("dflash_ggml")
 
@@ -112,13 +104,10 @@ class _Step:
         "fixed",
         "free",
         "grown",
-        "longer",
         "nodes",
         "notes",
         "plain",
         "plans",
-        "promised",
-        "rejected",
         "sequences",
         "table",
         "trying",
@@ -134,11 +123,8 @@ class _Step:
         self.fixed = 0  # drafts of other modes
         self.block, self.drafting = 0, 0  # columns of each draft, and how many run
         self.trying: frozenset[int] = frozenset()
-        self.longer = False  # whether a longer draft runs than pays, to see what it adds
         self.plain = self.after = 0.0  # milliseconds of a plain step, and what it takes more behind this one
         self.table: Table | None = None
-        self.promised = [0.0] * len(plans)  # by sequence, the sum of its verified nodes' probabilities
-        self.rejected: list[int] = []  # columns of each tree that would have been verified, where none was
         self.grown: list[tuple[int, Tree, Array]] = []  # trees of drafts that forecasts learn from
 
 
@@ -152,10 +138,10 @@ class Policy:
         self.depth, self.is_gpu, self.most = depth, is_gpu, most_columns
         self.costs = costs or Costs()
         self.calibration, self.forecast = Calibration(), Forecast(depth)  # of all sequences
-        self.ledger = Ledger(PATIENCE if is_gpu else 1.0)
+        self.ledger = Ledger()
         self.drafted = self.right = 0  # drafts, and their nodes that were accepted
         self._now = 0  # steps
-        self._choice, self._longer_at = Choice(frozenset(), 0, 0.0), 0
+        self._choice = Choice(frozenset(), 0, 0.0)
         self._who: list[Notes] = []  # whom the choice is about
         self._has_news = False  # whether forecasts have learned since
         self._saved = self._wanted = 0.0  # milliseconds that tries may take, and the next one wants
@@ -165,15 +151,12 @@ class Policy:
         self._plain: dict[int, float] = {}  # milliseconds by sequences
         self._after = 0.0
         self._sure: dict[int, float] = {}  # how sure prompt lookup must be, by sequences
-        self._looked_at = self._met_at = 0  # the steps of the last look, and of the first at this batch
-        self._renewed_at, self._kept = (
-            0,
-            0,
-        )  # the step at which the tables were renewed, and for how many they are kept
+        self._looked_at = 0  # the step of the last look
         self._context = 0
         self._step = _Step((), [], [], False)
         self._came: tuple[_Step, Result] | None = None  # the last step, not learned from yet
         self._was_wide = False
+        self._built = set[tuple[int, ...]]()  # shapes of steps whose graphs were built: that is no loss, once
 
     @property
     def notes(self) -> list[Notes]:
@@ -212,14 +195,12 @@ class Policy:
         """Plan the sequences whose mode is `auto`."""
         n, free = len(step.plans), step.free
         who = step.notes if len(free) == n else [step.notes[i] for i in free]
-        if who != self._who or self._is_due(self._now) or not self._plain.get(n):
+        if who != self._who or self._now - self._looked_at >= REFRESH or not self._plain.get(n):
             self._look(step, who)
         step.plain = self._plain[n]
-        for i in free:
-            if step.notes[i].waiting:
-                self._follow(step, i)
         if len(free) == n and self.ledger.wants_plain(step.plain > 0):
-            step.notes[0].rest = REST if n == 1 and self.ledger.is_empty else 0
+            if n == 1 and step.plain:
+                step.notes[0].rest = min(self.ledger.plain_steps(step.plain), REFRESH)
             return
         step.after = 0.0 if step.was_wide else self._after
         sure = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
@@ -231,32 +212,17 @@ class Policy:
         step.drafting += step.fixed
         if any(plan is not PLAIN for plan in step.plans):
             step.table = self._table(n, step.drafting, step.block or self.depth + 1)
-        elif n == 1 and not sure and step.plain and not step.notes[0].waiting:
-            step.notes[0].rest = REST
+        elif n == 1 and not sure and step.plain:
+            step.notes[0].rest = min(int((self._wanted - self._saved) / (PROBE * step.plain)), REFRESH)
 
     # ---- costs, and who is drafted by them
-
-    def _is_due(self, at: int) -> bool:
-        """Whether to look at costs, and at who is drafted, before a step."""
-        every = REFRESH
-        if self.is_gpu:
-            every = REFRESH // 2 if at - self._met_at < LONG else REFRESH
-        elif not (self._choice.drafting or self._has_news):  # there is nothing to choose from
-            every = self._kept
-        return at - self._looked_at >= every
 
     def _look(self, step: _Step, who: list[Notes]) -> None:
         """Look costs up, and choose who is drafted."""
         n, same, costs = len(step.plans), who == self._who, self.costs
-        self._looked_at = self._now
-        if not same:
-            self._met_at = self._now
-        # a GPU leaves time for it
-        if self.is_gpu or not (same and self._plain.get(n)) or self._now - self._renewed_at >= self._kept:
-            self._kept = min(2 * self._kept, LONG) if same else REFRESH
-            self._renewed_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
-            for known in (self._tables, self._verified, self._drafts, self._sure):
-                known.clear()
+        self._looked_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
+        for known in (self._tables, self._verified, self._drafts, self._sure):
+            known.clear()
         self._plain = {n: costs.expected("plain", n, self._context, n) if costs.knows_plain(n) else 0.0}
         self._after = costs.expected("after", 1, 0, n)
         if self.depth and n < self.most and (not same or self._has_news or self._choice.drafting):
@@ -297,11 +263,11 @@ class Policy:
         most, plain = self.most - n, self.costs.expected("plain", n, self._context, n)
         found = [Choice(frozenset(), 0, n / plain if plain else 0.0)]
         promises: dict[int, dict[int, float]] = {}
-        counts = sorted({-(-len(free) * k // 4) for k in (1, 2, 3, 4)})
+        counts = sorted({-(-len(free) // 2), len(free)})
         longer = inf
         for block in self.forecast.blocks[:1] if step.fixed else self.forecast.blocks:
             draft = self._draft(step.fixed + len(free), block)
-            if draft > longer - FLAT * plain:
+            if draft > longer - MARGIN * plain:
                 continue
             longer = draft
             gains = {i: step.notes[i].forecast.of(block, min(most, step.sequences[i].budget)) for i in free}
@@ -332,79 +298,50 @@ class Policy:
             block = blocks[0]
         elif not drafting:
             block = blocks[min(1, len(blocks) - 1)]  # of a try
-        elif self._now - self._longer_at > LONGER and block != blocks[0]:
-            longer, k = blocks[blocks.index(block) - 1], len(drafting)
-            if self._pays(self._draft(k, longer) - self._draft(k, block)):
-                block, step.longer = longer, True
-        if step.longer or block == blocks[0]:
-            self._longer_at = self._now
         if len(drafting) < len(step.free):
             step.trying = self._tries(step, drafting, block)
             drafting |= step.trying
         step.block, step.drafting = block, len(drafting)
         for i in drafting:
-            step.plans[i] = _tree(*self._size(step, i), block)
+            step.plans[i] = _tree(self._size(step, i), block)
             step.notes[i].tried_at = self._now
 
     def _tries(self, step: _Step, drafting: frozenset[int], block: int) -> frozenset[int]:
         """Who is drafted to see what it is worth: new ones at once, others when it has been saved for."""
         left_out = [i for i in step.free if i not in drafting]
         k = len(drafting) + step.fixed
+        ends, ms = self._table(len(step.plans), k, block)
         cost = self._draft(k + 1, block) - self._draft(k, block)
-        if (n := len(step.plans)) > 1:  # the others are verified anyway, and the try with them
-            ends, ms = self._table(n, k, block)
-            cost += max(ms[-1] - ms[0], 0.0) / ends[-1] * LEAST_TREE
+        cost += max(ms[-1] - ms[0], 0.0) / ends[-1] * LEAST_TREE
         self._wanted = cost
-        again = [i for i in left_out if step.notes[i].again or self._repeats(step, i)]
-        if again:
-            for i in again:
+        at_once = [i for i in left_out if step.notes[i].again or not step.notes[i].forecast.tried]
+        if at_once:
+            for i in at_once:
                 step.notes[i].again = False
-            return frozenset(again)
-        i = min(left_out, key=lambda i: step.notes[i].tried_at)
-        if step.notes[i].waiting:
+            return frozenset(at_once)
+        if self._saved < cost:
             return frozenset()
-        if not step.notes[i].forecast.tried:
-            self._saved -= cost  # a new sequence borrows its first try
-            return frozenset([i])
-        return frozenset([i] if self._pays(cost) else [])
+        self._saved -= cost
+        return frozenset([min(left_out, key=lambda i: step.notes[i].tried_at)])
 
-    def _repeats(self, step: _Step, i: int) -> bool:
-        """Whether a sequence has begun to repeat itself, which prompt lookup would know better."""
-        return step.sequences[i].lookup is None and step.notes[i].repetition.is_worth_a_try(
-            step.sequences[i].tokens
-        )
-
-    def _pays(self, ms: float) -> bool:
-        """Take so much of what was saved for tries, if it is there."""
-        if self._saved < ms:
-            return False
-        self._saved -= ms
-        return True
-
-    def _size(self, step: _Step, i: int, lookup: bool = False) -> tuple[int, float]:
-        """Nodes of a tree to choose from, and the log-probability of the least: growing many to keep few costs time."""
+    def _size(self, step: _Step, i: int) -> int:
+        """Nodes of a tree to choose from: growing many to keep few costs time."""
         notes, budget = step.notes[i], min(step.sequences[i].budget, self.most)
-        if (
-            len(notes.kept) < 2
-            or not (lookup or notes.least)
-            or step.longer
-            or (self._now + i) % GROW_ALL == 0
-        ):
-            return budget, -inf
-        least = floor(4 * (min(notes.least) - LESS_LIKELY)) / 4 if notes.least else -inf
-        return min(max(2 * max(notes.kept) + 1, LEAST_TREE), budget), least
+        return budget if self._is_whole(step, i) else min(max(2 * max(notes.kept) + 1, LEAST_TREE), budget)
+
+    def _is_whole(self, step: _Step, i: int) -> bool:
+        """Whether a tree is grown to the whole budget."""
+        return len(step.notes[i].kept) < LOOK_BACK or (self._now + i) % GROW_ALL == 0
 
     def _from_lookup(self, step: _Step, i: int, sure: float) -> Plan:
         """Plan a sequence that is not drafted: what prompt lookup proposes, where that is sure enough to pay."""
         notes, n = step.notes[i], len(step.plans)
         least = self._least_sure(n)
         if sure < least or not sure:
-            if (
-                n == 1 and not notes.waiting
-            ):  # a match grows by a token a step, and one too short now takes some
+            if n == 1:  # a match grows by a token a step, and one too short now takes some
                 notes.rest = 2 if not sure else int(2 * sure < least)
             return PLAIN
-        return Plan("tree", self._size(step, i, lookup=True)[0], drafts=False)
+        return Plan("tree", self._size(step, i), drafts=False)
 
     def _glance(self, step: _Step, i: int) -> float:
         """How likely the likeliest token is that prompt lookup proposes."""
@@ -472,13 +409,7 @@ class Policy:
         if not step.drafting:  # prompt lookup must be ahead, not only seem so
             ms = [ms[0] / (1 + MARGIN), *ms[1:]]
         gains = path_probabilities(trees, calibrations)
-        counts, sums = shares(gains, widths, counts, room, ends, ms, FLAT)
-        step.promised = [promised - 1 for promised in sums]
-        nodes = sum(counts) - n
-        if nodes and step.drafting and step.plain and not asked:
-            took = _took(ends, ms, nodes) - ms[0] + step.plain  # beside the draft
-            if sum(sums) * step.plain < took * n:
-                step.rejected, counts = counts, [1] * n
+        counts, _ = shares(gains, widths, counts, room, ends, ms, MARGIN)
         self._note(step, trees, widths, gains, counts)
         return [
             tree if count == width else tree.first(count - 1)
@@ -494,17 +425,10 @@ class Policy:
             first, end = end, end + width
             if notes.fixed is not None or plan is PLAIN:
                 continue
-            verified = counts[i] - 1
-            if plan.drafts and not verified and width > 1 and (i in step.trying or step.rejected):
-                verified = step.rejected[i] - 1 if step.rejected else 0
-                notes.waiting.append(Hindsight(tree, step.sequences[i].n_tokens))
-            notes.kept.append(verified)
-            if plan.drafts:
-                if verified and tree.evidence is None:
-                    notes.least.append(float(tree.log_probs[verified]))
-                tried = notes.forecast.tried
-                if tried < LOOK_BACK or (self._now + i) % LEARN_EVERY == 0 or step.longer:
-                    step.grown.append((i, tree, gains[first:end]))
+            is_whole = self._is_whole(step, i)
+            notes.kept.append(counts[i] - 1)
+            if plan.drafts and is_whole:
+                step.grown.append((i, tree, gains[first:end]))
 
     # ---- behind the step
 
@@ -519,8 +443,11 @@ class Policy:
         elif step.plain and any(result.accepted):
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
             expected = max(_took(*step.table, columns - n), step.plain) if step.table else inf
-            is_cold = len(result.warm) < 3
-            self.ledger.speculative(ms, tokens * step.plain / n, step.plain, expected, is_cold)
+            shape = n, verify_width(columns - 1), step.drafting, step.block, self._context.bit_length()
+            is_first = len(result.warm) < 3 and shape not in self._built
+            self._built.add(shape)
+            ms = min(ms, expected if is_first else DISTURBED * expected)
+            self.ledger.speculative(ms, tokens * step.plain / n, step.plain)
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
@@ -564,7 +491,7 @@ class Policy:
             return
         self._learn()
         step = self._step
-        if step.free and self._is_due(self._now + 1):
+        if step.free:
             self.costs.catch_up()
             self._look(step, [step.notes[i] for i in step.free])
 
@@ -575,18 +502,13 @@ class Policy:
         (step, result), self._came = self._came, None
         self._measure(step, result, sum([tree.width for tree in result.trees]))
         for i, tree, probability in step.grown:
-            plan, most = step.plans[i], min(step.sequences[i].budget, self.most)
-            whole = plan.least == -inf and plan.budget >= most
             depths = tree.depths
             if tree.sources is not None:  # what lookup alone offered would come without a draft
                 offered = (tree.sources & DRAFT) > 0
                 offered[0] = True
                 probability, depths = probability[offered], depths[offered]
-            step.notes[i].forecast.learn(probability, depths, (plan.depth or self.depth) + 1, whole)
-        is_first = any(step.notes[i].forecast.tried == 1 for i in step.trying)
-        if is_first or (
-            step.trying and not self._choice.drafting
-        ):  # what such a try showed is acted on at once
+            step.notes[i].forecast.learn(probability, depths, (step.plans[i].depth or self.depth) + 1)
+        if step.trying:  # what a try showed is acted on at once
             self._looked_at = -REFRESH
         self._has_news = self._has_news or bool(step.grown)
         for i, (tree, accepted) in enumerate(zip(result.trees, result.accepted)):
@@ -597,17 +519,17 @@ class Policy:
                 count_votes(tree, accepted, lookup.rates)
             if notes.fixed is not None:
                 continue
-            notes.forecast.came(step.promised[i], accepted.n_accepted)
             if step.plans[i].drafts:
-                by_draft = self._count(notes, tree, accepted)
-                notes.again = i in step.trying and by_draft * step.plain > self._wanted * len(step.plans)
+                gained = self._count(notes, tree, accepted)
+                notes.again = i in step.trying and gained * step.plain > self._wanted * len(step.plans)
 
     def _count(self, notes: Notes, tree: Tree, accepted: Accepted) -> int:
-        """Learn how right a draft was; return its accepted nodes."""
+        """Learn how right a draft was; return how many accepted nodes it alone offered."""
         notes.calibration.observe(tree, accepted)
-        right = accepted.n_accepted
+        right = alone = accepted.n_accepted
         if tree.sources is not None:
-            right = sum([bool(tree.sources[node] & DRAFT) for node in accepted.kept[1:]])
+            sources = tree.sources[list(accepted.kept[1:])]
+            right, alone = int((sources & DRAFT > 0).sum()), int((sources == DRAFT).sum())
         self.drafted += 1
         self.right += right
         if self.drafted == HOPELESS_AFTER and not self.right:
@@ -616,25 +538,7 @@ class Policy:
                 "it is tried now and then, and decoding is plain otherwise",
                 self.drafted,
             )
-        return right
-
-    def _follow(self, step: _Step, i: int) -> None:
-        """Learn from drafts that were not verified, once the text tells what they were worth."""
-        notes, sequence = step.notes[i], step.sequences[i]
-        waiting, notes.waiting = notes.waiting, []
-        for draft in waiting:
-            accepted = draft.follow(sequence)
-            if accepted is None:
-                notes.waiting.append(draft)
-                continue
-            self._count(notes, draft.tree, accepted)
-            if draft.tree.evidence is not None and sequence.lookup is not None:
-                count_votes(draft.tree, accepted, sequence.lookup.rates)
-            n, block = len(step.plans), self.forecast.blocks[min(1, len(self.forecast.blocks) - 1)]
-            took = _took(
-                *self._table(n, 1, block), accepted.path[-1]
-            )  # the width that would have held its path
-            notes.again = (n + accepted.n_accepted) * step.plain > took * n and accepted.n_accepted > 0
+        return alone
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
         """What a step of one sequence is expected to take that verifies so many drafted nodes, None if nothing is known."""
@@ -649,9 +553,9 @@ def _took(ends: list[int], ms: list[float], nodes: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _tree(nodes: int, least: float, block: int) -> Plan:
+def _tree(nodes: int, block: int) -> Plan:
     """The plan of a tree behind a draft of so many columns."""
-    return Plan("tree", nodes, depth=block - 1, least=least)
+    return Plan("tree", nodes, depth=block - 1)
 
 
 def _chain(sure: float, nodes: int) -> float:
