@@ -49,7 +49,7 @@ class EngineProcess:
             opener = convert(given, pkgutil.resolve_name(name))
             self._side: EngineSide = opener(lambda *stage: self._pipe.send(Item(first.id, stage)))
         except BaseException as error:  # noqa: BLE001 - told to the server, which decides
-            self._pipe.send(Failed.of(first.id, error))
+            self._fail(first.id, error)
             return 1
         side, tokenizer = self._side, self._side.tokenizer
         facts = side.info(), side.metadata(), side.vocabulary(), side.skills()
@@ -82,13 +82,16 @@ class EngineProcess:
     def _answer(self, call: Call) -> None:
         try:
             self._pipe.send(Result(call.id, self._value(call)))
-        except Exception as error:
-            failed = Failed.of(call.id, error)
-            if not failed.is_expected:
-                log.exception("a request failed")
-            self._pipe.send(failed)
+        except Exception as error:  # noqa: BLE001 - told to the server
+            self._fail(call.id, error)
         finally:
             del self._cancelled[call.id]
+
+    def _fail(self, id: int, error: BaseException) -> None:
+        failed = Failed.of(id, error)
+        if not failed.is_expected:
+            log.error("a call failed", exc_info=error)
+        self._pipe.send(failed)
 
     def _value(self, call: Call) -> Any:
         """The result of a call; the events of a job are sent while they come."""

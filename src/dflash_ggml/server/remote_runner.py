@@ -75,9 +75,9 @@ class Channel:
         self._waiting[number] = answers
         if self._lost.done():
             answers.put(Failed.of(number, EngineLost(self._lost.result())))
-        self._send(Call(number, method, args))
         answer: Answer | None = None
         try:
+            self._send(Call(number, method, args))
             while not isinstance(answer, Result):
                 try:
                     answer = answers.get(timeout=POLL_SECONDS)
