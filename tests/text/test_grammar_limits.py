@@ -126,27 +126,12 @@ def test_rules_are_followed_wherever_they_are_named(name: str, body: str, head: 
         check_text("lark", grammar(3000))
 
 
-@pytest.mark.parametrize("kind", ["regex", "lark", "gbnf"])
 @pytest.mark.parametrize(
-    "piece",
+    ("kind", "piece"),
     [
-        "[",
-        "a[",
-        '"\\',
-        '\\"',
-        "/\\",
-        "\\p{",
-        "{",
-        "{ ",
-        "a ",
-        " ",
-        "~ ",
-        "(?<a",
-        'a["',
-        "a::",
-        "a: ",
-        "#",
-        "\r",
+        *(("regex", piece) for piece in ("[", "\\p{", "{", "{ ", "(?<a")),
+        *(("gbnf", piece) for piece in ('"\\', '\\"', "[", " ")),
+        *(("lark", piece) for piece in ('"\\', '\\"', "/\\", "a[", 'a["', " ", "\r", "~ ")),
     ],
 )
 def test_the_check_itself_takes_linear_time(kind: str, piece: str) -> None:
