@@ -20,14 +20,14 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from starlette.testclient import TestClient
 
-from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
+from dflash_ggml.errors import ConfigError
+from dflash_ggml.server import remote_runner
 from dflash_ggml.server.app import Service, create_app, make_service
 from dflash_ggml.server.dialect import Settings
-from dflash_ggml.server.errors import ApiError, EngineLost
-from dflash_ggml.server.frames import pack_error, unpack_error
+from dflash_ggml.server.errors import EngineLost
+from dflash_ggml.server.pipe import spawn
 from dflash_ggml.server.supervisor import Supervised
 from dflash_ggml.server.worker import Worker
-from dflash_ggml.text.tokenizer import TooManyTokens
 from reference.server_kit import serving, wait_until
 from reference.supervised_kit import IN_GGML, IN_PREPARE, SLOWLY, ToyOpener
 
@@ -137,32 +137,6 @@ def test_every_path_answers_as_it_does_with_the_engine_beside_it(served: Served)
             assert plain(json.loads(got.read())) == plain(wanted.json()), path
             statuses.append(got.status)
     assert statuses.count(200) == 17 and len(statuses) == 22
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConfigError("prompt: it is empty"),
-        ContextOverflowError("too long", 9, 8),
-        ModelFileError("x.gguf: damaged"),
-        DeviceError("out of memory"),
-        TooManyTokens(70_000),
-    ],
-)
-def test_errors_that_were_raised_on_purpose_are_the_same_on_the_other_side(error: Exception) -> None:
-    class More(type(error)):  # type: ignore[misc]
-        """A kind that the other side need not know."""
-
-    for given in (error, More(*error.args)):
-        got = unpack_error(json.loads(json.dumps(pack_error(given))))
-        assert type(got) is type(error) and str(got) == str(error)
-    assert vars(unpack_error(pack_error(error))) == vars(error)
-
-
-def test_other_errors_are_a_500_that_names_their_kind() -> None:
-    got = unpack_error(pack_error(ZeroDivisionError("secret")))
-    assert isinstance(got, ApiError) and (got.status, got.code) == (500, "internal_error")
-    assert "ZeroDivisionError" in got.message and "secret" not in got.message
 
 
 @pytest.mark.parametrize(
@@ -280,6 +254,15 @@ def test_stopping_ends_a_process_that_loads(fates: Callable[[str], ToyOpener], t
     wait_until(lambda: worker.loading[0] == "weights")
     assert worker.stop(60)
     assert worker.failure is None and worker.runner is None
+
+
+@pytest.mark.parametrize("said", ["no JSON", '{"type":"Item"}', '["Result",0,1]', "[" * 100_000])
+def test_a_process_that_sends_no_message_of_ours_is_ended(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("SAID", said)
+    monkeypatch.setattr(remote_runner, "spawn", lambda module: spawn("reference.supervised_kit"))
+    monkeypatch.setattr(remote_runner, "GONE_SECONDS", 0)
+    with pytest.raises(EngineLost, match="ended by SIGKILL"):
+        Supervised(ToyOpener(), tries=1)(lambda *stage: None)
 
 
 # the command with the toy in place of a model, and no waits

@@ -102,7 +102,7 @@ def test_where_none_can_be_started_grammars_are_compiled_anyway(
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(vetting.subprocess, "Popen", refuse)
+    monkeypatch.setattr(vetting, "spawn", refuse)
     vetter(WORD)
     vetter(LARGE)
     assert caplog.text.count("without being tried out first: no more processes") == 1
@@ -123,8 +123,8 @@ def test_closing_does_not_wait_for_a_grammar(vetter: Vetter) -> None:
 
 def test_the_process_ends_with_its_server(vetter: Vetter) -> None:
     vetter(WORD)
-    assert vetter._link is not None
-    vetter._link.close()
+    assert vetter._pipe is not None
+    vetter._pipe.close()
     process(vetter).wait(30)
 
 

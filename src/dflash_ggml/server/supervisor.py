@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import logging
-import pickle
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import DflashError
-from .engine_process import HELD_BACK
 from .engine_side import Progress
 from .errors import EngineLost
-from .frames import Link
 from .remote_runner import Channel, RemoteRunner
 
 log = logging.getLogger(__name__)
 
-# CUDA does not survive a fork, so it is a fresh interpreter; the path is ours, so that the current folder is not in it
-_START = (
-    "import sys; fd = int(sys.argv[1]); sys.path[:] = sys.argv[2:]; "
-    "from dflash_ggml.server.engine_process import main; main(fd)"
-)
-
 
 @dataclass(slots=True)
 class Supervised:
-    """Opens runners in processes of their own, with `opener` called there; it must be picklable.
+    """Opens runners in processes of their own, with `opener` called there: a dataclass of plain data.
 
     tries: processes that may die in a row while they load. first_wait, longest_wait: seconds before the next start, doubled
     each time until a process has lived for `settled` seconds.
@@ -79,30 +65,13 @@ class Supervised:
         self._ended.wait(min(self.longest_wait, self.first_wait * 2 ** (self._deaths - 1)))
 
     def _started(self, progress: Progress) -> RemoteRunner:
-        self._loading = channel = self._spawned()
+        self._loading = channel = Channel()
         try:
             if self._ended.is_set():
                 raise EngineLost("the server is shutting down")
-            runner = RemoteRunner(channel, channel.opened(progress))
+            return RemoteRunner(channel, channel.open(self.opener, progress))
         except BaseException:
             channel.close(0)
             raise
         finally:
             self._loading = None
-        return runner
-
-    def _spawned(self) -> Channel:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path]
-        # what a thread holds back, its children hold back from their first instruction on
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        link = Link(ours.detach())
-        channel = Channel(process, link)
-        with suppress(OSError):  # it has ended already: whoever waits for the model is told
-            link.send_bytes(pickle.dumps((self.opener, logging.getLogger().getEffectiveLevel())))
-        return channel

@@ -13,21 +13,20 @@ import math
 import os
 import re
 import resource
-import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ..errors import ConfigError
 from ..text.grammar import GrammarCompiler
 from ..text.grammar_spec import GrammarSpec
 from ..text.tokenizer import Tokenizer
-from .frames import Link
+from .pipe import Pipe, spawn
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +36,6 @@ MEMORY = 1 << 30  # bytes beyond what the process has when it is ready
 REFUSED = 64  # refused grammars that are remembered, so that asking again costs nothing
 
 _TOKEN_IDS = re.compile(r"<\[[\d\s,^-]*\]>")  # of the real vocabulary; one id is as good as another here
-_START = (
-    "import sys; fd = int(sys.argv[1]); sys.path[:] = sys.argv[2:]; "
-    "from dflash_ggml.server.vetting import main; main(fd)"
-)
 
 
 class Vetter:
@@ -55,7 +50,7 @@ class Vetter:
         self._special = list(special)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
+        self._pipe: Pipe | None = None
         self._refused: OrderedDict[GrammarSpec, str] = OrderedDict()
         self._closed = self._warned = False
 
@@ -70,14 +65,14 @@ class Vetter:
         with self._lock:
             if spec in self._refused:
                 raise ConfigError(self._refused[spec])
-            link = self._ready()
-            if link is None:
+            pipe = self._ready()
+            if pipe is None:
                 return
             refusal = None
             try:
-                link.send({"kind": spec.kind, "text": spec.text, "seconds": self.seconds})
-                if link.wait(self.seconds):
-                    link.receive()
+                pipe.send(Trial(spec, self.seconds))
+                if pipe.wait(self.seconds):
+                    pipe.receive(bool)
                     return
                 refusal = f"compiling it takes more than {self.seconds:g} s"
             except (EOFError, OSError, ValueError):
@@ -105,11 +100,11 @@ class Vetter:
         with self._lock:
             self._end()
 
-    def _ready(self) -> Link | None:
+    def _ready(self) -> Pipe | None:
         """The way to a process that waits for a grammar; None where none can be started, which is said once."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
-        if self._link is None and not self._closed:
+        if self._pipe is None and not self._closed:
             try:
                 self._spawn()
             except (EOFError, OSError, ValueError) as error:
@@ -117,36 +112,24 @@ class Vetter:
                 if not self._warned:
                     log.warning("grammars are compiled without being tried out first: %s", error)
                     self._warned = True
-        return self._link
+        return self._pipe
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path]
-        try:
-            # a compiler that runs out of memory says so on stderr, and the client is told anyway
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a terminal's Ctrl-C is for the server
-            )
-        finally:
-            theirs.close()
-            self._link = Link(ours.detach())
-        self._link.send({"special": self._special, "memory": self.memory})
-        if not self._link.wait(STARTING):
+        # a compiler that runs out of memory says so on stderr, and the client is told anyway
+        self._process, self._pipe = spawn(__name__, stderr=subprocess.DEVNULL)
+        self._pipe.send(Setup(self._special, self.memory))
+        if not self._pipe.wait(STARTING):
             raise OSError(f"the process that tries them out was not ready after {STARTING:g} s")
-        self._link.receive()
+        self._pipe.receive(bool)
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        if self._link is not None:
+        if self._pipe is not None:
             with suppress(OSError):
-                self._link.close()
-        self._process = self._link = None
+                self._pipe.close()
+        self._process = self._pipe = None
 
 
 class _Bytes:
@@ -169,23 +152,36 @@ class _Bytes:
         return list(text.encode())
 
 
+class Setup(Struct):
+    """The first message to the process: what its vocabulary and its limit are."""
+
+    special: list[str]
+    memory: int
+
+
+class Trial(Struct):
+    """A grammar to compile. The answer is true, and so is that to a `Setup`."""
+
+    spec: GrammarSpec
+    seconds: float
+
+
 def main(fd: int) -> None:
-    """Compile what comes, and say when it is done; ends with the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = Link(fd)
+    """Compile what comes, and say when it is done; ends with the pipe."""
+    pipe = Pipe(fd)
     try:
-        asked = link.receive()
-        vocabulary = _Bytes(asked["special"])
+        setup: Setup = pipe.receive(Setup)
+        vocabulary = _Bytes(setup.special)
         compiler = GrammarCompiler(vocabulary, vocabulary.n_vocab)  # type: ignore[arg-type]
         compiler.matcher(GrammarSpec("json_object", ""))
-        _limit(asked["memory"])
+        _limit(setup.memory)
         while True:
-            link.send({})
-            asked = link.receive()
-            _limit_time(asked["seconds"])
-            text = _TOKEN_IDS.sub("<[0]>", asked["text"])
+            pipe.send(True)
+            trial: Trial = pipe.receive(Trial)
+            _limit_time(trial.seconds)
+            text = _TOKEN_IDS.sub("<[0]>", trial.spec.text)
             with suppress(Exception):  # the server meets the same error, and its words are better there
-                compiler.matcher(GrammarSpec(asked["kind"], text))
+                compiler.matcher(GrammarSpec(trial.spec.kind, text))
     except (EOFError, OSError):
         os._exit(0)
 

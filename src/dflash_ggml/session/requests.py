@@ -1,6 +1,6 @@
 """What can be asked of a session: typed requests that name every parameter that is honoured, and no other.
 
-Requests are plain data, so that they can be pickled or sent as JSON (`session.wire`) to an engine in another process.
+Requests are plain data, so that they can be pickled or sent as JSON to an engine in another process.
 Two designs were weighed. In the first a request carries its callables, and a remote session replaces each by a proxy
 that calls back: one object for everything, but a round trip per emitted token, and a request that works or not depending
 on where the engine runs. In the second, taken here, callables are no part of a request: they go beside it in `Hooks`,

@@ -101,7 +101,7 @@ class _Bounder:
                 self._size.check_number(optional, MOST_OPTIONAL, "properties that may be left out")
             elif key == "patternProperties":
                 for name in value:
-                    self._size.add_pattern(name)
+                    self._size.check_pattern(name)
                 made[key] = {name: self._node(sub, None, depth + 1) for name, sub in value.items()}
             elif key in _LISTS and isinstance(value, list):
                 self._size.check_number(len(value), MOST_PLACES, f"places in {key}")
@@ -223,7 +223,7 @@ class _Bounder:
         elif key == "const":
             self._size.count_values([value], depth)
         elif key == "pattern" and isinstance(value, str):
-            self._size.add_pattern(value)
+            self._size.check_pattern(value)
         elif key == "maxItems" and is_number(value):
             return min(value, MOST_ITEMS)
         elif key == "maxLength" and is_number(value):

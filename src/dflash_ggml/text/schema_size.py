@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from .grammar_size import check_size, regex_size
+from .grammar_limits import check_size, regex_size
 
 MOST_STEPS = 10_000  # of all `multipleOf`: the compiler makes a state of each remainder
-MOST_PARTS = 500_000  # of all patterns, counted ones as often as they are repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,6 @@ class SchemaSize:
         self._limits = limits
         self._nodes = 0
         self._steps = 0
-        self._repeated = 0
 
     def count(self, n: int, depth: int) -> None:
         """`n` more schemas, names or values, `depth` schemas deep."""
@@ -72,33 +70,24 @@ class SchemaSize:
         if n > MOST_STEPS:
             raise ConfigError(f"json schema: multipleOf: common multiples of more than {MOST_STEPS} in all")
 
-    def add_pattern(self, pattern: str) -> None:
+    @staticmethod
+    def check_pattern(pattern: str) -> None:
         """A pattern, counted repetitions written out."""
-        size = regex_size(pattern)
-        check_size(size, len(pattern), "json schema: pattern")
-        self._repeated += size
-        if self._repeated > MOST_PARTS:
-            raise ConfigError(f"json schema: patterns of more than {MOST_PARTS} parts in all")
+        check_size(regex_size(pattern), len(pattern), "json schema: pattern")
 
     def check_depth(self, made: dict[str, Any], defs: Mapping[str, Any]) -> None:
         """The compiler goes into every reference where it meets it first, one call in the other."""
         seen: set[str] = set()
-        todo: list[Iterator[Any]] = [iter([made])]
+        todo: list[tuple[Any, int]] = [(made, 1)]
         while todo:
-            value = next(todo[-1], None)
-            if value is None:
-                todo.pop()
-                continue
-            if len(todo) > 3 * self._limits.depth:  # such as: an object, its properties, one of them
+            value, depth = todo.pop()
+            if depth > 3 * self._limits.depth:  # such as: an object, its properties, one of them
                 raise ConfigError(f"json schema: references lead more than {self._limits.depth} schemas deep")
+            held = value
             if isinstance(value, Mapping):
+                held = [item for key, item in value.items() if key not in ("$defs", "const", "enum")]
                 ref = value.get("$ref")
-                inner = [item for key, item in value.items() if key not in ("$defs", "const", "enum")]
                 if isinstance(ref, str) and ref not in seen:
                     seen.add(ref)
-                    inner.append(
-                        defs.get(ref.rpartition("/")[2])
-                    )  # None: a keyword's value that is no schema
-                todo.append(iter([item for item in inner if isinstance(item, (Mapping, list))]))
-            elif isinstance(value, list):
-                todo.append(iter([item for item in value if isinstance(item, (Mapping, list))]))
+                    held.append(defs.get(ref.rpartition("/")[2]))  # None: a keyword's value that is no schema
+            todo += [(item, depth + 1) for item in reversed(held) if isinstance(item, (Mapping, list))]

@@ -1,0 +1,130 @@
+"""What the server and its engine process say to each other: calls, and for each items before a result or failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union, get_args
+
+from msgspec import Struct
+
+from .. import errors
+from ..session.events import Event
+from ..session.prompts import Prepared
+from ..session.requests import ChatRequest, CompletionRequest
+from ..text.tokenizer import TooManyTokens
+from .errors import ApiError, EngineLost
+from .pipe import convert
+
+_NAMED: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Event), ChatRequest, CompletionRequest)}
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (*vars(errors).values(), EngineLost, TooManyTokens)
+    if isinstance(kind, type)
+}
+
+# a `Prepared` without its request, which both sides have
+Prompt = tuple[str, tuple[int, ...], tuple[int, ...], bool]
+
+
+def prompt_of(prepared: Prepared) -> Prompt:
+    """What `Prepared` takes after the request."""
+    return prepared.text, prepared.ids, prepared.boundaries, prepared.in_reasoning
+
+
+class Named(Struct, array_like=True):
+    """A request or event beside its type's name: msgspec does not tell the dataclasses of a union apart."""
+
+    kind: str
+    data: Any
+
+    @classmethod
+    def of(cls, value: Any) -> Named:
+        """The form in which a request or event is sent."""
+        return cls(type(value).__name__, value)
+
+    def value(self) -> Any:
+        """What `of` was given. Raises ValueError for fields that do not fit, KeyError for an unknown type."""
+        return convert(self.data, _NAMED[self.kind])
+
+
+class Call(Struct, tag=True):
+    """Call a method of EngineSide or of its tokenizer; the first call is `open`, with the class and fields of an opener."""
+
+    id: int
+    method: str
+    args: Sequence[Any]
+
+
+class Cancel(Struct, tag=True):
+    """The answers to this call are not waited for any more: end it at its next step."""
+
+    id: int
+
+
+class Close(Struct, tag=True):
+    """End when the running calls have ended."""
+
+
+Order = Union[Call, Cancel, Close]
+
+
+class Item(Struct, tag=True):
+    """One of several answers: an event, or a stage of loading."""
+
+    id: int
+    value: Any
+
+
+class Result(Struct, tag=True):
+    """The last answer of a call that came to its end."""
+
+    id: int
+    value: Any
+
+
+class Failed(Struct, tag=True):
+    """The exception that a call has raised: its kind, its message, and the numbers that handlers look at."""
+
+    id: int
+    kind: str
+    message: str
+    numbers: dict[str, int | None]
+
+    @classmethod
+    def of(cls, id: int, error: BaseException) -> Failed:
+        """The message of an exception: of the nearest kind that both sides know."""
+        names = [kind.__name__ for kind in type(error).__mro__]
+        kind = next((name for name in names if name in _ERRORS), names[0])
+        numbers = {name: value for name, value in vars(error).items() if isinstance(value, int | None)}
+        return cls(id, kind, str(error), numbers)
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it was raised on purpose."""
+        return self.kind in _ERRORS
+
+    def error(self) -> Exception:
+        """The exception; one that was not raised on purpose is a 500 that names its kind only."""
+        if not self.is_expected:
+            message = f"internal error: {self.kind} (the server's log has the details)"
+            return ApiError(500, message, code="internal_error")
+        kind = _ERRORS[self.kind]
+        error = kind.__new__(kind, self.message)
+        vars(error).update(self.numbers)
+        return error
+
+
+Answer = Union[Item, Result, Failed]
+
+
+class About(Struct):
+    """The result of `open`; see EngineSide for the fields."""
+
+    info: dict[str, Any]
+    metadata: dict[str, Any]
+    vocabulary: dict[str, Any]
+    skills: list[str]
+    n_ctx: int
+    parallel: int
+    n_vocab: int
+    bos_ids: list[int]

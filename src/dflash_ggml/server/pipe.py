@@ -1,0 +1,77 @@
+"""A pipe to a process of our own: typed messages, as JSON.
+
+Never pickle: the processes behind the pipe give untrusted files and texts to native code, and who reads a pickle runs
+what it says. msgspec checks what arrives, Python's `json` writes it: requests may hold integers beyond 64 bits, which
+MessagePack lacks, and biases and log-probabilities may be infinite, which strict JSON lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+# a terminal and a service manager send them to all processes of a group
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+# CUDA does not survive a fork, so it is a fresh interpreter; the path is ours, so that the current folder is not in it
+_START = (
+    "import sys; from importlib import import_module; module, fd = sys.argv[1:3]; sys.path[:] = sys.argv[3:]; "
+    "import_module(module).main(int(fd))"
+)
+
+
+def convert(data: Any, kind: Any) -> Any:
+    """JSON values as a value of a type, or of one of a union. Raises ValueError for what does not fit it."""
+    return msgspec.convert(data, kind, str_keys=True, dec_hook=lambda wanted, value: wanted(value))
+
+
+class Pipe:
+    """One end of the pipe. Any thread may send, one receives."""
+
+    def __init__(self, end: Connection | int) -> None:
+        self._connection = Connection(end) if isinstance(end, int) else end
+        self._sending = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises OSError when the other end is gone, TypeError for what is no plain data."""
+        plain = msgspec.to_builtins(message, str_keys=True, enc_hook=os.fspath)
+        data = json.dumps(plain, separators=(",", ":")).encode()
+        with self._sending:
+            self._connection.send_bytes(data)
+
+    def receive(self, kind: Any) -> Any:
+        """The next message, of this type. Raises EOFError or OSError when the other end is gone, ValueError for another."""
+        return convert(json.loads(self._connection.recv_bytes()), kind)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a message, or the end, is there within so long."""
+        return self._connection.poll(seconds)
+
+    def close(self) -> None:
+        """Free the descriptor."""
+        self._connection.close()
+
+
+def spawn(module: str, **options: Any) -> tuple[subprocess.Popen[bytes], Pipe]:
+    """Start a fresh interpreter that calls the module's `main` with the descriptor of the pipe's other end.
+
+    SIGINT and SIGTERM stay blocked there until it says otherwise; what ends it is the end of the pipe, which the kernel
+    closes however this process ends. Raises OSError.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    command = [sys.executable, "-c", _START, module, str(theirs.fileno()), *sys.path]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+    return process, Pipe(ours)
