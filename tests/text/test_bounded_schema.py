@@ -25,6 +25,7 @@ from dflash_ggml.text.grammar_limits import check_text
 from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec
 from dflash_ggml.text.schema_size import SchemaLimits
 from dflash_ggml.text.tool_grammar import forced_call_grammar
+from dflash_ggml.text.tool_schema import ToolSchema
 from reference.fake_engine import byte_vocabulary
 
 TOKENIZER = byte_vocabulary()
@@ -491,10 +492,10 @@ def test_any_schema_binds_or_is_an_error_by_name(schema: Any, seed: int) -> None
 
 
 @settings(max_examples=100)
-@given(ANYTHING)
-def test_any_parameters_of_a_tool_bind_or_are_an_error_by_name(properties: Any) -> None:
+@given(ANYTHING, st.sampled_from(["json", "xml", "keys"]))
+def test_any_parameters_of_a_tool_bind_or_are_an_error_by_name(properties: Any, form: Any) -> None:
     with contextlib.suppress(ConfigError):
-        spec = forced_call_grammar({"f": {"properties": properties}}, "json", several=False)
+        spec = forced_call_grammar({"f": ToolSchema({"properties": properties})}, form, several=False)
         assert allowed(COMPILER.matcher(spec))
 
 
