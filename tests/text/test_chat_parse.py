@@ -18,8 +18,8 @@ from dflash_ggml.session.events import (
     ToolCallEnd,
 )
 from dflash_ggml.text.chat_parser import ChatParser, reasoning_at_start
-from dflash_ggml.text.stopping import StopStrings
 from dflash_ggml.text.schema_reading import ANY
+from dflash_ggml.text.stopping import StopStrings
 from dflash_ggml.text.tool_schema import ToolSchema
 
 WEATHER = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from .call_opening import CALL, END_CALL, FUNCTION, Opening, after_blanks, partial_suffix
 from .deltas import Delta, ReasoningDelta, TextDelta

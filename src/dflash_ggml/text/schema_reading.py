@@ -87,8 +87,16 @@ _TYPES = {
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", "dependencies")  # schemas by name
 _LISTS = ("prefixItems", "items", "additionalItems")
 _CONDITIONAL = ("then", "else")
-_SINGLE = ("additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "contains", "not", "if")
-_SINGLE = (*_SINGLE, *_CONDITIONAL)
+_SINGLE = (
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "contains",
+    "not",
+    "if",
+    *_CONDITIONAL,
+)
 _DEEP = 64  # schemas in each other, references followed, whose types are looked for
 
 
@@ -148,9 +156,8 @@ class SchemaReader:
                 rest = "additionalItems" if isinstance(said.get("items"), list) else "items"
                 said.setdefault(rest, said.pop("unevaluatedItems"))
         for exclusive, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if isinstance(said.get(exclusive), bool):  # draft 4's switch
-                if said.pop(exclusive) and plain in said:
-                    said[exclusive] = said.pop(plain)
+            if isinstance(said.get(exclusive), bool) and said.pop(exclusive) and plain in said:
+                said[exclusive] = said.pop(plain)  # draft 4 has a switch
         if "propertyNames" in said:
             self._name_properties(said)
         return said or True
@@ -166,11 +173,14 @@ class SchemaReader:
             return
         if names.values is not None:
             allowed = [name for name in names.values if isinstance(name, str)]
-            said["properties"] = {name: own.get(name, rest) for name in allowed if name in own or rest is not False}
+            said["properties"] = {
+                name: own.get(name, rest) for name in allowed if name in own or rest is not False
+            }
         else:
             inner = _kept(said["propertyNames"])
-            pattern = inner.get("pattern") if isinstance(inner, dict) else None
-            if own or rest is False or inner.keys() - {"pattern", "type"} or not is_regex(pattern):
+            said_of_names = inner if isinstance(inner, dict) else {}
+            pattern = said_of_names.get("pattern")
+            if own or rest is False or said_of_names.keys() - {"pattern", "type"} or not is_regex(pattern):
                 return
             said["patternProperties"] = {pattern: rest}
         said["additionalProperties"] = False
@@ -230,7 +240,10 @@ class SchemaReader:
             for key in ("allOf", *branches):
                 subs = said.get(key, [])
                 subs = [subs] if key in _CONDITIONAL else subs
-                todo += [(sub, branch or key != "allOf") for sub in reversed(subs if isinstance(subs, list) else [])]
+                todo += [
+                    (sub, branch or key != "allOf")
+                    for sub in reversed(subs if isinstance(subs, list) else [])
+                ]
             if conditional and isinstance(said.get("dependentSchemas"), Mapping):
                 todo += [(sub, True) for sub in said["dependentSchemas"].values()]
 
@@ -422,9 +435,11 @@ def _meet(a: Typed, b: Typed) -> Typed:
     """What both allow; of types that exclude each other the first."""
     types = a.types or b.types
     if a.types and b.types:
-        types = {k for k in a.types if k in b.types or (k == "integer" and "number" in b.types)}
-        types |= {k for k in b.types if k == "integer" and "number" in a.types}
-        types = frozenset(types) or a.types
+        both = a.types & b.types
+        both |= {
+            k for one, other in ((a, b), (b, a)) if "number" in other.types for k in one.types & {"integer"}
+        }
+        types = both or a.types
     values = a.values if b.values is None else b.values
     if a.values is not None and b.values is not None:
         values = tuple(v for v in a.values if any(is_same(v, w) for w in b.values))

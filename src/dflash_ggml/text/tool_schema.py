@@ -59,13 +59,15 @@ class ToolSchema:
         """The values that an argument may have; any where the schema does not say."""
         if name not in self._typed:
             if name in self.declared:
-                subs = self.declared[name]
-                found = self.reader.typed({"allOf": subs[False]})
-                found = found if found.types else self.reader.typed({"anyOf": subs[True]})
+                own = self.declared[name]
+                found = self.reader.typed({"allOf": own[False]})
+                found = found if found.types else self.reader.typed({"anyOf": own[True]})
             else:
                 # which of several patterns holds may not be certain
-                subs = [sub for pattern, sub in self._others if isinstance(sub, Mapping) and _may_match(pattern, name)]
-                found = self.reader.typed({"anyOf": subs})
+                fit = [
+                    s for pattern, s in self._others if isinstance(s, Mapping) and _may_match(pattern, name)
+                ]
+                found = self.reader.typed({"anyOf": fit})
             self._typed[name] = found
         return self._typed[name]
 
@@ -129,7 +131,9 @@ class ToolSchema:
         typed = self.reader.typed(schema)
         words = [value for value in typed.values or () if isinstance(value, str)]
         if "string" in typed.types and (
-            typed.limited or typed.types & {"object", "array"} or any(c in word for word in words for c in "<\n")
+            typed.limited
+            or typed.types & {"object", "array"}
+            or any(c in word for word in words for c in "<\n")
         ):
             raise ConfigError("not an argument as text")
         return Argument(schema, typed, required)

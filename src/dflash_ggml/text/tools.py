@@ -55,7 +55,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolSchema]:
         try:
             schemas[name].reader.check(parameters)
         except ConfigError as error:
-            raise ConfigError(f"tool {name}: {str(error).removeprefix('json schema: ')}") from None
+            what = str(error).removeprefix("json schema: ")
+            raise ConfigError(f"tools[{i}].function.parameters: {name}: {what}") from None
     return schemas
 
 
