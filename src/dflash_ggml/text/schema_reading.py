@@ -433,20 +433,17 @@ def _listed(kind: Any) -> list[Any]:
 
 def _meet(a: Typed, b: Typed) -> Typed:
     """What both allow; of types that exclude each other the first."""
-    types = a.types or b.types
-    if a.types and b.types:
-        both = a.types & b.types
-        both |= {
-            k for one, other in ((a, b), (b, a)) if "number" in other.types for k in one.types & {"integer"}
-        }
-        types = both or a.types
+    both = a.types & b.types
+    both |= {k for one, other in ((a, b), (b, a)) if "number" in other.types for k in one.types & {"integer"}}
+    types = both or a.types or b.types
+    apart = bool(a.types and b.types and not both)
     values = a.values if b.values is None else b.values
     if a.values is not None and b.values is not None:
         values = tuple(v for v in a.values if any(is_same(v, w) for w in b.values))
     if values is not None and types:
         values = tuple(v for v in values if {type_name(v), _wider(v)} & types)
         types = frozenset(map(type_name, values)) or types
-    return Typed(types, values, (a.limited or b.limited) and values is None)
+    return Typed(types, values, apart or ((a.limited or b.limited) and values is None))
 
 
 def _join(several: list[Typed]) -> Typed:

@@ -92,7 +92,7 @@ class ToolSchema:
         """What a call must hold where each argument can be told by itself; None where they cannot."""
         named: dict[str, list[Any]] = {}
         others: list[Any] = []
-        n_declaring = 0
+        n_speaking = 0
         for said, branch in self.reader.together(self.parameters):
             bound = self.reader.bound(said)
             if branch or not isinstance(bound, dict) or any(key in bound for key in _OVERALL):
@@ -102,17 +102,17 @@ class ToolSchema:
                 return None
             if not isinstance(bound.get("properties", {}), Mapping):
                 return None
-            n_declaring += "properties" in bound
+            n_speaking += not bound.keys().isdisjoint(("properties", "additionalProperties"))
             for name, sub in bound.get("properties", {}).items():
                 named.setdefault(name, []).append(sub)
             others += [bound["additionalProperties"]] if "additionalProperties" in bound else []
+        if others and n_speaking > 1:
+            return None  # what one does not declare is not what the other does not
+        rest = others[0] if others else not n_speaking
         for name in self.required:
-            named.setdefault(name, [])
+            named.setdefault(name, others or [True])
         if not all(isinstance(name, str) and name and not any(c in name for c in "<>\n") for name in named):
             return None
-        if others and (len(others) > 1 or n_declaring > 1):
-            return None  # each speaks of what it does not declare itself
-        rest = others[0] if others else not n_declaring
         try:
             made = {
                 name: self._argument(subs[0] if len(subs) == 1 else {"allOf": subs}, name in self.required)
@@ -132,6 +132,7 @@ class ToolSchema:
         words = [value for value in typed.values or () if isinstance(value, str)]
         if "string" in typed.types and (
             typed.limited
+            or typed.values == ()
             or typed.types & {"object", "array"}
             or any(c in word for word in words for c in "<\n")
         ):
