@@ -380,8 +380,14 @@ ARRAY = {"type": "array", "items": INTEGER}
         ({"if": N, "then": INTEGER}, ["if, then"]),
         ({"properties": {"a": {"contains": INTEGER, "minContains": 2}}}, ["a: contains, minContains"]),
         ({"dependentRequired": {"a": ["b"]}}, ["dependentRequired"]),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"x": {"$ref": "#/$defs/b"}}}, "b": {"not": STRING}}}, ["x: not"]),
-        ({"allOf": [N, {"unevaluatedProperties": False, "$ref": "#/$defs/N"}], "$defs": {"N": N}}, ["allOf[1]: unevaluatedProperties"]),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"x": {"$ref": "#/$defs/b"}}}, "b": {"not": STRING}}},
+            ["x: not"],
+        ),
+        (
+            {"allOf": [N, {"unevaluatedProperties": False, "$ref": "#/$defs/N"}], "$defs": {"N": N}},
+            ["allOf[1]: unevaluatedProperties"],
+        ),
     ],
 )  # fmt: skip
 def test_what_says_nothing_is_dropped_and_what_cannot_be_bound_is_named(
@@ -445,7 +451,10 @@ def test_names_of_types_become_those_of_json_schema() -> None:
         ({"properties": {"n": {"type": "integer", "minimum": 5, "maximum": 3}}, "required": ["n"]}, "^tools: f: n: .*minimum"),
         ({"properties": {"n": {"type": "integer", "minimum": 5, "maximum": 3}}}, "^tools: f: n: .*minimum"),
         ({"properties": {"n": {"type": "strin"}}}, "^tools: f: n: .*strin"),
-        ({"properties": {"a": {"items": {"properties": {"n": {"oneOf": [INTEGER, {"type": "number"}]}}}}}}, r"^tools: f: a\[\].n: oneOf"),
+        (
+            {"properties": {"a": {"items": {"properties": {"n": {"oneOf": [INTEGER, {"type": "number"}]}}}}}},
+            r"^tools: f: a\[\].n: oneOf",
+        ),
         ({"$ref": "#/$defs/N", "$defs": {"N": {"properties": {"n": {"enum": 3}}}}}, "^tools: f: n: .*enum"),
         ({"properties": {"n": {"minItems": 10**9}}}, "^tools: f: n: minItems 1000000000 is above"),
         ({"required": "n"}, "^tools: f: .*required"),
@@ -512,15 +521,22 @@ def test_a_strict_call_ends_where_the_model_closes_it(form: Any) -> None:
     assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_stopped()
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.sampled_from(["#", "#/$defs/a", "a", "object", "any", "integer", "^(?=a)"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from("type properties required items additionalProperties patternProperties anyOf allOf $ref $defs const "
-                        "enum pattern propertyNames not if then dependentSchemas unevaluatedItems nullable a".split()),
-        inner, max_size=4),
+KEYWORDS = """type properties required items additionalProperties patternProperties anyOf allOf $ref $defs const enum
+pattern propertyNames not if then dependentSchemas unevaluatedItems nullable a"""
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(["#", "#/$defs/a", "a", "object", "any", "integer", "^(?=a)"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS.split()), inner, max_size=4)
+    ),
     max_leaves=12,
-).filter(lambda value: isinstance(value, dict)))  # fmt: skip
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ANYTHING.filter(lambda value: isinstance(value, dict)))
 def test_any_schema_is_read_or_refused_by_name(schema: Any) -> None:
     with contextlib.suppress(ConfigError):
         schemas = checked(schema)
