@@ -93,6 +93,9 @@ READ: dict[str, tuple[Any, str, str, Any]] = {
     "branches that differ": (
         {"anyOf": [{"properties": {"v": INTEGER}}, {"properties": {"v": {"type": "boolean"}}}]}, "v", "true", True,
     ),
+    "types that exclude each other": (
+        {"properties": {"v": {"enum": ["a"], "allOf": [{"allOf": [INTEGER, STRING]}]}}}, "v", "b", "b",
+    ),
     "a condition": ({"if": {"required": ["s"]}, "then": N, "else": {}}, "n", "20", 20),
     "a schema that depends": ({"dependentSchemas": {"s": N}}, "n", "20", 20),
     "beside a reference": ({"properties": {"s": STRING}, "$ref": "#/$defs/N", "$defs": {"N": N}}, "n", "20", 20),

@@ -97,6 +97,10 @@ _SINGLE = (
     "if",
     *_CONDITIONAL,
 )
+_MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "dependentRequired", *_BY_NAME[1:]))
+# what other keywords may say as well, or none
+_REWRITTEN = frozenset((*_DYNAMIC, *_CONDITIONAL, "if", "not", "minContains", "maxContains", "propertyNames"))
+_REWRITTEN |= {"unevaluatedProperties", "unevaluatedItems", "exclusiveMinimum", "exclusiveMaximum"}
 _DEEP = 64  # schemas in each other, references followed, whose types are looked for
 
 
@@ -135,6 +139,10 @@ class SchemaReader:
             return said
         if "type" in said and (kind := _standard(said.pop("type"))) is not None:
             said["type"] = kind
+        if said.get("properties") == []:
+            said["properties"] = {}  # PHP's empty object
+        if said.keys().isdisjoint(_REWRITTEN):
+            return said or True
         for key in _DYNAMIC:
             if key in said:
                 said.setdefault("$ref", said.pop(key))
@@ -392,22 +400,18 @@ def _kept(schema: Any) -> dict[str, Any] | bool:
         return schema
     if not isinstance(schema, Mapping):
         raise ConfigError(f"json schema: expected an object or a boolean as a schema, not {schema!r:.40}")
-    return {k: _value(k, v) for k, v in schema.items() if k in _KEPT and not _is_void(k, v)} or True
-
-
-def _value(key: str, value: Any) -> Any:
-    return {} if key == "properties" and value == [] else value  # PHP's empty object
+    return {k: v for k, v in schema.items() if k in _KEPT and not _is_void(k, v)} or True
 
 
 def _is_void(key: str, value: Any) -> bool:
     """Whether a keyword says nothing: null for one that is left out, draft 3's `required: true`, ..."""
     if value is None:
         return key != "const"
-    if key in (*_BY_NAME, "dependentRequired", "allOf") and key != "properties" and value in ({}, []):
-        return True
+    if key not in _MAY_BE_VOID:
+        return False
     if key in ("uniqueItems", _NULLABLE):
         return value is not True
-    return key == "required" and isinstance(value, bool)
+    return isinstance(value, bool) if key == "required" else value in ({}, [])
 
 
 def _holds_one(value: Any) -> bool:
@@ -432,18 +436,19 @@ def _listed(kind: Any) -> list[Any]:
 
 
 def _meet(a: Typed, b: Typed) -> Typed:
-    """What both allow; of types that exclude each other the first."""
+    """What both allow; of types that exclude each other no value of the first."""
     both = a.types & b.types
     both |= {k for one, other in ((a, b), (b, a)) if "number" in other.types for k in one.types & {"integer"}}
+    if a.types and b.types and not both:
+        return replace(a, values=())
     types = both or a.types or b.types
-    apart = bool(a.types and b.types and not both)
     values = a.values if b.values is None else b.values
     if a.values is not None and b.values is not None:
         values = tuple(v for v in a.values if any(is_same(v, w) for w in b.values))
     if values is not None and types:
         values = tuple(v for v in values if {type_name(v), _wider(v)} & types)
         types = frozenset(map(type_name, values)) or types
-    return Typed(types, values, apart or ((a.limited or b.limited) and values is None))
+    return Typed(types, values, (a.limited or b.limited) and values is None)
 
 
 def _join(several: list[Typed]) -> Typed:

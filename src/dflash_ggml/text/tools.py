@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Union
 
 from ..errors import ConfigError
+from .grammar_spec import dump_schema, load_schema
 from .tool_schema import ToolSchema
+
+KEPT_CHARS = 1 << 15  # of a schema that is kept between requests
 
 GENERIC_TOOL_PROMPT = """You can call tools. The tools, one JSON object per line:
 <tools>
@@ -51,13 +55,25 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolSchema]:
             parameters = {"type": "object", "properties": {}}
         if not isinstance(parameters, Mapping):
             raise ConfigError(f"tools[{i}].function.parameters: expected a JSON schema object")
-        schemas[name] = ToolSchema(parameters)
         try:
-            schemas[name].reader.check(parameters)
+            schemas[name] = _tool_schema(parameters)
         except ConfigError as error:
             what = str(error).removeprefix("json schema: ")
             raise ConfigError(f"tools[{i}].function.parameters: {name}: {what}") from None
     return schemas
+
+
+def _tool_schema(parameters: Mapping[str, Any]) -> ToolSchema:
+    """Read once for all requests that repeat it. Raises ConfigError for a reference that names nothing."""
+    text = dump_schema(parameters)
+    return (_read if len(text) <= KEPT_CHARS else _read.__wrapped__)(text)
+
+
+@lru_cache(256)
+def _read(text: str) -> ToolSchema:
+    schema = ToolSchema(load_schema(text))
+    schema.reader.check(schema.parameters)
+    return schema
 
 
 def with_generic_tool_prompt(
