@@ -417,6 +417,9 @@ def test_what_says_nothing_is_dropped_and_what_cannot_be_bound_is_named(
         ({"type": "object", "properties": []}, "{}", '{"a": 1}'),
         ({"type": "float", "minimum": 3, "exclusiveMinimum": True}, "3.5", "3"),
         ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, "3", "2"),
+        ({"type": "string", "minLength": 2.0, "maxLength": 3.0}, '"abc"', '"a"'),
+        ({"$schema": "https://example.com/dialect", "type": "integer"}, "3", '"a"'),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [INTEGER]}, "[3]", '["a"]'),
     ],
 )  # fmt: skip
 def test_the_rest_binds(schema: Any, good: str, bad: str) -> None:

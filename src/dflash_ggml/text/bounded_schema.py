@@ -11,6 +11,7 @@ of its `anyOf`) are closed once, over the names that all of them declare: each b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ MOST_OPTIONAL, MOST_REQUIRED, MOST_PLACES, MOST_BRANCHES = 1200, 5000, 1000, 100
 MOST_CHARS = 1 << 20
 MOST_ITEMS = 4096  # of a list whose `maxItems` is larger; the compiler writes every one of them down
 
+# the compiler refuses others, which say nothing of the answer
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
 _SINGLE = ("items", "additionalItems")
 _LISTS = ("prefixItems", "items", "additionalItems")
 
@@ -64,8 +67,9 @@ class _Bounder:
         if isinstance(made, bool):
             return made
         made = dict(made)
-        if isinstance(self._root, Mapping) and isinstance(self._root.get("$schema"), str):
-            made["$schema"] = self._root["$schema"]
+        dialect = self._root.get("$schema") if isinstance(self._root, Mapping) else None
+        if isinstance(dialect, str) and _DIALECT.fullmatch(dialect):
+            made["$schema"] = dialect
         if self._meet and "any" in self._defs:
             self._defs["any"] = True  # the compiler would go round in it where two of it hold together
         if self._defs:

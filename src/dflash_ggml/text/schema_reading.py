@@ -97,6 +97,7 @@ _SINGLE = (
     "if",
     *_CONDITIONAL,
 )
+_COUNTS = {f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
 _MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "dependentRequired", *_BY_NAME[1:]))
 # what other keywords may say as well, or none
 _REWRITTEN = frozenset((*_DYNAMIC, *_CONDITIONAL, "if", "not", "minContains", "maxContains", "propertyNames"))
@@ -139,6 +140,9 @@ class SchemaReader:
             return said
         if "type" in said and (kind := _standard(said.pop("type"))) is not None:
             said["type"] = kind
+        for key in said.keys() & _COUNTS:
+            if isinstance(said[key], float) and said[key].is_integer():
+                said[key] = int(said[key])
         if said.get("properties") == []:
             said["properties"] = {}  # PHP's empty object
         if said.keys().isdisjoint(_REWRITTEN):
