@@ -22,7 +22,7 @@ from dflash_ggml.text.deltas import ToolCallArgs, ToolCallBegin
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.grammar_spec import json_schema_spec
 from dflash_ggml.text.schema_fault import find_fault
-from dflash_ggml.text.schema_reading import SchemaReader
+from dflash_ggml.text.schema_reading import SchemaReader, is_regex
 from dflash_ggml.text.tool_grammar import call_or_answer_grammar, forced_call_grammar, inner_call_grammar
 from dflash_ggml.text.tool_schema import ToolSchema
 from dflash_ggml.text.tools import check_tools
@@ -551,3 +551,31 @@ def test_any_schema_is_read_or_refused_by_name(schema: Any) -> None:
         SchemaReader(schema).left_out(schema)
     with contextlib.suppress(ConfigError):
         find_fault({"tools: f": schema}, COMPILER.refusal)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(?=a)b", "^(?!a)b", "(?<=a)b", "(?<!a)b", r"(a)\1", r"(?<n>a)\k<n>", r"\d{3}\b", r"\B", r"\cA", r"\Z", r"\e", r"\0",
+        "[^]", "[]", r"[\b]", "[[a]", "{", "a{", "a{,3}", "^{.*}$", r"\<a",
+    ],
+)  # fmt: skip
+def test_patterns_without_words_are_told_from_others(pattern: str) -> None:
+    """What the compiler refuses of what other dialects allow; what it understands stays."""
+    schema = {"type": "string", "pattern": pattern}
+    assert not is_regex(pattern)
+    assert COMPILER._library.LLMatcher.validate_grammar(
+        COMPILER._library.LLMatcher.grammar_from_json_schema(json.dumps(schema)), None
+    )
+    assert accepts(json_schema_spec(schema), '"whatever"')
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\/a", r"\u0041", r"\x41", r"\p{L}+", r"[\w-]+", r"[\]\[]", "[(?=]", "[{]", r"\{\}", "a{2}", "a{2,}", "a{2,3}", "(?i)a",
+        "(?:a|b)", "(?<n>a)", "[[:alpha:]]", r"\\b", r"\\(a)", r"^\S+@\S+$", r"[^@\s]", "^$", "", "}", "]", "é",
+    ],
+)  # fmt: skip
+def test_patterns_that_are_understood(pattern: str) -> None:
+    assert is_regex(pattern) and COMPILER.refusal({"type": "string", "pattern": pattern}) == ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -102,6 +101,12 @@ _MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "depend
 # what other keywords may say as well, or none
 _REWRITTEN = frozenset((*_DYNAMIC, *_CONDITIONAL, "if", "not", "minContains", "maxContains", "propertyNames"))
 _REWRITTEN |= {"unevaluatedProperties", "unevaluatedItems", "exclusiveMinimum", "exclusiveMaximum"}
+# escapes, classes, look-around, counts and what else has such brackets; within a class escapes and brackets
+_REGEX_PARTS = re.compile(
+    r"\\(?:[pPxuU]\{[^}]{0,40}\}|.)|\[\^?(?:\\.|[^]\\])*(?:\]|\Z)?|\(\?<?[=!]|\{\d+(?:,\d*)?\}|\{", re.DOTALL
+)
+_CLASS_PARTS = re.compile(r"\\.|\[(?!:)", re.DOTALL)
+_ESCAPES = "dDwWsSpPxuUaftnrv"
 _DEEP = 64  # schemas in each other, references followed, whose types are looked for
 
 
@@ -250,12 +255,9 @@ class SchemaReader:
                 seen.add(id(target))
                 todo.append((target, branch))
             for key in ("allOf", *branches):
-                subs = said.get(key, [])
-                subs = [subs] if key in _CONDITIONAL else subs
-                todo += [
-                    (sub, branch or key != "allOf")
-                    for sub in reversed(subs if isinstance(subs, list) else [])
-                ]
+                value = said.get(key, [])
+                subs = value if isinstance(value, list) else [value] if key in _CONDITIONAL else []
+                todo += [(sub, branch or key != "allOf") for sub in reversed(subs)]
             if conditional and isinstance(said.get("dependentSchemas"), Mapping):
                 todo += [(sub, True) for sub in said["dependentSchemas"].values()]
 
@@ -274,8 +276,11 @@ class SchemaReader:
             seen.add((id(node), inside))
             try:
                 said = self.said(node)
-                if isinstance(said, bool):
-                    continue
+            except ConfigError:
+                continue
+            if isinstance(said, bool):
+                continue
+            try:
                 inner = list(self.parts(said))
             except ConfigError as error:
                 what = str(error).removeprefix("json schema: ")
@@ -313,7 +318,7 @@ class SchemaReader:
             target = self.target(said["$ref"]) if "$ref" in said else None
         except (ConfigError, RecursionError):
             return ANY
-        found = Typed(limited=is_limited(said))
+        found = Typed(limited=_is_limited(said))
         if "type" in said:
             kinds = said["type"] if isinstance(said["type"], list) else [said["type"]]
             found = _meet(found, Typed(frozenset(kind for kind in kinds if isinstance(kind, str))))
@@ -385,17 +390,22 @@ class SchemaReader:
         return node
 
 
-@lru_cache(4096)
 def is_regex(pattern: Any) -> bool:
-    """Whether the grammar compiler understands a pattern: it has no look-around and no back-references, for example."""
-    try:
-        from llguidance import LLMatcher
-    except ImportError:  # no schema binds anything then
-        return True
-    if not isinstance(pattern, str) or len(pattern) > 1 << 16:
-        return isinstance(pattern, str)  # its size is an error of its own
-    text = json.dumps({"type": "string", "pattern": pattern})
-    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text), None)
+    """Whether the grammar compiler has words for a pattern: it has none for look-around, references back, ...
+
+    False for some that are none at all; the compiler refuses the others.
+    """
+    return isinstance(pattern, str) and all(map(_has_words, _REGEX_PARTS.findall(pattern)))
+
+
+def _has_words(part: str) -> bool:
+    """Whether one of _REGEX_PARTS is one that the compiler understands."""
+    if part[0] == "\\":
+        return part[1] in _ESCAPES or not (part[1].isalnum() or part[1] in "<>")
+    if part[0] == "[":  # ECMA's empty classes, and brackets in classes, mean something else there
+        inner = part[1:-1].removeprefix("^")
+        return part[-1] == "]" and bool(inner) and all(map(_has_words, _CLASS_PARTS.findall(inner)))
+    return part[0] == "{" and len(part) > 1
 
 
 def _kept(schema: Any) -> dict[str, Any] | bool:
@@ -473,7 +483,7 @@ def _values(one: Typed) -> tuple[Any, ...] | None:
     return one.values
 
 
-def is_limited(said: Mapping[str, Any]) -> bool:
+def _is_limited(said: Mapping[str, Any]) -> bool:
     """Whether a string must meet more than its type."""
     return any(
         key in said
