@@ -22,7 +22,8 @@ from dflash_ggml.text.deltas import ToolCallArgs, ToolCallBegin
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.grammar_spec import json_schema_spec
 from dflash_ggml.text.schema_fault import find_fault
-from dflash_ggml.text.schema_reading import SchemaReader, is_regex
+from dflash_ggml.text.schema_patterns import is_regex
+from dflash_ggml.text.schema_reading import SchemaReader
 from dflash_ggml.text.tool_grammar import call_or_answer_grammar, forced_call_grammar, inner_call_grammar
 from dflash_ggml.text.tool_schema import ToolSchema
 from dflash_ggml.text.tools import check_tools
@@ -221,6 +222,7 @@ def test_calls_between_tags_are_held_to_the_schema(name: str, form: Any) -> None
         ({"properties": {"v": {"anyOf": [{"type": "string", "maxLength": 1}, INTEGER]}}}, '{"v": "a"}', '{"v": "ab"}'),
         ({"properties": {"v": {"anyOf": [{"const": "a"}, INTEGER]}}}, '{"v": 2}', '{"v": "b"}'),
         ({"properties": {"v": {"anyOf": [STRING, {"type": "array", "items": INTEGER}]}}}, '{"v": [1]}', '{"v": ["a"]}'),
+        ({"properties": {"v": {"enum": ["a", "abc"], "maxLength": 2}}}, '{"v": "a"}', '{"v": "abc"}'),
         ({"properties": {"v": {"enum": ["</parameter>", "a"]}}}, '{"v": "a"}', '{"v": "b"}'),
         ({"anyOf": [N, {"properties": {"s": STRING}, "required": ["s"]}]}, '{"s": "x"}', "{}"),
         ({"patternProperties": {"^n": INTEGER}, "additionalProperties": False}, '{"n1": 1}', '{"m": 1}'),
@@ -379,6 +381,7 @@ ARRAY = {"type": "array", "items": INTEGER}
         ({"items": {"type": "string", "pattern": r"(a)\1"}}, ["[]: pattern"]),
         ({"patternProperties": {"^(?!_)": INTEGER, "^b": STRING}}, ["patternProperties"]),
         ({"propertyNames": {"minLength": 2}}, ["propertyNames"]),
+        ({"propertyNames": {"enum": ["a", "bc"], "minLength": 2}}, ["propertyNames"]),
         ({"not": STRING}, ["not"]),
         ({"if": N, "then": INTEGER}, ["if, then"]),
         ({"properties": {"a": {"contains": INTEGER, "minContains": 2}}}, ["a: contains, minContains"]),

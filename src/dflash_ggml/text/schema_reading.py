@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import ConfigError
+from .schema_patterns import is_regex
 
 # Keywords that say something about a value, by the type that they are about. Others only describe and are dropped.
 _OBJECT = (
@@ -101,12 +102,6 @@ _MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "depend
 # what other keywords may say as well, or none
 _REWRITTEN = frozenset((*_DYNAMIC, *_CONDITIONAL, "if", "not", "minContains", "maxContains", "propertyNames"))
 _REWRITTEN |= {"unevaluatedProperties", "unevaluatedItems", "exclusiveMinimum", "exclusiveMaximum"}
-# escapes, classes, look-around, counts and what else has such brackets; within a class escapes and brackets
-_REGEX_PARTS = re.compile(
-    r"\\(?:[pPxuU]\{[^}]{0,40}\}|.)|\[\^?(?:\\.|[^]\\])*(?:\]|\Z)?|\(\?<?[=!]|\{\d+(?:,\d*)?\}|\{", re.DOTALL
-)
-_CLASS_PARTS = re.compile(r"\\.|\[(?!:)", re.DOTALL)
-_ESCAPES = "dDwWsSpPxuUaftnrv"
 _DEEP = 64  # schemas in each other, references followed, whose types are looked for
 
 
@@ -115,7 +110,7 @@ class Typed:
     """The values that a schema allows.
 
     types: names of JSON types, empty for any. values: all of them, where they are listed. limited: strings must meet
-    more than their type says, and are not listed.
+    more than that.
     """
 
     types: frozenset[str] = frozenset()
@@ -127,12 +122,13 @@ ANY = Typed()
 
 
 class SchemaReader:
-    """One document; `#/...` in it points into `root`."""
+    """One document; `#/...` in it points into `root`. Any thread may ask."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self._ids: dict[str, Any] | None = None
         self._typed: dict[int, Typed] = {}  # of what references name, by identity
+        self._lock = threading.RLock()
 
     # --- what a schema says
 
@@ -188,7 +184,7 @@ class SchemaReader:
         own, rest = said.get("properties", {}), said.get("additionalProperties", True)
         if "patternProperties" in said or not isinstance(own, Mapping):
             return
-        if names.values is not None:
+        if names.values is not None and not names.limited:
             allowed = [name for name in names.values if isinstance(name, str)]
             said["properties"] = {
                 name: own.get(name, rest) for name in allowed if name in own or rest is not False
@@ -326,10 +322,11 @@ class SchemaReader:
             if isinstance(values, (list, tuple)):
                 found = _meet(found, Typed(frozenset(map(type_name, values)), tuple(values)))
         if target is not None:
-            if id(target) not in self._typed:
-                self._typed[id(target)] = ANY  # while it is looked at, for one that leads to itself
-                self._typed[id(target)] = self.typed(target, depth + 1)
-            found = _meet(found, self._typed[id(target)])
+            with self._lock:
+                if id(target) not in self._typed:
+                    self._typed[id(target)] = ANY  # while it is looked at, for one that leads to itself
+                    self._typed[id(target)] = self.typed(target, depth + 1)
+                found = _meet(found, self._typed[id(target)])
         for key in ("allOf", *UNIONS):
             subs = said.get(key)
             if isinstance(subs, list):
@@ -390,24 +387,6 @@ class SchemaReader:
         return node
 
 
-def is_regex(pattern: Any) -> bool:
-    """Whether the grammar compiler has words for a pattern: it has none for look-around, references back, ...
-
-    False for some that are none at all; the compiler refuses the others.
-    """
-    return isinstance(pattern, str) and all(map(_has_words, _REGEX_PARTS.findall(pattern)))
-
-
-def _has_words(part: str) -> bool:
-    """Whether one of _REGEX_PARTS is one that the compiler understands."""
-    if part[0] == "\\":
-        return part[1] in _ESCAPES or not (part[1].isalnum() or part[1] in "<>")
-    if part[0] == "[":  # ECMA's empty classes, and brackets in classes, mean something else there
-        inner = part[1:-1].removeprefix("^")
-        return part[-1] == "]" and bool(inner) and all(map(_has_words, _CLASS_PARTS.findall(inner)))
-    return part[0] == "{" and len(part) > 1
-
-
 def _kept(schema: Any) -> dict[str, Any] | bool:
     """The keywords that say something, as they are written; True for none."""
     if isinstance(schema, bool):
@@ -462,7 +441,7 @@ def _meet(a: Typed, b: Typed) -> Typed:
     if values is not None and types:
         values = tuple(v for v in values if {type_name(v), _wider(v)} & types)
         types = frozenset(map(type_name, values)) or types
-    return Typed(types, values, (a.limited or b.limited) and values is None)
+    return Typed(types, values, a.limited or b.limited)
 
 
 def _join(several: list[Typed]) -> Typed:
@@ -472,7 +451,8 @@ def _join(several: list[Typed]) -> Typed:
     types = frozenset[str]().union(*(one.types for one in several))
     known = [_values(one) for one in several]
     if all(values is not None for values in known):
-        return Typed(types, tuple(v for values in known for v in values or ()))
+        listed = tuple(v for values in known for v in values or ())
+        return Typed(types, listed, any(one.limited for one in several))
     lists_words = any(isinstance(v, str) for one in several for v in one.values or ())
     return Typed(types, None, lists_words or any(one.limited for one in several))
 

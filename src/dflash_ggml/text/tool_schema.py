@@ -57,18 +57,14 @@ class ToolSchema:
 
     def typed(self, name: str) -> Typed:
         """The values that an argument may have; any where the schema does not say."""
+        own = self.declared.get(name)
+        if own is None:
+            # which of several patterns holds may not be certain
+            fit = [s for pattern, s in self._others if isinstance(s, Mapping) and _may_match(pattern, name)]
+            return self.reader.typed({"anyOf": fit})
         if name not in self._typed:
-            if name in self.declared:
-                own = self.declared[name]
-                found = self.reader.typed({"allOf": own[False]})
-                found = found if found.types else self.reader.typed({"anyOf": own[True]})
-            else:
-                # which of several patterns holds may not be certain
-                fit = [
-                    s for pattern, s in self._others if isinstance(s, Mapping) and _may_match(pattern, name)
-                ]
-                found = self.reader.typed({"anyOf": fit})
-            self._typed[name] = found
+            found = self.reader.typed({"allOf": own[False]})
+            self._typed[name] = found if found.types else self.reader.typed({"anyOf": own[True]})
         return self._typed[name]
 
     def is_text(self, name: str) -> bool:
