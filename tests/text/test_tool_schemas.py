@@ -97,6 +97,9 @@ READ: dict[str, tuple[Any, str, str, Any]] = {
     "types that exclude each other": (
         {"properties": {"v": {"enum": ["a"], "allOf": [{"allOf": [INTEGER, STRING]}]}}}, "v", "b", "b",
     ),
+    "a branch that nothing fits": (
+        {"properties": {"v": {"anyOf": [INTEGER, {"allOf": [STRING, INTEGER]}]}}}, "v", "3", 3,
+    ),
     "a condition": ({"if": {"required": ["s"]}, "then": N, "else": {}}, "n", "20", 20),
     "a schema that depends": ({"dependentSchemas": {"s": N}}, "n", "20", 20),
     "beside a reference": ({"properties": {"s": STRING}, "$ref": "#/$defs/N", "$defs": {"N": N}}, "n", "20", 20),

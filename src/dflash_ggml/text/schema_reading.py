@@ -446,6 +446,7 @@ def _meet(a: Typed, b: Typed) -> Typed:
 
 def _join(several: list[Typed]) -> Typed:
     """What any of them allows."""
+    several = [one for one in several if one.values != ()] or several  # no value fits the others
     if not several or not all(one.types for one in several):
         return Typed(limited=any(one.limited for one in several))
     types = frozenset[str]().union(*(one.types for one in several))
