@@ -438,6 +438,18 @@ def test_grammar(llm: ToyLlama) -> None:
         )
 
 
+def test_an_empty_grammar_is_none(llm: ToyLlama) -> None:
+    from dflash_ggml.text.grammar import LlamaGrammar
+
+    free = llm("p", max_tokens=8, seed=1)["choices"][0]["text"]
+    empties = [
+        make("")
+        for make in (LlamaGrammar.from_string, LlamaGrammar.from_json_schema, LlamaGrammar.from_regex)
+    ]
+    for grammar in ["", " \n", *empties]:
+        assert llm("p", max_tokens=8, seed=1, grammar=grammar)["choices"][0]["text"] == free
+
+
 # --- tokens
 
 

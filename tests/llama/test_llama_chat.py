@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import jsonschema
@@ -380,6 +381,46 @@ def test_json_object_and_schema_shorthand(plain: ToyLlama) -> None:
     )
     choice = both_ways(plain, "12", response_format={"type": "json_object", "schema": {"type": "integer"}})
     assert choice["message"]["content"] == "12"
+
+
+NUMBERS = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+BY_REFERENCE = {"$ref": "#/$defs/N", "$defs": {"N": {"properties": {"n": NUMBERS}, "required": ["n"]}}}
+
+
+def test_a_tool_by_reference_and_what_cannot_be_bound(llm: ToyLlama) -> None:
+    """Arguments behind a bare reference have their types; a keyword without a grammar is a warning, if it would bind."""
+    pytest.importorskip("llguidance")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": BY_REFERENCE}}]
+    reply = (
+        "</think><tool_call>\n<function=f>\n<parameter=n>\n[2, 2]\n</parameter>\n</function>\n</tool_call>"
+    )
+    with pytest.warns(UserWarning, match=r"tools: f: n: uniqueItems \(not enforced\)"):
+        choice = both_ways(llm, reply, tools=tools, tool_choice="required")
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"n": [2, 2]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choice = both_ways(llm, reply, tools=tools)
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"n": [2, 2]}
+
+
+def test_a_forced_call_ends_though_the_model_writes_a_line_behind_it(llm: ToyLlama) -> None:
+    pytest.importorskip("llguidance")
+    choice = both_ways(llm, f"</think>{CALL}\n", tools=[WEATHER], tool_choice="required")
+    assert len(choice["message"]["tool_calls"]) == 1 and choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"response_format": {"type": "json_object", "schema": {"properties": {"n": {"$ref": "#/$defs/x"}}}}}, "n: .*names no"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}]}, "f: .*names no"),
+        ({"response_format": {"type": "json_object", "schema": {"properties": {"n": {"type": "x"}}}}}, "response_format: n: "),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_schema_is_named(llm: ToyLlama, options: dict[str, Any], words: str) -> None:
+    pytest.importorskip("llguidance")
+    with pytest.raises(ConfigError, match=words):
+        llm.create_chat_completion(HI, **options)
 
 
 # --- handlers

@@ -75,8 +75,8 @@ def test_tools_that_a_type_stands_for() -> None:
     offer = offer_anthropic(tools, notes)
     assert list(offer.tools) == ["bash", "str_replace_editor", "str_replace_based_edit_tool", "memory"]
     schemas = check_tools(offer.definitions)
-    assert "undo_edit" in schemas["str_replace_editor"]["properties"]["command"]["enum"]
-    assert "undo_edit" not in schemas["str_replace_based_edit_tool"]["properties"]["command"]["enum"]
+    assert "undo_edit" in (schemas["str_replace_editor"].typed("command").values or ())
+    assert "undo_edit" not in (schemas["str_replace_based_edit_tool"].typed("command").values or ())
     assert notes.header == (
         "ignored: tool computer_20250124 (nothing here runs it), tool mcp_toolset (nothing here runs it)"
     )

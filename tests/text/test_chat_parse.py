@@ -18,8 +18,9 @@ from dflash_ggml.session.events import (
     ToolCallEnd,
 )
 from dflash_ggml.text.chat_parser import ChatParser, reasoning_at_start
+from dflash_ggml.text.schema_reading import ANY
 from dflash_ggml.text.stopping import StopStrings
-from dflash_ggml.text.tools import coerce, parameter_types, value_types
+from dflash_ggml.text.tool_schema import ToolSchema
 
 WEATHER = {
     "type": "object",
@@ -33,7 +34,7 @@ WEATHER = {
     },
     "$defs": {"point": {"type": "array", "items": {"type": "number"}}},
 }
-SCHEMAS = {"weather": WEATHER, "ping": {"type": "object", "properties": {}}}
+SCHEMAS = {"weather": ToolSchema(WEATHER), "ping": ToolSchema({"type": "object", "properties": {}})}
 
 
 def parse(pieces: list[str], *, close: bool = True, **options: Any) -> dict[str, Any]:
@@ -206,9 +207,9 @@ def test_first_state_comes_from_the_prompt() -> None:
     ],
 )
 def test_values_follow_the_schema(key: str, text: str, value: Any) -> None:
-    assert coerce(text, parameter_types(WEATHER, key)) == value
+    assert ToolSchema(WEATHER).value(key, text) == value
 
 
 def test_endless_references_end() -> None:
     schema = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
-    assert value_types(schema, schema) == frozenset()
+    assert ToolSchema(schema).typed("a") == ANY

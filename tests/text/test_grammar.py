@@ -21,10 +21,10 @@ from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec, respons
 from dflash_ggml.text.json_options import json_options
 from dflash_ggml.text.tool_grammar import (
     call_or_answer_grammar,
-    fits_parameter_form,
     forced_call_grammar,
     inner_call_grammar,
 )
+from dflash_ggml.text.tool_schema import ToolSchema
 
 TOKENIZER = byte_vocabulary()
 N_VOCAB = TOKENIZER.n_vocab + 3
@@ -67,7 +67,7 @@ def test_schemas_are_bounded_on_every_way_to_a_grammar() -> None:
         LlamaGrammar.from_json_schema(schema).spec,
         LlamaGrammar.from_json_schema(json.dumps(schema)).spec,
         response_format_spec({"type": "json_object", "schema": schema}),
-        call_or_answer_grammar({"w": SCHEMA}, "json", json.dumps(schema), several=False),
+        call_or_answer_grammar({"w": ToolSchema(SCHEMA)}, "json", json.dumps(schema), several=False),
     ):
         assert spec is not None and accepts(spec, '{"a": 1}')
         for text in ('{"a": 1, "b": 2}', '{"a":  1}', '{"a": ' + "1" * 17 + "}"):
@@ -234,7 +234,7 @@ def block(name: str, *values: tuple[str, str]) -> str:
 
 
 def test_forced_calls_in_parameter_form() -> None:
-    spec = forced_call_grammar({"w": SCHEMA, "l": LIMITED}, "xml", several=False)
+    spec = forced_call_grammar({"w": ToolSchema(SCHEMA), "l": ToolSchema(LIMITED)}, "xml", several=False)
     assert accepts(
         spec,
         "\n\n" + block("w", ("city", "a\n<b> </par\n\n</parame"), ("n", "12"), ("unit", "f"), ("fixed", "k")),
@@ -248,19 +248,19 @@ def test_forced_calls_in_parameter_form() -> None:
     assert not accepts(spec, block("other"))
     assert not accepts(spec, block("w", ("city", "x"), ("unit", "c")) * 2)
     # a pattern cannot be held between parameter tags, so that tool is called in the JSON form
-    assert fits_parameter_form(SCHEMA) and not fits_parameter_form(LIMITED)
+    assert ToolSchema(SCHEMA).arguments() and not ToolSchema(LIMITED).arguments()
     assert accepts(spec, '<tool_call>\n{"name": "l", "arguments": {"a": "abba"}}\n</tool_call>')
     assert not accepts(spec, '<tool_call>\n{"name": "l", "arguments": {"a": "abc"}}\n</tool_call>')
 
 
 def test_forced_calls_in_json_form() -> None:
-    spec = forced_call_grammar({"w": SCHEMA}, "json", several=True)
+    spec = forced_call_grammar({"w": ToolSchema(SCHEMA)}, "json", several=True)
     call = '<tool_call>\n{"name": "w", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'
     assert accepts(spec, call) and accepts(spec, f"{call}\n{call}")
     assert not accepts(spec, "hello")
     for bad in ('"unit": "c", "more": 1}', '"unit":  "c"}'):
         assert not accepts(spec, call.replace('"unit": "c"}', bad))
-    number = {"w": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+    number = {"w": ToolSchema({"properties": {"n": {"type": "integer"}}, "required": ["n"]})}
     long = "<tool_call>\n<function=w>\n<parameter=n>\n{}\n</parameter>\n</function>\n</tool_call>"
     spec = forced_call_grammar(number, "xml", several=False)
     assert accepts(spec, long.format("1" * 16)) and not accepts(spec, long.format("1" * 17))
@@ -272,11 +272,11 @@ def test_forced_calls_in_json_form() -> None:
 )
 def test_tools_whose_schemas_make_no_sense_are_one_clear_error(form: Any, odd: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^grammar|^json schema|^tools"):
-        COMPILER.matcher(forced_call_grammar({"w": odd}, form, several=False))
+        COMPILER.matcher(forced_call_grammar({"w": ToolSchema(odd)}, form, several=False))
 
 
 def test_calls_or_an_answer() -> None:
-    spec = call_or_answer_grammar({"CALL": SCHEMA}, "json", '{"type": "integer"}', several=False)
+    spec = call_or_answer_grammar({"CALL": ToolSchema(SCHEMA)}, "json", '{"type": "integer"}', several=False)
     assert accepts(spec, "42") and accepts(spec, "\n\n42") and not accepts(spec, "x")
     assert accepts(
         spec, '<tool_call>\n{"name": "CALL", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'
@@ -287,7 +287,7 @@ def test_calls_or_an_answer() -> None:
 @given(st.lists(st.integers(0, 260), min_size=1, max_size=8))
 def test_calls_begun_freely_are_bound_each_time(lengths: list[int]) -> None:
     """Free text, a bound call, free text, a bound call; and again the mask depends on the history alone."""
-    spec = inner_call_grammar({"w": SCHEMA}, "xml")
+    spec = inner_call_grammar({"w": ToolSchema(SCHEMA)}, "xml")
     ids = TOKENIZER.encode(
         "hi " + block("w", ("city", "a"), ("unit", "c")) + "\n x" + block("w", ("city", ""), ("unit", "f"))
     )
@@ -303,5 +303,6 @@ def test_calls_begun_freely_are_bound_each_time(lengths: list[int]) -> None:
 
 
 def test_quotes_in_tool_names_do_not_break_the_grammar() -> None:
-    spec = forced_call_grammar({"a.b-c\\d": {"type": "object", "properties": {}}}, "xml", several=False)
+    tools = {"a.b-c\\d": ToolSchema({"type": "object", "properties": {}})}
+    spec = forced_call_grammar(tools, "xml", several=False)
     assert accepts(spec, block("a.b-c\\d"))

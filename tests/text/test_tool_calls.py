@@ -16,7 +16,8 @@ from dflash_ggml.text.deltas import ReasoningDelta, TextDelta, ToolCallArgs, Too
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.stopping import StopStrings
 from dflash_ggml.text.tool_grammar import forced_call_grammar
-from dflash_ggml.text.tools import check_tools, coerce, parameter_types, standard_types
+from dflash_ggml.text.tool_schema import ToolSchema
+from dflash_ggml.text.tools import check_tools
 from reference.fake_engine import byte_vocabulary
 
 WRITE = {
@@ -391,7 +392,7 @@ def test_reasoning_that_the_model_opens() -> None:
     [{"required": True}, {"required": [["a"]], "properties": ["a"]}, {"properties": {"a": 1}, "type": 3}],
 )
 def test_a_schema_that_makes_no_sense_spoils_no_call(schema: dict[str, Any]) -> None:
-    parser = ChatParser(reasoning="closed", schemas={"odd": schema})
+    parser = ChatParser(reasoning="closed", schemas={"odd": ToolSchema(schema)})
     events = parser.feed(call("odd", ("a", "x\n<parameter=b>\ny"))) + parser.flush()
     arguments = "".join(e.json for e in events if isinstance(e, ToolCallArgs))
     assert json.loads(arguments) == {"a": "x\n<parameter=b>\ny"}
@@ -700,28 +701,4 @@ def test_a_long_object_without_an_end_is_text(text: str) -> None:
     ],
 )
 def test_values_follow_the_schema(key: str, text: str, value: Any) -> None:
-    assert coerce(text, parameter_types(SCHEMAS["trip"], key)) == value
-
-
-def test_names_of_types_become_those_of_json_schema() -> None:
-    """At every depth, and only where a type is named: data and parameters called `type` stay as they are."""
-    schema = {
-        "type": "dict",
-        "properties": {
-            "type": {"type": ["str", "null"]},
-            "default": {"type": "FLOAT", "default": {"type": "float"}},
-            "rows": {"type": "list", "items": {"type": "int"}},
-        },
-        "$defs": {"enum": {"type": "Bool"}},
-        "enum": [{"type": "float"}],
-    }
-    assert standard_types(schema) == {
-        "type": "object",
-        "properties": {
-            "type": {"type": ["string", "null"]},
-            "default": {"type": "number", "default": {"type": "float"}},
-            "rows": {"type": "array", "items": {"type": "integer"}},
-        },
-        "$defs": {"enum": {"type": "boolean"}},
-        "enum": [{"type": "float"}],
-    }
+    assert SCHEMAS["trip"].value(key, text) == value

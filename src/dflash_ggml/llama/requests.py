@@ -10,6 +10,7 @@ from ..errors import ConfigError
 from ..session.hooks import Hooks
 from ..session.requests import ChatRequest, CompletionRequest, GrammarSpec, NamedTool, ToolChoice
 from ..text.grammar import LlamaGrammar
+from ..text.grammar_spec import spec_of
 from .lenient import sampling_in_range, usable_choice, usable_messages
 from .options import LLAMA_DEFAULT_SEED
 
@@ -41,16 +42,14 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def grammar_spec(grammar: Any) -> GrammarSpec | None:
-    """The constraint behind a `grammar` argument: our LlamaGrammar, a GrammarSpec, or GBNF text."""
-    if grammar is None or isinstance(grammar, GrammarSpec):
-        return grammar
+    """The constraint behind a `grammar` argument: our LlamaGrammar, a GrammarSpec, or GBNF text; an empty one is none."""
     if isinstance(grammar, LlamaGrammar):
-        return grammar.spec
-    if isinstance(grammar, str):
-        return GrammarSpec("gbnf", grammar)
-    text = getattr(grammar, "_grammar", None)  # llama-cpp-python's own class
-    if isinstance(text, str):
-        return GrammarSpec("gbnf", text)
+        grammar = grammar.spec
+    if isinstance(grammar, GrammarSpec):
+        return grammar if grammar.kind == "json_object" else spec_of(grammar.kind, grammar.text)
+    text = getattr(grammar, "_grammar", grammar)  # llama-cpp-python's own class has it
+    if text is None or isinstance(text, str):
+        return spec_of("gbnf", text)
     raise ConfigError(f"grammar: expected a LlamaGrammar or GBNF text, got {type(grammar).__name__}")
 
 

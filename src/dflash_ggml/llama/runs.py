@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from ..errors import ConfigError
+from ..session.binding import unbound
 from ..session.events import Event, Usage
 from ..session.generation import Generation
 from ..session.hooks import Hooks
@@ -42,6 +46,13 @@ class Batch:
             self._scheduler.abandon(generation)
 
 
+def _warn_of_unbound(request: ChatRequest | CompletionRequest) -> None:
+    """Say what of a request's schemas binds nothing."""
+    with suppress(ConfigError):  # what is wrong is raised where the request is prepared
+        for label, what in unbound(request):
+            warnings.warn(f"{label}: {what} (not enforced)", stacklevel=5)
+
+
 class LlamaRuns(LlamaEmbeddings):
     """The part of `Llama` that runs a request."""
 
@@ -49,6 +60,7 @@ class LlamaRuns(LlamaEmbeddings):
         self, request: ChatRequest | CompletionRequest, hooks: Hooks, batch: Batch | None = None
     ) -> Iterator[Event]:
         """The events of a generation: of a batch, which begins at once, or alone, with the context and the state cache."""
+        _warn_of_unbound(request)
         if batch is None:
             return self._reported(self._alone(request, hooks))
         prepared = self.session.prepare(request)

@@ -12,6 +12,7 @@ from ..text.grammar import GrammarCompiler
 from .constants import LLAMA_DEFAULT_SEED
 from .context import LlamaContext
 from .model import LlamaModel
+from .requests import grammar_spec
 
 # every step off
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -85,9 +86,11 @@ class LlamaSampler:
         self._set(logit_bias=dict(logit_bias))
 
     def add_grammar(self, model: LlamaModel, grammar: Any) -> None:
-        """Needs llguidance; grammar: a LlamaGrammar."""
-        self._grammar = GrammarCompiler(model.tokenizer, model.n_vocab()).processor(grammar.spec, 0)
-        self._sampler = None
+        """Needs llguidance; grammar: a LlamaGrammar, an empty one binds nothing."""
+        spec = grammar_spec(grammar)
+        if spec is not None:
+            self._grammar = GrammarCompiler(model.tokenizer, model.n_vocab()).processor(spec, 0)
+            self._sampler = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("add_"):

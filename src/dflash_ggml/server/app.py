@@ -32,6 +32,7 @@ from . import (
 from .auth import KeyRing
 from .catalogue import model_list, model_object
 from .choices import alternative
+from .constraint_fields import note_unbound
 from .dialect import ApiCall, Settings, new_id
 from .embeddings import EmbeddingCall
 from .engine_side import EngineSide, Progress, Vocabulary
@@ -254,7 +255,7 @@ async def _json(service: Service, request: Request, read: Callable[[dict[str, An
 
 
 async def _generate(service: Service, read_call: ReadCall, request: Request) -> Response:
-    call = await _json(service, request, lambda data: read_call(data, service.settings))
+    call = await _json(service, request, lambda data: note_unbound(read_call(data, service.settings)))
     if isinstance(call, dict):
         return JSONResponse(call)
     # a prompt that cannot be is refused before it waits, while there is a status

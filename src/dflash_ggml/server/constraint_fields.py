@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from ..errors import ConfigError
+from ..session.binding import unbound
 from ..session.requests import GrammarSpec
-from ..text.grammar_spec import json_schema_spec
+from ..text.grammar_spec import json_schema_spec, spec_of
+from .dialect import ApiCall
 from .errors import bad_request
 from .schema import Body, ResponseFormat
 
 Schema = dict[str, Any] | str
-Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
+Choices = Annotated[list[str], Field(max_length=1024)]
 
 
 class StructuredOutputs(Body):
@@ -45,16 +49,16 @@ class ConstraintFields(Body):
         plain = self.response_format.plain("response_format") if self.response_format else None
         inner = self.structured_outputs or StructuredOutputs()
         asked = {
-            "grammar": None if self.grammar is None else GrammarSpec("gbnf", self.grammar),
+            "grammar": spec_of("gbnf", self.grammar),
             "json_schema": _schema(self.json_schema),
             "guided_json": _schema(self.guided_json),
-            "guided_regex": _regex(self.guided_regex),
+            "guided_regex": spec_of("regex", self.guided_regex),
             "guided_choice": _choice(self.guided_choice),
             "guided_grammar": _grammar(self.guided_grammar),
-            "regex": _regex(self.regex),
+            "regex": spec_of("regex", self.regex),
             "ebnf": _grammar(self.ebnf),
             "structured_outputs.json": _schema(inner.json_),
-            "structured_outputs.regex": _regex(inner.regex),
+            "structured_outputs.regex": spec_of("regex", inner.regex),
             "structured_outputs.choice": _choice(inner.choice),
             "structured_outputs.grammar": _grammar(inner.grammar),
             "structured_outputs.json_object": GrammarSpec("json_object") if inner.json_object else None,
@@ -67,20 +71,27 @@ class ConstraintFields(Body):
         return plain, next(iter(given.values()), None)
 
 
+def note_unbound(call: Any) -> Any:
+    """The call (or whatever else was read), its notes told what of its schemas binds nothing."""
+    if isinstance(call, ApiCall):
+        with suppress(ConfigError):  # refused where the request is prepared
+            for label, what in unbound(call.request):
+                field, _, tool = label.partition(": ")
+                call.notes.weaken(field, f"{f'{tool}: ' if tool else ''}{what} (not enforced)")
+    return call
+
+
 def _schema(schema: Schema | None) -> GrammarSpec | None:
-    return None if schema is None else json_schema_spec(schema)
-
-
-def _regex(pattern: str | None) -> GrammarSpec | None:
-    return None if pattern is None else GrammarSpec("regex", pattern)
+    if schema is None or (isinstance(schema, str) and not schema.strip()):
+        return None
+    return json_schema_spec(schema)
 
 
 def _choice(choices: list[str] | None) -> GrammarSpec | None:
-    if choices is None:
-        return None
-    return GrammarSpec("lark", f"start: {' | '.join(json.dumps(c, ensure_ascii=False) for c in choices)}\n")
+    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices or ())
+    return spec_of("lark", f"start: {words}\n" if words else None)
 
 
 def _grammar(text: str | None) -> GrammarSpec | None:
     """Grammars without a name of their dialect: `::=` is GBNF's, the others write rules with a colon."""
-    return None if text is None else GrammarSpec("gbnf" if "::=" in text else "lark", text)
+    return spec_of("gbnf" if "::=" in (text or "") else "lark", text)

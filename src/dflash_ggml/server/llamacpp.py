@@ -141,8 +141,7 @@ def _options(body: LlamaBody, settings: Settings, tokenizer: Vocabulary) -> dict
     limit = body.max_tokens if body.n_predict is None else body.n_predict
     if limit is None:
         limit = -1 if settings.max_tokens is None else settings.max_tokens
-    # an empty grammar is none
-    response_format, grammar = body.model_copy(update={"grammar": body.grammar or None}).constraint()
+    response_format, grammar = body.constraint()
     sampling = body.model_copy(update={"logit_bias": None}).sampling(settings.sampling)
     bias = dict(sampling.logit_bias) | _biases(body.logit_bias, tokenizer)
     return {

@@ -11,9 +11,11 @@ from ..text.chat_parser import ChatParser, ReasoningMode
 from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
 from ..text.grammar_spec import GrammarSpec
+from ..text.schema_fault import find_fault
 from ..text.stopping import StopStrings
 from ..text.tokenizer import TooManyTokens
 from ..text.tools import NamedTool, check_tools
+from .binding import binding_schemas, is_strict
 from .disk_cache import DiskCache
 from .events import Event
 from .generation import RequestGeneration
@@ -102,10 +104,14 @@ class Session:
         bad = next((i for i in prepared.ids if not 0 <= i < engine.n_vocab), None)
         if bad is not None:
             raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {engine.n_vocab}")
-        bound = self.constraint(prepared)
-        if bound is not None:
-            # compiled here and kept, or refused before anything waits for it
-            self.grammars.matcher(bound.spec)
+        try:
+            bound = self.constraint(prepared)
+            if bound is not None:
+                # compiled here and kept, or refused before anything waits for it
+                self.grammars.matcher(bound.spec)
+        except ConfigError as error:
+            fault = find_fault(binding_schemas(request), self.grammars.refusal)
+            raise ConfigError(fault or str(error)) from None
         return prepared
 
     def constraint(self, prepared: Prepared) -> Constraint | None:
@@ -121,7 +127,7 @@ class Session:
             grammar=asked.grammar,
             response_format=asked.response_format,
             parallel=asked.parallel_tool_calls,
-            strict=any(tool["function"].get("strict") for tool in asked.tools),
+            strict=is_strict(asked.tools),
         )
         if bound is not None and bound.after is None and prepared.in_reasoning:
             # what binds the answer does not bind the thinking before it

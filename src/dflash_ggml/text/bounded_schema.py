@@ -11,12 +11,13 @@ of its `anyOf`) are closed once, over the names that all of them declare: each b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError
 from .schema_facts import Facts, facts_of
-from .schema_reading import BOUNDS, LOWER, UNIONS, UPPER, References, first_number, is_number, said_of
+from .schema_reading import BOUNDS, FORMATS, LOWER, UNIONS, UPPER, SchemaReader, first_number, is_number
 from .schema_size import LIMITS, SchemaLimits, SchemaSize
 
 WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the bound where a schema sets none
@@ -27,11 +28,10 @@ MOST_OPTIONAL, MOST_REQUIRED, MOST_PLACES, MOST_BRANCHES = 1200, 5000, 1000, 100
 MOST_CHARS = 1 << 20
 MOST_ITEMS = 4096  # of a list whose `maxItems` is larger; the compiler writes every one of them down
 
+# the compiler refuses others, which say nothing of the answer
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
 _SINGLE = ("items", "additionalItems")
 _LISTS = ("prefixItems", "items", "additionalItems")
-FORMATS = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-)
 
 
 def bounded_schema(
@@ -51,7 +51,7 @@ class _Bounder:
     def __init__(self, root: Any, limits: SchemaLimits) -> None:
         self._root = root
         self._size = SchemaSize(limits)
-        self._references = References(root)
+        self._reader = SchemaReader(root)
         self._names: dict[tuple[int, frozenset[str] | None], str] = {}
         self._todo: list[tuple[str, Any, frozenset[str] | None]] = []
         self._defs: dict[str, Any] = {}
@@ -59,6 +59,7 @@ class _Bounder:
         self._meet = False  # whether schemas hold together anywhere
 
     def run(self, schema: Any) -> dict[str, Any] | bool:
+        self._reader.check(schema)
         made = self._node(schema, None, 0)
         while self._todo:
             name, target, mode = self._todo.pop()
@@ -66,8 +67,9 @@ class _Bounder:
         if isinstance(made, bool):
             return made
         made = dict(made)
-        if isinstance(self._root, Mapping) and isinstance(self._root.get("$schema"), str):
-            made["$schema"] = self._root["$schema"]
+        dialect = self._root.get("$schema") if isinstance(self._root, Mapping) else None
+        if isinstance(dialect, str) and _DIALECT.fullmatch(dialect):
+            made["$schema"] = dialect
         if self._meet and "any" in self._defs:
             self._defs["any"] = True  # the compiler would go round in it where two of it hold together
         if self._defs:
@@ -77,14 +79,14 @@ class _Bounder:
 
     def _node(self, schema: Any, mode: frozenset[str] | None, depth: int) -> dict[str, Any] | bool:
         self._size.count(1, depth)
-        said = said_of(schema)
+        said = self._reader.bound(schema)
         if isinstance(said, bool):
             return self._any() if said and mode is None else said
         if set(said) == {"$ref"}:
             return self._ref(said["$ref"], mode)
         unions = [key for key in UNIONS if key in said]
         apart = len(unions) == 1 and said.keys() <= {"type", unions[0]}
-        facts = Facts() if apart else facts_of(said, self._references, self._size)
+        facts = Facts() if apart else facts_of(said, self._reader, self._size)
         alone = not unions and "allOf" not in said and "$ref" not in said
         inner = facts.shared if mode is None and not apart else mode
         made: dict[str, Any] = {}
@@ -107,7 +109,7 @@ class _Bounder:
                 self._size.check_number(len(value), MOST_PLACES, f"places in {key}")
                 made[key] = [self._node(sub, None, depth + 1) for sub in value]
             elif key == "additionalProperties":
-                anything = said_of(value) is True and not (alone and mode is None)
+                anything = self._reader.bound(value) is True and not (alone and mode is None)
                 made[key] = True if anything else self._node(value, None, depth + 1)
             elif key in _SINGLE:
                 made[key] = self._node(value, None, depth + 1)
@@ -118,7 +120,7 @@ class _Bounder:
                 made[key] = self._union(key, value, inner, depth + 1)
             elif key == "$ref":
                 made.update(self._ref(value, inner))
-            elif key == "unevaluatedProperties" and isinstance(value, bool) and mode is None:
+            elif key == "unevaluatedProperties":
                 pass  # it says of all that hold together what is done to them here
             elif key == "format" and (not isinstance(value, str) or value not in FORMATS):
                 pass
@@ -133,10 +135,10 @@ class _Bounder:
     def _union(self, key: str, branches: list[Any], mode: frozenset[str] | None, depth: int) -> list[Any]:
         made = []
         for branch in branches:
-            said = said_of(branch)
+            said = self._reader.bound(branch)
             if key == "oneOf" and isinstance(said, dict) and set(said) == {"$ref"}:
                 # the compiler tells alternatives apart only where it sees them
-                target = self._references.target(said["$ref"])
+                target = self._reader.target(said["$ref"])
                 if id(target) not in self._inlined:
                     self._inlined.add(id(target))
                     made.append(self._node(target, mode, depth))
@@ -172,11 +174,11 @@ class _Bounder:
     ) -> list[Any]:
         """Each branch without the names that only other branches declare."""
         common = facts_of(
-            {key: value for key, value in said.items() if key not in UNIONS}, self._references, self._size
+            {key: value for key, value in said.items() if key not in UNIONS}, self._reader, self._size
         ).names
         out = []
         for branch, done in zip(branches, made, strict=True):
-            known = facts_of(said_of(branch), self._references, self._size).names
+            known = facts_of(branch, self._reader, self._size).names
             others = {name: False for name in names if name not in known and name not in common}
             out.append({"allOf": [done, {"properties": others}]} if others else done)
         return out
@@ -250,7 +252,7 @@ class _Bounder:
         return here
 
     def _ref(self, ref: Any, mode: frozenset[str] | None) -> dict[str, Any]:
-        target = self._references.target(ref)
+        target = self._reader.target(ref)
         key = id(target), mode
         if key not in self._names:
             self._names[key] = f"{len(self._names)}"

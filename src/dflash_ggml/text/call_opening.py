@@ -77,7 +77,8 @@ class JsonHead:
 class Opening:
     """judge() a text from its first `<tool_call>`, `<function=` or `{` on; it may grow from one look to the next."""
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, schemas: Mapping[str, Any]) -> None:
+        """schemas: by the names of the tools that are known."""
         self._schemas = schemas
         self._head = JsonHead(schemas)
         self._stream: JsonStream | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from .call_opening import CALL, END_CALL, FUNCTION, Opening, after_blanks, partial_suffix
 from .deltas import Delta, ReasoningDelta, TextDelta
 from .stopping import StopStrings
 from .tool_reader import ToolCallReader
+from .tool_schema import ToolSchema
 
 THINK, END_THINK = "<think>", "</think>"
 TAGS = (THINK, END_THINK, CALL, END_CALL)
@@ -32,7 +33,7 @@ class ChatParser:
     """feed() text, read events; flush() at the end.
 
     reasoning: "open" starts inside reasoning, "closed" outside, "off" leaves the tags in the text.
-    schemas: tool name -> argument schema, None: tool-call tags stay in the text.
+    schemas: tool name -> its arguments, None: tool-call tags stay in the text.
     stops: matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
     bare: calls may come without their tags; False where the answer itself may have to look like one.
     Only `</think>` ends reasoning; calls inside it count where the output ends with them and it was never ended.
@@ -42,7 +43,7 @@ class ChatParser:
         self,
         *,
         reasoning: ReasoningMode,
-        schemas: Mapping[str, Mapping[str, Any]] | None,
+        schemas: Mapping[str, ToolSchema] | None,
         stops: StopStrings | None = None,
         new_id: Callable[[int, str], str] = new_call_id,
         bare: bool = True,

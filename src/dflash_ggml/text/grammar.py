@@ -69,7 +69,9 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> LlamaGrammar:
-        """From a JSON schema, as text or as a mapping."""
+        """From a JSON schema, as text or as a mapping; an empty text is none."""
+        if isinstance(json_schema, str) and not json_schema.strip():
+            return cls(GrammarSpec("json_schema"))
         return cls(json_schema_spec(json_schema))
 
     @classmethod
@@ -146,6 +148,18 @@ class GrammarCompiler:
         if matcher.is_error():
             raise ConfigError(f"grammar ({spec.kind}): {_one_line(matcher.get_error())}")
         return matcher
+
+    def refusal(self, schema: Any, root: Any = None) -> str:
+        """Why a JSON schema does not compile; empty where it does. root: what its references point into."""
+        lib = self._library
+        try:
+            text = dump_schema(bounded_schema(schema, root))
+            if self._vet is not None:
+                self._vet(GrammarSpec("json_schema", text))
+            grammar = lib.LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
+        except ValueError as error:
+            return _one_line(error).removeprefix("json schema: ")
+        return _one_line(lib.LLMatcher.validate_grammar(grammar, None))
 
     def processor(
         self, spec: GrammarSpec, n_prompt: int, after: str | None = None, repeat: bool = False

@@ -20,6 +20,13 @@ class GrammarSpec:
     text: str = ""
 
 
+def spec_of(kind: GrammarKind, text: str | None) -> GrammarSpec | None:
+    """The constraint of a grammar or pattern; None where there is none, which an empty text says too."""
+    if text is None or not (text if kind == "regex" else text.strip()):
+        return None
+    return GrammarSpec(kind, text)
+
+
 def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
     """The constraint of a JSON schema. Raises ConfigError if a text is not JSON."""
     if isinstance(schema, str):

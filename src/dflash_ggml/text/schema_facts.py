@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
-from .schema_reading import NUMBER, UNIONS, References, is_number, said_of, without_point
+from .schema_reading import NUMBER, SchemaReader, is_number, without_point
 from .schema_size import SchemaSize
 
 MOST_PATTERNS = 3  # for one string: the compiler multiplies their automata, which took it minutes
@@ -36,27 +36,14 @@ class Facts:
         return frozenset(name for name, subs in self.names.items() if len(subs) > 1)
 
 
-def facts_of(said: dict[str, Any] | bool, references: References, size: SchemaSize) -> Facts:
-    """What `said` and all that hold together with it say. Raises ConfigError for what leads nowhere or is too much."""
-    facts, seen = Facts(), set()
-    todo: list[tuple[Any, bool]] = [(said, False)]
-    while todo:
-        schema, branch = todo.pop()
-        here = said_of(schema)
-        if isinstance(here, bool):
-            continue
-        _add(facts, here, branch)
-        if "$ref" in here:
-            target = references.target(here["$ref"])
-            if id(target) not in seen:
-                seen.add(id(target))
-                size.count(1, 0)
-                todo.append((target, branch))
-        for key in ("allOf", *UNIONS):
-            subs = here.get(key)
-            if isinstance(subs, list):
-                size.count(len(subs), 0)
-                todo += [(sub, branch or key != "allOf") for sub in reversed(subs)]
+def facts_of(schema: Any, reader: SchemaReader, size: SchemaSize) -> Facts:
+    """What a schema and all that hold together with it say. Raises ConfigError for what is too much."""
+    facts = Facts()
+    for i, (said, branch) in enumerate(reader.together(schema)):
+        size.count(int(i > 0), 0)  # the schema itself is counted elsewhere
+        bound = reader.bound(said)
+        if isinstance(bound, dict):
+            _add(facts, bound, branch)
     return facts
 
 

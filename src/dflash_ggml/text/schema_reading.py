@@ -1,16 +1,19 @@
-"""What a JSON schema says, and the schemas that its references name."""
+"""Reads JSON Schema: what a schema says, what its references name, and which values it allows by their type."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
 from ..errors import ConfigError
+from .schema_patterns import is_regex
 
-# What says something about a value. Other keywords are dropped: they only describe, as do formats that nobody checks.
+# Keywords that say something about a value, by the type that they are about. Others only describe and are dropped.
 _OBJECT = (
     "properties",
     "patternProperties",
@@ -39,41 +42,332 @@ _ARRAY = (
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 BOUNDS = (*LOWER, *UPPER)
 NUMBER = (*BOUNDS, "multipleOf")
-_STRING = ("minLength", "maxLength", "pattern", "format")
-_LOGIC = ("anyOf", "oneOf", "allOf", "not", "if", "then", "else", "const", "enum", "type", "$ref")
-_FOREIGN = ("$dynamicRef", "$recursiveRef")  # the compiler refuses them by name
-_KEPT = frozenset((*_OBJECT, *_ARRAY, *NUMBER, *_STRING, *_LOGIC, *_FOREIGN))
+STRING = ("minLength", "maxLength", "pattern", "format")
 UNIONS = ("anyOf", "oneOf")
+_LOGIC = (*UNIONS, "allOf", "not", "if", "then", "else", "const", "enum", "type", "$ref")
+_DYNAMIC = ("$dynamicRef", "$recursiveRef")  # within one document they name what a `$ref` would
+_NULLABLE = "nullable"  # OpenAPI's word
+_KEPT = frozenset((*_OBJECT, *_ARRAY, *NUMBER, *STRING, *_LOGIC, *_DYNAMIC, _NULLABLE))
+_ABOUT = ((_OBJECT, "object"), (_ARRAY, "array"), (NUMBER, "number"), (STRING, "string"))
+
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
+# What the grammar compiler has no words for: these are left out where a schema binds an answer.
+_UNBOUND = frozenset(
+    (
+        "propertyNames",
+        "uniqueItems",
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "minContains",
+        "maxContains",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "unevaluatedItems",
+        _NULLABLE,
+    )
+)
+
+# Names of types in use, JSON Schema's own among them.
+_TYPES = {
+    **dict.fromkeys(("float", "double", "decimal"), "number"),
+    **dict.fromkeys(("int", "long"), "integer"),
+    **dict.fromkeys(("dict", "map"), "object"),
+    **dict.fromkeys(("list", "tuple"), "array"),
+    **dict.fromkeys(("str", "text"), "string"),
+    "bool": "boolean",
+    **{name: name for name in ("string", "number", "integer", "object", "array", "boolean", "null", "any")},
+}
+
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "dependencies")  # schemas by name
+_LISTS = ("prefixItems", "items", "additionalItems")
+_CONDITIONAL = ("then", "else")
+_SINGLE = (
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "contains",
+    "not",
+    "if",
+    *_CONDITIONAL,
+)
+_COUNTS = {f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
+_MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "dependentRequired", *_BY_NAME[1:]))
+# what other keywords may say as well, or none
+_REWRITTEN = frozenset((*_DYNAMIC, *_CONDITIONAL, "if", "not", "minContains", "maxContains", "propertyNames"))
+_REWRITTEN |= {"unevaluatedProperties", "unevaluatedItems", "exclusiveMinimum", "exclusiveMaximum"}
+_DEEP = 64  # schemas in each other, references followed, whose types are looked for
 
 
-class References:
-    """What references within `root` name; `#/...` points into it."""
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The values that a schema allows.
+
+    types: names of JSON types, empty for any. values: all of them, where they are listed. limited: strings must meet
+    more than that.
+    """
+
+    types: frozenset[str] = frozenset()
+    values: tuple[Any, ...] | None = None
+    limited: bool = False
+
+
+ANY = Typed()
+
+
+class SchemaReader:
+    """One document; `#/...` in it points into `root`. Any thread may ask."""
 
     def __init__(self, root: Any) -> None:
-        self._root = root
+        self.root = root
         self._ids: dict[str, Any] | None = None
+        self._typed: dict[int, Typed] = {}  # of what references name, by identity
+        self._lock = threading.RLock()
+
+    # --- what a schema says
+
+    def said(self, schema: Any) -> dict[str, Any] | bool:
+        """What a schema says, in JSON Schema's own words; True if that is nothing. Raises ConfigError for no schema."""
+        said = _kept(schema)
+        while isinstance(said, dict) and said.keys() == {"allOf"} and _holds_one(said["allOf"]):
+            said = _kept(said["allOf"][0])
+        if isinstance(said, bool):
+            return said
+        if "type" in said and (kind := _standard(said.pop("type"))) is not None:
+            said["type"] = kind
+        for key in said.keys() & _COUNTS:
+            if isinstance(said[key], float) and said[key].is_integer():
+                said[key] = int(said[key])
+        if said.get("properties") == []:
+            said["properties"] = {}  # PHP's empty object
+        if said.keys().isdisjoint(_REWRITTEN):
+            return said or True
+        for key in _DYNAMIC:
+            if key in said:
+                said.setdefault("$ref", said.pop(key))
+        if "not" in said:
+            denied = _kept(said["not"])
+            if denied is True:
+                return False
+            if denied is False:
+                del said["not"]
+        if "if" not in said or not said.keys() & set(_CONDITIONAL):
+            _drop(said, "if", *_CONDITIONAL)
+        if "contains" not in said:
+            _drop(said, "minContains", "maxContains")
+        if not said.keys() & {"$ref", "allOf", *UNIONS, "if", "dependentSchemas"}:
+            # nothing else evaluates anything
+            if "unevaluatedProperties" in said:
+                said.setdefault("additionalProperties", said.pop("unevaluatedProperties"))
+            if "unevaluatedItems" in said:
+                rest = "additionalItems" if isinstance(said.get("items"), list) else "items"
+                said.setdefault(rest, said.pop("unevaluatedItems"))
+        for exclusive, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if isinstance(said.get(exclusive), bool) and said.pop(exclusive) and plain in said:
+                said[exclusive] = said.pop(plain)  # draft 4 has a switch
+        if "propertyNames" in said:
+            self._name_properties(said)
+        return said or True
+
+    def _name_properties(self, said: dict[str, Any]) -> None:
+        """Put `propertyNames` into the keywords for properties, where these can say it."""
+        names = self.typed(said["propertyNames"])
+        if not names.limited and names.values is None and (not names.types or "string" in names.types):
+            del said["propertyNames"]
+            return
+        own, rest = said.get("properties", {}), said.get("additionalProperties", True)
+        if "patternProperties" in said or not isinstance(own, Mapping):
+            return
+        if names.values is not None and not names.limited:
+            allowed = [name for name in names.values if isinstance(name, str)]
+            said["properties"] = {
+                name: own.get(name, rest) for name in allowed if name in own or rest is not False
+            }
+        else:
+            inner = _kept(said["propertyNames"])
+            said_of_names = inner if isinstance(inner, dict) else {}
+            pattern = said_of_names.get("pattern")
+            if own or rest is False or said_of_names.keys() - {"pattern", "type"} or not is_regex(pattern):
+                return
+            said["patternProperties"] = {pattern: rest}
+        said["additionalProperties"] = False
+        del said["propertyNames"]
+
+    def bound(self, schema: Any) -> dict[str, Any] | bool:
+        """What a schema says, without what a grammar cannot express."""
+        said = self.said(schema)
+        if isinstance(said, bool):
+            return said
+        bound = {key: value for key, value in said.items() if key not in _UNBOUND}
+        if isinstance(bound.get("pattern"), str) and not is_regex(bound["pattern"]):
+            del bound["pattern"]
+        if not isinstance(bound.get("unevaluatedProperties", False), bool):
+            del bound["unevaluatedProperties"]
+        named = bound.get("patternProperties")
+        if isinstance(named, Mapping) and not all(map(is_regex, named)):
+            bound["patternProperties"] = {name: sub for name, sub in named.items() if is_regex(name)}
+        return bound or True
+
+    def left_out(self, schema: Any) -> list[str]:
+        """What of a schema a grammar does not express: keywords, behind the path of where they stand."""
+        found = []
+        for path, said, inside in self.walk(schema):
+            bound = self.bound(said)
+            kept = bound if isinstance(bound, dict) else {}
+            lost = [key for key, value in said.items() if key != _NULLABLE and kept.get(key) != value]
+            if inside and "unevaluatedProperties" in kept:
+                lost.append("unevaluatedProperties")
+            if lost:
+                found.append(f"{path}: {', '.join(lost)}" if path else ", ".join(lost))
+        return found
+
+    # --- what holds together, and what lies inside
+
+    def together(self, schema: Any, conditional: bool = False) -> Iterator[tuple[dict[str, Any], bool]]:
+        """What a schema says, and what its `$ref` and its `allOf` say; with True what branches of unions say.
+
+        conditional: branches of conditions too. What is no schema is left out.
+        """
+        seen: set[int] = set()
+        branches = (*UNIONS, *_CONDITIONAL) if conditional else UNIONS
+        todo: list[tuple[Any, bool]] = [(schema, False)]
+        while todo:
+            node, branch = todo.pop()
+            try:
+                said = self.said(node)
+                if isinstance(said, bool):
+                    continue
+                target = self.target(said["$ref"]) if "$ref" in said else None
+            except ConfigError:
+                continue
+            yield said, branch
+            if target is not None and id(target) not in seen:
+                seen.add(id(target))
+                todo.append((target, branch))
+            for key in ("allOf", *branches):
+                value = said.get(key, [])
+                subs = value if isinstance(value, list) else [value] if key in _CONDITIONAL else []
+                todo += [(sub, branch or key != "allOf") for sub in reversed(subs)]
+            if conditional and isinstance(said.get("dependentSchemas"), Mapping):
+                todo += [(sub, True) for sub in said["dependentSchemas"].values()]
+
+    def walk(self, schema: Any) -> Iterator[tuple[str, dict[str, Any], bool]]:
+        """Every schema in `schema` and in what it refers to, once: where it is, what it says, and whether it holds
+        together with another.
+
+        Raises ConfigError for a reference that names nothing; what is no schema is left out.
+        """
+        seen: set[tuple[int, bool]] = set()
+        todo: list[tuple[str, Any, bool]] = [("", schema, False)]
+        while todo:
+            path, node, inside = todo.pop()
+            if not isinstance(node, Mapping) or (id(node), inside) in seen:
+                continue
+            seen.add((id(node), inside))
+            try:
+                said = self.said(node)
+            except ConfigError:
+                continue
+            if isinstance(said, bool):
+                continue
+            try:
+                inner = list(self.parts(said))
+            except ConfigError as error:
+                what = str(error).removeprefix("json schema: ")
+                raise ConfigError(f"json schema: {path}: {what}" if path else str(error)) from None
+            yield path, said, inside
+            todo += [((path + label).lstrip("."), sub, held) for label, sub, held in reversed(inner)]
+
+    def parts(self, said: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+        """Schemas inside what a schema says: how to call them, the schema, whether they hold together with it.
+
+        Raises ConfigError for a reference that names nothing.
+        """
+        for key, value in said.items():
+            if key == "$ref":
+                yield "", self.target(value), len(said) > 1
+            elif key in _BY_NAME and isinstance(value, Mapping):
+                for name, sub in value.items():
+                    yield f".{name}" if key.endswith("roperties") else f".{key}.{name}", sub, False
+            elif key in ("allOf", *UNIONS) and isinstance(value, list):
+                yield from ((f".{key}[{i}]", sub, True) for i, sub in enumerate(value))
+            elif key in _LISTS:
+                subs = enumerate(value) if isinstance(value, list) else [("", value)]
+                yield from ((f"[{i}]", sub, False) for i, sub in subs)
+            elif key in _SINGLE:
+                yield f".{key}", value, key in _CONDITIONAL
+
+    # --- which values it allows
+
+    def typed(self, schema: Any, depth: int = 0) -> Typed:
+        """The values that a schema allows; any where it does not say or makes no sense."""
+        try:
+            said = self.said(schema)
+            if isinstance(said, bool) or depth > _DEEP:
+                return ANY
+            target = self.target(said["$ref"]) if "$ref" in said else None
+        except (ConfigError, RecursionError):
+            return ANY
+        found = Typed(limited=_is_limited(said))
+        if "type" in said:
+            kinds = said["type"] if isinstance(said["type"], list) else [said["type"]]
+            found = _meet(found, Typed(frozenset(kind for kind in kinds if isinstance(kind, str))))
+        for values in ([said["const"]] if "const" in said else None, said.get("enum")):
+            if isinstance(values, (list, tuple)):
+                found = _meet(found, Typed(frozenset(map(type_name, values)), tuple(values)))
+        if target is not None:
+            with self._lock:
+                if id(target) not in self._typed:
+                    self._typed[id(target)] = ANY  # while it is looked at, for one that leads to itself
+                    self._typed[id(target)] = self.typed(target, depth + 1)
+                found = _meet(found, self._typed[id(target)])
+        for key in ("allOf", *UNIONS):
+            subs = said.get(key)
+            if isinstance(subs, list):
+                inner = [self.typed(sub, depth + 1) for sub in subs]
+                for one in inner if key == "allOf" else [_join(inner)]:
+                    found = _meet(found, one)
+        if not found.types:
+            about = (kind for keywords, kind in _ABOUT if not said.keys().isdisjoint(keywords))
+            found = replace(found, types=frozenset(about))
+        if found.types and _NULLABLE in said:
+            found = replace(found, types=found.types | {"null"})
+        return found
+
+    # --- references
+
+    def check(self, schema: Any) -> None:
+        """Raise ConfigError if a reference in `schema` names nothing."""
+        for _ in self.walk(schema):
+            pass
 
     def target(self, ref: Any) -> Any:
         """What a reference names, through a chain of references that are nothing else."""
         seen: set[str] = set()
         while True:
             if not isinstance(ref, str) or ref in seen:
-                raise ConfigError(f"json schema: $ref {ref!r} names no schema")
+                raise ConfigError(f"json schema: $ref {ref!r:.200} names no schema")
             seen.add(ref)
             target = self._lookup(ref)
-            said = said_of(target)
+            said = _kept(target)
             if isinstance(said, bool) or set(said) != {"$ref"}:
                 return target
             ref = said["$ref"]
 
     def _lookup(self, ref: str) -> Any:
-        base = self._root.get("$id", "") if isinstance(self._root, Mapping) else ""
+        base = self.root.get("$id", "") if isinstance(self.root, Mapping) else ""
         local = ref[len(base) :] if isinstance(base, str) and base and ref.startswith(base + "#") else ref
         if local in ("#", ""):
-            return self._root
+            return self.root
         node: Any = None
         if local.startswith("#/"):
-            node = self._root
+            node = self.root
             for part in unquote(local[2:]).split("/"):
                 part = part.replace("~1", "/").replace("~0", "~")
                 if isinstance(node, Mapping):
@@ -84,37 +378,132 @@ class References:
                     node = None
         else:
             if self._ids is None:
-                self._ids = dict(_identified(self._root))
+                self._ids = dict(_identified(self.root))
             node = self._ids.get(local)
         if not isinstance(node, (Mapping, bool)):
             raise ConfigError(
-                f"json schema: $ref {ref!r} names no schema; it is looked for within the schema"
+                f"json schema: $ref {ref!r:.200} names no schema; it is looked for within the schema"
             )
         return node
 
 
-def said_of(schema: Any) -> dict[str, Any] | bool:
-    """What a schema says, without what only describes; True if that is nothing. Raises ConfigError for no schema."""
-    while True:
-        if isinstance(schema, bool):
-            return schema
-        if not isinstance(schema, Mapping):
-            raise ConfigError(f"json schema: expected an object or a boolean as a schema, not {schema!r:.40}")
-        said = {key: value for key, value in schema.items() if key in _KEPT}
-        only = said.get("allOf")
-        if len(said) != 1 or not isinstance(only, list) or len(only) != 1:
-            return said or True
-        schema = only[0]
+def _kept(schema: Any) -> dict[str, Any] | bool:
+    """The keywords that say something, as they are written; True for none."""
+    if isinstance(schema, bool):
+        return schema
+    if not isinstance(schema, Mapping):
+        raise ConfigError(f"json schema: expected an object or a boolean as a schema, not {schema!r:.40}")
+    return {k: v for k, v in schema.items() if k in _KEPT and not _is_void(k, v)} or True
+
+
+def _is_void(key: str, value: Any) -> bool:
+    """Whether a keyword says nothing: null for one that is left out, draft 3's `required: true`, ..."""
+    if value is None:
+        return key != "const"
+    if key not in _MAY_BE_VOID:
+        return False
+    if key in ("uniqueItems", _NULLABLE):
+        return value is not True
+    return isinstance(value, bool) if key == "required" else value in ({}, [])
+
+
+def _holds_one(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 1
+
+
+def _drop(said: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        said.pop(key, None)
+
+
+def _standard(kind: Any) -> Any:
+    """A type by its name in JSON Schema, or several; None for any."""
+    kinds = [_TYPES.get(k.lower(), k) if isinstance(k, str) else k for k in _listed(kind)]
+    if "any" in kinds:
+        return None
+    return kinds if isinstance(kind, (list, tuple)) else kinds[0]
+
+
+def _listed(kind: Any) -> list[Any]:
+    return list(kind) if isinstance(kind, (list, tuple)) else [kind]
+
+
+def _meet(a: Typed, b: Typed) -> Typed:
+    """What both allow; of types that exclude each other no value of the first."""
+    both = a.types & b.types
+    both |= {k for one, other in ((a, b), (b, a)) if "number" in other.types for k in one.types & {"integer"}}
+    if a.types and b.types and not both:
+        return replace(a, values=())
+    types = both or a.types or b.types
+    values = a.values if b.values is None else b.values
+    if a.values is not None and b.values is not None:
+        values = tuple(v for v in a.values if any(is_same(v, w) for w in b.values))
+    if values is not None and types:
+        values = tuple(v for v in values if {type_name(v), _wider(v)} & types)
+        types = frozenset(map(type_name, values)) or types
+    return Typed(types, values, a.limited or b.limited)
+
+
+def _join(several: list[Typed]) -> Typed:
+    """What any of them allows."""
+    several = [one for one in several if one.values != ()] or several  # no value fits the others
+    if not several or not all(one.types for one in several):
+        return Typed(limited=any(one.limited for one in several))
+    types = frozenset[str]().union(*(one.types for one in several))
+    known = [_values(one) for one in several]
+    if all(values is not None for values in known):
+        listed = tuple(v for values in known for v in values or ())
+        return Typed(types, listed, any(one.limited for one in several))
+    lists_words = any(isinstance(v, str) for one in several for v in one.values or ())
+    return Typed(types, None, lists_words or any(one.limited for one in several))
+
+
+def _values(one: Typed) -> tuple[Any, ...] | None:
+    if one.values is None and one.types <= {"null", "boolean"}:
+        return (None,) * ("null" in one.types) + (False, True) * ("boolean" in one.types)
+    return one.values
+
+
+def _is_limited(said: Mapping[str, Any]) -> bool:
+    """Whether a string must meet more than its type."""
+    return any(
+        key in said
+        and (key != "format" or (isinstance(said[key], str) and said[key] in FORMATS))
+        and (key != "pattern" or is_regex(said[key]))
+        for key in STRING
+    )
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def type_name(value: Any) -> str:
+    """The JSON type of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    for types, name in ((int, "integer"), (float, "number"), (str, "string"), (Mapping, "object")):
+        if isinstance(value, types):
+            return name
+    return "array"
+
+
+def _wider(value: Any) -> str:
+    return "number" if type_name(value) == "integer" else ""
 
 
 def _identified(root: Any) -> Iterator[tuple[str, Any]]:
-    """Schemas that have a name of their own, an `$id` or an `$anchor`."""
+    """Schemas that have a name of their own, an `$id` or an anchor."""
     todo = [root]
     while todo:
         node = todo.pop()
         if isinstance(node, Mapping):
-            if isinstance(node.get("$anchor"), str):
-                yield f"#{node['$anchor']}", node
+            for key in ("$anchor", "$dynamicAnchor"):
+                if isinstance(node.get(key), str):
+                    yield f"#{node[key]}", node
             for key in ("$id", "id"):
                 if isinstance(node.get(key), str):
                     yield node[key], node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .bounded_schema import bounded_schema
@@ -11,36 +12,57 @@ from .call_opening import END_ARG_VALUE
 from .grammar import JSON_OPTIONS
 from .grammar_spec import GrammarSpec, dump_schema, load_schema
 from .template import ToolFormat
-from .tools import value_types
+from .tool_schema import Argument, Arguments, ToolSchema
 
-Schemas = Mapping[str, Mapping[str, Any]]
+Schemas = Mapping[str, ToolSchema]
 
-# keywords that free text between parameter tags cannot enforce; such tools are called in the JSON form
-_STRING_LIMITS = ("pattern", "format", "minLength", "maxLength", "contentEncoding")
-_OBJECT_LIMITS = (
-    "anyOf",
-    "oneOf",
-    "allOf",
-    "not",
-    "if",
-    "patternProperties",
-    "dependentRequired",
-    "minProperties",
-)
-_LINES = ("lead: /\\n{0,2}/", "gap: /\\n?/")
-_END_VALUE = "\n</parameter>\n"
-_INNER_KEYED = r"<\/arg_value>|<\/tool_call>"
-_INNER_ENDS = r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>"
+# Between calls and behind the last one: what models write there, so that they can end; bounded, so that they do.
+_LINES = ("lead: /\\n{0,2}/", "gap: /[ \\t\\r\\n]{0,4}/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tags:
+    """How a form writes the name of a call and an argument, in parts of a rule ({}: the name).
+
+    end: behind a value; forbidden inside one: what the reader of calls takes for its end.
+    """
+
+    name: str
+    key: str
+    end: str
+    behind: str
+    close: str
+    forbidden: str
+
+
+_TAGS = {
+    "xml": _Tags(
+        name='"<function=" {} ">\\n"',
+        key='"<parameter=" {} ">\\n"',
+        end="\n</parameter>\n",
+        behind="",
+        close='"</function>"',
+        forbidden=r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>",
+    ),
+    "keys": _Tags(
+        name="{} line",
+        key='"<arg_key>" {} "</arg_key>" line "<arg_value>"',
+        end=END_ARG_VALUE,
+        behind="line",
+        close="",
+        forbidden=r"<\/arg_value>|<\/tool_call>",
+    ),
+}
 
 
 def forced_call_grammar(
     schemas: Schemas, form: ToolFormat, *, several: bool, special_tags: frozenset[str] = frozenset()
 ) -> GrammarSpec:
-    """A grammar of one call (or `several`) of the tools in `schemas` (name -> argument schema) and nothing else.
+    """A grammar of one call (or `several`) of the tools in `schemas` (name -> arguments) and nothing else.
 
     form: as the model was taught; special_tags: tags that are control tokens of the vocabulary.
     """
-    start = f"start: lead block{' (gap block)*' if several else ''}"
+    start = f"start: lead {_blocks(several)}"
     return _grammar([start, *_LINES, f"block: CALL {_inside(form)} END_CALL"], schemas, form, special_tags)
 
 
@@ -53,7 +75,7 @@ def call_or_answer_grammar(
     special_tags: frozenset[str] = frozenset(),
 ) -> GrammarSpec:
     """As forced_call_grammar, or else a text that fits the JSON schema `answer` (JSON text)."""
-    start = f"start: lead (block{' (gap block)*' if several else ''} | answer)"
+    start = f"start: lead ({_blocks(several)} | answer)"
     blocks = [*_LINES, f"block: CALL {_inside(form)} END_CALL"]
     return _grammar([start, *blocks], schemas, form, special_tags, [f"answer: {_json(load_schema(answer))}"])
 
@@ -63,6 +85,10 @@ def inner_call_grammar(
 ) -> GrammarSpec:
     """What follows a `<tool_call>` tag that the model wrote of its own accord, to the closing tag."""
     return _grammar([f"start: {_inside(form)} END_CALL"], schemas, form, special_tags)
+
+
+def _blocks(several: bool) -> str:
+    return "block (gap block)* gap" if several else "block"
 
 
 def _inside(form: ToolFormat) -> str:
@@ -79,86 +105,64 @@ def _grammar(
 ) -> GrammarSpec:
     for name, tag in (("END_CALL", "</tool_call>"), ("CALL", "<tool_call>")):
         start = [line.replace(name, tag if tag in special_tags else _quote(tag)) for line in start]
-    rules, names = list(more), []
-    end, inner = (END_ARG_VALUE, _INNER_KEYED) if form == "keys" else (_END_VALUE, _INNER_ENDS)
+    rules, names, tags = list(more), [], _TAGS["keys" if form == "keys" else "xml"]
     for i, (name, schema) in enumerate(schemas.items()):
-        if form == "json" or not fits_parameter_form(schema):
+        arguments = None if form == "json" else schema.arguments()
+        if arguments is None:
             rules += _json_rules(i, name, schema)
-        elif form == "keys":
-            rules += _keyed_rules(i, name, schema)
         else:
-            rules += _parameter_rules(i, name, schema)
+            rules += _tagged_rules(i, name, arguments, schema.parameters, tags)
         names.append(f"call_{i}")
     head = [
         "%llguidance {}",
         *start,
         f"call: {' | '.join(names)}",
-        # what the reader of calls takes for the end of a value must not stand inside one
-        f"text[suffix={_quote(end)}]: /(?s:.*)/ & ~/(?s:.*)({inner})(?s:.*)/",
+        "line: /\\n?/",
+        f"text[suffix={_quote(tags.end)}]: /(?s:.*)/ & ~/(?s:.*)({tags.forbidden})(?s:.*)/",
     ]
     return GrammarSpec("lark", "\n".join(head + rules) + "\n")
 
 
-def fits_parameter_form(schema: Mapping[str, Any]) -> bool:
-    """Whether arguments written as `<parameter=..>` text can be held to this schema."""
-    properties = schema.get("properties", {})
-    if not isinstance(properties, Mapping) or any(k in schema for k in _OBJECT_LIMITS):
-        return False
-    if not all(isinstance(k, str) and k and not any(c in k for c in "<>\n") for k in properties):
-        return False
-    required = schema.get("required", [])
-    if not isinstance(required, list) or any(not isinstance(k, str) or k not in properties for k in required):
-        return False
-    for sub in properties.values():
-        if isinstance(sub, Mapping) and not isinstance(sub.get("enum", []), list):
-            return False  # JSON's form, whose compiler has words for it
-        kinds = value_types(sub, schema)
-        if (
-            "string" in kinds
-            and isinstance(sub, Mapping)
-            and (any(k in sub for k in _STRING_LIMITS) or any("\n" in str(v) for v in sub.get("enum", ())))
-        ):
-            return False
-    return True
-
-
-def _json_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+def _json_rules(i: int, name: str, schema: ToolSchema) -> list[str]:
     head = '{"name": ' + json.dumps(name, ensure_ascii=False) + ', "arguments": '
-    return [f'call_{i}: {_quote(head)} args_{i} "}}"', f"args_{i}: {_json({'type': 'object', **schema})}"]
+    return [
+        f'call_{i}: {_quote(head)} args_{i} "}}"',
+        f"args_{i}: {_json({**schema.parameters, 'type': 'object'})}",
+    ]
 
 
-def _parameter_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
-    required = set(schema.get("required", ()))
+def _tagged_rules(i: int, name: str, arguments: Arguments, root: Mapping[str, Any], tags: _Tags) -> list[str]:
+    """Arguments between tags: those that are declared, in their order, then any others that are allowed."""
     parts, rules = [], []
-    for j, (key, sub) in enumerate(schema.get("properties", {}).items()):
-        rule = f"p_{i}_{j}"
-        parts.append(rule if key in required else f"{rule}?")
-        rules.append(f"{rule}: {_quote(f'<parameter={key}>{chr(10)}')} {_value(sub, schema)}")
-    body = " ".join([_quote(f"<function={name}>\n"), *parts, _quote("</function>")])
-    return [f"call_{i}: {body}", *rules]
+
+    def rule(label: str, key: str, argument: Argument) -> None:
+        value = _value(argument, root, tags.end)
+        rules.append(f"{label}: {tags.key.format(key)} {value} {tags.behind}")
+
+    for j, (key, argument) in enumerate(arguments.named.items()):
+        parts.append(f"p_{i}_{j}" if argument.required else f"p_{i}_{j}?")
+        rule(f"p_{i}_{j}", _quote(key), argument)
+    if arguments.others is not None:
+        parts.append(f"more_{i}*")
+        taken = "|".join(map(_pattern, arguments.named))
+        rules.append(f"KEY_{i}: /[^<>\\n]{{1,200}}/" + (f" & ~/({taken})/" if taken else ""))
+        rule(f"more_{i}", f"KEY_{i}", arguments.others)
+    return [f"call_{i}: {tags.name.format(_quote(name))} {' '.join(parts)} {tags.close}", *rules]
 
 
-def _keyed_rules(i: int, name: str, schema: Mapping[str, Any]) -> list[str]:
-    required = set(schema.get("required", ()))
-    parts, rules = [], []
-    for j, (key, sub) in enumerate(schema.get("properties", {}).items()):
-        rule = f"p_{i}_{j}"
-        parts.append(rule if key in required else f"{rule}?")
-        head = f"{_quote(f'<arg_key>{key}</arg_key>')} gap_{i} {_quote('<arg_value>')}"
-        rules.append(f"{rule}: {head} {_value(sub, schema, END_ARG_VALUE)} gap_{i}")
-    return [f"call_{i}: {' '.join([_quote(name), f'gap_{i}', *parts])}", f"gap_{i}: /\\n?/", *rules]
-
-
-def _value(sub: Any, root: Mapping[str, Any], end: str = _END_VALUE) -> str:
-    kinds = value_types(sub, root) or frozenset(("string",))
-    sub = sub if isinstance(sub, Mapping) else {}
-    if "string" not in kinds:
-        return f"{_json(sub, root)} {_quote(end)}"
-    values = [sub["const"]] if "const" in sub else sub.get("enum")
-    if values:
-        words = [v if isinstance(v, str) else json.dumps(v) for v in values]
+def _value(argument: Argument, root: Mapping[str, Any], end: str) -> str:
+    typed = argument.typed
+    if typed.types and "string" not in typed.types:
+        return f"{_json(argument.schema, root)} {_quote(end)}"
+    if typed.values:
+        words = [v if isinstance(v, str) else json.dumps(v) for v in typed.values]
         return f"({' | '.join(_quote(w) for w in words)}) {_quote(end)}"
     return "text"
+
+
+def _pattern(word: str) -> str:
+    """A word as a regular expression between slashes."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in word)
 
 
 def _json(schema: Any, root: Mapping[str, Any] | None = None) -> str:

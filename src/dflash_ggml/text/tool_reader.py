@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from .call_opening import (
     ARG_KEY,
@@ -35,7 +34,7 @@ from .call_opening import (
 from .deltas import Delta, ToolCallArgs, ToolCallBegin, ToolCallEnd
 from .json_stream import JsonStream
 from .keyed_scan import KeyedScan
-from .tools import coerce, parameter_types
+from .tool_schema import ToolSchema
 from .value_scan import ValueScan
 
 _PART = re.compile(r"<parameter=([^<>\n]{1,200})>|</function>|</tool_call>")
@@ -47,17 +46,18 @@ _CLOSING = ("\n" + END_PARAMETER, END_PARAMETER)
 _FORGOTTEN_END = re.compile(
     r"\n?(</function>\s*</tool_call>|</tool_call>|</function>)(?=\s*(<tool_call>|\Z))"
 )
+_UNKNOWN = ToolSchema({})  # a tool that was not offered
 
 
 class ToolCallReader:
     """feed() the text from `<tool_call>`, `<function=` or `{` on, until `done`; then `rest` is what follows the call.
 
-    An Opening must have found that it is a call. schemas: tool name -> JSON schema of its arguments; first_index: index
+    An Opening must have found that it is a call. schemas: tool name -> its arguments; first_index: index
     of the first call in this block; new_id: makes the id of a call from its index and name. whole: no call was cut.
     """
 
     def __init__(
-        self, schemas: Mapping[str, Mapping[str, Any]], first_index: int, new_id: Callable[[int, str], str]
+        self, schemas: Mapping[str, ToolSchema], first_index: int, new_id: Callable[[int, str], str]
     ) -> None:
         self._schemas = schemas
         self._new_id = new_id
@@ -68,7 +68,7 @@ class ToolCallReader:
         self._state: Callable[[], bool] = self._head
         self._events: list[Delta] = []
         self._tagged = self._open = self._fresh = False
-        self._parameters: Mapping[str, Any] = {}
+        self._tool = _UNKNOWN
         self._keys: list[str] = []
         self._n_keys_sent = 0
         self._key = ""
@@ -205,7 +205,7 @@ class ToolCallReader:
             if ending is not None:
                 self._end_value(self._buf[start : ending.start()], start, late=True)
                 self._buf = self._buf[ending.start(1) :]
-                self._settle(self._lacking("properties"))
+                self._settle(self._lacking(self._tool.declared))
                 self._close_object()
                 self._state = self._after
                 return True
@@ -335,20 +335,16 @@ class ToolCallReader:
         sent = self._sent - start if self._streaming else -1
         late = late or bool(self._late)
         if not late and self._scan.odd is not None:
-            late = not self._lacking("required").isdisjoint(_KEY_LINE.findall(text))
+            late = not self._lacking(self._tool.required).isdisjoint(_KEY_LINE.findall(text))
         if late:
             self._late.append((self._key, text, sent))
         else:
             self._send_value(self._key, text, sent)
         self._streaming = False
 
-    def _lacking(self, keyword: str) -> set[str]:
-        """Names under this keyword of the tool's schema that the call has not given."""
-        names = self._parameters.get(keyword)
-        known = (
-            {name for name in names if isinstance(name, str)} if isinstance(names, (list, Mapping)) else set()
-        )
-        return known - set(self._keys)
+    def _lacking(self, names: Iterable[str]) -> set[str]:
+        """Those of the tool's arguments that the call has not given."""
+        return set(names) - set(self._keys)
 
     def _settle(self, keys: set[str]) -> None:
         """Send what is late; lines `<parameter=key>` inside it begin parameters of these `keys`."""
@@ -370,11 +366,10 @@ class ToolCallReader:
         if self._is_text(key):
             self._emit_args(('"' if sent < 0 else "") + _escape(text[max(sent, 0) :]) + '"')
         else:
-            value = coerce(text, parameter_types(self._parameters, key))
-            self._emit_args(json.dumps(value, ensure_ascii=False))
+            self._emit_args(json.dumps(self._tool.value(key, text), ensure_ascii=False))
 
     def _is_text(self, key: str) -> bool:
-        return parameter_types(self._parameters, key) == {"string"}
+        return self._tool.is_text(key)
 
     def _emit_key(self, key: str) -> None:
         self._emit_args(
@@ -383,14 +378,14 @@ class ToolCallReader:
         self._n_keys_sent += 1
 
     def _close_object(self) -> None:
-        self._settle(self._lacking("required"))
+        self._settle(self._lacking(self._tool.required))
         self._emit_args("}" if self._n_keys_sent else "{}")
         self._end_call()
 
     # --- events
 
     def _begin(self, name: str) -> None:
-        self._parameters = self._schemas.get(name, {})
+        self._tool = self._schemas.get(name, _UNKNOWN)
         self._n_keys_sent, self._keys, self._late = 0, [], []
         self._open = True
         self._events.append(ToolCallBegin(self.next_index, self._new_id(self.next_index, name), name))

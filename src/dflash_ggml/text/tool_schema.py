@@ -1,0 +1,182 @@
+"""The arguments of a tool as its JSON schema describes them, and their values where a model writes these as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from .json_stream import read_json
+from .schema_reading import UNIONS, SchemaReader, Typed, is_same, type_name
+
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_NUMBER = re.compile(r"[+-]?([0-9]{1,4000}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_COUNTS = re.compile(r"[*+?{]")
+# what an object must meet beyond its arguments one by one
+_OVERALL = (*UNIONS, "patternProperties", "minProperties", "maxProperties")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One that a tool takes; `schema` is all that is said of it."""
+
+    schema: Any
+    typed: Typed
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """All that a tool takes, where they can be told one by one. others: what further ones must be, None for none."""
+
+    named: Mapping[str, Argument]
+    others: Argument | None
+
+
+class ToolSchema:
+    """The arguments of one tool, wherever in the schema they are declared: behind references, in unions, ..."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self.parameters = parameters
+        self.reader = SchemaReader(parameters)
+        self.declared: dict[str, dict[bool, list[Any]]] = {}  # by name: its schemas, and those of branches
+        self.required: set[str] = set()  # names, whichever branch of a union holds
+        self._others: list[tuple[str, Any]] = []  # pattern of names, and the schema
+        self._typed: dict[str, Typed] = {}
+        for said, branch in self.reader.together(parameters, conditional=True):
+            for name, sub in _items(said, "properties"):
+                self.declared.setdefault(name, {False: [], True: []})[branch].append(sub)
+            self._others += _items(said, "patternProperties")
+            if "additionalProperties" in said:
+                self._others.append(("", said["additionalProperties"]))
+            if not branch and isinstance(said.get("required"), list):
+                self.required.update(name for name in said["required"] if isinstance(name, str))
+
+    def typed(self, name: str) -> Typed:
+        """The values that an argument may have; any where the schema does not say."""
+        own = self.declared.get(name)
+        if own is None:
+            # which of several patterns holds may not be certain
+            fit = [s for pattern, s in self._others if isinstance(s, Mapping) and _may_match(pattern, name)]
+            return self.reader.typed({"anyOf": fit})
+        if name not in self._typed:
+            found = self.reader.typed({"allOf": own[False]})
+            self._typed[name] = found if found.types else self.reader.typed({"anyOf": own[True]})
+        return self._typed[name]
+
+    def is_text(self, name: str) -> bool:
+        """Whether an argument is text whatever is written."""
+        return self.typed(name).types <= {"string"}
+
+    def value(self, name: str, text: str) -> Any:
+        """An argument written as text -> the JSON value that its schema wants; the text itself when it does not fit."""
+        typed = self.typed(name)
+        types, values = typed.types or frozenset(("string",)), typed.values or ()
+        if any(isinstance(value, str) and value == text for value in values):
+            return text
+        value = coerce(text, types)
+        if values and value is text and types != {"string"}:
+            # of listed values `1` is the number where there is no such word
+            other = coerce(text, types - {"string"})
+            value = other if any(is_same(other, one) for one in values) else text
+        return value
+
+    def arguments(self) -> Arguments | None:
+        """What a call must hold where each argument can be told by itself; None where they cannot."""
+        named: dict[str, list[Any]] = {}
+        others: list[Any] = []
+        n_speaking = 0
+        for said, branch in self.reader.together(self.parameters):
+            bound = self.reader.bound(said)
+            if branch or not isinstance(bound, dict) or any(key in bound for key in _OVERALL):
+                return None
+            required = bound.get("required", [])
+            if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+                return None
+            if not isinstance(bound.get("properties", {}), Mapping):
+                return None
+            n_speaking += not bound.keys().isdisjoint(("properties", "additionalProperties"))
+            for name, sub in bound.get("properties", {}).items():
+                named.setdefault(name, []).append(sub)
+            others += [bound["additionalProperties"]] if "additionalProperties" in bound else []
+        if others and n_speaking > 1:
+            return None  # what one does not declare is not what the other does not
+        rest = others[0] if others else not n_speaking
+        for name in self.required:
+            named.setdefault(name, others or [True])
+        if not all(isinstance(name, str) and name and not any(c in name for c in "<>\n") for name in named):
+            return None
+        try:
+            made = {
+                name: self._argument(subs[0] if len(subs) == 1 else {"allOf": subs}, name in self.required)
+                for name, subs in named.items()
+            }
+            extra = None if rest is False else self._argument(rest, False)
+        except ConfigError:
+            return None
+        return Arguments(made, extra)
+
+    def _argument(self, schema: Any, required: bool) -> Argument:
+        """Raises ConfigError for one whose text between tags would not tell its value, or could not be held to it."""
+        said = self.reader.said(schema)
+        if said is False or (isinstance(said, dict) and not isinstance(said.get("enum", []), list)):
+            raise ConfigError("not an argument")
+        typed = self.reader.typed(schema)
+        words = [value for value in typed.values or () if isinstance(value, str)]
+        if "string" in typed.types and (
+            typed.limited
+            or typed.values == ()
+            or typed.types & {"object", "array"}
+            or any(c in word for word in words for c in "<\n")
+        ):
+            raise ConfigError("not an argument as text")
+        return Argument(schema, typed, required)
+
+
+def coerce(text: str, types: frozenset[str]) -> Any:
+    """A value written as text -> the JSON value that one of these types wants; the text itself when it does not fit."""
+    if types == {"string"}:
+        return text
+    trimmed = text.strip()
+    value: Any
+    try:
+        value = _WORDS[trimmed.lower()] if trimmed.lower() in _WORDS else read_json(trimmed)
+        for _ in range(2):
+            if not isinstance(value, str) or "string" in types:
+                break
+            value = read_json(value)  # written as JSON text inside JSON text
+    except ValueError:
+        value = _number(trimmed)
+    kind = type_name(value)
+    if kind in types or (kind == "integer" and "number" in types):
+        # with "string" allowed too, only null and containers are unmistakable
+        return value if "string" not in types or kind in ("null", "object", "array") else text
+    if kind == "number" and "integer" in types and float(value).is_integer():
+        return int(value)
+    return text
+
+
+def _number(text: str) -> Any:
+    """A number as people write it, `+3` or `.5`; the text itself when it is none."""
+    if not _NUMBER.fullmatch(text):
+        return text
+    value = float(text) if any(c in ".eE" for c in text) else int(text)
+    return value if math.isfinite(value) else text
+
+
+def _items(said: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    found = said.get(key)
+    return ((str(name), sub) for name, sub in found.items()) if isinstance(found, Mapping) else iter(())
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    """Whether a pattern fits a name; True for one that could take long to tell."""
+    if "(" in pattern or len(_COUNTS.findall(pattern)) > 2:
+        return True
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return True
