@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator
 
 from ..session.embedding import normalised
 from .dialect import Settings
@@ -18,8 +18,8 @@ from .errors import ApiError, bad_request
 from .harmless import QUIET_LABELS
 from .limits import check_count
 from .notes import Notes
-from .openai_completions import Tokens, prompt_list
-from .schema import Body, Positive, parse
+from .openai_completions import prompt_list
+from .schema import Body, Positive, Texts, parse, whole
 from .series import Work
 
 MAX_INPUTS = 2048
@@ -35,7 +35,7 @@ class EmbeddingBody(Body):
 
     quiet = QUIET_LABELS
     model: str | None = None
-    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1)]
+    input: Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Positive | None = None
 
@@ -44,9 +44,9 @@ class LlamaBody(Body):
     """The request to llama.cpp's /embedding. embd_normalize: 2 for length 1, -1 for vectors as they come."""
 
     quiet = QUIET_LABELS
-    content: str | list[str | int] | None = None
-    input: str | Tokens | list[str | Tokens] | None = None
-    embd_normalize: Literal[-1, 2] | None = None
+    content: Texts | None = None
+    input: Texts | None = None
+    embd_normalize: Annotated[Literal[-1, 2], BeforeValidator(whole)] | None = None
 
 
 class EmbeddingEncoder:

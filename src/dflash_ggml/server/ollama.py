@@ -5,18 +5,16 @@ Names and shapes are those of its documentation; a model is always loaded, so `k
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from ..session.answer import Answer, Block
 from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallEnd, Usage
 from ..session.logprobs import chat_logprobs
 from ..session.requests import ChatRequest, CompletionRequest
 from ..text.grammar_spec import response_format_spec
+from ..text.json_text import loads
 from .catalogue import timestamp
 from .dialect import ApiCall, Settings, dumps
 from .embeddings import MAX_INPUTS, EmbeddingCall, EmbeddingEncoder, Vectors
@@ -27,7 +25,7 @@ from .media import content_text
 from .notes import Notes
 from .offered import Offer, offer_openai
 from .openai_chat import Message
-from .schema import Body, Positive, SamplingFields, parse
+from .schema import Alternatives, Body, Positive, SamplingFields, Whole, parse
 
 # what sets up a model at loading, and does nothing to one that is loaded
 LOADING = frozenset(
@@ -45,7 +43,7 @@ class OllamaOptions(SamplingFields):
     """`options` of a request."""
 
     quiet = QUIET_SAMPLING | LOADING
-    num_predict: int | None = None
+    num_predict: Whole | None = None
     stop: str | list[str] | None = None
 
 
@@ -60,7 +58,7 @@ class OllamaBody(Body):
     think: Think | None = None
     keep_alive: str | int | float | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Alternatives | None = None
 
 
 class ChatBody(OllamaBody):
@@ -256,7 +254,7 @@ class _Lines:
         calls = []
         for block in blocks:
             try:
-                arguments = json.loads(block.text or "{}")
+                arguments = loads(block.text or "{}")
             except ValueError:
                 continue
             function = {"name": self._offer.own(block.name)[0], "arguments": arguments}

@@ -30,7 +30,7 @@ from .media import content_text, thoughts
 from .notes import Notes
 from .offered import FreeText, Offer, call_arguments, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
-from .schema import Body, Count, Options, SamplingFields, Whole, parse, unsupported
+from .schema import Alternatives, Body, Options, SamplingFields, Whole, parse, unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
@@ -144,13 +144,13 @@ class ChatBody(SamplingFields, ConstraintFields):
     messages: list[Message]
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
-    n: int | None = None
+    n: Whole | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    n_probs: Annotated[Count, Field(le=20)] | None = None
+    top_logprobs: Alternatives | None = None
+    n_probs: Alternatives | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
