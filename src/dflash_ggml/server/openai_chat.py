@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -198,8 +198,9 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         switch = wanted
     if body.reasoning_format == "deepseek-legacy":
         notes.weaken("reasoning_format", "thinking is in reasoning_content only")
+    messages = [m.plain(f"messages[{i}]", notes) for i, m in enumerate(body.messages)]
     request = ChatRequest(
-        messages=[m.plain(f"messages[{i}]", notes) for i, m in enumerate(body.messages)],
+        messages=messages,
         tools=offer.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -209,7 +210,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         enable_thinking=switch,
         split_reasoning=body.reasoning_format != "none" and body.separate_reasoning is not False,
         add_generation_prompt=add_prompt,
-        continue_final_message=bool(body.continue_final_message),
+        continue_final_message=_continues(body, messages),
         sampling=body.sampling(settings.sampling),
         max_tokens=_limit(body, notes) or settings.max_tokens,
         stop=check_stops(stops, limits),
@@ -231,6 +232,20 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         n=n,
     )
     return ApiCall(request, encoder, bool(body.stream), notes, n=n)
+
+
+def _continues(body: ChatBody, messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the answer goes on inside the last message: as asked, else as llama.cpp's server has it."""
+    asked = (body.continue_final_message, body.add_generation_prompt)
+    if asked == (None, None) and "add_generation_prompt" not in (body.chat_template_kwargs or ()):
+        return is_begun(messages)
+    return bool(body.continue_final_message)
+
+
+def is_begun(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether a conversation ends in the beginning of an answer: an assistant's text without calls."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
 
 def _limit(body: ChatBody, notes: Notes) -> int | None:
