@@ -418,10 +418,19 @@ def test_a_byte_order_mark_is_no_error(http: TestClient) -> None:
     assert http.post("/v1/chat/completions", content=body, headers=TYPE).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        (b'"metadata": {"a": [0, %s]}', "metadata.a[1]"),
+        (b'"temperature": %s', "temperature"),
+        (b'"x": [[%s]]', "x[0][0]"),
+    ],
+)
 @pytest.mark.parametrize("number", [b"1e999", b"-1e999"])
-def test_numbers_that_no_float_can_hold_are_refused(http: TestClient, number: bytes) -> None:
-    for field in (b'"metadata": {"a": [%s]}', b'"temperature": %s', b'"x": %s'):
-        rest = json.dumps({**CHAT, "max_tokens": 5, "input": "a"}).encode()[1:]
-        for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"):
-            answer = http.post(path, content=b"{" + field % number + b", " + rest, headers=TYPE)
-            assert answer.status_code == 400 and "too large" in answer.text
+def test_numbers_that_no_float_can_hold_are_refused(
+    http: TestClient, number: bytes, field: bytes, name: str
+) -> None:
+    rest = json.dumps({**CHAT, "max_tokens": 5, "input": "a"}).encode()[1:]
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"):
+        answer = http.post(path, content=b"{" + field % number + b", " + rest, headers=TYPE)
+        assert answer.status_code == 400 and f"{name}: the number is too large" in answer.text

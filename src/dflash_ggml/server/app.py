@@ -94,7 +94,7 @@ def create_app(
                 CORSMiddleware,
                 allow_origins=list(cors_origins),
                 allow_methods=["*"],
-                allow_headers=["*"],  # each client has its own; without cookies none of them gives a right
+                allow_headers=["*"],  # every client has some of its own
                 allow_private_network=True,
                 expose_headers=EXPOSED,
             )

@@ -76,8 +76,7 @@ class EmbeddingEncoder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """A request understood. inputs: each with its path in the request; truncate: cut them to the context instead of refusing
-    them."""
+    """A request understood. inputs: each behind its path in the request; truncate: cut instead of refused if too long."""
 
     inputs: tuple[tuple[str, Any], ...]
     encoder: EmbeddingEncoder

@@ -17,9 +17,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-_ZSTD_WINDOW: dict[int, int] = {
-    zstd.DecompressionParameter.window_log_max: 23
-}  # 8 MiB, the most that HTTP allows (RFC 9659)
+# 8 MiB, the most that HTTP allows (RFC 9659)
+_ZSTD_WINDOW: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 _ERRORS = (EOFError, OSError, zlib.error, zstd.ZstdError, brotli.error)
 
 

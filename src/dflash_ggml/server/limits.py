@@ -112,9 +112,6 @@ def check_sizes(value: dict[str, Any], limits: Limits) -> None:
     while level:
         below: list[tuple[str, Any]] = []
         for path, item in level:
-            entries = item.values() if isinstance(item, dict) else item
-            if any(type(entry) is float and isinf(entry) for entry in entries):
-                raise bad_request("a number is too large", path, "invalid_value")
             if isinstance(item, dict):
                 if len(item) > limits.fields:
                     raise bad_request(
@@ -126,7 +123,11 @@ def check_sizes(value: dict[str, Any], limits: Limits) -> None:
             else:
                 check_count(item, limits.entries, path)
                 children = [(f"{path}[{i}]", child) for i, child in enumerate(item)]
-            below += [(name, child) for name, child in children if isinstance(child, (dict, list))]
+            for name, child in children:
+                if isinstance(child, (dict, list)):
+                    below.append((name, child))
+                elif isinstance(child, float) and isinf(child):
+                    raise bad_request(f"{name}: the number is too large", name, "invalid_value")
         level = below
 
 
