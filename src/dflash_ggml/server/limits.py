@@ -118,7 +118,7 @@ def check_sizes(value: dict[str, Any], limits: Limits) -> None:
                         f"{len(item)} fields, at most {limits.fields} are allowed", path, "too_many_entries"
                     )
                 children = [(f"{path}.{key}" if path else key, child) for key, child in item.items()]
-            elif path.partition("[")[0] in ID_LISTS and set(map(type, item)) <= {int, float}:
+            elif path.partition("[")[0] in ID_LISTS and all(map(_is_whole, item)):
                 continue
             else:
                 check_count(item, limits.entries, path)
@@ -129,6 +129,10 @@ def check_sizes(value: dict[str, Any], limits: Limits) -> None:
                 elif isinstance(child, float) and isinf(child):
                     raise bad_request(f"{name}: the number is too large", name, "invalid_value")
         level = below
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def exceeds_depth(value: Any, limit: int) -> bool:
