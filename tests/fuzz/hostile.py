@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gzip
 import http.client
 import json
 import os
@@ -18,9 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import brotli
 
 from fuzz.campaign import TESTS, TOO_MUCH, Outcome
 from reference.requests import REQUESTS
@@ -125,7 +129,7 @@ def _one(server: Server, method: str, path: str, body: bytes, headers: dict[str,
 def request(seed: int) -> tuple[str, str, bytes, dict[str, str]]:
     """Method, path, body and headers."""
     rng = random.Random(seed)
-    make = rng.choice([_changed] * 4 + [_damaged, _odd_route, _template, _lies] + [_constraint] * 5)
+    make = rng.choice([_changed] * 4 + [_damaged, _packed, _odd_route, _template, _lies] + [_constraint] * 5)
     path, body, headers = make(rng)
     method = (
         "POST"
@@ -173,6 +177,24 @@ def _damaged(rng: random.Random) -> tuple[str, bytes, dict[str, str]]:
             del body[at : at + rng.choice([1, 10, 1000])]
         body = body or bytearray(b" ")
     return path, bytes(body), {}
+
+
+def _packed(rng: random.Random) -> tuple[str, bytes, dict[str, str]]:
+    """A compressed body: a good request or a great many zeros, whole or damaged."""
+    path = rng.choice(sorted(REQUESTS))
+    name, compress = rng.choice(
+        [("gzip", gzip.compress), ("deflate", zlib.compress), ("br", brotli.compress)]
+    )
+    plain = json.dumps(REQUESTS[path]).encode()
+    body = bytearray(compress(rng.choice([plain, plain, plain * 99, bytes(1 << 25)])))
+    for _ in range(rng.choice([0, 1, 3])):
+        body[rng.randrange(len(body))] = rng.randrange(256)
+    end = len(body) if rng.random() < 0.7 else rng.randrange(len(body))
+    return (
+        path,
+        bytes(body[:end]),
+        {"content-encoding": rng.choice([name, name, name, "zstd", f"{name}, br"])},
+    )
 
 
 def _odd_route(rng: random.Random) -> tuple[str, bytes, dict[str, str]]:

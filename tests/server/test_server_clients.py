@@ -185,4 +185,4 @@ def test_real_templates_show_all_that_clients_send(name: str) -> None:
 
 
 def test_every_client_is_here() -> None:
-    assert len(CLIENTS) == 13
+    assert len(CLIENTS) == 15

@@ -101,6 +101,43 @@ def test_what_cannot_be_is_refused_by_name(http: TestClient, change: dict[str, A
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": [""]}, "input[0]"),
+        ("/v1/embeddings", {"input": ["a", "", ""]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[1], []]}, "input[1]"),
+        ("/embedding", {"content": ""}, "content"),
+        ("/embedding", {"content": ["a", ""]}, "content[1]"),
+        ("/embedding", {"input": ["a", ""]}, "input[1]"),
+        ("/api/embed", {"model": "toy", "input": ["a", ""]}, "input[1]"),
+        ("/v1/embeddings", {"input": ["a", "x" * 2000]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[1], [99_999]]}, "input[1]"),
+    ],
+)
+def test_the_input_at_fault_is_named(http: TestClient, path: str, body: dict[str, Any], param: str) -> None:
+    answer = http.post(path, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert (error if path.startswith("/api") else error["message"]).startswith(f"{param}: ")
+    assert path.startswith("/api") or error["param"] == param
+    assert "continue" not in answer.text and "prompt:" not in answer.text
+
+
+def test_a_blank_is_a_text(http: TestClient) -> None:
+    assert len(vectors(http, [" ", "\n"])) == 2
+
+
+@pytest.mark.parametrize("given", [{}, {"input": None}, {"input": ""}, {"input": []}])
+def test_ollamas_empty_request_only_loads(http: TestClient, given: dict[str, Any]) -> None:
+    answer = http.post("/api/embed", json={"model": "toy", **given})
+    assert answer.status_code == 200 and answer.json()["embeddings"] == [], answer.text
+    prompt = {"prompt": given["input"]} if isinstance(given.get("input"), str) else {}
+    answer = http.post("/api/embeddings", json={"model": "toy", **prompt})
+    assert answer.status_code == 200 and answer.json() == {"embedding": []}
+
+
 def test_unknown_fields_are_named(http: TestClient) -> None:
     answer = http.post("/v1/embeddings", json={"input": "a", "input_type": "query"})
     assert answer.status_code == 200 and "input_type" in answer.headers["x-dflash-notes"]

@@ -180,7 +180,6 @@ def http_client(runner: ScriptedRunner) -> Iterator[TestClient]:
         (b"null", 400, "object"),
         (b'{"a": NaN}', 400, "JSON"),
         (b"\xff\xfe", 400, "JSON"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "JSON"),
         (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "nested"),
         (b"[" * 3000, 400, "JSON"),
         (b'{"x": "' + b"y" * 5000 + b'"}', 413, "larger"),
@@ -292,6 +291,65 @@ def test_foreign_hosts_and_origins(runner: ScriptedRunner) -> None:
     with TestClient(create_app(service(runner), cors_origins=["http://good.example"])) as client:
         answer = client.get("/health", headers={"origin": "http://good.example"})
         assert answer.headers["access-control-allow-origin"] == "http://good.example"
+
+
+# what the official clients for JavaScript send beside what every page may
+CLIENT_HEADERS = (
+    "anthropic-beta,anthropic-dangerous-direct-browser-access,anthropic-version,authorization,content-type,"
+    "idempotency-key,openai-beta,openai-organization,openai-project,x-api-key,x-stainless-arch,"
+    "x-stainless-helper-method,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+    "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/messages"),
+        ("DELETE", "/v1/responses/r"),
+        ("GET", "/api/tags"),
+    ],
+)
+def test_pages_of_an_allowed_origin_may_use_the_official_clients(
+    runner: ScriptedRunner, method: str, path: str
+) -> None:
+    asked = {
+        "origin": "http://good.example",
+        "access-control-request-method": method,
+        "access-control-request-headers": CLIENT_HEADERS,
+        "access-control-request-private-network": "true",
+    }
+    with TestClient(create_app(service(runner, keys=["k"]), cors_origins=["http://good.example"])) as client:
+        answer = client.options(path, headers=asked)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "http://good.example"
+        assert answer.headers["access-control-allow-headers"] == CLIENT_HEADERS
+        assert answer.headers["access-control-allow-private-network"] == "true"
+        assert method in answer.headers["access-control-allow-methods"]
+        refused = client.options(path, headers={**asked, "origin": "http://evil.example"})
+        assert refused.status_code == 400 and "access-control-allow-origin" not in refused.headers
+        assert client.request(method, path, headers=asked).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "names"),
+    [
+        ({**CHAT, "verbosity": "low"}, 200, {"x-dflash-notes", "x-request-id", "request-id"}),
+        ({**CHAT, "messages": "x"}, 400, {"x-should-retry", "x-request-id"}),
+    ],
+)
+def test_pages_may_read_the_headers_that_clients_read(
+    runner: ScriptedRunner, body: dict[str, Any], status: int, names: set[str]
+) -> None:
+    with TestClient(create_app(service(runner), cors_origins=["http://good.example"])) as client:
+        origin = {"origin": "http://good.example"}
+        answer = client.post("/v1/chat/completions", json=body, headers=origin)
+        other = client.post("/v1/chat/completions", json=body, headers={"origin": "http://evil.example"})
+    assert answer.status_code == status
+    exposed = {name.strip() for name in answer.headers["access-control-expose-headers"].split(",")}
+    assert names <= set(answer.headers) and names <= exposed and "retry-after" in exposed
+    assert "access-control-allow-origin" not in other.headers
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_texts_full_of_commas_are_not_values() -> None:
 
 def test_lists_of_token_ids_may_be_long() -> None:
     limits = Limits(entries=10, fields=10)
-    check_sizes({"prompt": [1] * 100, "input": [[1] * 100]}, limits)
+    check_sizes({"prompt": [1] * 100, "input": [[1] * 100], "tokens": [1.0] * 100}, limits)
     for bad, field in (
         ({"prompt": ["a"] * 11}, "prompt"),
         ({"prompt": [1.5] * 11}, "prompt"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
-from dflash_ggml.text.tokenizer import _BYTES, Tokenizer
+from dflash_ggml.text.tokenizer import _BYTES, Tokenizer, TooManyTokens
 from reference import tiny_models as tiny
 from reference.gguf_bytes import build
 
@@ -80,9 +80,11 @@ def test_ids_outside_the_vocabulary(tokenizer: Tokenizer, token: int):
             call()
 
 
-def test_lone_surrogates_are_refused(tokenizer: Tokenizer):
-    with pytest.raises(ConfigError, match="character 1"):
-        tokenizer.encode("a\ud800b")
+def test_half_a_surrogate_pair_is_a_replacement_character(tokenizer: Tokenizer):
+    assert tokenizer.encode("a\ud800b") == tokenizer.encode("a\ufffdb")
+    assert tokenizer.encode("\ud83d\ude00\ude00") == tokenizer.encode("\U0001f600\ufffd")
+    with pytest.raises(TooManyTokens):
+        tokenizer.encode("\ud800" * 100_000, most=10)
 
 
 def test_pre_tokenizers_differ_in_combining_marks(tmp_path: Path):

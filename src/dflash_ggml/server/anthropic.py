@@ -18,7 +18,7 @@ from ..session.events import (
     ToolCallEnd,
     Usage,
 )
-from ..session.openai_parts import timings_dict
+from ..session.openai_parts import timings_dict, usage_timings
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
 from .anthropic_schema import CountBody, MessagesBody, chat_messages
 from .dialect import ApiCall, Settings, data_event, new_id, speculation
@@ -227,4 +227,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_n,
         "output_tokens": usage.predicted_n,
+        "timings": usage_timings(usage),
     }

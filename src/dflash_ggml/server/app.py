@@ -42,6 +42,7 @@ from .host_guard import HostGuard
 from .intake import Intake
 from .limits import parse_json
 from .metrics import CONTENT_TYPE, Metrics
+from .notes import HEADER as NOTES
 from .page import page_routes
 from .response_store import ResponseStore, page
 from .runner import work
@@ -50,6 +51,8 @@ from .worker import Worker
 
 log = logging.getLogger(__name__)
 
+# what pages of another origin may read: clients look at all of them
+EXPOSED = (NOTES, "x-request-id", "request-id", "retry-after", "x-should-retry", "www-authenticate")
 
 # a call, or the answer of one that needs no model
 ReadCall = Callable[[dict[str, Any], Settings], "ApiCall | dict[str, Any]"]
@@ -87,10 +90,14 @@ def create_app(
     if allowed_hosts:
         middleware.append(Middleware(HostGuard, allowed=allowed_hosts, answer=partial(_error, service)))
     if cors_origins:
-        headers = ["authorization", "x-api-key", "content-type", "anthropic-version", "anthropic-beta"]
         middleware.append(
             Middleware(
-                CORSMiddleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=headers
+                CORSMiddleware,
+                allow_origins=list(cors_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],  # every client has some of its own
+                allow_private_network=True,
+                expose_headers=EXPOSED,
             )
         )
 
@@ -280,7 +287,9 @@ async def _respond(service: Service, request: Request, call: Reply, job: Series)
 
 
 async def _embed(service: Service, read: Read, request: Request) -> Response:
-    call: EmbeddingCall = await _json(service, request, lambda data: read(data, service.settings))
+    call = await _json(service, request, lambda data: read(data, service.settings))
+    if isinstance(call, dict):
+        return JSONResponse(call)
     runner = service.worker.require_ready()
     ids = await service.intake.run(lambda: embeddings.tokens_of(runner, call))
     job = Series(service.worker, request.state.client, embeddings.works(ids, call.normalise))

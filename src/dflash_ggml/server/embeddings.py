@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator
 
+from ..errors import ConfigError, ContextOverflowError
 from ..session.embedding import normalised
 from .dialect import Settings
 from .engine_side import EngineSide
-from .errors import ApiError, bad_request
+from .errors import ApiError, bad_request, from_exception
 from .harmless import QUIET_LABELS
 from .limits import check_count
 from .notes import Notes
-from .openai_completions import Tokens, prompt_list
-from .schema import Body, Positive, parse
+from .openai_completions import prompt_list
+from .schema import Body, Positive, Texts, parse, whole
 from .series import Work
 
 MAX_INPUTS = 2048
@@ -35,7 +36,7 @@ class EmbeddingBody(Body):
 
     quiet = QUIET_LABELS
     model: str | None = None
-    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1)]
+    input: Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Positive | None = None
 
@@ -44,9 +45,9 @@ class LlamaBody(Body):
     """The request to llama.cpp's /embedding. embd_normalize: 2 for length 1, -1 for vectors as they come."""
 
     quiet = QUIET_LABELS
-    content: str | list[str | int] | None = None
-    input: str | Tokens | list[str | Tokens] | None = None
-    embd_normalize: Literal[-1, 2] | None = None
+    content: Texts | None = None
+    input: Texts | None = None
+    embd_normalize: Annotated[Literal[-1, 2], BeforeValidator(whole)] | None = None
 
 
 class EmbeddingEncoder:
@@ -75,9 +76,9 @@ class EmbeddingEncoder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """A request understood. truncate: cut inputs to the context instead of refusing them."""
+    """A request understood. inputs: each behind its path in the request; truncate: cut instead of refused if too long."""
 
-    inputs: tuple[str | list[Any], ...]
+    inputs: tuple[tuple[str, Any], ...]
     encoder: EmbeddingEncoder
     notes: Notes = field(default_factory=Notes)
     truncate: bool = False
@@ -103,25 +104,31 @@ def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> Embeddin
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         return {"object": "list", "data": data, "model": model, "usage": usage}
 
-    inputs = prompt_list(body.input)
-    check_count(inputs, MAX_INPUTS, "input")
-    return EmbeddingCall(tuple(inputs), EmbeddingEncoder(render, body.dimensions), notes)
+    return EmbeddingCall(named(body.input, "input"), EmbeddingEncoder(render, body.dimensions), notes)
 
 
 def read_llama_call(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
     """Validate a request to /embedding; raises ApiError naming the field."""
     notes = Notes(settings.strict)
     body = parse(LlamaBody, data, notes)
-    given = body.content if body.input is None else body.input
-    if given is None or not given:
+    name = "content" if body.input is None else "input"
+    if (given := getattr(body, name)) is None:
         raise bad_request("content: this field is missing", "content", "missing_required_parameter")
-    inputs = prompt_list(given)
-    check_count(inputs, MAX_INPUTS, "content")
+    inputs = named(given, name)
 
     def render(vectors: Vectors, n_tokens: int) -> list[dict[str, Any]]:
         return [{"index": i, "embedding": [v.tolist()]} for i, v in enumerate(vectors)]
 
-    return EmbeddingCall(tuple(inputs), EmbeddingEncoder(render), notes, normalise=body.embd_normalize != -1)
+    return EmbeddingCall(inputs, EmbeddingEncoder(render), notes, normalise=body.embd_normalize != -1)
+
+
+def named(given: str | Sequence[Any], param: str) -> tuple[tuple[str, Any], ...]:
+    """The texts to embed, or the tokens of some, each with its path in the request. Raises ApiError for too many."""
+    inputs = prompt_list(given)
+    check_count(inputs, MAX_INPUTS, param)
+    if inputs[0] is given:
+        return ((param, given),)
+    return tuple((f"{param}[{i}]", text) for i, text in enumerate(inputs))
 
 
 def _encoded(vector: NDArray[np.float32], form: str | None) -> str | list[float]:
@@ -131,8 +138,15 @@ def _encoded(vector: NDArray[np.float32], form: str | None) -> str | list[float]
 
 
 def tokens_of(runner: EngineSide, call: EmbeddingCall) -> list[tuple[int, ...]]:
-    """The tokens of every input. Raises ConfigError, ContextOverflowError for one that cannot be."""
-    ids = [runner.text_tokens(text, truncate=call.truncate) for text in call.inputs]
+    """The tokens of every input. Raises ApiError naming one that cannot be: it has none, or too many."""
+    ids = []
+    for where, text in call.inputs:
+        try:
+            ids.append(runner.text_tokens(text, truncate=call.truncate))
+        except (ConfigError, ContextOverflowError) as error:
+            told = from_exception(error)
+            message = f"{where}: {told.message.removeprefix('prompt: ')}"
+            raise replace(told, message=message, param=where) from None
     call.encoder.n_tokens = sum(len(i) for i in ids)
     return ids
 

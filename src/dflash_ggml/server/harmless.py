@@ -10,6 +10,13 @@ from typing import Any
 
 _Idle = Mapping[str, tuple[Any, ...]]
 
+# what Open WebUI sends along of its own chat
+_OPEN_WEBUI = (
+    *("chat_id", "folder_id", "id", "parent_id", "parent_message", "user_message", "background_tasks"),
+    *("features", "variables", "model_item", "tool_ids", "tool_servers", "filter_ids", "skill_ids"),
+    "terminal_id",
+)
+
 # labels of the caller's own, hints for caches that need none here, and routing that has been done
 QUIET_LABELS = frozenset(
     (
@@ -30,6 +37,7 @@ QUIET_LABELS = frozenset(
         "provider",
         "route",
         "keep_alive",
+        *_OPEN_WEBUI,
     )
 )
 

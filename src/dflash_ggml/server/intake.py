@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from .encodings import check_encoding, decoded, too_large
 from .errors import ApiError, bad_request, shutting_down
 from .limits import Limits
 
@@ -40,26 +41,25 @@ class Intake:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def read(self, request: Request) -> bytes:
-        """Read a request's body; it counts as held until `release(request)`.
+        """Read a request's body, and decode a compressed one; it counts as held until `release(request)`.
 
         Raises ApiError 413 (too large, also when only announced), 503 (too much is held, or the server stops before all is
-        here), 408 (not sent in time), and 400 when the client went away half way.
+        here), 408 (not sent in time), 415 (compressed in an unknown way), and 400 when the client went away half way.
         """
         limits, chunks = self._limits, []
         size = 0
-        too_large = ApiError(
-            413, f"the body is larger than {limits.body_bytes} bytes", code="request_too_large"
-        )
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        check_encoding(encoding)
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > limits.body_bytes:
-            raise too_large
+            raise too_large(limits.body_bytes)
 
         async def drain() -> None:
             nonlocal size
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limits.body_bytes:
-                    raise too_large
+                    raise too_large(limits.body_bytes)
                 self._hold(request, len(chunk))
                 chunks.append(chunk)
 
@@ -85,7 +85,11 @@ class Intake:
         finally:
             self._reads.remove(ended)
             reading.cancel()
-        return b"".join(chunks)
+        body = b"".join(chunks)
+        if encoding:
+            body = await self.run(lambda: decoded(body, encoding, limits.body_bytes))
+            self._hold(request, len(body) - size)
+        return body
 
     def end_reads(self) -> int:
         """Refuse bodies that are not wholly here, now and from now on; how many there were."""

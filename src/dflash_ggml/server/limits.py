@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isinf
 from typing import Any
 
 from pydantic_core import from_json
 
+from ..text.json_text import well_formed_json
 from .errors import bad_request
 
 COUNTED = 1 << 20  # bytes at once, since nothing else runs meanwhile
@@ -38,13 +40,16 @@ class Limits:
 
 
 def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
-    """Parse a body into a JSON object; ApiError 400 for all else, NaN, lone surrogates, and more than the limits."""
+    """Parse a body into a JSON object; what is no character in its texts becomes U+FFFD.
+
+    Raises ApiError 400 for all else, NaN, infinite numbers, and more than the limits.
+    """
     if not body:
         raise bad_request("the body is empty; a JSON object is expected")
     if exceeds_values(body, limits.values):
         raise bad_request(f"the body holds more than {limits.values} JSON values", code="too_many_entries")
     try:
-        value = from_json(body, allow_inf_nan=False)
+        value = _parsed(body)
     except ValueError as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -53,6 +58,14 @@ def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
         raise bad_request(f"the body is nested deeper than {limits.nesting} levels", code="nesting_too_deep")
     check_sizes(value, limits)
     return value
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError:
+        text = well_formed_json(body.decode("utf-8-sig", "replace"))
+    return from_json(text, allow_inf_nan=False)
 
 
 def exceeds_values(body: bytes, limit: int) -> bool:
@@ -91,7 +104,10 @@ def _string_end(body: bytes, at: int) -> int:
 
 
 def check_sizes(value: dict[str, Any], limits: Limits) -> None:
-    """Raise ApiError 400 for a list or an object with too many entries; lists of token ids may be long."""
+    """Raise ApiError 400 for a list or an object with too many entries, or a number that no float can hold.
+
+    Lists of token ids may be long.
+    """
     level: list[tuple[str, Any]] = [("", value)]
     while level:
         below: list[tuple[str, Any]] = []
@@ -102,13 +118,21 @@ def check_sizes(value: dict[str, Any], limits: Limits) -> None:
                         f"{len(item)} fields, at most {limits.fields} are allowed", path, "too_many_entries"
                     )
                 children = [(f"{path}.{key}" if path else key, child) for key, child in item.items()]
-            elif path.partition("[")[0] in ID_LISTS and all(type(i) is int for i in item):
+            elif path.partition("[")[0] in ID_LISTS and all(map(_is_whole, item)):
                 continue
             else:
                 check_count(item, limits.entries, path)
                 children = [(f"{path}[{i}]", child) for i, child in enumerate(item)]
-            below += [(name, child) for name, child in children if isinstance(child, (dict, list))]
+            for name, child in children:
+                if isinstance(child, (dict, list)):
+                    below.append((name, child))
+                elif isinstance(child, float) and isinf(child):
+                    raise bad_request(f"{name}: the number is too large", name, "invalid_value")
         level = below
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def exceeds_depth(value: Any, limit: int) -> bool:

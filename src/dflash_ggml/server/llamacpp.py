@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..session.requests import CompletionRequest
 from ..text.grammar_spec import response_format_spec
@@ -23,10 +23,11 @@ from .limits import check_count, check_stops
 from .llamacpp_encoder import LlamaEncoder
 from .notes import Notes
 from .runner import FILL_MARKS
-from .schema import Body, Count, SamplingFields, Speculation, Token, parse
+from .schema import Body, Count, SamplingFields, Speculation, Token, TokenList, Whole, parse, whole
 
 MAX_ALTERNATIVES = 256
 
+Parts = Annotated[list[str | Token], Field(fail_fast=True), BeforeValidator(whole)]
 Bias = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
 
 
@@ -34,11 +35,11 @@ class LlamaBody(SamplingFields, ConstraintFields):
     """What /completion and /infill share."""
 
     model: str | None = None
-    n_predict: int | None = None
-    max_tokens: int | None = None
+    n_predict: Whole | None = None
+    max_tokens: Whole | None = None
     n_probs: Count | None = None
-    n: int | None = None
-    n_cmpl: int | None = None
+    n: Whole | None = None
+    n_cmpl: Whole | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     logit_bias: dict[str, float] | list[Bias] | None = None
@@ -72,7 +73,7 @@ class InfillBody(LlamaBody):
 class TokenizeBody(Body):
     """The request to /tokenize; vLLM's server calls the text `prompt`, and its clients leave the specials in."""
 
-    content: str | list[str | Token] | None = None
+    content: str | Parts | None = None
     prompt: str | None = None
     model: str | None = None
     add_special: bool = False
@@ -82,7 +83,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[Token]
+    tokens: TokenList
 
 
 def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Vocabulary) -> ApiCall:
@@ -160,7 +161,8 @@ def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Vocabulary) 
     """Biases by token: a text stands for each of its tokens, false bans."""
     pairs = given.items() if isinstance(given, dict) else given or ()
     biases: dict[int, float] = {}
-    for name, value in pairs:
+    for given_name, value in pairs:
+        name = whole(given_name)
         number = isinstance(given, dict) and isinstance(name, str) and name.isascii() and name.isdigit()
         if isinstance(name, str) and not (number and len(name) < 20):
             tokens = tokenizer.encode(name)
@@ -180,6 +182,7 @@ def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Vocabulary) 
 
 def _split(prompt: str | list[Any] | dict[str, Any]) -> list[Any]:
     """The prompts of a request: a list with a number at its top is one prompt of tokens and texts."""
+    prompt = whole(prompt)
     if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
         return [prompt]
     if not prompt:
@@ -190,12 +193,13 @@ def _split(prompt: str | list[Any] | dict[str, Any]) -> list[Any]:
 def _prompt(prompt: Any, where: str) -> str | list[int | str]:
     if isinstance(prompt, dict):
         prompt = prompt.get("prompt_string")
+    prompt = whole(prompt)
     if isinstance(prompt, str):
         return prompt
-    whole = isinstance(prompt, list) and all(
+    is_prompt = isinstance(prompt, list) and all(
         isinstance(part, str) or (isinstance(part, int) and not isinstance(part, bool)) for part in prompt
     )
-    if not whole:
+    if not is_prompt:
         raise bad_request(f"{where}: expected a text, or a list of tokens and texts", where, "invalid_value")
     return prompt
 

@@ -7,7 +7,6 @@ parameters that the type stands for. Tools that a service runs itself are left o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from ..session.requests import NamedTool, ToolChoice
+from ..text.json_text import loads, well_formed_json
 from .dialect import NO_PARAMETERS, chat_tool, dumps
 from .errors import bad_request
 from .known_tools import KNOWN, LOCAL_SHELL
@@ -292,7 +292,7 @@ def call_arguments(value: Any) -> str:
         return dumps(value)
     text = value if isinstance(value, str) else dumps(value)
     try:
-        found = json.loads(text)
+        found = loads(text)
     except (ValueError, RecursionError):
         found = None
     return text if isinstance(found, dict) else dumps({"input": text})
@@ -301,7 +301,7 @@ def call_arguments(value: Any) -> str:
 def arguments_of(text: str) -> Any:
     """A call's arguments; of a call that max_tokens cut, what there is of them."""
     try:
-        return from_json(text or "{}", allow_partial="trailing-strings")
+        return from_json(well_formed_json(text) or "{}", allow_partial="trailing-strings")
     except ValueError:
         return {}
 

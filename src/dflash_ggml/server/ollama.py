@@ -5,29 +5,27 @@ Names and shapes are those of its documentation; a model is always loaded, so `k
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from ..session.answer import Answer, Block
 from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallEnd, Usage
 from ..session.logprobs import chat_logprobs
 from ..session.requests import ChatRequest, CompletionRequest
 from ..text.grammar_spec import response_format_spec
+from ..text.json_text import loads
 from .catalogue import timestamp
 from .dialect import ApiCall, Settings, dumps
-from .embeddings import MAX_INPUTS, EmbeddingCall, EmbeddingEncoder, Vectors
+from .embeddings import EmbeddingCall, EmbeddingEncoder, Vectors, named
 from .errors import ApiError, bad_request
 from .harmless import QUIET_LABELS, QUIET_SAMPLING
 from .limits import check_count, check_stops
 from .media import content_text
 from .notes import Notes
 from .offered import Offer, offer_openai
-from .openai_chat import Message
-from .schema import Body, Positive, SamplingFields, parse
+from .openai_chat import Message, is_begun
+from .schema import Alternatives, Body, Positive, SamplingFields, Whole, parse
 
 # what sets up a model at loading, and does nothing to one that is loaded
 LOADING = frozenset(
@@ -45,7 +43,7 @@ class OllamaOptions(SamplingFields):
     """`options` of a request."""
 
     quiet = QUIET_SAMPLING | LOADING
-    num_predict: int | None = None
+    num_predict: Whole | None = None
     stop: str | list[str] | None = None
 
 
@@ -60,7 +58,7 @@ class OllamaBody(Body):
     think: Think | None = None
     keep_alive: str | int | float | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Alternatives | None = None
 
 
 class ChatBody(OllamaBody):
@@ -85,7 +83,7 @@ class EmbedBody(Body):
 
     quiet = QUIET_LABELS | {"options"}
     model: str
-    input: str | list[str]
+    input: str | list[str] | None = None
     truncate: bool | None = None
     dimensions: Positive | None = None
 
@@ -95,7 +93,7 @@ class EmbeddingsBody(Body):
 
     quiet = QUIET_LABELS | {"options"}
     model: str
-    prompt: str
+    prompt: str | None = None
 
 
 def model_name(asked: str | None, settings: Settings) -> str:
@@ -116,8 +114,10 @@ def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, A
     check_count(body.tools or (), settings.limits.tools, "tools")
     offer = offer_openai(body.tools, notes)
     options = _options(body, settings, notes)
+    messages = [_message(m, f"messages[{i}]", notes) for i, m in enumerate(body.messages)]
     request = ChatRequest(
-        messages=[_message(m, f"messages[{i}]", notes) for i, m in enumerate(body.messages)],
+        messages=messages,
+        continue_final_message=is_begun(messages),
         tools=offer.definitions,
         response_format=_format(body.format),
         enable_thinking=_think(body.think),
@@ -256,7 +256,7 @@ class _Lines:
         calls = []
         for block in blocks:
             try:
-                arguments = json.loads(block.text or "{}")
+                arguments = loads(block.text or "{}")
             except ValueError:
                 continue
             function = {"name": self._offer.own(block.name)[0], "arguments": arguments}
@@ -303,13 +303,11 @@ class GenerateLines(_Lines):
         return {"response": text} | ({"thinking": thinking} if thinking else {})
 
 
-def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
-    """Validate a request to /api/embed; raises ApiError naming the field."""
+def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
+    """Validate a request to /api/embed; an answer at once where nothing is asked. Raises ApiError naming the field."""
     notes = Notes(settings.strict)
     body = parse(EmbedBody, data, notes)
     model = model_name(body.model, settings)
-    inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    check_count(inputs, MAX_INPUTS, "input")
     clock = time.monotonic()
 
     def render(vectors: Vectors, n_tokens: int) -> dict[str, Any]:
@@ -317,16 +315,18 @@ def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
         counts = {"total_duration": spent, "load_duration": 0, "prompt_eval_count": n_tokens}
         return {"model": model, "embeddings": [v.tolist() for v in vectors], **counts}
 
+    if not body.input:
+        return render([], 0)
     return EmbeddingCall(
-        inputs,
+        named(body.input, "input"),
         EmbeddingEncoder(render, body.dimensions),
         notes,
         truncate=body.truncate is not False,
     )
 
 
-def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
-    """Validate a request to /api/embeddings; raises ApiError naming the field."""
+def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
+    """Validate a request to /api/embeddings; an answer at once where nothing is asked. Raises ApiError naming the field."""
     notes = Notes(settings.strict)
     body = parse(EmbeddingsBody, data, notes)
     model_name(body.model, settings)
@@ -334,4 +334,6 @@ def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
     def render(vectors: Vectors, n_tokens: int) -> dict[str, Any]:
         return {"embedding": vectors[0].tolist()}
 
-    return EmbeddingCall((body.prompt,), EmbeddingEncoder(render), notes, truncate=True)
+    if not body.prompt:
+        return {"embedding": []}
+    return EmbeddingCall(named(body.prompt, "prompt"), EmbeddingEncoder(render), notes, truncate=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -30,7 +30,7 @@ from .media import content_text, thoughts
 from .notes import Notes
 from .offered import FreeText, Offer, call_arguments, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
-from .schema import Body, Count, Options, SamplingFields, Whole, parse, unsupported
+from .schema import Alternatives, Body, Options, SamplingFields, Whole, parse, unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
@@ -144,13 +144,13 @@ class ChatBody(SamplingFields, ConstraintFields):
     messages: list[Message]
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
-    n: int | None = None
+    n: Whole | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    n_probs: Annotated[Count, Field(le=20)] | None = None
+    top_logprobs: Alternatives | None = None
+    n_probs: Alternatives | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -198,8 +198,9 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         switch = wanted
     if body.reasoning_format == "deepseek-legacy":
         notes.weaken("reasoning_format", "thinking is in reasoning_content only")
+    messages = [m.plain(f"messages[{i}]", notes) for i, m in enumerate(body.messages)]
     request = ChatRequest(
-        messages=[m.plain(f"messages[{i}]", notes) for i, m in enumerate(body.messages)],
+        messages=messages,
         tools=offer.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -209,7 +210,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         enable_thinking=switch,
         split_reasoning=body.reasoning_format != "none" and body.separate_reasoning is not False,
         add_generation_prompt=add_prompt,
-        continue_final_message=bool(body.continue_final_message),
+        continue_final_message=_continues(body, messages),
         sampling=body.sampling(settings.sampling),
         max_tokens=_limit(body, notes) or settings.max_tokens,
         stop=check_stops(stops, limits),
@@ -231,6 +232,20 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         n=n,
     )
     return ApiCall(request, encoder, bool(body.stream), notes, n=n)
+
+
+def _continues(body: ChatBody, messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the answer goes on inside the last message: as asked, else as llama.cpp's server has it."""
+    asked = (body.continue_final_message, body.add_generation_prompt)
+    if asked == (None, None) and "add_generation_prompt" not in (body.chat_template_kwargs or ()):
+        return is_begun(messages)
+    return bool(body.continue_final_message)
+
+
+def is_begun(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether a conversation ends in the beginning of an answer: an assistant's text without calls."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
 
 def _limit(body: ChatBody, notes: Notes) -> int | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer
@@ -20,27 +19,25 @@ from .dialect import ApiCall, Settings, speculation
 from .errors import bad_request
 from .limits import check_stops
 from .notes import Notes
-from .openai_chat import StreamOptions
+from .openai_chat import Limit, StreamOptions
 from .openai_encoder import OpenAIEncoder
-from .schema import Count, Options, SamplingFields, Token, parse
-
-Tokens = Annotated[list[Token], Field(min_length=1)]
+from .schema import Alternatives, Options, SamplingFields, Texts, Whole, parse
 
 
 class CompletionBody(SamplingFields, ConstraintFields):
     """The request."""
 
     model: str | None = None
-    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1)]
+    prompt: Texts
     suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=-1)] | None = None
-    n: int | None = None
-    best_of: int | None = None
+    max_tokens: Limit | None = None
+    n: Whole | None = None
+    best_of: Whole | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
-    logprobs: Annotated[Count, Field(le=20)] | None = None
+    logprobs: Alternatives | None = None
     return_progress: bool | None = None
     dflash: Options | None = None
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer
-from ..session.events import Finish, Progress, StepReport
-from ..session.openai_parts import timings_dict, usage_dict
+from ..session.events import Finish, Progress, StepReport, Usage
+from ..session.openai_parts import timings_dict, usage_dict, usage_timings
 from .choices import total
 from .dialect import data_event, new_id
 from .errors import ApiError, openai_body
@@ -88,10 +88,10 @@ class OpenAIEncoder:
                 return
             if self._include_usage:
                 head = {**self._head, "object": self.names[0]}
-                yield data_event({**head, "choices": [], "usage": usage_dict(self._usage())})
+                yield data_event({**head, "choices": [], "usage": _usage_object(self._usage())})
             yield ServerSentEvent("[DONE]", sep="\n")
 
-    def _usage(self) -> Any:
+    def _usage(self) -> Usage:
         return total([answer.done()[0] for answer in self.answers], self._n)
 
     def _prompt_progress(self, event: Progress) -> dict[str, Any]:
@@ -111,10 +111,14 @@ class OpenAIEncoder:
             for i, answer in enumerate(self._chosen())
         ]
         usage = self._usage()
-        body |= {"usage": usage_dict(usage), "timings": timings_dict(usage)}
+        body |= {"usage": _usage_object(usage), "timings": timings_dict(usage)}
         if steps := [step for answer in self.answers for step in answer.steps]:
             body["dflash"] = {"steps": [asdict(step) for step in steps]}
         return body
 
     def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
         yield data_event(openai_body(error))
+
+
+def _usage_object(usage: Usage) -> dict[str, Any]:
+    return {**usage_dict(usage), "timings": usage_timings(usage)}

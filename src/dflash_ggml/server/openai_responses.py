@@ -18,7 +18,7 @@ from ..session.events import (
     ToolCallEnd,
 )
 from ..session.logprobs import chat_logprob
-from ..session.openai_parts import call_object, timings_dict
+from ..session.openai_parts import call_object, timings_dict, usage_timings
 from ..session.requests import ChatRequest, NamedTool
 from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
 from .errors import ApiError, bad_request
@@ -288,6 +288,7 @@ class ResponseEncoder:
                 "output_tokens": usage.predicted_n,
                 "output_tokens_details": {"reasoning_tokens": usage.reasoning_n},
                 "total_tokens": usage.prompt_n + usage.predicted_n,
+                "timings": usage_timings(usage),
             }
             response["timings"] = timings_dict(usage)
         return response

@@ -13,7 +13,7 @@ from .harmless import IDLE_RESPONSES, QUIET_RESPONSES
 from .media import content_text
 from .notes import Notes
 from .offered import call_arguments, flat_name
-from .schema import Body, Positive, Probability, Speculation, Temperature, parse, plain_format
+from .schema import Alternatives, Body, Positive, Probability, Speculation, Temperature, parse, plain_format
 
 SEALED = "dflash:"  # before reasoning that was handed out as encrypted_content
 
@@ -123,7 +123,7 @@ class ResponsesBody(Body):
     max_output_tokens: Positive | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Alternatives | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     tools: list[dict[str, Any]] | None = None

@@ -19,18 +19,25 @@ from .notes import Notes
 M = TypeVar("M", bound="Body")
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
+    """A whole number as an int, also 5.0, which some languages write for 5; a list with all that are in it."""
+    if isinstance(value, list) and float in set(map(type, value)):
+        return [whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]  # 5.0 too, which some languages write for 5
+Whole = Annotated[int, BeforeValidator(whole)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Temperature = Annotated[float, Field(ge=0.0, le=5.0)]
 Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]
 Seed = Annotated[Whole, Field(ge=-1, lt=1 << 64)]
-Token = Annotated[int, Field(ge=0)]
+Alternatives = Annotated[Count, Field(le=20)]
+Token = Annotated[int, Field(ge=0)]  # in a list, whose numbers are made whole at once
+TokenList = Annotated[list[Token], Field(fail_fast=True), BeforeValidator(whole)]
+Tokens = Annotated[TokenList, Field(min_length=1)]
+Texts = str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, fail_fast=True)]
 LogitPair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 
 
@@ -52,7 +59,7 @@ class Speculation(Body):
     """Our own additions to every generating request, under the key `dflash`."""
 
     mode: Literal["auto", "plain", "chain", "tree"] | None = None
-    budget: Annotated[int, Field(ge=1, le=256)] | None = None
+    budget: Annotated[Whole, Field(ge=1, le=256)] | None = None
 
 
 class Options(Speculation):
@@ -76,14 +83,14 @@ class SamplingFields(Body):
     min_p: Probability | None = None
     typical_p: Probability | None = None
     repeat_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
-    mirostat: Literal[0, 1, 2] | None = None
+    repeat_last_n: Annotated[Whole, Field(ge=-1)] | None = None
+    mirostat: Annotated[Literal[0, 1, 2], BeforeValidator(whole)] | None = None
     mirostat_tau: Annotated[float, Field(gt=0.0)] | None = None
     mirostat_eta: Annotated[float, Field(gt=0.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[TokenList, Field(max_length=64)] | None = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The sampler's options: the fields given, the server's defaults for the rest."""
@@ -119,7 +126,7 @@ def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
     """Token ids with their biases, from OpenAI's mapping or llama.cpp's list of pairs, where false is a ban."""
     tokens: dict[int, float] = {}
     for key, value in bias.items() if isinstance(bias, dict) else bias:
-        token = str(key)
+        token = str(whole(key))
         if isinstance(key, bool) or not (token.isascii() and token.isdigit() and len(token) < 20):
             raise bad_request(f"{key!r:.40} is not a token id", "logit_bias")
         if value is not False and (isinstance(value, bool) or not isinstance(value, (int, float))):

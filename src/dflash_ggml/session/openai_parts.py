@@ -20,8 +20,8 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
     }
 
 
-def timings_dict(usage: Usage) -> dict[str, Any]:
-    """Speed and acceptance, named as llama.cpp's server names them where it has a name."""
+def _speed(usage: Usage) -> dict[str, Any]:
+    """Counts and times as llama.cpp's server names them."""
     return {
         "cache_n": usage.cached_n,
         "prompt_n": usage.prompt_n - usage.cached_n,
@@ -30,6 +30,26 @@ def timings_dict(usage: Usage) -> dict[str, Any]:
         "predicted_n": usage.predicted_n,
         "predicted_ms": round(usage.predicted_ms, 3),
         "predicted_per_second": round(usage.predicted_per_second, 2),
+    }
+
+
+def usage_timings(usage: Usage) -> dict[str, Any]:
+    """Counts and times for a server's `usage`: by llama.cpp's names, and by those that Luce's benchmarks look for."""
+    speed = _speed(usage)
+    return {
+        **speed,
+        "prompt_n_cached": speed["cache_n"],
+        "prefill_ms": speed["prompt_ms"],
+        "prefill_tokens_per_sec": speed["prompt_per_second"],
+        "decode_ms": speed["predicted_ms"],
+        "decode_tokens_per_sec": speed["predicted_per_second"],
+    }
+
+
+def timings_dict(usage: Usage) -> dict[str, Any]:
+    """Speed and acceptance, named as llama.cpp's server names them where it has a name."""
+    return {
+        **_speed(usage),
         "draft_n": usage.draft_n,
         "draft_n_accepted": usage.draft_n_accepted,
         "sources": [asdict(source) for source in usage.sources],

@@ -105,7 +105,7 @@ class Prompts:
             ids = self._files(request.files, most) + bos
             ids += (after + before if request.suffix_first else before + after) + [marks[2]]
         if not ids:
-            raise ConfigError("prompt: it is empty, there is nothing to continue")
+            raise ConfigError("prompt: it is empty, at least one token is needed")
         return Prepared(request, text, tuple(ids))
 
     def _files(self, files: Sequence[Mapping[str, str]], most: int | None) -> list[int]:

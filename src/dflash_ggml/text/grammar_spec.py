@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigError
+from .json_text import loads
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark"]
 
@@ -39,7 +40,7 @@ def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
 def load_schema(text: str) -> Any:
     """JSON text as a value. Raises ConfigError if it is none."""
     try:
-        return json.loads(text)
+        return loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"json schema: not valid JSON: {error}") from None
     except RecursionError:

@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from .json_text import loads
+
 _WORDS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null"}
 _WORD_CHARS = frozenset("+-._")
 
@@ -87,7 +89,7 @@ def read_json(text: str) -> Any:
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+        return loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

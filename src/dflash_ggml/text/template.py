@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jinja2
 
 from ..errors import ConfigError
+from .json_text import loads
 from .roles import Renders, probe
 from .template_sandbox import compiled, rendered
 
@@ -178,7 +179,7 @@ def _normalise_call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         # templates iterate over the arguments, OpenAI's dialect sends them as JSON text
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = loads(arguments or "{}")
         except json.JSONDecodeError as error:
             raise ConfigError(f"{where}.function.arguments: not valid JSON: {error}") from None
     if not isinstance(arguments, Mapping):

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
+from .json_text import well_formed
 from .pieces import PIECE, pieces, uncuttable
 
 # How the models' own tokenizer.json splits text before BPE: qwen35 counts combining marks as part of a word.
@@ -176,7 +177,7 @@ class Tokenizer:
         return self._types[token] in (CONTROL, UNKNOWN)
 
     def encode(self, text: str, special: bool = True, most: int | None = None) -> list[int]:
-        """Token ids of `text`, without BOS. Raises `ConfigError` for a text with lone surrogates.
+        """Token ids of `text`, without BOS; half a surrogate pair counts as U+FFFD.
 
         Control tokens spelt out in the text become their ids if `special`, else they are plain text;
         user-defined tokens always become their ids. With `most`, raises TooManyTokens for a long text as
@@ -184,8 +185,8 @@ class Tokenizer:
         """
         try:
             size = len(text.encode())
-        except UnicodeEncodeError as reason:
-            raise ConfigError(f"the text has half a surrogate pair at character {reason.start}") from None
+        except UnicodeEncodeError:
+            return self.encode(well_formed(text), special, most)
         if most is not None and size > max(most * self._longest, PIECE) and self._longest:
             raise TooManyTokens(-(-size // self._longest))
         engine = self._with_special if special else self._plain
