@@ -33,8 +33,8 @@ class EngineConfig:
         not fit, q8_0).
     own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given; draft_max: so many
         tokens ahead, each for a pass of its own. Other drafts have a block.
-    n_ctx: context window in tokens (0: the length the target was trained for, as far as it fits: on a GPU into `gpu_memory`, on
-        the CPU into half of what is free of the host's memory).
+    n_ctx: context window in tokens (0: the length the target was trained for, with the embedded pair 32,768, as far as it fits:
+        on a GPU into `gpu_memory`, on the CPU into half of what is free of the host's memory).
     gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
     fa_window: tokens that attention sees while decoding, beside the first 64 of the text (0: all). It CHANGES THE TEXT: what
         lies between is out of sight. Prompts are read whole.

@@ -28,7 +28,7 @@ from .harmless import IDLE_CHAT
 from .limits import check_count, check_stops
 from .media import content_text, thoughts
 from .notes import Notes
-from .offered import FreeText, Offer, call_arguments, choose, free_text, offer_openai
+from .offered import FreeText, Offer, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
 from .schema import Body, Count, Options, SamplingFields, Whole, parse, unsupported
 
@@ -107,9 +107,9 @@ class Message(Body):
 
 def _plain_call(call: Call, where: str) -> dict[str, Any]:
     if call.custom is not None:
-        name, arguments = call.custom.name, call_arguments({"input": call.custom.input})
+        name, arguments = call.custom.name, {"input": call.custom.input}
     elif call.function is not None:
-        name, arguments = call.function.name, call_arguments(call.function.arguments)
+        name, arguments = call.function.name, call.function.arguments
     else:
         raise bad_request("a function with a name is needed", f"{where}.function")
     head = {} if call.id is None else {"id": call.id}

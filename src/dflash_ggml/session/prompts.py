@@ -77,6 +77,10 @@ class Prompts:
             **extra,
         )
         ids = tuple(self._tokenizer.encode(text, most=most))
+        if not ids:
+            raise ConfigError(
+                "messages: the chat template made no prompt of them, there is nothing to answer"
+            )
         boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
         return Prepared(request, text, ids, boundaries, reasoning_at_start(text) == "open")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ from .templates import Templates
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+
+log = logging.getLogger("dflash_ggml")
 
 CACHE_BYTES = 1 << 30
 NO_HOOKS = Hooks()
@@ -65,6 +68,7 @@ class Session:
         self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
         self.scheduler = Scheduler(self.slots)
         self._vet = vet
+        self._told_of_length = False
         self._grammars: GrammarCompiler | None = None
 
     @property
@@ -102,6 +106,13 @@ class Session:
         bad = next((i for i in prepared.ids if not 0 <= i < engine.n_vocab), None)
         if bad is not None:
             raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {engine.n_vocab}")
+        trained = engine.params.n_ctx_train
+        if len(prepared.ids) > trained and not self._told_of_length:
+            self._told_of_length = True
+            log.warning(
+                "a prompt of %d tokens: %s was trained for %d, longer texts it understands less well",
+                *(len(prepared.ids), engine.config.model.name, trained),
+            )
         bound = self.constraint(prepared)
         if bound is not None:
             # compiled here and kept, or refused before anything waits for it

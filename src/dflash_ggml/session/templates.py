@@ -38,7 +38,8 @@ class Templates:
         if source is None or (self._default is not None and source == self._default[0].source):
             if self._default is None:
                 raise ConfigError(
-                    "messages: the model file has no chat template; name one or use a plain completion"
+                    "messages: the model file has no chat template; --chat-template and --chat-template-file give one, or use a "
+                    "plain completion"
                 )
             return self._default
         with self._lock:
