@@ -14,6 +14,7 @@ Calibrate = Literal["cached", "always", "never"]
 DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
+MAX_AHEAD = 16  # tokens that a prediction head drafts, each in a pass of its own
 ALL_LAYERS = 1 << 16  # more than any model has
 MAX_PARALLEL = 64
 FILES = ("dflash", "dflash2", "dspark")  # kinds of draft files
@@ -101,7 +102,7 @@ class EngineConfig:
             ("main_gpu", 0, 63),
             ("n_cpu_moe", 0, ALL_LAYERS),
             ("draft_window", 0, 1 << 30),
-            ("draft_max", 1, 16),
+            ("draft_max", 1, MAX_AHEAD),
             ("fa_window", 0, 1 << 24),
         ):
             value = getattr(self, name)

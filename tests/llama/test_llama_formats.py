@@ -9,7 +9,7 @@ import pytest
 
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama import chat_from_text
-from dflash_ggml.llama.chat_formats import FORMATS, FUNCTION_NAMES
+from dflash_ggml.llama.chat_formats import FUNCTION_NAMES, formatted
 from dflash_ggml.llama.chat_handlers import (
     VISION,
     LlamaChatCompletionHandlerNotFoundException,
@@ -27,6 +27,7 @@ from dflash_ggml.llama.formatter import (
 )
 from dflash_ggml.llama.lenient import usable_messages
 from dflash_ggml.llama.requests import tool_choice_of
+from dflash_ggml.text.chat_formats import FORMATS
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.template import normalise_messages
 from dflash_ggml.text.tools import NamedTool
@@ -90,21 +91,22 @@ def ask(llm: ToyLlama, reply: str, **options: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_prompts(name: str) -> None:
-    assert FORMATS[name](messages=TALK).prompt == PUBLISHED[name]
+    assert formatted(FORMATS[name], TALK).prompt == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_shows_each_message_once_and_opens_the_answer(name: str) -> None:
     form = FORMATS[name]
-    made = form(messages=TALK)
+    made = formatted(form, TALK)
     places = [made.prompt.index(text) for text in ("S", "one", "two", "three")]
     assert places == sorted(places) and made.prompt.endswith(form.opening)
-    assert FUNCTION_NAMES[{"vicuna": "format"}.get(name, "format_" + _snake(name))] is form
+    named = FUNCTION_NAMES[{"vicuna": "format"}.get(name, "format_" + _snake(name))]
+    assert named(messages=TALK) == made
     odd = [
         {"role": "user", "content": [{"type": "text", "text": "one"}]},
         {"role": "narrator", "content": "x"},
     ]
-    assert form(messages=odd).prompt.count("one") == 1 and made.stop == list(form.stop)
+    assert formatted(form, odd).prompt.count("one") == 1 and made.stop == list(form.stop)
 
 
 def _snake(name: str) -> str:

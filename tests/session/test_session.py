@@ -121,6 +121,21 @@ def test_thinking_of_chats_that_leave_it_open() -> None:
     assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=""))).can_switch_thinking
 
 
+def test_what_chats_leave_open_is_as_the_session_has_it() -> None:
+    """Variables of the template one by one, and whether thoughts are set apart."""
+    template = "{{ a }}{{ b }}{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    engine = FakeEngine(tokenizer=byte_vocabulary(template=template), replies=["Hm.</think>Yes"] * 3)
+    session = Session(engine, variables={"a": 1, "b": 2}, split_reasoning=False)  # type: ignore[arg-type]
+    ask: Any = {"messages": [{"role": "user", "content": "x"}]}
+    assert session.prepare(chat(**ask)).text.startswith("12x")
+    assert session.prepare(chat(**ask, chat_template_kwargs={"b": 3})).text.startswith("13x")
+    for split, kinds in ((None, {TextDelta}), (False, {TextDelta}), (True, {TextDelta, ReasoningDelta})):
+        found = {type(event) for event in run_chat(session, chat(**ask, split_reasoning=split))}
+        assert found & {TextDelta, ReasoningDelta} == kinds
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs.messages"):
+        Session(engine, variables={"messages": 1})  # type: ignore[arg-type]
+
+
 def test_variables_of_a_template_are_not_the_requests_own(session: Session) -> None:
     for given, words in (
         ({"messages": []}, r"^chat_template_kwargs\.messages: "),

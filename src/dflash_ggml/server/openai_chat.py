@@ -207,7 +207,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         grammar=grammar,
         chat_template_kwargs=template,
         enable_thinking=switch,
-        split_reasoning=body.reasoning_format != "none" and body.separate_reasoning is not False,
+        split_reasoning=_split(body),
         add_generation_prompt=add_prompt,
         continue_final_message=bool(body.continue_final_message),
         sampling=body.sampling(settings.sampling),
@@ -243,6 +243,13 @@ def _limit(body: ChatBody, notes: Notes) -> int | None:
         notes.weaken("max_tokens", "max_completion_tokens differs and counts")
     limit = old if new is None else new
     return None if limit == -1 else limit
+
+
+def _split(body: ChatBody) -> bool | None:
+    """Whether thoughts are set apart from the text; None where the request does not say."""
+    if body.reasoning_format is None and body.separate_reasoning is None:
+        return None
+    return body.reasoning_format != "none" and body.separate_reasoning is not False
 
 
 def _logprobs(body: ChatBody, notes: Notes) -> int | None:

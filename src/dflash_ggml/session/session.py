@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ContextOverflowError
 from ..text.chat_parser import ChatParser, ReasoningMode
@@ -20,7 +20,7 @@ from .events import Event
 from .generation import RequestGeneration
 from .hooks import Hooks
 from .prefix_cache import PrefixCache
-from .prompts import Prepared, Prompts
+from .prompts import NO_VARIABLES, Prepared, Prompts
 from .requests import ChatRequest, CompletionRequest
 from .scheduler import Scheduler
 from .sinks import ChatSink, TextSink
@@ -44,11 +44,13 @@ class Session:
         cache_bytes: budget of the prefix cache in host memory (0 turns it off).
         template: chat template source, instead of the model's own.
         thinking: on or off for chats that do not say; None leaves it to the template.
+        variables: of the template, where a chat does not set them.
+        split_reasoning: whether reasoning is set apart from the text, for chats that do not say.
         vet: asked before a grammar is compiled (see GrammarCompiler).
         disk: where prefixes outlive this process; `close` writes the last ones.
 
     Raises:
-        ConfigError: the template does not compile.
+        ConfigError: the template does not compile, or cannot take a variable.
     """
 
     def __init__(
@@ -58,13 +60,16 @@ class Session:
         cache_bytes: int = CACHE_BYTES,
         template: str | None = None,
         thinking: bool | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        split_reasoning: bool = True,
         vet: Callable[[GrammarSpec], None] | None = None,
         disk: DiskCache | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
-        self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
+        self.prompts = Prompts(engine.tokenizer, self.templates, thinking, variables)
+        self.split_reasoning = split_reasoning
         self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
         self.scheduler = Scheduler(self.slots)
         self._vet = vet
@@ -81,7 +86,7 @@ class Session:
     @property
     def can_switch_thinking(self) -> bool:
         """Whether the chat template, if there is one, has a switch for thinking."""
-        return self.templates.has_default and self.templates.of(None)[0].supports_thinking
+        return self.templates.source is not None and self.templates.of(None)[0].supports_thinking
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
         """Render and tokenise a request's prompt, for run_chat or run_completion; any thread may, at any time.
@@ -175,8 +180,9 @@ def generation_of(
         reasoning: ReasoningMode = "open" if prepared.in_reasoning else "closed"
         parse_calls = bool(schemas) and choice != "none"
         stops = StopStrings(asked.stop)
+        split = session.split_reasoning if asked.split_reasoning is None else asked.split_reasoning
         parser = ChatParser(
-            reasoning=reasoning if asked.split_reasoning else "off",
+            reasoning=reasoning if split else "off",
             schemas=schemas if parse_calls else None,
             stops=stops,
             new_id=hooks.new_call_id,

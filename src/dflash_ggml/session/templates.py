@@ -26,9 +26,9 @@ class Templates:
         self._default = self._compile(source) if source else None
 
     @property
-    def has_default(self) -> bool:
-        """Whether there is a template for requests that bring none."""
-        return self._default is not None
+    def source(self) -> str | None:
+        """The template of requests that bring none, if there is one."""
+        return None if self._default is None else self._default[0].source
 
     def of(self, source: str | None) -> tuple[ChatTemplate, int | None]:
         """A template and the token with which it opens a turn, None if that is no control token.
