@@ -273,13 +273,13 @@ def run(args: argparse.Namespace) -> int:
     sockets = listen(args.host, args.port)
     opener = Opener(
         config,
-        NO_LIMIT if args.cache_mb == -1 else args.cache_mb << 20,
-        settings.sampling,
-        args.think,
-        args.cache_disk,
-        args.cache_disk_mb << 20,
-        max(args.parallel, 0),
-        session_options(args),
+        cache_bytes=NO_LIMIT if args.cache_mb == -1 else args.cache_mb << 20,
+        sampling=settings.sampling,
+        think=args.think,
+        disk=args.cache_disk,
+        disk_bytes=args.cache_disk_mb << 20,
+        parallel=max(args.parallel, 0),
+        chats=session_options(args),
     )
     open_runner: Callable[[Progress], EngineSide] = Supervised(opener) if args.supervise else opener
     service = make_service(
