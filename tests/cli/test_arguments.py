@@ -202,6 +202,8 @@ def test_names_of_llama_cpp_for_our_options() -> None:
     )
     config = configured("--spec-draft-n-max", "48", "-t", "-1", "--spec-type", "none")
     assert (config.draft_max, config.n_threads, config.spec) == (16, None, ())
+    with pytest.raises(SystemExit):
+        parser_of("server.cli").parse_args(["--api-key", "one,"])
     args = parser_of("cli.run").parse_args(
         ["-cnv", "--system-prompt", "S", "--spec-type", "draft-mtp", "-p", "x"]
     )

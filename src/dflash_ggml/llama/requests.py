@@ -115,7 +115,9 @@ def tool_choice_of(value: Any) -> ToolChoice:
         return "auto"
     if value in ("auto", "none", "required"):
         return value
-    function = value.get("function", value) if isinstance(value, Mapping) else None  # or as in Responses
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping) and value.get("type") == "function" and function is None:
+        function = value  # as the Responses API has it
     if isinstance(function, Mapping) and isinstance(function.get("name"), str):
         return NamedTool(function["name"])
     raise ConfigError(

@@ -175,8 +175,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _listed(text: str) -> list[str]:
     """Words with commas between, none of them empty."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(words):
+    words = text.split(",")
+    if not all(map(str.strip, words)):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
     return words
 
