@@ -14,6 +14,7 @@ Calibrate = Literal["cached", "always", "never"]
 DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
+MAX_AHEAD = 16  # tokens that a prediction head drafts, each in a pass of its own
 ALL_LAYERS = 1 << 16  # more than any model has
 MAX_PARALLEL = 64
 FILES = ("dflash", "dflash2", "dspark")  # kinds of draft files
@@ -33,8 +34,8 @@ class EngineConfig:
         not fit, q8_0).
     own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given; draft_max: so many
         tokens ahead, each for a pass of its own. Other drafts have a block.
-    n_ctx: context window in tokens (0: the length the target was trained for, as far as it fits: on a GPU into `gpu_memory`, on
-        the CPU into half of what is free of the host's memory).
+    n_ctx: context window in tokens (0: the length the target was trained for, with the embedded pair 32,768, as far as it fits:
+        on a GPU into `gpu_memory`, on the CPU into half of what is free of the host's memory).
     gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
     fa_window: tokens that attention sees while decoding, beside the first 64 of the text (0: all). It CHANGES THE TEXT: what
         lies between is out of sight. Prompts are read whole.
@@ -101,7 +102,7 @@ class EngineConfig:
             ("main_gpu", 0, 63),
             ("n_cpu_moe", 0, ALL_LAYERS),
             ("draft_window", 0, 1 << 30),
-            ("draft_max", 1, 16),
+            ("draft_max", 1, MAX_AHEAD),
             ("fa_window", 0, 1 << 24),
         ):
             value = getattr(self, name)

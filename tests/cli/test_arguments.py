@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dflash_ggml
 from dflash_ggml.cli.arguments import add_model_options, engine_config, memory_size
+from dflash_ggml.cli.chat_options import session_options, text_options
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT
 from dflash_ggml.llama.options import LlamaOptions
+from dflash_ggml.text.chat_formats import FORMATS
+from dflash_ggml.text.grammar_spec import GrammarSpec
 
 
 def configured(*flags: str) -> EngineConfig:
@@ -143,35 +148,199 @@ def test_every_name_of_the_tokens_ahead(name: str) -> None:
     assert configured(name, "5", "--mode", "plain").draft_max == 5
 
 
+COMMANDS = ["cli.run", "cli.chat", "server.cli", "bench.cli", "cli.doctor"]
+# what the usage texts of llama-server, llama-cli and llama-completion list, with as many values as each takes
+OF_SERVERS = ("--host", "--port", "--api-key", "--api-key-file", "-a", "--alias", "--cors-origins")
+LLAMA_CPP = Path(__file__).with_name("llama_cpp_options.txt").read_text().splitlines()
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    build: Any = importlib.import_module(f"dflash_ggml.{command}").build_parser
+    return build()
+
+
 @pytest.mark.parametrize("command", ["cli.run", "cli.chat", "server.cli", "bench.cli"])
 def test_command_lines_of_llama_cpps_programs_run(command: str, caplog: pytest.LogCaptureFixture) -> None:
-    build = importlib.import_module(f"dflash_ggml.{command}").build_parser
     line = "--jinja -fa on -ub 512 --no-mmap -tb 4 -ngl all -cb --no-warmup -fa -ngld 99 --draft-min 1 -c 512"
-    args = build().parse_args([*line.split(), "--mode", "plain"])
+    args = parser_of(command).parse_args([*line.split(), "--mode", "plain"])
     assert (args.gpu_layers, args.ctx_size) == (-1, 512)
     engine_config(args)
     assert caplog.messages == [
         "without effect here: --jinja, -fa, -ub, --no-mmap, -tb, -cb, --no-warmup, -fa, -ngld, --draft-min"
     ]
     caplog.clear()
-    engine_config(build().parse_args(["--mode", "plain"]))
+    engine_config(parser_of(command).parse_args(["--mode", "plain"]))
     assert caplog.messages == []
-    with pytest.raises(SystemExit):  # what would change the text is no option
-        build().parse_args(["--lora", "x"])
 
 
-@pytest.mark.parametrize("command", ["cli.run", "cli.chat", "cli.doctor", "server.cli", "bench.cli"])
-def test_abbreviations_mean_the_options_that_help_lists(
-    command: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["cli.run", "cli.chat", "server.cli"])
+def test_every_option_of_llama_cpps_programs_is_known(command: str) -> None:
+    """As many values are taken, or the option is refused by name; none is read as another one."""
+    known = parser_of(command)._option_string_actions
+    for line in LLAMA_CPP:
+        name, n = line.split()
+        if command != "server.cli" and name in OF_SERVERS:
+            continue
+        assert name in known, name
+        nargs = known[name].nargs
+        assert ({None: "1", 0: "0", "?": "?"}.get(nargs) or str(nargs)) == n, name
+
+
+def test_names_of_llama_cpp_for_our_options() -> None:
+    line = (
+        "--spec-draft-hf a/b --spec-draft-n-max 48 --spec-type draft-dflash,ngram-mod -rea off -np -1 -cram -1 -n -2 "
+        "--api-key one,two -a x,y --cors-origins http://a,http://b --threads -1 --spec-draft-type-k q8_0 --log-verbose"
+    )
+    args = parser_of("server.cli").parse_args(line.split())
+    assert (args.hf_repo_draft, args.think, args.parallel, args.cache_mb) == ("a/b", "off", -1, -1)
+    assert (args.api_key, args.alias) == (["one", "two"], ["x", "y"])
+    assert args.cors_origin == ["http://a", "http://b"]
+    assert (args.max_tokens, args.spec, args.cache_type_k_draft) == (
+        None,
+        ("dflash", "dflash2", "suffix"),
+        "q8_0",
+    )
+    config = configured("--spec-draft-n-max", "48", "-t", "-1", "--spec-type", "none")
+    assert (config.draft_max, config.n_threads, config.spec) == (16, None, ())
+    with pytest.raises(SystemExit):
+        parser_of("server.cli").parse_args(["--api-key", "one,"])
+    args = parser_of("cli.run").parse_args(
+        ["-cnv", "--system-prompt", "S", "--spec-type", "draft-mtp", "-p", "x"]
+    )
+    assert (args.chat, args.system, args.spec) == (True, "S", ("mtp",))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--lora a.gguf", "--lora: adapters are not supported"),
+        ("--lora-scaled=a.gguf:1", "--lora-scaled: adapters"),
+        ("--rope-scaling yarn", "--rope-scaling: positions are taken as the model file has them"),
+        ("--rope-scale 4", "--rope-scale: positions"),
+        ("--rope-freq-base 1e6", "--rope-freq-base: positions"),
+        ("--yarn-ext-factor 0.5", "--yarn-ext-factor: positions"),
+        ("--control-vector-layer-range 1 2", "--control-vector-layer-range: control vectors"),
+        ("--override-kv a=int:1", "--override-kv: the model file's keys"),
+        ("--dry-multiplier 0.8", "--dry-multiplier: there is no such sampler here"),
+        ("--top-nsigma 1", "--top-nsigma: there is no such sampler"),
+        ("--samplers top_k;temperature", "--samplers: samplers run in one order"),
+        ("--spec-type draft-eagle3", "argument --spec: 'draft-eagle3' is none of dflash, "),
+        ("--spec-type draft-simple,ngram-mod", "'draft-simple' is none of"),
+        ("--ssl-key-file k.pem", "--ssl-key-file: there is no TLS here"),
+        ("--models-dir m", "--models-dir: one model is served"),
+        ("-mu http://x/y.gguf", "-mu: name the model with -hf"),
+        ("--fim-qwen-7b-default", "--fim-qwen-7b-default: name the model with -hf"),
+        ("--skip-chat-parsing", "--skip-chat-parsing: answers are parsed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["cli.run", "server.cli"])
+def test_what_would_change_the_answer_is_refused_by_name(
+    command: str, words: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--threads-batch and the like are known by their full names only."""
-    parse = importlib.import_module(f"dflash_ggml.{command}").build_parser().parse_args
-    line = "--ctx 512 --thread 2 --gpu-l 0 --draft-m=5 --sp suffix --no-cal --threads-batch 4 --poll=50"
-    args = parse(line.split())
-    assert (args.ctx_size, args.threads, args.gpu_layers, args.draft_max) == (512, 2, 0, 5)
-    assert args.spec == ("suffix",) and args.no_calibrate
-    assert args.no_effect == ["--threads-batch", "--poll"]
-    for words in (["--mma"], ["--threads-b=4"], ["--flash=on"]):
+    with pytest.raises(SystemExit) as end:
+        parser_of(command).parse_args(words.split())
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1 and why in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rope-scale 1.0",
+        "--rope-freq-base 0",
+        "--yarn-ext-factor -1.00",
+        "--dry-multiplier 0.0",
+        "--xtc-probability=0",
+        "--top-n-sigma -1",
+        "--sampling-seq edskypmxt",
+        "--pooling mean",
+        "--api-prefix=",
+        "--grp-attn-n 1",
+    ],
+)
+def test_a_value_that_asks_for_nothing_is_refused_nowhere(words: str) -> None:
+    args = parser_of("server.cli").parse_args(words.split())
+    assert args.no_effect == [words.partition(" ")[0].partition("=")[0]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_have_their_full_names_only(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor is a value read out of a name: what begins like an option of one letter is not that one."""
+    for words, near in (
+        ("--ctx 512", "--ctx (did you mean --ctx-size?)"),
+        ("--mma", "--mma (did you mean --mmap?)"),
+        ("-cfoo 8192", "-cfoo"),
+        ("-c512", "-c512"),
+        ("--nothing=4", "--nothing=4"),
+    ):
         with pytest.raises(SystemExit):
-            parse(words)
-        assert f"unrecognized arguments: {words[0]}" in capsys.readouterr().err
+            parser_of(command).parse_args(words.split())
+        assert f"unrecognized arguments: {near};" in capsys.readouterr().err
+    if command == "server.cli":
+        args = parser_of(command).parse_args(["-cram", "8192"])
+        assert (args.cache_mb, args.ctx_size) == (8192, 0)
+
+
+def test_templates_and_variables_of_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages }}")
+    for words, template in (
+        (["--chat-template", "{{ x }}"], "{{ x }}"),
+        (["--chat-template", "chatml"], FORMATS["chatml"].template),
+        (["--chat-template", "llama3"], FORMATS["llama-3"].template),
+        (["--chat-template-file", str(file)], "{{ messages }}"),
+    ):
+        assert session_options(parser_of("server.cli").parse_args(words))["template"] == template
+    line = (
+        '--chat-template-kwargs {"a":[1]} --reasoning-effort low --reasoning-format none --reasoning-budget 0'
+    )
+    assert session_options(parser_of("cli.chat").parse_args(line.split())) == {
+        "variables": {"a": [1], "reasoning_effort": "low"},
+        "split_reasoning": False,
+        "reasoning_budget": 0,
+    }
+    assert session_options(parser_of("cli.run").parse_args([])) == {"variables": {}, "split_reasoning": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ["--chat-template", "nothing"],
+            "'nothing' is no known chat format: give the template itself, or one of",
+        ),
+        (["--chat-template-file", "nothing"], "can't read nothing: "),
+        (["--chat-template-kwargs", "[1]"], "'[1]' is no JSON object"),
+        (["--chat-template-kwargs", "{"], "not valid JSON"),
+        (["--reasoning-budget", "-2"], "-2 is neither -1 nor a count"),
+        (["--reasoning-format", "x"], "invalid choice: 'x'"),
+        (["-n", "0"], "0 is neither -1 nor a count"),
+    ],
+)
+@pytest.mark.parametrize("command", ["cli.run", "cli.chat", "server.cli"])
+def test_bad_options_of_chats(
+    command: str, words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser_of(command).parse_args(words)
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["cli.run", "cli.chat"])
+def test_options_of_texts(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "integer"}')
+    words = ["--ignore-eos", "-r", "User:", "--reverse-prompt", "###", "-jf", str(file)]
+    assert text_options(parser_of(command).parse_args(words)) == {
+        "ignore_eos": True,
+        "stop": ("User:", "###"),
+        "grammar": GrammarSpec("json_schema", '{"type": "integer"}'),
+    }
+    for empty in (["--grammar", ""], ["-j", " "], []):
+        assert text_options(parser_of(command).parse_args(empty))["grammar"] is None
+    assert text_options(parser_of(command).parse_args(["--grammar", 'root ::= "a"']))[
+        "grammar"
+    ] == GrammarSpec("gbnf", 'root ::= "a"')
+    with pytest.raises(SystemExit):
+        parser_of(command).parse_args(["-j", "{"])
+    assert "-j/--json-schema: json schema: not valid JSON" in capsys.readouterr().err

@@ -49,6 +49,13 @@ def test_answers_build_a_conversation() -> None:
     assert [m["content"] for m in chat.messages] == ["Hi", "hello"]
 
 
+def test_options_of_every_request() -> None:
+    chat = conversation("hello")
+    chat.options = {"ignore_eos": True, "stop": ("lo",)}
+    chat.say("Hi")
+    assert chat._request().ignore_eos and chat.messages[1]["content"] == "hel"
+
+
 def test_reasoning_is_kept_apart() -> None:
     chat = conversation("Hm.</think>\n\nYes", template=TOOL_TEMPLATE)
     chat.say("Well?")

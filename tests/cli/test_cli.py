@@ -330,6 +330,31 @@ def test_thinking_is_switched_through_the_template(
     assert caplog.text.count("template knows no such switch") == 1
 
 
+def shown(engine: FakeEngine) -> str:
+    """What the model has read and written."""
+    return engine.tokenizer.decode(engine.tokens, special=True)
+
+
+def test_options_of_chats_and_texts_reach_the_request(run: Run, thinker: Callable[..., FakeEngine]) -> None:
+    thinker(THOUGHT)
+    assert run(*ASK, "--reasoning-format", "none").out == "Hm.</think>\n\nYes\n"
+    engine = thinker("Yes")
+    assert run(*ASK, "--chat-template-kwargs", '{"enable_thinking": false}').out == "Yes\n"
+    assert "<think>\n\n</think>" in shown(engine)
+    engine = thinker("Yes, and no", template="")
+    assert run(*ASK, "--chat-template", "chatml", "-r", ", and").out == "Yes\n"
+    assert "<|im_start|>user\nWell?<|im_end|>" in shown(engine)
+    engine = thinker("Yes")
+    run("-p", r"one\ttwo\\n", "-e", "--temp", "0")
+    assert shown(engine).startswith("one\ttwo\\n")
+    engine = thinker("Yes")
+    run("-p", r"one\ttwo", "--temp", "0")
+    assert shown(engine).startswith(r"one\ttwo")
+    pytest.importorskip("llguidance")
+    thinker("Yes")
+    assert isinstance(json.loads(run("-p", "x", "--temp", "0", "-j", '{"type": "integer"}').out), int)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -389,7 +414,7 @@ def folder(alone: Path, demo_target: Path, demo_draft: Path) -> Path:
         (["-p", "x", "--think", "off"], "--think goes with --chat"),
         (["-p", "x", "--chat", "--think", "maybe"], "'on', 'off', 'auto'"),
         (["-p", "x", "-n", "0"], "-n"),
-        (["-p", "x", "-n", "-2"], "-n"),
+        (["-p", "x", "-n", "-3"], "-n/--predict/--n-predict: -3 is neither -1 nor a count"),
         (["-p", "x", "--versus-plain", "--mode", "plain"], "nothing to compare"),
         (
             ["-p", "x", "--versus-plain", "-m", "target.gguf", "--spec", "none"],
@@ -451,7 +476,7 @@ def test_draft_of_another_model(run: Run, toy_pair: tuple[Path, Path]) -> None:
 
 def test_model_without_a_chat_template(run: Run, toy_pair: tuple[Path, Path]) -> None:
     done = run("-p", "x", "--chat", "-m", str(toy_pair[0]), "-md", str(toy_pair[1]))
-    assert done.code == 2 and "no chat template" in done.err
+    assert done.code == 2 and "has no chat template; --chat-template gives one" in done.err
 
 
 def test_nothing_to_read_on_a_terminal(

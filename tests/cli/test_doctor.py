@@ -16,6 +16,7 @@ from dflash_ggml.cli import checks
 from dflash_ggml.cli.checks import SeenDevice, Speed
 from dflash_ggml.cli.doctor import line, main
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
 from dflash_ggml.policy.break_even import BreakEven
 from dflash_ggml.state.memory import HOST_MARGIN, MARGIN, MIB, KeptExperts, MemoryPlan
 from reference import tiny_models as tiny
@@ -219,7 +220,7 @@ def test_the_embedded_pair(doctor: Doctor) -> None:
         "costs",
     }
     (memory,) = of(found, "memory")
-    assert memory["n_ctx"] == 4096 and sum(memory["parts"].values()) == memory["total"] > 20 * MIB
+    assert memory["n_ctx"] == EMBEDDED_CONTEXT and sum(memory["parts"].values()) == memory["total"] > 20 * MIB
     (allocated,) = of(found, "allocated")
     assert "MiB allocated as planned; scratch" in allocated["text"]
     plain, auto = of(found, "decoding")

@@ -14,10 +14,12 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import declared
 from dflash_ggml.engine.declared import Declared, declare, usual_places
 from dflash_ggml.files.gguf import GGUFFile
+from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.state.memory import MARGIN
 from reference.engine_kit import Solo
+from reference.toys import write_pair
 
 GPU, CPU = SimpleNamespace(is_gpu=True), SimpleNamespace(is_gpu=False)
 
@@ -82,3 +84,21 @@ def test_an_engine_has_as_many(demo_target: Path, monkeypatch: pytest.MonkeyPatc
         assert engine.parallel == 4 and engine.n_ctx == 512
         pairs = [(engine.open(64), i) for i in range(4)]
         assert [place.state_index for place, _ in pairs] == [0, 1, 2, 3]
+
+
+def test_the_embedded_pair_takes_an_agents_prompt(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
+    """Where no length is asked for: more than it was trained for, and less where that does not fit."""
+    assert wanted.longest == EMBEDDED_CONTEXT > 24_472 + 8_000
+    assert (
+        wanted.plan(0, 8 << 30, False)[2].n_ctx == wanted.plan(0, 8 << 30, True)[2].n_ctx == EMBEDDED_CONTEXT
+    )
+    assert 256 <= wanted.plan(0, needed(wanted, 1, 8192), True)[2].n_ctx <= 8192
+
+
+def test_other_models_take_what_they_were_trained_for(tmp_path: Path) -> None:
+    target, _ = write_pair(tmp_path, 5, n_ctx=512)
+    file, device = GGUFFile(target), Device.cpu(1)
+    found = declare(device, EngineConfig(target), file, read_target(file), None)
+    assert found.longest == 512
+    found.weights.close()
+    device.close()

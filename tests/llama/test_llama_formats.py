@@ -9,7 +9,7 @@ import pytest
 
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama import chat_from_text
-from dflash_ggml.llama.chat_formats import FORMATS, FUNCTION_NAMES
+from dflash_ggml.llama.chat_formats import FUNCTION_NAMES, formatted
 from dflash_ggml.llama.chat_handlers import (
     VISION,
     LlamaChatCompletionHandlerNotFoundException,
@@ -25,7 +25,12 @@ from dflash_ggml.llama.formatter import (
     hf_tokenizer_config_to_chat_completion_handler,
     hf_tokenizer_config_to_chat_formatter,
 )
+from dflash_ggml.llama.lenient import usable_messages
+from dflash_ggml.llama.requests import tool_choice_of
+from dflash_ggml.text.chat_formats import FORMATS
 from dflash_ggml.text.grammar import GrammarCompiler
+from dflash_ggml.text.template import normalise_messages
+from dflash_ggml.text.tools import NamedTool
 from reference.fake_engine import TOOL_TEMPLATE, byte_vocabulary
 from reference.toy_llama import ToyLlama
 
@@ -86,21 +91,22 @@ def ask(llm: ToyLlama, reply: str, **options: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_prompts(name: str) -> None:
-    assert FORMATS[name](messages=TALK).prompt == PUBLISHED[name]
+    assert formatted(FORMATS[name], TALK).prompt == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_shows_each_message_once_and_opens_the_answer(name: str) -> None:
     form = FORMATS[name]
-    made = form(messages=TALK)
+    made = formatted(form, TALK)
     places = [made.prompt.index(text) for text in ("S", "one", "two", "three")]
     assert places == sorted(places) and made.prompt.endswith(form.opening)
-    assert FUNCTION_NAMES[{"vicuna": "format"}.get(name, "format_" + _snake(name))] is form
+    named = FUNCTION_NAMES[{"vicuna": "format"}.get(name, "format_" + _snake(name))]
+    assert named(messages=TALK) == made
     odd = [
         {"role": "user", "content": [{"type": "text", "text": "one"}]},
         {"role": "narrator", "content": "x"},
     ]
-    assert form(messages=odd).prompt.count("one") == 1 and made.stop == list(form.stop)
+    assert formatted(form, odd).prompt.count("one") == 1 and made.stop == list(form.stop)
 
 
 def _snake(name: str) -> str:
@@ -335,7 +341,7 @@ def test_pictures_become_a_line_of_text(model_path: str) -> None:
     llm.toy.replies = ["a"]
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     talk: Any = [{"role": "user", "content": [{"type": "text", "text": "see "}, picture]}]
-    with pytest.warns(UserWarning, match=r"messages\[0\].content\[1\]: this model reads text only") as said:
+    with pytest.warns(UserWarning, match="left out: image") as said:
         out: Any = llm.create_chat_completion(talk, temperature=0)
     assert len(said) == 1 and talk[0]["content"][1] is picture
     text = "see [image left out: this model reads text only]"
@@ -344,7 +350,71 @@ def test_pictures_become_a_line_of_text(model_path: str) -> None:
 
 
 def test_the_fallback_without_a_template_is_chatml(model_path: str) -> None:
+    """An empty template is none."""
     llm = ToyLlama(model_path, toy_template="")
-    del llm.metadata["tokenizer.chat_template"], llm._chat_handlers["chat_template.default"]
-    llm.chat_format = "chatml"
+    assert llm.chat_format == "chatml" and "chat_template.default" not in llm._chat_handlers
     assert ask(llm, "fine")[0] == PUBLISHED["chatml"]
+
+
+CUT = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"path": "a.p'}}
+CUSTOM = {"id": "1", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [CUT]},
+        {"role": "assistant", "content": "x", "tool_calls": [CUSTOM, CUT]},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "b"}],
+        },
+        {"role": "assistant", "content": "x", "thinking_blocks": [{"type": "thinking", "thinking": "hm"}]},
+        {"role": "assistant", "content": "x", "reasoning": "hm"},
+        {"role": "user", "content": {"type": "text", "text": "a"}},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, "b"]},
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
+        {"role": "narrator", "content": "a"},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_messages_are_read_as_the_server_reads_them(message: dict[str, Any]) -> None:
+    pytest.importorskip("sse_starlette")
+    from dflash_ggml.server.notes import Notes
+    from dflash_ggml.server.openai_chat import Message
+
+    server = Message(**message).plain("messages[0]", Notes())
+    assert normalise_messages(usable_messages([message])) == normalise_messages([server])
+
+
+def test_a_part_that_cannot_be_read_is_named(model_path: str) -> None:
+    with pytest.raises(ConfigError, match=r"messages\[0\].content\[1\].text: a string is needed"):
+        usable_messages([{"role": "user", "content": ["a", {"type": "text", "text": None}]}])
+
+
+def test_a_prompt_that_a_template_leaves_empty_is_told(model_path: str) -> None:
+    llm = ToyLlama(model_path, kv_overrides={"tokenizer.chat_template": "{# nothing #}"})
+    with pytest.raises(ConfigError, match="messages: the chat template made no prompt of them"):
+        llm.create_chat_completion([{"role": "user", "content": "x"}])
+
+
+def test_options_as_clients_send_them(model_path: str) -> None:
+    """A null is an option that was left out, a float without a fraction a whole number."""
+    llm = ToyLlama(model_path)
+    llm.toy.replies = ["a", "b"]
+    talk: Any = [{"role": "user", "content": "x"}]
+    whole: Any = {"top_k": 1.0, "seed": 3.0, "mirostat_mode": 0.0}
+    nulls: Any = {"top_p": None, "min_p": None, "temperature": None, "repeat_penalty": None}
+    answers: Any = [llm.create_chat_completion(talk, **options) for options in (whole, {**nulls, "top_k": 1})]
+    assert [a["choices"][0]["message"]["content"] for a in answers] == ["a", "b"]
+    with pytest.raises(ConfigError, match="top_k: 1.5 is not a whole number"):
+        llm.create_chat_completion(talk, top_k=1.5)  # type: ignore[arg-type]
+
+
+def test_a_tool_is_named_as_either_api_names_it() -> None:
+    for choice in ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}):
+        assert tool_choice_of(choice) == NamedTool("f")
+    with pytest.raises(ConfigError, match="tool_choice"):
+        tool_choice_of({"type": "function"})

@@ -178,7 +178,7 @@ def test_a_custom_tool_of_a_chat_gets_its_text_back(http: TestClient, runner: Sc
     echo = [*ASK, {"role": "assistant", "content": None, "tool_calls": calls[:1]}]
     chat(http, messages=echo, tools=[tool])
     sent = runner.requests[-1].messages[1]["tool_calls"][0]["function"]
-    assert sent == {"name": "weather", "arguments": '{"input":"sun"}'}
+    assert sent == {"name": "weather", "arguments": {"input": "sun"}}
 
 
 # --- what becomes of it

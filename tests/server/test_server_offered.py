@@ -13,7 +13,6 @@ from dflash_ggml.server.errors import ApiError
 from dflash_ggml.server.notes import Notes
 from dflash_ggml.server.offered import (
     FreeText,
-    call_arguments,
     choose,
     free_text,
     offer_anthropic,
@@ -113,22 +112,6 @@ def test_a_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
     for tool in (flat, {"type": "custom", "custom": {"name": "p", "format": nested}}):
         definition = offer_openai([tool], Notes()).definitions[0]
         assert "regex grammar:\na+" in json.dumps(definition).replace("\\n", "\n")
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (None, "{}"),
-        ("", "{}"),
-        ({"a": 1}, '{"a":1}'),
-        ('{"a": 1}', '{"a": 1}'),
-        ('{"a": ', '{"input":"{\\"a\\": "}'),
-        ("[1]", '{"input":"[1]"}'),
-        (3, '{"input":"3"}'),
-    ],
-)
-def test_arguments_of_earlier_calls_are_always_an_object(given: Any, text: str) -> None:
-    assert call_arguments(given) == text
 
 
 @pytest.mark.parametrize("text", ["", "plain", 'q"\\ \n\t é \U0001f600 /', "a" * 300])

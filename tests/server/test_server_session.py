@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +16,20 @@ anthropic = pytest.importorskip("anthropic")
 
 from starlette.testclient import TestClient  # noqa: E402
 
+from dflash_ggml.cli.chat_options import session_options  # noqa: E402
 from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.decode.sampling import SamplingParams  # noqa: E402
 from dflash_ggml.engine.engine import Engine  # noqa: E402
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET  # noqa: E402
+from dflash_ggml.server import openai_chat  # noqa: E402
 from dflash_ggml.server.app import create_app, make_service  # noqa: E402
+from dflash_ggml.server.cli import build_parser  # noqa: E402
 from dflash_ggml.server.dialect import Settings  # noqa: E402
 from dflash_ggml.server.opening import Opener  # noqa: E402
 from dflash_ggml.server.runner import Runner  # noqa: E402
+from dflash_ggml.session.answer import Answer  # noqa: E402
 from dflash_ggml.session.requests import ChatRequest  # noqa: E402
-from dflash_ggml.session.session import Session  # noqa: E402
+from dflash_ggml.session.session import Session, run_chat  # noqa: E402
 from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary  # noqa: E402
 
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
@@ -212,3 +217,21 @@ def test_the_command_turns_thinking_off(
             prepared = session.prepare(ChatRequest(messages=[{"role": "user", "content": "Hi"}]))
             assert prepared.in_reasoning == bool(words)
         assert caplog.text.count("knows no such switch") == words
+
+
+def test_options_of_chats_reach_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template for a model without one, its variables and where thoughts go; clients see the template that is used."""
+    engine = FakeEngine(tokenizer=byte_vocabulary(template=""), replies=["Hm.</think>Yes"] * 2)
+    monkeypatch.setattr("dflash_ggml.engine.engine.Engine.load", lambda config, progress: engine)
+    line = ["--chat-template", "{{ a }}" + TOOL_TEMPLATE, "--chat-template-kwargs", '{"a": "z"}']
+    given = build_parser().parse_args([*line, "--reasoning-format", "none"])
+    opener = pickle.loads(
+        pickle.dumps(Opener(engine.config, 0, SamplingParams(), chats=session_options(given)))
+    )
+    runner = opener(lambda stage, done, total: None)
+    assert runner.info()["chat_template"] == "{{ a }}" + TOOL_TEMPLATE
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+    for more, text in (({}, "Hm.</think>Yes"), ({"reasoning_format": "deepseek"}, "Yes")):
+        request = openai_chat.read_call({**body, **more}, Settings(names=("toy",))).request
+        assert runner.session.prepare(request).text.startswith("z<")
+        assert Answer.of(run_chat(runner.session, request)).text == text

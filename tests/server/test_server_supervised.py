@@ -271,7 +271,7 @@ import functools, pathlib, sys
 sys.path[:] = {path!r}
 from dflash_ggml.server import cli
 from reference.supervised_kit import ToyOpener
-cli.Opener = lambda *given: ToyOpener(pathlib.Path({fates!r}))
+cli.Opener = lambda *given, **options: ToyOpener(pathlib.Path({fates!r}))
 cli.Supervised = functools.partial(cli.Supervised, tries=2, first_wait=0)
 sys.exit(cli.main(["--supervise", "--port", "0", "--drain", "60"]))
 """

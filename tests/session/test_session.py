@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,21 @@ def test_thinking_of_chats_that_leave_it_open() -> None:
     assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=""))).can_switch_thinking
 
 
+def test_what_chats_leave_open_is_as_the_session_has_it() -> None:
+    """Variables of the template one by one, and whether thoughts are set apart."""
+    template = "{{ a }}{{ b }}{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    engine = FakeEngine(tokenizer=byte_vocabulary(template=template), replies=["Hm.</think>Yes"] * 3)
+    session = Session(engine, variables={"a": 1, "b": 2}, split_reasoning=False)  # type: ignore[arg-type]
+    ask: Any = {"messages": [{"role": "user", "content": "x"}]}
+    assert session.prepare(chat(**ask)).text.startswith("12x")
+    assert session.prepare(chat(**ask, chat_template_kwargs={"b": 3})).text.startswith("13x")
+    for split, kinds in ((None, {TextDelta}), (False, {TextDelta}), (True, {TextDelta, ReasoningDelta})):
+        found = {type(event) for event in run_chat(session, chat(**ask, split_reasoning=split))}
+        assert found & {TextDelta, ReasoningDelta} == kinds
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs.messages"):
+        Session(engine, variables={"messages": 1})  # type: ignore[arg-type]
+
+
 def test_variables_of_a_template_are_not_the_requests_own(session: Session) -> None:
     for given, words in (
         ({"messages": []}, r"^chat_template_kwargs\.messages: "),
@@ -220,6 +236,17 @@ def test_without_a_template(session: Session) -> None:
         list(run_chat(bare, chat()))
     given = chat(template="{% for m in messages %}{{ m.content }}{% endfor %}")
     assert list(run_chat(bare, given))[-1].reason == "length"
+
+
+def test_a_prompt_longer_than_the_model_was_trained_for_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    session = Session(FakeEngine(config=EngineConfig(Path("toy.gguf"), n_ctx=4096)))  # type: ignore[arg-type]
+    trained = session.engine.params.n_ctx_train
+    for n in (trained, trained + 1, trained + 2):
+        session.prepare(CompletionRequest(prompt=[1] * n))
+    told = f"a prompt of {trained + 1} tokens: toy.gguf was trained for {trained}, "
+    assert [m.startswith(told) for m in caplog.messages] == [True]
 
 
 def test_templates_of_requests_are_kept_until_others_push_them_out() -> None:

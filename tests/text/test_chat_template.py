@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.text.template import ChatTemplate, normalise_messages
+from dflash_ggml.text.template import ChatTemplate, call_arguments, normalise_messages
 from dflash_ggml.text.tools import check_tools, with_generic_tool_prompt
 from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE
 
@@ -91,14 +91,7 @@ def test_dialects_become_one() -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "text only"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content"),
         ([{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}], "only an assistant"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            "not valid JSON",
-        ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}],
-            "JSON object",
-        ),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}], "object with a name"),
     ],
 )
 def test_bad_messages_are_named(messages: object, words: str) -> None:
@@ -115,6 +108,25 @@ def test_calls_of_earlier_turns_render_with_their_arguments() -> None:
         in text
     )
     assert text.endswith("<|im_start|>assistant\n<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        (None, {}),
+        ("", {}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": [1]}', {"a": [1]}),
+        ('{"a": ', {"input": '{"a": '}),
+        ("[1]", {"input": "[1]"}),
+        ([1, "é"], {"input": '[1, "é"]'}),
+        (3, {"input": "3"}),
+        ("[" * 100_000, {"input": "[" * 100_000}),
+    ],
+)
+def test_arguments_of_earlier_calls_are_always_an_object(given: object, arguments: object) -> None:
+    """Also those of a call that was cut off."""
+    assert call_arguments(given) == arguments
 
 
 def test_generic_tool_prompt() -> None:

@@ -148,7 +148,7 @@ def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     """What every file says of the run: commit, machine, files, options."""
     engine = bench.engine
     return header(
-        secrets=[args.against_key] if args.against_key else [],
+        secrets=[secret for secret in (args.against_key, args.hf_token) if secret],
         device=engine.device.info.description,
         gpu=gpu_facts() if engine.device.info.is_gpu else {},
         threads=engine.device.n_threads,

@@ -5,23 +5,28 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from ..config import ALL_LAYERS, FILES, MAX_BUDGET, SOURCES, CacheType, DraftType, EngineConfig, Mode
+from ..config import (
+    ALL_LAYERS,
+    FILES,
+    MAX_AHEAD,
+    MAX_BUDGET,
+    SOURCES,
+    CacheType,
+    DraftType,
+    EngineConfig,
+    Mode,
+)
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
 from ..files.pairs import EMBEDDED_TARGET
-from .no_effect import add_no_effect
+from .llama_cpp import add_llama_cpp_options
 from .parser import ListPairs, Version
 from .wording import count
-
-if TYPE_CHECKING:
-    from ..session.session import Session
-
-THINKING = {"on": True, "off": False, "auto": None}
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +60,12 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     add("-hfd", "--hf-repo-draft", metavar="USER/REPO[:QUANT]", help="fetch the draft from the hub")
     add(
         "--list-pairs", action=ListPairs, nargs=0, help="print which draft belongs to which target, and leave"
+    )
+    add(
+        "-hft",
+        "--hf-token",
+        metavar="TOKEN",
+        help="token for the hub (default: HF_TOKEN, or what is logged in)",
     )
     add("--offline", action="store_true", help="use only what the hub's cache already holds")
     add(
@@ -170,12 +181,11 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     )
     decode.add_argument(
         "--draft-max",
-        "--draft",
-        "--draft-n",
         type=int,
         default=3,
         metavar="N",
-        help="tokens that the target's own prediction head drafts ahead, where it has one (default 3); other drafts have a block",
+        help=f"tokens that the target's own prediction head drafts ahead, where it has one, at most {MAX_AHEAD} (default 3); "
+        "other drafts have a block",
     )
     decode.add_argument(
         "--draft-type",
@@ -202,7 +212,7 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         action="store_true",
         help="no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU",
     )
-    add_no_effect(parser)
+    add_llama_cpp_options(parser)
 
 
 def memory_size(text: str) -> int | float:
@@ -227,15 +237,38 @@ def gpu_layers(text: str) -> int:
     return -1 if text in ("all", "auto") else int(text)
 
 
+# llama.cpp's names of what may draft
+_LLAMA_SOURCES = {
+    "draft-dflash": ("dflash", "dflash2"),
+    "draft-dspark": ("dspark",),
+    "draft-mtp": ("mtp",),
+    "none": (),
+}
+
+
 def _sources(text: str) -> tuple[str, ...]:
-    """The names that --spec was given."""
-    names = tuple(name.strip() for name in text.split(","))
-    if names == ("none",):
-        return ()
-    unknown = [name for name in names if name not in SOURCES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SOURCES)}, none")
-    return names
+    """The names that --spec was given, ours or llama.cpp's."""
+    found: dict[str, None] = {}
+    for name in map(str.strip, text.split(",")):
+        if name in SOURCES:
+            found[name] = None
+        elif name.startswith("ngram-"):
+            found["suffix"] = None
+        elif name in _LLAMA_SOURCES:
+            found.update(dict.fromkeys(_LLAMA_SOURCES[name]))
+        else:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(SOURCES)}, none")
+    return tuple(found)
+
+
+def token_limit(text: str) -> int | None:
+    """The most tokens of an answer; None for -1 (and llama.cpp's -2): as many as the context holds."""
+    limit = int(text)
+    if limit in (-1, -2):
+        return None
+    if limit < 1:
+        raise argparse.ArgumentTypeError(f"{limit} is neither -1 nor a count")
+    return limit
 
 
 def file_metadata(model: Path) -> Mapping[str, Any]:
@@ -245,24 +278,6 @@ def file_metadata(model: Path) -> Mapping[str, Any]:
             return file.metadata
     except ModelFileError:
         return {}
-
-
-def add_thinking_option(add: Callable[..., Any]) -> None:
-    """Add --think to a group of options; `add` is the group's add_argument."""
-    add(
-        "--think",
-        choices=tuple(THINKING),
-        default="auto",
-        help="turn the model's thinking on or off, through its chat template (default auto: as the template has it)",
-    )
-
-
-def thinking_choice(word: str, session: Session) -> bool | None:
-    """What --think asks for; says so where the model's chat template knows no switch."""
-    choice = THINKING[word]
-    if choice is not None and not session.can_switch_thinking:
-        log.warning("--think %s: this model's chat template knows no such switch, the model decides", word)
-    return choice
 
 
 def warn_of_threads(n_threads: int | None) -> None:
@@ -300,7 +315,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     wants_draft = args.mode != "plain" and (args.spec is None or any(name in FILES for name in args.spec))
     if named and args.mode != "plain" and not wants_draft:
         raise ConfigError("--spec: it leaves out the draft that -md or -hfd names")
-    hub = None if target_spec is None and draft_spec is None else Hub(offline=args.offline)
+    hub = (
+        None if target_spec is None and draft_spec is None else Hub(offline=args.offline, token=args.hf_token)
+    )
     if hub is not None and target_spec is not None:
         model, found = hub.target(target_spec, args.hf_file, want_draft=wants_draft and not named)
         draft = draft or found
@@ -315,7 +332,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         gpu_memory=args.gpu_memory,
         fa_window=args.fa_window,
         n_batch=args.batch_size,
-        n_threads=args.threads,
+        n_threads=None if args.threads == -1 else args.threads,
         n_gpu_layers=args.gpu_layers,
         main_gpu=args.main_gpu,
         n_cpu_moe=args.n_cpu_moe,
@@ -333,7 +350,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft_window=args.draft_window,
         draft_type=args.draft_type,
         spec=args.spec,
-        draft_max=args.draft_max,
+        draft_max=min(args.draft_max, MAX_AHEAD),
     )
 
 

@@ -18,12 +18,14 @@ from types import FrameType
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..session.session import Session
-from .arguments import (
-    add_model_options,
-    add_thinking_option,
-    engine_config,
+from .arguments import add_model_options, engine_config, token_limit, warn_of_threads
+from .chat_options import (
+    add_chat_options,
+    add_text_options,
+    file_text,
+    session_options,
+    text_options,
     thinking_choice,
-    warn_of_threads,
 )
 from .command import run_command
 from .interrupt import leave
@@ -42,14 +44,23 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("conversation").add_argument
     add("-sys", "--system", default="", metavar="TEXT", help="system message")
     add(
+        "-sysf",
+        "--system-prompt-file",
+        dest="system",
+        type=file_text,
+        metavar="FILE",
+        help="the same from a file",
+    )
+    add(
         "-n",
         "--predict",
         "--n-predict",
-        type=int,
+        type=token_limit,
         metavar="N",
-        help="longest answer in tokens (default: what the context holds)",
+        help="longest answer in tokens, -1: what the context holds (default)",
     )
-    add_thinking_option(add)
+    add_text_options(add)
+    add_chat_options(add)
     add("--load", metavar="FILE", help="go on with a saved conversation")
     add(
         "--history",
@@ -142,8 +153,6 @@ def _saved(name: str) -> Save:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and talk; returns the exit code."""
-    if args.predict is not None and args.predict < 1:
-        raise ConfigError(f"-n: {args.predict} is below 1")
     sampling_params(args)  # a bad value is told of before anything is loaded
     save = None if args.load is None else _saved(args.load)
     config = engine_config(args)
@@ -165,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
             if done >= total:
                 meter.clear()
 
-        session = Session(engine)
+        session = Session(engine, **session_options(args))
         conversation = Conversation(
             session,
             sys.stdout,
@@ -174,6 +183,7 @@ def run(args: argparse.Namespace) -> int:
             max_tokens=args.predict,
             system=args.system,
             thinking=thinking_choice(args.think, session),
+            options=text_options(args),
             progress=progress,
         )
         if save is not None:

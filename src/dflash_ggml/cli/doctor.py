@@ -199,7 +199,7 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
                         kv.note,
                         f"a smaller -c, or -ctk {SMALLER[0]} -ctv {SMALLER[1]} to ask for them",
                     )
-                if n_ctx > target.n_ctx_train:
+                if config.n_ctx and n_ctx > target.n_ctx_train:
                     text = f"-c {n_ctx}: the target was trained for {target.n_ctx_train} tokens"
                     yield Check("memory", "note", text, f"-c {target.n_ctx_train} or less")
     except _BROKEN as error:

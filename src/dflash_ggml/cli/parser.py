@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 from ..files.pairs import pairs_table
-from .no_effect import SWITCHES, join_states
+from .llama_cpp import SWITCHES, join_states
 from .streams import end_output, named
 
 
@@ -22,9 +22,12 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(join_states(words) if knows else words, namespace, **more)
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        """The options that an abbreviation may mean: of those that are not listed in --help none, they have their full names."""
-        found: list[Any] = super()._get_option_tuples(option_string)
-        return [option for option in found if option[0].help != argparse.SUPPRESS]
+        """The options that an abbreviation may mean: none, or an unknown `-cram 8192` would be read as `-c ram`."""
+        if not self._negative_number_matcher.match(option_string) and " " not in option_string:
+            near = [name for name in self._option_string_actions if name.startswith(option_string)]
+            meant = f" (did you mean {near[0]}?)" if near and option_string.startswith("--") else ""
+            self.error(f"unrecognized arguments: {option_string}{meant}")
+        return []
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")

@@ -13,7 +13,7 @@ from ..errors import ConfigError, ContextOverflowError, DflashError
 from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, Usage
 from ..session.requests import ChatRequest
 from ..session.session import Session, run_chat
-from .arguments import THINKING
+from .chat_options import THINKING
 from .wording import count
 from .writer import Writer
 
@@ -91,6 +91,7 @@ class Conversation:
     max_tokens: int | None = None
     system: str = ""
     thinking: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # more of every request
     progress: Callable[[int, int], None] | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
@@ -184,6 +185,7 @@ class Conversation:
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             enable_thinking=self.thinking,
+            **self.options,
         )
 
     def write(self, text: str) -> None:

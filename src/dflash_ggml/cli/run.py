@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Iterable
@@ -21,12 +22,14 @@ from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
-from .arguments import (
-    add_model_options,
-    add_thinking_option,
-    engine_config,
+from .arguments import add_model_options, engine_config, token_limit, warn_of_threads
+from .chat_options import (
+    add_chat_options,
+    add_text_options,
+    file_text,
+    session_options,
+    text_options,
     thinking_choice,
-    warn_of_threads,
 )
 from .command import run_command
 from .interrupt import Interrupt
@@ -43,6 +46,10 @@ EXAMPLES = """examples:
   git diff | dflash-run - --chat --json
 
 With no -m the embedded demonstration pair is used: a small model trained on Python source."""
+
+
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+ESCAPE = re.compile(r"""\\([nrt'"\\])""")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,18 +76,27 @@ def build_parser() -> argparse.ArgumentParser:
         "on stderr",
     )
     add("-sys", "--system", metavar="TEXT", help="system message (with --chat)")
-    add_thinking_option(add)
+    add(
+        "-sysf",
+        "--system-prompt-file",
+        dest="system",
+        type=file_text,
+        metavar="FILE",
+        help="the same from a file",
+    )
+    add("-e", "--escape", action="store_true", help="read escapes in --prompt: \\\\n is a new line")
+    add_chat_options(add)
     add = parser.add_argument_group("output").add_argument
     add(
         "-n",
         "--predict",
         "--n-predict",
-        type=int,
+        type=token_limit,
         default=256,
         metavar="N",
         help="tokens to write, -1: until the end (default 256)",
     )
-    add("--ignore-eos", action="store_true", help="go on behind the model's end of text")
+    add_text_options(add)
     add("--json", action="store_true", help="print one JSON object instead of streaming text")
     add(
         "--versus-plain",
@@ -105,7 +121,8 @@ def read_prompt(args: argparse.Namespace) -> str:
     if sum(source is not None for source in (args.prompt, args.file, args.stdin)) > 1:
         raise ConfigError("give one prompt only: --prompt, -f or -")
     if args.prompt is not None:
-        name, data = "--prompt", os.fsencode(args.prompt)
+        text = ESCAPE.sub(lambda m: ESCAPES[m[1]], args.prompt) if args.escape else args.prompt
+        name, data = "--prompt", os.fsencode(text)
     elif args.file is not None:
         try:
             name, data = args.file, Path(args.file).read_bytes()
@@ -130,8 +147,6 @@ def run(args: argparse.Namespace) -> int:
     """Load, prefill, decode, print; returns the exit code."""
     text = read_prompt(args)
     sampling_params(args)  # a bad value is told of before anything is loaded
-    if args.predict == 0 or args.predict < -1:
-        raise ConfigError(f"-n: {args.predict} is neither -1 nor a count")
     if args.system is not None and not args.chat:
         raise ConfigError("-sys goes with --chat")
     if args.think != "auto" and not args.chat:
@@ -148,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         check_biases(params, engine.n_vocab)
         if args.versus_plain and not engine.sources:
             raise ConfigError("--versus-plain needs a draft (-md)")
-        session = Session(engine, cache_bytes=0)
+        session = Session(engine, cache_bytes=0, **session_options(args))
         steps = Steps()
         prepared = prepare(session, text, args, params)
         start = run_chat if args.chat else run_completion
@@ -180,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
         if plain is not None and not args.json:
             print(versus_line(report, plain, session, rounds), file=sys.stderr)
         if report.is_cut_in_thinking and not args.json:
-            fits = args.predict < 0 or report.usage.predicted_n < args.predict
+            fits = args.predict is None or report.usage.predicted_n < args.predict
             more = f"the context of {engine.n_ctx} ended inside the thinking: raise -c" if fits else (
                 "the limit fell inside the thinking: -n N"
             )  # fmt: skip
@@ -195,14 +210,16 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
     """
     options: dict[str, Any] = {
         "sampling": params,
-        "max_tokens": None if args.predict < 0 else args.predict,
-        "ignore_eos": args.ignore_eos,
+        "max_tokens": args.predict,
+        **text_options(args),
     }
     tokenizer = session.tokenizer
     request: ChatRequest | CompletionRequest
     if args.chat:
-        if not tokenizer.chat_template:
-            raise ConfigError(f"--chat: {session.engine.config.model} has no chat template")
+        if session.templates.source is None:
+            raise ConfigError(
+                f"--chat: {session.engine.config.model} has no chat template; --chat-template gives one"
+            )
         messages = [{"role": "system", "content": args.system}] if args.system else []
         messages.append({"role": "user", "content": text})
         thinking = thinking_choice(args.think, session)

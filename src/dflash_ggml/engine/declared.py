@@ -12,6 +12,7 @@ from ..config import EngineConfig
 from ..drafts.drafter import DraftSource
 from ..errors import ConfigError, DeviceError
 from ..files.gguf import GGUFFile
+from ..files.pairs import EMBEDDED_CONTEXT, EMBEDDED_TARGET
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
@@ -89,7 +90,7 @@ def memory_free(device: Device, limit: int | float | None) -> int:
 class Declared:
     """What a pair will take on a device, before any of its memory is taken.
 
-    longest: context that the target was trained for. kv: types of the caches to plan with, the first that fit are taken.
+    longest: context where none is asked for, if it fits. kv: types of the caches to plan with, the first that fit are taken.
     batches: tokens of a prefill pass to plan with, likewise. width: columns of the widest tree. over: cache rows beyond the
     context, for all texts; over_each: of one text beyond its tokens. notes: what had to be changed for the device. planned: the
     memory that it all takes for so many texts with such caches and batches. kept: experts that stay with the host. lanes: texts
@@ -181,7 +182,7 @@ def declare(
         )
     return Declared(
         weights,
-        target.n_ctx_train,
+        EMBEDDED_CONTEXT if config.model == EMBEDDED_TARGET else target.n_ctx_train,
         kv,
         (config.n_batch,) if config.n_batch else CHOICES if device.is_gpu else (CPU_BATCH,),
         width,

@@ -168,7 +168,7 @@ def _on_device(
     n_ctx = memory.n_ctx
     if kv.note:
         log.warning("%s", kv.note)
-    if n_ctx > target.n_ctx_train:
+    if config.n_ctx and n_ctx > target.n_ctx_train:
         log.warning(
             "n_ctx %d is above the %d that %s was trained for", n_ctx, target.n_ctx_train, config.model
         )

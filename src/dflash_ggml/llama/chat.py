@@ -41,15 +41,12 @@ class LlamaChat(LlamaSeveral):
             for name, source in self.metadata.items()
             if name.startswith("tokenizer.chat_template.")
         }
-        if "tokenizer.chat_template" in self.metadata:
-            self._chat_handlers["chat_template.default"] = self._handler(
-                self.metadata["tokenizer.chat_template"]
-            )
+        source = self.metadata.get("tokenizer.chat_template")
+        if source:
+            self._chat_handlers["chat_template.default"] = self._handler(source)
         self.chat_format = chat_format
         if chat_format is None and chat_handler is None:
-            self.chat_format = (
-                "chat_template.default" if "tokenizer.chat_template" in self.metadata else "chatml"
-            )
+            self.chat_format = "chat_template.default" if source else "chatml"
 
     def _handler(self, source: str) -> TemplateHandler:
         """A handler of one of the model's templates, compiled now, so that a bad one is found here."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import ConfigError
-from .chat_formats import CHATML, FORMATS
+from ..text.chat_formats import CHATML, FORMATS
 from .formatter import ChatFormatter, chat_formatter_to_chat_completion_handler
 from .template_handler import TemplateHandler
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..text import grammar
+from ..text.chat_formats import FORMATS
 from . import cache as llama_cache
 from . import (
     chat_formats,
@@ -89,14 +90,14 @@ _CHAT = {
     "functionary_chat_handler": chat_handlers.get_chat_completion_handler("functionary"),
     "functionary_v1_v2_chat_handler": chat_handlers.get_chat_completion_handler("functionary-v2"),
     "chatml_function_calling": chat_handlers.get_chat_completion_handler("chatml-function-calling"),
-    "CHATML_CHAT_TEMPLATE": chat_formats.FORMATS["chatml"].template,
+    "CHATML_CHAT_TEMPLATE": FORMATS["chatml"].template,
     "CHATML_BOS_TOKEN": "<s>",
     "CHATML_EOS_TOKEN": "<|im_end|>",
-    "MISTRAL_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["mistral-instruct"].template,
+    "MISTRAL_INSTRUCT_CHAT_TEMPLATE": FORMATS["mistral-instruct"].template,
     "MISTRAL_INSTRUCT_BOS_TOKEN": "<s>",
     "MISTRAL_INSTRUCT_EOS_TOKEN": "</s>",
-    "MIXTRAL_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["mistral-instruct"].template,
-    "LLAMA3_INSTRUCT_CHAT_TEMPLATE": chat_formats.FORMATS["llama-3"].template,
+    "MIXTRAL_INSTRUCT_CHAT_TEMPLATE": FORMATS["mistral-instruct"].template,
+    "LLAMA3_INSTRUCT_CHAT_TEMPLATE": FORMATS["llama-3"].template,
 }
 _SETTINGS = {"Settings": Settings, "ServerSettings": ServerSettings, "ModelSettings": ModelSettings}
 _C_NAMES = {**CONSTANTS, **functions.FUNCTIONS, **opened_context.FUNCTIONS}

@@ -19,11 +19,15 @@ class LeftOutInt(int):
 
 
 def settled(options: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` with those that were left out as the model file recommends them, else as plain numbers."""
-    return {
-        name: recommended.get(name, value.real) if isinstance(value, (LeftOutFloat, LeftOutInt)) else value
-        for name, value in options.items()
-    }
+    """`options` with those that were left out, or None, as the model file recommends them, else as plain numbers."""
+
+    def one(name: str, value: Any) -> Any:
+        if value is None:
+            return recommended.get(name)
+        is_left_out = isinstance(value, (LeftOutFloat, LeftOutInt))
+        return recommended.get(name, value.real) if is_left_out else value
+
+    return {name: one(name, value) for name, value in options.items()}
 
 
 NAMES = (

@@ -9,15 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
+from ..server.errors import ApiError
+from ..server.media import content_text, thoughts
+from ..server.notes import Notes
 from ..text.template import normalise_messages
 
 _SHARES = ("top_p", "min_p", "typical_p")
-_LABELS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "file": "document"}
+_WHOLE = ("top_k", "mirostat_mode")
 
 
 def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
-    """Sampler options as the sampler takes them: shares between 0 and 1, penalties above 0, a bias on known ids only."""
-    out, told = dict(options), []
+    """Sampler options as the sampler takes them: shares between 0 and 1, penalties above 0, a bias on known ids only, no nulls.
+
+    Raises ConfigError for a count that is no whole number.
+    """
+    out, told = {name: value for name, value in options.items() if value is not None}, []
+    for name in _WHOLE:
+        if name in out:
+            out[name] = whole(name, out[name])
     for name in _SHARES:
         value = out.get(name)
         if isinstance(value, (int, float)) and not 0 <= value <= 1 and not math.isnan(value):
@@ -39,28 +48,43 @@ def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any
     return out
 
 
+def whole(name: str, value: Any) -> int:
+    """A whole number, also from a float such as 2.0. Raises ConfigError."""
+    if isinstance(value, float) and not value.is_integer():
+        raise ConfigError(f"{name}: {value} is not a whole number")
+    return int(value)
+
+
 def usable_messages(messages: Any) -> Any:
-    """The conversation in text, with roles that templates know, and at least one message; what is no list stays as it is."""
+    """The conversation in text, read as the server reads it, with roles that templates know and at least one message.
+
+    What is no list stays as it is. Raises ConfigError for a part that cannot be read.
+    """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         return messages
-    out, told = [], []
+    out, told, notes = [], [], Notes()
     for i, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, Mapping) else "user"
-        if not _is_role(role):
-            told.append(f"messages[{i}].role {role!r} is read as 'user'")
-            message = {**message, "role": "user"}
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, (list, tuple)):
-            parts = [_readable(part) for part in content]
-            left_out = [k for k, part in enumerate(parts) if part is not content[k]]
-            if left_out:
-                told.append(f"messages[{i}].content[{left_out[0]}]: this model reads text only")
-                message = {**message, "content": parts}
-        out.append(message)
+        if not isinstance(message, Mapping):
+            out.append(message)
+            continue
+        row, content = dict(message), message.get("content")
+        if not _is_role(message.get("role")):
+            told.append(f"messages[{i}].role {message.get('role')!r} is read as 'user'")
+            row["role"] = "user"
+        try:
+            row["content"] = content_text(content, f"messages[{i}].content", notes) or message.get("refusal")
+        except ApiError as error:
+            raise ConfigError(f"{error.param}: {error.message}") from None
+        thought = thoughts(message.get("thinking_blocks")) or thoughts(content)
+        if thought:
+            row.setdefault("reasoning_content", thought)
+        if message.get("tool_calls"):
+            row["tool_calls"] = [_function_call(call) for call in message["tool_calls"]]
+        out.append(row)
     if not out:
         told.append("messages is empty: an empty message of the user stands in")
         out = [{"role": "user", "content": ""}]
-    warn(told)
+    warn([*told, notes.header] if notes.header else told)
     return out
 
 
@@ -73,12 +97,13 @@ def _is_role(role: Any) -> bool:
     return True
 
 
-def _readable(part: Any) -> Any:
-    """A part of a message's content; in place of one that is no text, a line that says what was left out."""
-    if not isinstance(part, Mapping) or isinstance(part.get("text"), str) or "type" not in part:
-        return part
-    label = _LABELS.get(str(part["type"]), part["type"])
-    return {"type": "text", "text": f"[{label} left out: this model reads text only]"}
+def _function_call(call: Any) -> Any:
+    """An earlier call of a tool whose input is text, as the call of a function."""
+    custom = call.get("custom") if isinstance(call, Mapping) else None
+    if not isinstance(custom, Mapping):
+        return call
+    function = {"name": custom.get("name"), "arguments": {"input": custom.get("input", "")}}
+    return {**call, "type": "function", "function": function}
 
 
 def usable_choice(choice: Any, tools: Sequence[Any]) -> Any:

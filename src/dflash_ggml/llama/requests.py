@@ -20,18 +20,15 @@ SAMPLING_OPTIONS = tuple(
 )
 
 
-def sampling_params(
-    *, seed: int, last_n_tokens_size: int, n_vocab: int, temperature: float, **options: Any
-) -> SamplingParams:
+def sampling_params(*, seed: int, last_n_tokens_size: int, n_vocab: int, **options: Any) -> SamplingParams:
     """Sampler options, brought into range; a seed of -1 or 2^32-1 asks for fresh entropy, as in llama.cpp."""
     seed &= 0xFFFFFFFF
     options = sampling_in_range(options, n_vocab)
     return SamplingParams(
-        temperature=temperature,
         penalty_last_n=last_n_tokens_size,
         logit_bias=options["logit_bias"],
         seed=None if seed == LLAMA_DEFAULT_SEED else seed,
-        **{name: options[name] for name in SAMPLING_OPTIONS if name in options},
+        **{name: options[name] for name in ("temperature", *SAMPLING_OPTIONS) if name in options},
     )
 
 
@@ -118,6 +115,8 @@ def tool_choice_of(value: Any) -> ToolChoice:
     if value in ("auto", "none", "required"):
         return value
     function = value.get("function") if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping) and value.get("type") == "function" and function is None:
+        function = value  # as the Responses API has it
     if isinstance(function, Mapping) and isinstance(function.get("name"), str):
         return NamedTool(function["name"])
     raise ConfigError(

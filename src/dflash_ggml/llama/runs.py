@@ -22,6 +22,7 @@ from ..session.session import generation_of
 from ..session.slots import CachedSlot
 from .embedding import LlamaEmbeddings
 from .left_out import settled
+from .lenient import whole
 from .requests import sampling_params
 
 
@@ -100,7 +101,7 @@ class LlamaRuns(LlamaEmbeddings):
 
     def _sampling(self, seed: int | None, **options: Any) -> Any:
         """Sampler options with the call's seed, or the next of the constructor seed's chain."""
-        seed = seed if seed is not None else random.Random(self._seed).randint(0, 2**32)
+        seed = random.Random(self._seed).randint(0, 2**32) if seed is None else whole("seed", seed)
         self.set_seed(seed)
         options = settled(options, self._recommended)
         return sampling_params(

@@ -13,7 +13,7 @@ from ..decode.recommended import recommended
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError
 from ..session.session import Session
-from .chat_formats import FORMATS
+from ..text.chat_formats import FORMATS
 from .llama import Llama
 from .options import LlamaOptions
 

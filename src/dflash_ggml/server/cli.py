@@ -14,13 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ..cli.arguments import (
-    add_model_options,
-    add_thinking_option,
-    engine_config,
-    file_metadata,
-    warn_of_threads,
-)
+from ..cli.arguments import add_model_options, engine_config, file_metadata, token_limit, warn_of_threads
+from ..cli.chat_options import add_chat_options, session_options
 from ..cli.parser import Parser
 from ..cli.sampling_options import add_sampling_options, sampling_params
 from ..config import MAX_PARALLEL
@@ -44,6 +39,7 @@ except ImportError as error:  # the server extra is optional
 log = logging.getLogger("dflash_ggml.server")
 
 SWITCH_SECONDS = 0.001
+NO_LIMIT = 1 << 62  # bytes
 _BAD = (ConfigError, ModelFileError, ContextOverflowError)  # an option or a file is at fault
 
 EXAMPLES = """examples:
@@ -68,15 +64,23 @@ def build_parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1; others need an API key)"
     )
     add("--port", type=int, default=8080, help="port, 0: any free one (default 8080)")
-    add("--api-key", action="append", default=[], metavar="KEY", help="accept this key; may be repeated")
+    add(
+        "--api-key",
+        type=_listed,
+        action="extend",
+        default=[],
+        metavar="KEY,...",
+        help="accept these keys; may be repeated",
+    )
     add("--api-key-file", metavar="FILE", help="accept the keys in this file, one per line")
     add(
         "-a",
         "--alias",
-        action="append",
+        type=_listed,
+        action="extend",
         default=[],
-        metavar="NAME",
-        help="name of the model, instead of the file's; may be repeated",
+        metavar="NAME,...",
+        help="names of the model, instead of the file's; may be repeated",
     )
     add(
         "--strict",
@@ -94,8 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="requests that are answered side by side; they share the context's tokens (default 0: by the memory that is free, "
-        "as many as leave one request what it would have alone)",
+        help="requests that are answered side by side; they share the context's tokens (default 0, or -1: by the memory that is "
+        "free, as many as leave one request what it would have alone)",
     )
     add("--queue", type=int, default=256, metavar="N", help="requests that may wait (default 256)")
     add(
@@ -110,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--n-predict",
         "--max-tokens",
         dest="max_tokens",
-        type=int,
+        type=token_limit,
         metavar="N",
         help="tokens per answer for requests that set no limit of their own, -1: none (default)",
     )
@@ -132,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=1024,
         metavar="MB",
-        help="memory for cached prefixes, 0: none (default 1024)",
+        help="memory for cached prefixes, 0: none, -1: without a limit (default 1024)",
     )
     add(
         "--cache-disk",
@@ -156,16 +160,25 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "--cors-origin",
-        action="append",
+        type=_listed,
+        action="extend",
         default=[],
-        metavar="URL",
-        help="let pages of this origin call the API",
+        metavar="URL,...",
+        help="let pages of these origins call the API, *: of all; may be repeated",
     )
-    add_thinking_option(add)
+    add_chat_options(add)
     add("-v", "--verbose", action="store_true", help="log requests")
     add_model_options(parser)
     add_sampling_options(parser)
     return parser
+
+
+def _listed(text: str) -> list[str]:
+    """Words with commas between, none of them empty."""
+    words = text.split(",")
+    if not all(map(str.strip, words)):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
+    return words
 
 
 def read_keys(args: argparse.Namespace) -> list[str]:
@@ -234,38 +247,39 @@ def run(args: argparse.Namespace) -> int:
     require_safe_bind(args.host, keys)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port: {args.port} is outside 0..65535")
-    if not 0 <= args.parallel <= MAX_PARALLEL:
+    if not -1 <= args.parallel <= MAX_PARALLEL:
         raise ConfigError(f"--parallel: {args.parallel} is outside 0..{MAX_PARALLEL}")
+    if args.cache_mb < -1:
+        raise ConfigError(f"--cache-mb: {args.cache_mb} is neither -1 nor a size")
     if args.queue < 1:
         raise ConfigError(f"--queue: {args.queue} is below 1")
     per_client = (args.queue + 1) // 2 if args.queue_per_client is None else args.queue_per_client
     if not 1 <= per_client <= args.queue:
         raise ConfigError(f"--queue-per-client: {per_client} is outside 1..{args.queue}")
-    if args.max_tokens is not None and args.max_tokens < 1 and args.max_tokens != -1:
-        raise ConfigError(f"--max-tokens: {args.max_tokens} is neither -1 nor a count")
     config = engine_config(args)
     warn_of_threads(args.threads)
     settings = Settings(
         names=tuple(args.alias) or (config.model.stem,),
         sampling=sampling_params(args, file_metadata(config.model)),
-        max_tokens=None if args.max_tokens == -1 else args.max_tokens,
+        max_tokens=args.max_tokens,
         limits=Limits(body_bytes=args.max_body),
         strict=args.strict,
         strict_model=args.strict_model,
     )
     if args.cache_disk_mb < 1:
         raise ConfigError(f"--cache-disk-mb: {args.cache_disk_mb} is below 1")
-    if args.cache_disk is not None and args.cache_mb < 1:
+    if args.cache_disk is not None and args.cache_mb == 0:
         raise ConfigError("--cache-disk: needs cached prefixes; give --cache-mb")
     sockets = listen(args.host, args.port)
     opener = Opener(
         config,
-        args.cache_mb << 20,
-        settings.sampling,
-        args.think,
-        args.cache_disk,
-        args.cache_disk_mb << 20,
-        args.parallel,
+        cache_bytes=NO_LIMIT if args.cache_mb == -1 else args.cache_mb << 20,
+        sampling=settings.sampling,
+        think=args.think,
+        disk=args.cache_disk,
+        disk_bytes=args.cache_disk_mb << 20,
+        parallel=max(args.parallel, 0),
+        chats=session_options(args),
     )
     open_runner: Callable[[Progress], EngineSide] = Supervised(opener) if args.supervise else opener
     service = make_service(

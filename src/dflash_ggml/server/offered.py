@@ -7,7 +7,7 @@ parameters that the type stands for. Tools that a service runs itself are left o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,8 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from ..session.requests import NamedTool, ToolChoice
-from ..text.json_text import loads, well_formed_json
-from .dialect import NO_PARAMETERS, chat_tool, dumps
+from ..text.json_text import well_formed_json
+from .dialect import NO_PARAMETERS, chat_tool
 from .errors import bad_request
 from .known_tools import KNOWN, LOCAL_SHELL
 from .notes import Notes
@@ -282,20 +282,6 @@ def pick(
     if word not in (None, "auto", "none"):
         raise bad_request(f"{param}: {word!r:.80} is none of auto, none, required", param)
     return offer, "none" if word == "none" else "auto"
-
-
-def call_arguments(value: Any) -> str:
-    """Arguments of an earlier call as the JSON text of an object; what is none becomes the member `input` of one."""
-    if value is None or value == "":
-        return "{}"
-    if isinstance(value, Mapping):
-        return dumps(value)
-    text = value if isinstance(value, str) else dumps(value)
-    try:
-        found = loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    return text if isinstance(found, dict) else dumps({"input": text})
 
 
 def arguments_of(text: str) -> Any:

@@ -28,7 +28,7 @@ from .harmless import IDLE_CHAT
 from .limits import check_count, check_stops
 from .media import content_text, thoughts
 from .notes import Notes
-from .offered import FreeText, Offer, call_arguments, choose, free_text, offer_openai
+from .offered import FreeText, Offer, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
 from .schema import Alternatives, Body, Options, SamplingFields, Whole, parse, unsupported
 
@@ -107,9 +107,9 @@ class Message(Body):
 
 def _plain_call(call: Call, where: str) -> dict[str, Any]:
     if call.custom is not None:
-        name, arguments = call.custom.name, call_arguments({"input": call.custom.input})
+        name, arguments = call.custom.name, {"input": call.custom.input}
     elif call.function is not None:
-        name, arguments = call.function.name, call_arguments(call.function.arguments)
+        name, arguments = call.function.name, call.function.arguments
     else:
         raise bad_request("a function with a name is needed", f"{where}.function")
     head = {} if call.id is None else {"id": call.id}
@@ -208,7 +208,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         grammar=grammar,
         chat_template_kwargs=template,
         enable_thinking=switch,
-        split_reasoning=body.reasoning_format != "none" and body.separate_reasoning is not False,
+        split_reasoning=_split(body),
         add_generation_prompt=add_prompt,
         continue_final_message=_continues(body, messages),
         sampling=body.sampling(settings.sampling),
@@ -258,6 +258,13 @@ def _limit(body: ChatBody, notes: Notes) -> int | None:
         notes.weaken("max_tokens", "max_completion_tokens differs and counts")
     limit = old if new is None else new
     return None if limit == -1 else limit
+
+
+def _split(body: ChatBody) -> bool | None:
+    """Whether thoughts are set apart from the text; None where the request does not say."""
+    if body.reasoning_format is None and body.separate_reasoning is None:
+        return None
+    return body.reasoning_format != "none" and body.separate_reasoning is not False
 
 
 def _logprobs(body: ChatBody, notes: Notes) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ..cli.arguments import THINKING, thinking_choice
+from ..cli.chat_options import THINKING, thinking_choice
 from ..cli.sampling_options import check_biases
 from ..config import EngineConfig
 from ..decode.sampling_params import SamplingParams
@@ -27,6 +29,7 @@ class Opener:
     disk: Path | None = None  # folder for prefixes that outlive the process
     disk_bytes: int = 0
     parallel: int = 0  # sequences decoded together; 0: as the memory allows
+    chats: Mapping[str, Any] = field(default_factory=dict)  # what chats leave open, as keywords of Session
 
     def __call__(self, progress: Progress) -> Runner:
         from ..engine.engine import Engine
@@ -47,6 +50,7 @@ class Opener:
                 thinking=THINKING[self.think],
                 vet=vetter,
                 disk=disk,
+                **self.chats,
             )
             thinking_choice(self.think, session)  # says where there is no switch
             with suppress(ConfigError):  # grammars are refused when they are asked for

@@ -12,7 +12,7 @@ from .errors import bad_request
 from .harmless import IDLE_RESPONSES, QUIET_RESPONSES
 from .media import content_text
 from .notes import Notes
-from .offered import call_arguments, flat_name
+from .offered import flat_name
 from .schema import Alternatives, Body, Positive, Probability, Speculation, Temperature, parse, plain_format
 
 SEALED = "dflash:"  # before reasoning that was handed out as encrypted_content
@@ -53,7 +53,7 @@ class CallItem(Body):
             name, given = "local_shell", {k: v for k, v in (self.action or {}).items() if v and k != "type"}
         if name is None:
             raise bad_request("the name of the tool is missing", f"{where}.name")
-        function = {"name": flat_name(name, self.namespace), "arguments": call_arguments(given)}
+        function = {"name": flat_name(name, self.namespace), "arguments": given}
         return {"id": self.call_id or self.id, "type": "function", "function": function}
 
 

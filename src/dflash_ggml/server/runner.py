@@ -97,7 +97,7 @@ class Runner:
             "sources": list(engine.sources),
             "mode": engine.config.mode,
             "budget": engine.config.budget,
-            "chat_template": self.tokenizer.chat_template,
+            "chat_template": self.session.templates.source,
             "bos_token": self._text(self.tokenizer.bos_id),
             "eos_token": self._text(self.tokenizer.eos_id),
             "build_info": f"dflash-ggml-{version('dflash-ggml')}",
@@ -114,7 +114,7 @@ class Runner:
         names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
         ids = {name: tokenizer.special_ids.get(key) for name, key in names.items()}
         texts = {name: None if i is None else tokenizer.tokens[i] for name, i in ids.items()}
-        return {**texts, "chat_template": tokenizer.chat_template, "add_bos_token": tokenizer.add_bos}
+        return {**texts, "chat_template": self.session.templates.source, "add_bos_token": tokenizer.add_bos}
 
     def skills(self) -> list[str]:
         """What the vocabulary and the chat template can do beside plain text: insert, tools, thinking."""

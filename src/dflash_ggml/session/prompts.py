@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigError
@@ -15,6 +16,8 @@ from ..text.tokenizer import Tokenizer, TooManyTokens
 from ..text.tools import NamedTool, check_tools, with_generic_tool_prompt
 from .requests import ChatRequest, CompletionRequest
 from .templates import Templates
+
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,19 @@ class Prepared:
 
 
 class Prompts:
-    """Makes the prompts of one vocabulary; any thread may ask. thinking: for chats that leave it open."""
+    """Makes the prompts of one vocabulary; any thread may ask. thinking, variables: for chats that leave them open."""
 
-    def __init__(self, tokenizer: Tokenizer, templates: Templates, thinking: bool | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        templates: Templates,
+        thinking: bool | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
         self._thinking = thinking
+        self._variables = _template_variables(variables)
 
     def make(self, request: ChatRequest | CompletionRequest, most: int | None = None) -> Prepared:
         """The prompt of a request. Raises ConfigError for one that cannot be rendered.
@@ -61,7 +71,7 @@ class Prompts:
         if not template.supports_tools:
             messages, tools = with_generic_tool_prompt(messages, tools), ()
         messages = fit(messages, template.renders)
-        extra = _template_variables(request.chat_template_kwargs)
+        extra = self._variables | _template_variables(request.chat_template_kwargs)
         ends = {
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
@@ -77,6 +87,10 @@ class Prompts:
             **extra,
         )
         ids = tuple(self._tokenizer.encode(text, most=most))
+        if not ids:
+            raise ConfigError(
+                "messages: the chat template made no prompt of them, there is nothing to answer"
+            )
         boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
         return Prepared(request, text, ids, boundaries, reasoning_at_start(text) == "open")
 

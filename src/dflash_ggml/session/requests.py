@@ -83,7 +83,8 @@ class ChatRequest(GenerationOptions):
     after one call. continue_final_message: the last message is from the assistant and is to be continued.
     add_generation_prompt False: the prompt ends behind the last message, without opening the assistant's.
     template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the
-    session, and where that has none to the template. split_reasoning False leaves reasoning in the text.
+    session, and where that has none to the template. split_reasoning False leaves reasoning in the text, None leaves
+    that to the session too.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -94,6 +95,6 @@ class ChatRequest(GenerationOptions):
     template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
-    split_reasoning: bool = True
+    split_reasoning: bool | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool = True

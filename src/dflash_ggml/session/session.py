@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import logging
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ContextOverflowError
 from ..text.chat_parser import ChatParser, ReasoningMode
@@ -21,7 +22,7 @@ from .events import Event
 from .generation import RequestGeneration
 from .hooks import Hooks
 from .prefix_cache import PrefixCache
-from .prompts import Prepared, Prompts
+from .prompts import NO_VARIABLES, Prepared, Prompts
 from .requests import ChatRequest, CompletionRequest
 from .scheduler import Scheduler
 from .sinks import ChatSink, TextSink
@@ -30,6 +31,8 @@ from .templates import Templates
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+
+log = logging.getLogger("dflash_ggml")
 
 CACHE_BYTES = 1 << 30
 NO_HOOKS = Hooks()
@@ -43,11 +46,13 @@ class Session:
         cache_bytes: budget of the prefix cache in host memory (0 turns it off).
         template: chat template source, instead of the model's own.
         thinking: on or off for chats that do not say; None leaves it to the template.
+        variables: of the template, where a chat does not set them.
+        split_reasoning: whether reasoning is set apart from the text, for chats that do not say.
         vet: asked before a grammar is compiled (see GrammarCompiler).
         disk: where prefixes outlive this process; `close` writes the last ones.
 
     Raises:
-        ConfigError: the template does not compile.
+        ConfigError: the template does not compile, or cannot take a variable.
     """
 
     def __init__(
@@ -57,16 +62,20 @@ class Session:
         cache_bytes: int = CACHE_BYTES,
         template: str | None = None,
         thinking: bool | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        split_reasoning: bool = True,
         vet: Callable[[GrammarSpec], None] | None = None,
         disk: DiskCache | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
-        self.prompts = Prompts(engine.tokenizer, self.templates, thinking)
+        self.prompts = Prompts(engine.tokenizer, self.templates, thinking, variables)
+        self.split_reasoning = split_reasoning
         self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
         self.scheduler = Scheduler(self.slots)
         self._vet = vet
+        self._told_of_length = False
         self._grammars: GrammarCompiler | None = None
 
     @property
@@ -79,7 +88,7 @@ class Session:
     @property
     def can_switch_thinking(self) -> bool:
         """Whether the chat template, if there is one, has a switch for thinking."""
-        return self.templates.has_default and self.templates.of(None)[0].supports_thinking
+        return self.templates.source is not None and self.templates.of(None)[0].supports_thinking
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
         """Render and tokenise a request's prompt, for run_chat or run_completion; any thread may, at any time.
@@ -104,6 +113,13 @@ class Session:
         bad = next((i for i in prepared.ids if not 0 <= i < engine.n_vocab), None)
         if bad is not None:
             raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {engine.n_vocab}")
+        trained = engine.params.n_ctx_train
+        if len(prepared.ids) > trained and not self._told_of_length:
+            self._told_of_length = True
+            log.warning(
+                "a prompt of %d tokens: %s was trained for %d, longer texts it understands less well",
+                *(len(prepared.ids), engine.config.model.name, trained),
+            )
         try:
             bound = self.constraint(prepared)
             if bound is not None:
@@ -170,8 +186,9 @@ def generation_of(
         reasoning: ReasoningMode = "open" if prepared.in_reasoning else "closed"
         parse_calls = bool(schemas) and choice != "none"
         stops = StopStrings(asked.stop)
+        split = session.split_reasoning if asked.split_reasoning is None else asked.split_reasoning
         parser = ChatParser(
-            reasoning=reasoning if asked.split_reasoning else "off",
+            reasoning=reasoning if split else "off",
             schemas=schemas if parse_calls else None,
             stops=stops,
             new_id=hooks.new_call_id,

@@ -26,9 +26,9 @@ class Templates:
         self._default = self._compile(source) if source else None
 
     @property
-    def has_default(self) -> bool:
-        """Whether there is a template for requests that bring none."""
-        return self._default is not None
+    def source(self) -> str | None:
+        """The template of requests that bring none, if there is one."""
+        return None if self._default is None else self._default[0].source
 
     def of(self, source: str | None) -> tuple[ChatTemplate, int | None]:
         """A template and the token with which it opens a turn, None if that is no control token.
@@ -38,7 +38,8 @@ class Templates:
         if source is None or (self._default is not None and source == self._default[0].source):
             if self._default is None:
                 raise ConfigError(
-                    "messages: the model file has no chat template; name one or use a plain completion"
+                    "messages: the model file has no chat template; --chat-template and --chat-template-file give one, or use a "
+                    "plain completion"
                 )
             return self._default
         with self._lock:

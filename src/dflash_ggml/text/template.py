@@ -171,20 +171,29 @@ def content_text(content: Any, where: str) -> str:
     return "".join(pieces)
 
 
+def call_arguments(value: Any) -> dict[str, Any]:
+    """Arguments of an earlier call as the object that templates iterate over, from one or from its JSON text.
+
+    What is no object, for example the text of a call that was cut off, becomes the member `input` of one.
+    """
+    if value is None or value == "":
+        return {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        found = loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"input": text}
+
+
 def _normalise_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigError(f"{where}.function: expected an object with a name")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        # templates iterate over the arguments, OpenAI's dialect sends them as JSON text
-        try:
-            arguments = loads(arguments or "{}")
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{where}.function.arguments: not valid JSON: {error}") from None
-    if not isinstance(arguments, Mapping):
-        raise ConfigError(f"{where}.function.arguments: expected a JSON object")
-    out = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    arguments = call_arguments(function.get("arguments"))
+    out = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if call.get("id") is not None:
         out["id"] = call["id"]
     return out

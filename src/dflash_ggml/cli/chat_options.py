@@ -1,0 +1,162 @@
+"""Command-line options of conversations: template, thinking; and of the texts that a command asks for: where they end, what binds
+them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..text.chat_formats import named_template
+from ..text.grammar_spec import GrammarSpec, json_schema_spec
+
+if TYPE_CHECKING:
+    from ..session.session import Session
+
+THINKING = {"on": True, "off": False, "auto": None}
+FORMATS = ("auto", "deepseek", "none", "deepseek-legacy")  # of thoughts in answers, by llama.cpp's names
+
+log = logging.getLogger(__name__)
+
+
+def add_chat_options(add: Callable[..., Any]) -> None:
+    """Add what `session_options` reads, and --think, to a group of options; `add` is the group's add_argument."""
+    add(
+        "--think",
+        choices=tuple(THINKING),
+        default="auto",
+        help="turn the model's thinking on or off, through its chat template (default auto: as the template has it)",
+    )
+    add(
+        "--reasoning-budget",
+        type=_budget,
+        metavar="N",
+        help="tokens of thinking before it is ended, 0: none, -1: as many as the model wants (default)",
+    )
+    add(
+        "--reasoning-format",
+        choices=FORMATS,
+        default="auto",
+        metavar="FORMAT",
+        help="none: thoughts stay in the text, with their tags; auto, deepseek: they are set apart (default)",
+    )
+    add(
+        "--reasoning-effort",
+        metavar="LEVEL",
+        help="the variable of this name for the chat template, where it has levels: low, medium, high",
+    )
+    template = {"metavar": "JINJA", "dest": "chat_template"}
+    add("--chat-template", type=_template, help="a chat template, or a known one's name: chatml", **template)
+    add(
+        "--chat-template-file",
+        type=file_text,
+        help="the same from a file",
+        **(template | {"metavar": "FILE"}),
+    )
+    add(
+        "--chat-template-kwargs",
+        type=_variables,
+        default={},
+        metavar="JSON",
+        help='variables for the chat template: {"enable_thinking": false}',
+    )
+
+
+def add_text_options(add: Callable[..., Any]) -> None:
+    """Add what `text_options` reads to a group of options."""
+    add("--ignore-eos", action="store_true", help="go on behind the model's end of text")
+    add(
+        "-r",
+        "--reverse-prompt",
+        dest="stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the text where this comes; may be repeated",
+    )
+    for names, kind, metavar, what in (
+        (("--grammar",), _gbnf, "GBNF", "hold the text to this grammar"),
+        (("--grammar-file",), partial(_in_file, _gbnf), "FILE", "the same from a file"),
+        (("-j", "--json-schema"), _schema, "JSON", "hold the text to this JSON schema"),
+        (("-jf", "--json-schema-file"), partial(_in_file, _schema), "FILE", "the same from a file"),
+    ):
+        add(*names, dest="grammar", type=kind, metavar=metavar, help=what)
+
+
+def session_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What requests leave open, as keywords of `Session`, but for whether to think."""
+    level = args.reasoning_effort
+    effort = {} if level in (None, "default") else {"reasoning_effort": level}
+    found = {
+        "template": args.chat_template,
+        "variables": {**effort, **args.chat_template_kwargs},
+        "split_reasoning": args.reasoning_format != "none",
+        "reasoning_budget": args.reasoning_budget,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def text_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What a request says of the text, as its keywords."""
+    return {"ignore_eos": args.ignore_eos, "stop": tuple(args.stop), "grammar": args.grammar}
+
+
+def thinking_choice(word: str, session: Session) -> bool | None:
+    """What --think asks for; says so where the model's chat template knows no switch."""
+    choice = THINKING[word]
+    if choice is not None and not session.can_switch_thinking:
+        log.warning("--think %s: this model's chat template knows no such switch, the model decides", word)
+    return choice
+
+
+def file_text(name: str) -> str:
+    """What a file holds."""
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"can't read {name}: {error}") from None
+
+
+def _in_file(read: Callable[[str], Any], name: str) -> Any:
+    return read(file_text(name))
+
+
+def _template(text: str) -> str:
+    """A template from itself or from a name."""
+    try:
+        return text if "{" in text else named_template(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _variables(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return found
+
+
+def _gbnf(text: str) -> GrammarSpec | None:
+    return GrammarSpec("gbnf", text) if text.strip() else None
+
+
+def _schema(text: str) -> GrammarSpec | None:
+    try:
+        return json_schema_spec(text) if text.strip() else None
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _budget(text: str) -> int:
+    found = int(text)
+    if found < -1:
+        raise argparse.ArgumentTypeError(f"{found} is neither -1 nor a count")
+    return found
