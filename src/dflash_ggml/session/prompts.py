@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from ..text.chat_parser import reasoning_at_start
+from ..text.chat_parser import ReasoningMode, reasoning_at_start
 from ..text.pieces import PIECE
 from ..text.roles import fit
-from ..text.template import normalise_messages
+from ..text.template import last_thought, normalise_messages
 from ..text.tokenizer import Tokenizer, TooManyTokens
 from ..text.tools import NamedTool, check_tools, with_generic_tool_prompt
 from .requests import ChatRequest, CompletionRequest
@@ -22,23 +22,35 @@ class Prepared:
     """A request with its prompt, plain data as well.
 
     text: the rendered conversation, or the text before a completion. boundaries: positions in ids at which messages
-    start. in_reasoning: the text ends inside an open think block.
+    start. reasoning: whether the text ends inside an open think block, and whether that is begun.
     """
 
     request: ChatRequest | CompletionRequest
     text: str
     ids: tuple[int, ...]
     boundaries: tuple[int, ...] = ()
-    in_reasoning: bool = False
+    reasoning: ReasoningMode = "closed"
 
 
 class Prompts:
-    """Makes the prompts of one vocabulary; any thread may ask. thinking: for chats that leave it open."""
+    """Makes the prompts of one vocabulary; any thread may ask. thinking, reasoning_budget: for chats that leave them open."""
 
-    def __init__(self, tokenizer: Tokenizer, templates: Templates, thinking: bool | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        templates: Templates,
+        thinking: bool | None = None,
+        reasoning_budget: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
-        self._thinking = thinking
+        self._thinking, self._budget = thinking, reasoning_budget
+
+    def budget(self, request: ChatRequest) -> int | None:
+        """The reasoning budget of a request, or the session's where that does not say; None: by its effort, if at all."""
+        if request.reasoning_budget is not None or request.reasoning_effort is not None:
+            return request.reasoning_budget
+        return None if self._budget == 0 and request.enable_thinking else self._budget
 
     def make(self, request: ChatRequest | CompletionRequest, most: int | None = None) -> Prepared:
         """The prompt of a request. Raises ConfigError for one that cannot be rendered.
@@ -67,9 +79,12 @@ class Prompts:
             "continue_final_message": request.continue_final_message,
         }
         ends |= {name: extra.pop(name) for name in ends if name in extra}
-        thinking = self._thinking if request.enable_thinking is None else request.enable_thinking
-        if thinking is not None and (request.enable_thinking is not None or "enable_thinking" not in extra):
+        asked = False if request.reasoning_budget == 0 else request.enable_thinking
+        thinking = False if self.budget(request) == 0 else self._thinking if asked is None else asked
+        if thinking is not None and (asked is not None or "enable_thinking" not in extra):
             extra["enable_thinking"] = thinking
+        if request.reasoning_effort is not None:  # some templates write it into the prompt
+            extra.setdefault("reasoning_effort", request.reasoning_effort)
         text = template.render(
             messages,
             tools=tools,
@@ -78,7 +93,10 @@ class Prompts:
         )
         ids = tuple(self._tokenizer.encode(text, most=most))
         boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
-        return Prepared(request, text, ids, boundaries, reasoning_at_start(text) == "open")
+        reasoning = reasoning_at_start(text)
+        if ends["continue_final_message"] and (last_thought(messages[-1]) or "").strip():
+            reasoning = "begun"
+        return Prepared(request, text, ids, boundaries, reasoning)
 
     def _completion(self, request: CompletionRequest, most: int | None) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt

@@ -1,0 +1,46 @@
+"""How long a model may think: budgets in tokens, and what levels of effort mean in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ConfigError
+
+# tokens of the longest answers, thoughts included, that the models' publishers recommend, by architecture
+LONGEST_ANSWER = {"qwen35": 81_920, "qwen35moe": 81_920, "qwen3next": 81_920}
+LONGEST_ANSWER_ELSEWHERE = 32_768
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+# the share of an answer that thoughts may take; None: all of it
+EFFORTS: dict[Effort, float | None] = {
+    "minimal": 1 / 64,
+    "low": 1 / 16,
+    "medium": 1 / 4,
+    "high": 3 / 4,
+    "xhigh": None,
+    "max": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """After `budget` tokens of reasoning the tokens of `end` are forced, which close it."""
+
+    budget: int
+    end: tuple[int, ...]
+
+
+def check_thinking(budget: int | None, effort: Effort | None) -> None:
+    """Raises ConfigError for a budget below -1 or an effort that has no share."""
+    if budget is not None and budget < -1:
+        raise ConfigError(f"reasoning_budget: expected -1 (no limit), 0 or more tokens, got {budget}")
+    if effort is not None and effort not in EFFORTS:
+        raise ConfigError(f"reasoning_effort: {effort!r:.40} is none of {', '.join(EFFORTS)}")
+
+
+def effort_budget(effort: Effort, architecture: str, limit: int) -> int | None:
+    """Tokens of reasoning at this effort in an answer of at most `limit` tokens; None without a limit."""
+    share = EFFORTS[effort]
+    if share is None:
+        return None
+    return int(share * min(limit, LONGEST_ANSWER.get(architecture, LONGEST_ANSWER_ELSEWHERE)))
