@@ -24,7 +24,6 @@ class Opener:
     cache_bytes: int
     sampling: SamplingParams
     think: str = "auto"
-    reasoning_budget: int | None = None  # of requests that do not say; -1: no limit
     disk: Path | None = None  # folder for prefixes that outlive the process
     disk_bytes: int = 0
     parallel: int = 0  # sequences decoded together; 0: as the memory allows
@@ -46,7 +45,6 @@ class Opener:
                 engine,
                 cache_bytes=self.cache_bytes,
                 thinking=THINKING[self.think],
-                reasoning_budget=self.reasoning_budget,
                 vet=vetter,
                 disk=disk,
             )

@@ -73,7 +73,8 @@ class Prompts:
         if not template.supports_tools:
             messages, tools = with_generic_tool_prompt(messages, tools), ()
         messages = fit(messages, template.renders)
-        extra = _template_variables(request.chat_template_kwargs)
+        effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+        extra = effort | _template_variables(request.chat_template_kwargs)
         ends = {
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
@@ -83,8 +84,6 @@ class Prompts:
         thinking = False if self.budget(request) == 0 else self._thinking if asked is None else asked
         if thinking is not None and (asked is not None or "enable_thinking" not in extra):
             extra["enable_thinking"] = thinking
-        if request.reasoning_effort is not None:  # some templates write it into the prompt
-            extra.setdefault("reasoning_effort", request.reasoning_effort)
         text = template.render(
             messages,
             tools=tools,
