@@ -79,7 +79,9 @@ def expected(engine: Solo, prompt: str, budget: int, sampling: SamplingParams) -
     for n, forced in ((budget, end), (LIMIT - budget - len(end), [])):
         engine.reset()
         engine.prefill(ids + said)
-        said += [t for s in engine.generate(sampler, max_tokens=n, mode="plain") for t in s.tokens] if n else []
+        said += (
+            [t for s in engine.generate(sampler, max_tokens=n, mode="plain") for t in s.tokens] if n else []
+        )
         said += forced
     return said
 
@@ -117,7 +119,7 @@ def test_drafted_paths_reach_past_the_budget(engine: Solo) -> None:
         at += n
         if n > 2 and at < LIMIT - 5:
             n_cut, cut, said = n_cut + 1, at - 1, list[int]()
-            hooks = Hooks(on_step=lambda s: said.append(len(s.tokens)))
+            hooks = Hooks(on_step=lambda s, said=said: said.append(len(s.tokens)))  # type: ignore[misc]
             list(run_chat(session, chat(prompt, cut, SAMPLINGS["greedy"], mode="tree"), hooks=hooks))
             ends = [sum(said[: i + 1]) for i in range(len(said))]
             assert cut in ends and at not in ends[: ends.index(cut) + 1]

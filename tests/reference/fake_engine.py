@@ -146,7 +146,9 @@ class FakeEngine:
         self.device = SimpleNamespace(n_threads=self.config.n_threads or 2, is_gpu=False)
         self.batches = BatchSizes(self.config.n_batch or 512)
         self.n_vocab = self.tokenizer.n_vocab + 3  # padded, as real models are
-        self.params = SimpleNamespace(n_embd=64, n_ctx_train=1024, n_vocab=self.n_vocab, name="toy")
+        self.params = SimpleNamespace(
+            n_embd=64, n_ctx_train=1024, n_vocab=self.n_vocab, name="toy", longest_answer=512
+        )
         self.metadata = {
             "general.architecture": "qwen35",
             "general.name": "toy",

@@ -193,10 +193,17 @@ def test_the_sessions_budget_is_for_chats_that_do_not_say() -> None:
 
 def test_efforts_are_shares_of_an_answer() -> None:
     """Of the family's longest, or of the one that was asked for."""
-    shares = {level: effort_budget(level, "qwen3", 1 << 20) for level in EFFORTS}
+    pytest.importorskip("dflash_ggml.ggml.bindings")
+    from dflash_ggml.models.registry import TARGETS
+
+    shares = {level: effort_budget(level, TARGETS["qwen3"].longest_answer) for level in EFFORTS}
     assert shares == {"minimal": 512, "low": 2048, "medium": 8192, "high": 24576, "xhigh": None, "max": None}
-    assert effort_budget("medium", "qwen35moe", 1 << 20) == 20_480
-    assert effort_budget("high", "qwen35", 100) == 75
+    for family in ("qwen35", "qwen35moe", "qwen3next"):
+        assert effort_budget("medium", TARGETS[family].longest_answer) == 20_480
+    session = on()
+    for most, budget in ((None, 128), (1000, 128), (100, 25)):
+        limit = session.thought_limit(session.prepare(chat(reasoning_effort="medium", max_tokens=most)))
+        assert limit is not None and limit.budget == budget
     found = answer(on(), "abcdfg" * 9, reasoning_effort="low", max_tokens=48)
     assert found.reasoning == "abc"
     found = answer(on(), "abcdfg" * 9, reasoning_effort="low", reasoning_budget=5)

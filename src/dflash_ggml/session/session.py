@@ -146,9 +146,8 @@ class Session:
             return None
         budget = self.prompts.budget(asked)
         if budget is None and asked.reasoning_effort is not None:
-            architecture = str(self.engine.metadata["general.architecture"])
-            limit = answer_limit(self.engine, prepared)
-            budget = effort_budget(asked.reasoning_effort, architecture, limit)
+            longest = min(self.engine.params.longest_answer, answer_limit(self.engine, prepared))
+            budget = effort_budget(asked.reasoning_effort, longest)
         if budget is None or budget < 0:
             return None
         end = self.templates.of(asked.template)[0].end_of_thought

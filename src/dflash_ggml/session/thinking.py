@@ -7,9 +7,6 @@ from typing import Literal
 
 from ..errors import ConfigError
 
-# tokens of the longest answers, thoughts included, that the models' publishers recommend, by architecture
-LONGEST_ANSWER = {"qwen35": 81_920, "qwen35moe": 81_920, "qwen3next": 81_920}
-LONGEST_ANSWER_ELSEWHERE = 32_768
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 # the share of an answer that thoughts may take; None: all of it
 EFFORTS: dict[Effort, float | None] = {
@@ -38,9 +35,7 @@ def check_thinking(budget: int | None, effort: Effort | None) -> None:
         raise ConfigError(f"reasoning_effort: {effort!r:.40} is none of {', '.join(EFFORTS)}")
 
 
-def effort_budget(effort: Effort, architecture: str, limit: int) -> int | None:
-    """Tokens of reasoning at this effort in an answer of at most `limit` tokens; None without a limit."""
+def effort_budget(effort: Effort, longest: int) -> int | None:
+    """Tokens of reasoning at this effort in an answer of at most `longest` tokens; None without a limit."""
     share = EFFORTS[effort]
-    if share is None:
-        return None
-    return int(share * min(limit, LONGEST_ANSWER.get(architecture, LONGEST_ANSWER_ELSEWHERE)))
+    return None if share is None else int(share * longest)
