@@ -14,8 +14,8 @@ from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.requests import ChatRequest, GrammarSpec
 from dflash_ggml.session.session import Session, run_chat
 from dflash_ggml.session.thinking import EFFORTS, effort_budget
-from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE, FakeEngine, byte_vocabulary
-from reference.scheduled import together
+from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE, FakeEngine, FakeSlot, byte_vocabulary
+from reference.scheduled import config, together
 
 GREEDY = SamplingParams(temperature=0)
 USER = {"role": "user", "content": "hello"}
@@ -157,15 +157,23 @@ def test_calls_that_a_thought_quotes_are_not_bound() -> None:
     assert [e.name for e in events if isinstance(e, ToolCallBegin)] == ["f"]
 
 
-def test_batched_chats_have_budgets_of_their_own() -> None:
-    engine = FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE), parallel=3)
+@pytest.mark.parametrize("n_ctx", [1024, 150])
+def test_batched_chats_have_budgets_of_their_own(n_ctx: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where cache rows are short, so that some are preempted."""
+    engine = FakeEngine(config(n_ctx), byte_vocabulary(template=TOOL_TEMPLATE), parallel=3)
     session = Session(engine)  # type: ignore[arg-type]
     engine.replies = ["abcdfg" * 9] * 3
-    budgets = (3, None, 7)
-    for budget, found in zip(budgets, together(session, [chat(reasoning_budget=n) for n in budgets])):
+    resumed: list[Any] = []
+    resume = FakeSlot.resume
+    monkeypatch.setattr(FakeSlot, "resume", lambda *them: resumed.append(them) or resume(*them))
+    budgets = (3, None, 30)
+    found = together(session, [chat(reasoning_budget=n, ignore_eos=True) for n in budgets])
+    assert bool(resumed) == (n_ctx == 150)
+    for budget, one in zip(budgets, found):
+        alone = answer(on(), "abcdfg" * 9, reasoning_budget=budget, ignore_eos=True)
+        assert (one.reasoning, one.text) == (alone.reasoning, alone.text)
         n_end = len(session.tokenizer.encode(END))
-        usage, _ = found.done()
-        assert usage.reasoning_n == (usage.predicted_n if budget is None else budget + n_end)
+        assert one.done()[0].reasoning_n == (60 if budget is None else budget + n_end)
 
 
 def test_no_budget_at_all_is_a_chat_without_thinking() -> None:

@@ -73,9 +73,7 @@ class Batch:
 class Target(ABC):
     """A model that verifies. Subclasses are frozen dataclasses with at least these fields."""
 
-    longest_answer: ClassVar[int] = (
-        32_768  # tokens, thoughts included, that the family's publisher recommends
-    )
+    longest_answer: ClassVar[int] = 32_768  # tokens with thoughts, as the family's publisher recommends
 
     n_layers: int
     n_embd: int

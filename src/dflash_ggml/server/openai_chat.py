@@ -270,7 +270,7 @@ def _logprobs(body: ChatBody, notes: Notes) -> int | None:
 
 def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
     """The arguments of a ChatRequest that say whether to think and how long, by whichever names the request uses."""
-    switch, effort = body.enable_thinking, body.reasoning_effort
+    switch = body.enable_thinking
     budgets = [getattr(body, name) for name in BUDGETS]
     said: dict[str, Any] = {}
     if body.thinking is not None:
@@ -282,7 +282,7 @@ def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
         switch = enabled if switch is None else switch
         budgets.append(body.reasoning.max_tokens)
         said = thinking(body.reasoning.effort, "reasoning.effort", notes)
-    said |= thinking(effort, "reasoning_effort", notes)
+    said |= thinking(body.reasoning_effort, "reasoning_effort", notes)
     budget = next((n for n in budgets if n is not None), None)
     return {"enable_thinking": switch, **said, "reasoning_budget": budget}
 

@@ -74,7 +74,7 @@ class ChatTemplate:
             text = ""
         between = text.partition(thought)[2].partition(answer)[0]
         end, tag, _ = between.partition(END_THINK)
-        return end + tag if tag else "\n" + END_THINK
+        return end + tag if tag and not end.strip() else "\n" + END_THINK
 
     @cached_property
     def renders(self) -> Renders:
