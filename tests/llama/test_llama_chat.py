@@ -167,6 +167,25 @@ def test_thinking_is_switched_off_by_the_template(llm: ToyLlama) -> None:
         assert choice["message"] == {"role": "assistant", "content": "Hello"}
 
 
+def test_a_budget_ends_the_thought(llm: ToyLlama) -> None:
+    for options, thought in (
+        ({"reasoning_budget": 3}, "abc"),
+        ({"reasoning_budget": -1}, "abcdfgabcdfg"),
+        ({"reasoning_effort": "low", "max_tokens": 64}, "abcd"),
+    ):
+        choice = both_ways(llm, "abcdfgabcdfg</think>x<|im_end|>", **{"max_tokens": 30, **options})
+        assert choice["message"]["reasoning_content"] == thought and choice["message"]["content"]
+    with pytest.raises(ConfigError, match=r"^reasoning_budget: "):
+        llm.create_chat_completion(HI, reasoning_budget=-2)
+
+
+def test_a_thought_goes_on(llm: ToyLlama) -> None:
+    messages = [*HI, {"role": "assistant", "content": "", "reasoning_content": "I was"}]
+    options = {"chat_template_kwargs": {"continue_final_message": True}}
+    choice = both_ways(llm, " ok</think>yes", messages, **options)
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (" ok", "yes")
+
+
 def test_stop_strings_do_not_look_into_the_reasoning(llm: ToyLlama) -> None:
     choice = both_ways(llm, "a STOP b</think>c STOP d", stop=["STOP"])
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("a STOP b", "c ")

@@ -119,6 +119,7 @@ class FakeSequence:
     steps: Any
     slot: FakeSlot
     finish: str | None = None
+    forced: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -145,7 +146,9 @@ class FakeEngine:
         self.device = SimpleNamespace(n_threads=self.config.n_threads or 2, is_gpu=False)
         self.batches = BatchSizes(self.config.n_batch or 512)
         self.n_vocab = self.tokenizer.n_vocab + 3  # padded, as real models are
-        self.params = SimpleNamespace(n_embd=64, n_ctx_train=1024, n_vocab=self.n_vocab, name="toy")
+        self.params = SimpleNamespace(
+            n_embd=64, n_ctx_train=1024, n_vocab=self.n_vocab, name="toy", longest_answer=512
+        )
         self.metadata = {
             "general.architecture": "qwen35",
             "general.name": "toy",
@@ -415,7 +418,15 @@ class FakeSlot:
             yield from self._steps(sampler, max_tokens, mode, budget, stop, should_stop, keep_rows)
 
     def _steps(
-        self, sampler, max_tokens=None, mode=None, budget=None, stop=None, should_stop=None, keep_rows=False
+        self,
+        sampler,
+        max_tokens=None,
+        mode=None,
+        budget=None,
+        stop=None,
+        should_stop=None,
+        keep_rows=False,
+        forced=(),
     ):
         self._usable()
         _ = self.logits
@@ -441,19 +452,23 @@ class FakeSlot:
         lengths = np.random.default_rng(self._state)
         history, finish = self.tokens, None
 
-        def emit(token: int) -> None:
+        def choose(row: np.ndarray) -> int:
+            return forced[0] if forced else int(sampler.sample(row, history))
+
+        def emit(token: int) -> bool:
             nonlocal left, finish
+            was_forced = bool(forced)
             history.append(token)
             left -= 1
             finish = "stop" if ends(token) else "length" if left <= 0 else None
-
-        def ended() -> bool:
-            return finish is not None
+            if was_forced:
+                del forced[0]
+            return finish is not None or was_forced or bool(forced)
 
         self._kept = ()
         with self._pass():
             row = self._row(self._tokens, self._state)  # once more, now that the script is known
-            self.pending = int(sampler.sample(row, history))
+            self.pending = choose(row)
             self._logits = None
             emit(self.pending)
         step = Step((self.pending,), "prefill", rows=(row,) if keep_rows else None, timings=TIMES)
@@ -465,15 +480,16 @@ class FakeSlot:
             if finish is not None:
                 return
             with self._pass():
-                if plan.kind == "plain":
-                    step = self._plain(sampler, history, emit, keep_rows)
+                if plan.kind == "plain" or forced:
+                    step = self._plain(choose, emit, keep_rows)
                 else:
                     n = min(int(lengths.integers(1, 6)), plan.budget + 1)
-                    step = self._speculate(plan, n, sampler, history, emit, ended, keep_rows)
+                    step = self._speculate(plan, n, choose, emit, keep_rows)
 
     def begin(self, sampler, **how: Any) -> FakeSequence:
-        self.sequence = FakeSequence(self._steps(sampler, **how), self)
-        return self.sequence
+        self.sequence = sequence = FakeSequence(None, self, forced=list(how.pop("forced", ())))
+        sequence.steps = self._steps(sampler, **how, forced=sequence.forced)
+        return sequence
 
     def first(self) -> Any:
         step = next(self.sequence.steps)
@@ -488,24 +504,25 @@ class FakeSlot:
         self.rows, self.closed = rows, False
         self.engine.slots[self.engine.slots.index(self)] = self
 
-    def _plain(self, sampler, history, emit, keep_rows: bool) -> Step:
+    def _plain(self, choose, emit, keep_rows: bool) -> Step:
         row = self._run([self.pending])
         self.pending, self._logits = None, row
-        token = int(sampler.sample(row, history))
+        token = choose(row)
         self.pending, self._logits = token, None
         emit(token)
         return Step((token,), "plain", rows=(row,) if keep_rows else None, timings=TIMES)
 
-    def _speculate(self, plan: Plan, n: int, sampler, history, emit, ended, keep_rows: bool) -> Step:
+    def _speculate(self, plan: Plan, n: int, choose, emit, keep_rows: bool) -> Step:
         """A step of at most n tokens; nothing is committed before all are chosen."""
         root, rows, emitted = self.pending, [], []
         tokens, state, last = self.tokens, self._state, self.pending
-        while len(emitted) < n and not ended():
+        ended = False
+        while len(emitted) < n and not ended:
             tokens, state = [*tokens, last], _hashed(state, [last])
             rows.append(self._row(tokens, state))
-            last = int(sampler.sample(rows[-1], history))
+            last = choose(rows[-1])
             emitted.append(last)
-            emit(last)
+            ended = emit(last)
         self._tokens, self._state, self.pending = tokens, state, last
         tree = _tree([root, *emitted[:-1]], plan, (last + 1) % self.n_vocab)
         path = tuple(range(len(emitted)))

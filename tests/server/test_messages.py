@@ -56,7 +56,11 @@ json_values = st.recursive(
     max_leaves=5,
 )
 # fields that refuse some values of their type
-VALID = {"budget": st.none() | st.integers(1), "logprobs": st.none() | st.integers(0)}
+VALID = {
+    "budget": st.none() | st.integers(1),
+    "logprobs": st.none() | st.integers(0),
+    "reasoning_budget": st.none() | st.integers(-1),
+}
 
 
 def is_union(hint: Any) -> bool:

@@ -229,8 +229,13 @@ def test_sampling_fields_reach_the_request(client: Any, runner: ScriptedRunner) 
 
 
 def test_thinking_switch_and_notes(client: Any, runner: ScriptedRunner) -> None:
-    raw = client.chat.completions.with_raw_response.create(model="toy", messages=ASK, reasoning_effort="low")
-    assert "no levels" in raw.headers["x-dflash-notes"] and runner.requests[-1].enable_thinking is True
+    create = client.chat.completions.with_raw_response.create
+    raw = create(model="toy", messages=ASK, reasoning_effort="low")
+    assert "x-dflash-notes" not in raw.headers
+    assert (runner.requests[-1].enable_thinking, runner.requests[-1].reasoning_effort) == (True, "low")
+    raw = create(model="toy", messages=ASK, reasoning_effort="herculean")
+    assert "herculean is no known effort" in raw.headers["x-dflash-notes"]
+    assert (runner.requests[-1].enable_thinking, runner.requests[-1].reasoning_effort) == (True, None)
     client.chat.completions.create(model="toy", messages=ASK, reasoning_effort="none")
     assert runner.requests[-1].enable_thinking is False
     extra = {"chat_template_kwargs": {"enable_thinking": False, "tone": "dry"}}

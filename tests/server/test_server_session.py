@@ -215,7 +215,7 @@ def test_the_command_turns_thinking_off(
         session = open_runner(lambda stage, done, total: None).session
         for _ in range(2):
             prepared = session.prepare(ChatRequest(messages=[{"role": "user", "content": "Hi"}]))
-            assert prepared.in_reasoning == bool(words)
+            assert (prepared.reasoning == "open") == bool(words)
         assert caplog.text.count("knows no such switch") == words
 
 

@@ -115,7 +115,7 @@ def test_thinking_of_chats_that_leave_it_open() -> None:
     ):
         session = Session(engine, thinking=default)
         assert session.can_switch_thinking
-        assert session.prepare(chat(**asked)).in_reasoning is opens
+        assert (session.prepare(chat(**asked)).reasoning == "open") is opens
     no_switch = TOOL_TEMPLATE.replace("enable_thinking", "nothing")
     assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=no_switch))).can_switch_thinking
     assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=""))).can_switch_thinking

@@ -133,7 +133,7 @@ def test_state_depends_on_the_history_alone(lengths: list[int], thinking: bool) 
     spec = json_schema_spec(
         {"type": "object", "properties": {"hello": {"type": "array"}}, "required": ["hello"]}
     )
-    after = "</think>" if thinking else None
+    after = ("</think>",) if thinking else ()
     ids = TOKENIZER.encode(('hm {"</think>' if thinking else "") + '{"hello": [1, "in"]}')
     reused = COMPILER.processor(spec, len(PROMPT), after=after)
     for n in lengths:
@@ -148,7 +148,7 @@ def test_another_continuation_is_rolled_back() -> None:
 
 
 def test_thinking_is_free_and_the_answer_is_bound() -> None:
-    processor = COMPILER.processor(GrammarSpec("regex", "ok"), 3, after="</think>")
+    processor = COMPILER.processor(GrammarSpec("regex", "ok"), 3, after=("</think>",))
     assert len(allowed(processor, TOKENIZER.encode("anything <think"))) == N_VOCAB
     assert texts(allowed(processor, TOKENIZER.encode("anything</think>"))) == {"o"}
     spelt = [TOKENIZER.id_of(c) for c in "x</think>"]
@@ -291,9 +291,9 @@ def test_calls_begun_freely_are_bound_each_time(lengths: list[int]) -> None:
     ids = TOKENIZER.encode(
         "hi " + block("w", ("city", "a"), ("unit", "c")) + "\n x" + block("w", ("city", ""), ("unit", "f"))
     )
-    reused = COMPILER.processor(spec, len(PROMPT), after="<tool_call>", repeat=True)
+    reused = COMPILER.processor(spec, len(PROMPT), after=("<tool_call>",), repeat=True)
     for n in lengths:
-        fresh = COMPILER.processor(spec, len(PROMPT), after="<tool_call>", repeat=True)
+        fresh = COMPILER.processor(spec, len(PROMPT), after=("<tool_call>",), repeat=True)
         mask = allowed(reused, ids[:n])
         assert mask == allowed(fresh, ids[:n])
         text = TOKENIZER.decode(ids[:n])

@@ -122,6 +122,27 @@ def test_the_template_of_qwen_says_what_it_can() -> None:
     assert reasoning_at_start(template.render(rows, enable_thinking=False)) == "closed"
 
 
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        (QWEN, "<think>\n", "\n</think>"),
+        (LAGUNA[0], "<think>", "</think>"),
+        (LAGUNA[1], "<think>\n", "\n</think>"),
+        (LAGUNA[2], "<think>\n", "\n</think>"),
+    ],
+)
+def test_thoughts_end_and_go_on_as_the_template_has_them(name: str, begin: str, end: str) -> None:
+    template = ChatTemplate(vendored(f"templates/{name}.jinja").read_text(encoding="utf-8"))
+    assert template.end_of_thought == end
+    for thought in ({"reasoning_content": "Hm, so"}, {"content": "<think>Hm, so"}):
+        rows = normalise_messages([BRIEF, ASK, {**message("assistant", ""), **thought}])
+        for enabled in (True, False):
+            text = template.render(rows, tools=TOOLS, continue_final_message=True, enable_thinking=enabled)
+            assert text.endswith(f"{begin}Hm, so")
+            whole = template.render(rows[:-1], tools=TOOLS, enable_thinking=True)
+            assert text.startswith(whole.rstrip())
+
+
 def test_calls_that_the_template_renders_are_read_back() -> None:
     """What a model is shown of its own calls is what the parser takes for calls."""
     template = ChatTemplate(vendored(f"templates/{QWEN}.jinja").read_text(encoding="utf-8"))

@@ -57,7 +57,8 @@ class Sequence:
         sampler: Chooses tokens from logits.
         mode, budget, chain_seed: How it is decoded; budget: the most drafted nodes of a step.
         limit: Tokens that may still be emitted.
-        ends: Whether a token ends the generation.
+        ends: Whether a token ends the generation; may add to `forced`.
+        forced: Tokens that come next, whatever the logits say.
         lookup: Prompt lookup in its tokens, None where that is off.
         keep_logits: Whether steps hand logits out.
         finish: Why the generation ended, None while it goes on.
@@ -82,6 +83,7 @@ class Sequence:
     chain_seed: bool = False
     limit: int = 0
     ends: Callable[[int], bool] = _never
+    forced: list[int] = field(default_factory=list)
     lookup: Any = None
     keep_logits: bool = False
     finish: Finish | None = None
@@ -113,14 +115,19 @@ class Sequence:
         return slice(self.first_slot, self.end_slot)
 
     def emit(self, token: int) -> bool:
-        """Note a chosen token; True if it is the last one."""
+        """Note a chosen token; True if the path ends with it: it is the last one, forced, or followed by a forced one."""
+        was_forced = bool(self.forced)
         self.history.append(token)
         self.limit -= 1
         self.finish = "stop" if self.ends(token) else "length" if self.limit <= 0 else None
-        return self.finish is not None
+        if was_forced:
+            del self.forced[0]
+        return self.finish is not None or was_forced or bool(self.forced)
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """The sampler's token. Raises ConfigError for an id that the vocabulary does not have."""
+        """The forced token, or the sampler's. Raises ConfigError for an id that the vocabulary does not have."""
+        if self.forced:
+            return self.forced[0]
         assert self.sampler is not None
         token = int(self.sampler.sample(logits, self.history))
         if not 0 <= token < len(logits):
@@ -132,7 +139,7 @@ class Sequence:
     @property
     def is_greedy(self) -> bool:
         """Whether the target's argmax is all that it needs of a pass."""
-        return self.sampler is not None and self.sampler.greedy and not self.keep_logits
+        return self.sampler is not None and self.sampler.greedy and not (self.keep_logits or self.forced)
 
     def commit(self, path: tuple[int, ...], emitted: tuple[int, ...]) -> None:
         """Take in an accepted path: its nodes carry the pending token and all of `emitted` but the last, which is pending now."""

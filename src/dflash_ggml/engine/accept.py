@@ -102,8 +102,8 @@ class Acceptance:
         logits: list[NDArray[np.float32]],
         node: int,
     ) -> int:
-        """The sampler's token after a node, from its reduced logits where those decide it."""
-        if reduced is not None:
+        """The token after a node: the forced one, or the sampler's, from reduced logits where those decide it."""
+        if reduced is not None and not sequence.forced:
             assert sequence.sampler is not None
             block = partial(self.passes.logits_block, self.graph, first + node)
             token = draw(sequence.sampler, reduced[node], sequence.history, block)

@@ -375,10 +375,13 @@ class Slot:
         budget: int | None = None,
         stop: Callable[[int], bool] | None = None,
         keep_rows: bool = False,
+        forced: Items[int] = (),
     ) -> Sequence:
-        """Begin a generation as `generate` has it, for `first` and `Engine.step`."""
+        """Begin a generation as `generate` has it, for `first` and `Engine.step`. forced: tokens that it begins with."""
         with self._claim.by("begin"):
-            return self._begin(sampler, max_tokens, mode, budget, stop, keep_rows)
+            sequence = self._begin(sampler, max_tokens, mode, budget, stop, keep_rows)
+            sequence.forced = list(forced)
+            return sequence
 
     def first(self) -> Step:
         """The first token of a generation that was begun, which the prompt's own pass gave."""
@@ -427,7 +430,7 @@ class Slot:
         sequence.sampler, sequence.history, sequence.lookup = sampler, self.tokens, self.lookup
         sequence.limit = room if max_tokens is None else min(max_tokens, room)
         sequence.ends, sequence.keep_logits = stop or self.tokenizer.eog_ids.__contains__, keep_rows
-        sequence.finish, sequence.isolated, sequence.notes = None, False, None
+        sequence.finish, sequence.isolated, sequence.notes, sequence.forced = None, False, None, []
         self._guarded(self.kv.overwrite)
         return sequence
 

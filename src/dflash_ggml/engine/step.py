@@ -102,6 +102,9 @@ class Stepper:
         """
         clock, graphs, warm = Clock(), self.passes.graphs, set[str]()
         plans = [PLAIN] * len(sequences) if plain else self.policy.plan(sequences)
+        for i, sequence in enumerate(sequences):
+            if sequence.forced:  # the next token is known, so nothing is drafted
+                plans[i] = PLAIN
         cold = graphs.cold
         trees = self._trees(sequences, plans, clock)
         if not plain:

@@ -22,8 +22,9 @@ from .template_handler import TemplateHandler
 if TYPE_CHECKING:
     from ..engine.step import Step
 
+_THINKING = ("enable_thinking", "reasoning_budget", "reasoning_effort")
 _CHAT_EXTRAS = frozenset(
-    ("chat_template_kwargs", "enable_thinking", "parallel_tool_calls", "mode", "budget", "on_step")
+    ("chat_template_kwargs", "parallel_tool_calls", "mode", "budget", "on_step", *_THINKING)
 )
 
 
@@ -90,7 +91,8 @@ class LlamaChat(LlamaSeveral):
 
         Reasoning comes as `reasoning_content`, tool calls as `tool_calls` in every tool_choice. response_format takes
         json_object and json_schema. extras, of this package alone: chat_template_kwargs, enable_thinking,
-        parallel_tool_calls, mode, budget, on_step. A chat_handler gets all of it as keywords.
+        reasoning_budget (tokens), reasoning_effort, parallel_tool_calls, mode, budget, on_step. A chat_handler gets all of it
+        as keywords.
         Raises as create_completion.
         """
         arguments = {k: v for k, v in locals().items() if k not in ("self", "extras")}
@@ -121,12 +123,12 @@ class LlamaChat(LlamaSeveral):
         stopping_criteria: Any = None,
         on_step: Callable[[Step], None] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        enable_thinking: bool | None = None,
         parallel_tool_calls: bool = True,
         **options: Any,
     ) -> Any:
         """A chat's body, with `stream` its chunks; as part of a batch what gives the body once that runs."""
         sampling = {name: options.pop(name) for name in (*SAMPLING_OPTIONS, "logit_bias") if name in options}
+        thinking = {name: options.pop(name) for name in _THINKING if name in options}
         params = self._sampling(seed, temperature=temperature, **sampling)
         all_tools, choice = legacy_tools(functions, function_call, tools, tool_choice)
         request = chat_request(
@@ -136,8 +138,8 @@ class LlamaChat(LlamaSeveral):
             tools=all_tools,
             tool_choice=choice,
             chat_template_kwargs=chat_template_kwargs,
-            enable_thinking=enable_thinking,
             parallel_tool_calls=parallel_tool_calls,
+            thinking=thinking,
             penalize_prompt=self._options.penalize_prompt,
             **options,
         )

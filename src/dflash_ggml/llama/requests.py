@@ -143,11 +143,11 @@ def chat_request(
     logprobs: bool | None,
     top_logprobs: int | None,
     chat_template_kwargs: Mapping[str, Any] | None,
-    enable_thinking: bool | None,
+    thinking: Mapping[str, Any],
     parallel_tool_calls: bool,
     **options: Any,
 ) -> ChatRequest:
-    """A chat; `options` as in shared_options."""
+    """A chat; thinking: fields of the request that are about it; `options` as in shared_options."""
     return ChatRequest(
         messages=usable_messages(messages),
         template=template,
@@ -157,6 +157,6 @@ def chat_request(
         response_format=response_format,
         logprobs=(top_logprobs or 0) if logprobs else None,
         chat_template_kwargs=chat_template_kwargs or {},
-        enable_thinking=enable_thinking,
+        **thinking,
         **shared_options(sampling, **options),
     )

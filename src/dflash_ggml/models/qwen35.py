@@ -47,6 +47,7 @@ class Qwen35(Target):
     their feed-forward layers (`ffn`), and in how a file holds the delta nets' matrices (`stored`).
     """
 
+    longest_answer: ClassVar[int] = 81_920
     grouped: ClassVar[bool] = (
         False  # gates and output matrices of delta nets have the value heads of a key head side by side
     )

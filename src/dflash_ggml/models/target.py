@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..files.gguf import GGUFFile
 from ..ggml.graph import Graph
@@ -72,6 +72,8 @@ class Batch:
 
 class Target(ABC):
     """A model that verifies. Subclasses are frozen dataclasses with at least these fields."""
+
+    longest_answer: ClassVar[int] = 32_768  # tokens with thoughts, as the family's publisher recommends
 
     n_layers: int
     n_embd: int

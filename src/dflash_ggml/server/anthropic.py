@@ -21,7 +21,7 @@ from ..session.events import (
 from ..session.openai_parts import timings_dict, usage_timings
 from ..session.requests import ChatRequest, NamedTool, ToolChoice
 from .anthropic_schema import CountBody, MessagesBody, chat_messages
-from .dialect import ApiCall, Settings, data_event, new_id, speculation
+from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
 from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
 from .notes import Notes
@@ -62,13 +62,11 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
     """The arguments of a ChatRequest that shape the prompt."""
     check_count(body.messages, settings.limits.messages, "messages")
     check_count(body.tools or (), settings.limits.tools, "tools")
-    effort = body.output_config.effort if body.output_config else None
-    if effort is not None:
-        notes.say(f"output_config.effort={effort:.20} has no effect; the model has no levels of thinking")
+    effort = thinking(
+        body.output_config.effort if body.output_config else None, "output_config.effort", notes
+    )
     # Without the field the real API does not think either.
     enabled = body.thinking is not None and body.thinking.type != "disabled"
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        notes.say("thinking.budget_tokens is not enforced; max_tokens bounds thinking and text together")
     offer, choice = _choice(body, notes)
     arguments: dict[str, Any] = {
         "messages": chat_messages(body, notes),
@@ -76,6 +74,8 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
         "tool_choice": choice,
         "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         "enable_thinking": enabled,
+        "reasoning_budget": body.thinking.budget_tokens if body.thinking else None,
+        "reasoning_effort": effort.get("reasoning_effort"),
         "continue_final_message": body.messages[-1].role == "assistant",
     }
     form = (body.output_config.format if body.output_config else None) or body.output_format

@@ -7,20 +7,20 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from typing import Any, Protocol, Union, get_args
 
 from sse_starlette import ServerSentEvent
 
 from ..decode.sampling import SamplingParams
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
+from ..session.thinking import Effort
 from .errors import ApiError
 from .limits import Limits
 from .notes import Notes
 from .schema import Speculation
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max", "default", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,11 @@ def chat_tool(
     return {"type": "function", "function": function}
 
 
-def thinking(effort: str | None, param: str, notes: Notes) -> bool | None:
-    """Reasoning effort as a switch, and a note when a level was asked for: models here know on and off only."""
+def thinking(effort: str | None, param: str, notes: Notes) -> dict[str, Any]:
+    """The arguments of a ChatRequest that a reasoning effort sets; a note for one that has no budget here."""
     if effort is None or effort == "none":
-        return None if effort is None else False
-    if effort not in EFFORTS:
-        notes.weaken(param, f"{effort:.20} is no known effort, thinking is on")
-    notes.say(f"{param}={effort:.20} turned thinking on; the model has no levels of it")
-    return True
+        return {} if effort is None else {"enable_thinking": False}
+    known = effort in get_args(Effort)
+    if not known and effort not in ("default", "auto"):
+        notes.weaken(param, f"{effort:.20} is no known effort; thinking has no budget")
+    return {"enable_thinking": True, "reasoning_effort": effort if known else None}

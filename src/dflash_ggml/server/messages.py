@@ -11,6 +11,7 @@ from .. import errors
 from ..session.events import Event
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
+from ..text.chat_parser import ReasoningMode
 from ..text.tokenizer import TooManyTokens
 from .errors import ApiError, EngineLost
 from .pipe import convert
@@ -23,12 +24,12 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 # a `Prepared` without its request, which both sides have
-Prompt = tuple[str, tuple[int, ...], tuple[int, ...], bool]
+Prompt = tuple[str, tuple[int, ...], tuple[int, ...], ReasoningMode]
 
 
 def prompt_of(prepared: Prepared) -> Prompt:
     """What `Prepared` takes after the request."""
-    return prepared.text, prepared.ids, prepared.boundaries, prepared.in_reasoning
+    return prepared.text, prepared.ids, prepared.boundaries, prepared.reasoning
 
 
 class Named(Struct, array_like=True):

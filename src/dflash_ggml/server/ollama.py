@@ -16,7 +16,7 @@ from ..session.requests import ChatRequest, CompletionRequest
 from ..text.grammar_spec import response_format_spec
 from ..text.json_text import loads
 from .catalogue import timestamp
-from .dialect import ApiCall, Settings, dumps
+from .dialect import ApiCall, Settings, dumps, thinking
 from .embeddings import EmbeddingCall, EmbeddingEncoder, Vectors, named
 from .errors import ApiError, bad_request
 from .harmless import QUIET_LABELS, QUIET_SAMPLING
@@ -120,7 +120,7 @@ def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, A
         continue_final_message=is_begun(messages),
         tools=offer.definitions,
         response_format=_format(body.format),
-        enable_thinking=_think(body.think),
+        **_think(body.think, notes),
         **options,
     )
     return ApiCall(request, ChatLines(model, offer), body.stream is not False, notes, lines=True)
@@ -146,7 +146,7 @@ def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[st
         request = ChatRequest(
             messages=[*system, {"role": "user", "content": prompt}],
             response_format=_format(body.format),
-            enable_thinking=_think(body.think),
+            **_think(body.think, notes),
             **options,
         )
     return ApiCall(request, GenerateLines(model), body.stream is not False, notes, lines=True)
@@ -174,9 +174,11 @@ def _format(given: Format | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "response", "schema": given}}
 
 
-def _think(given: Think | None) -> bool | None:
-    """Levels are on: models here know on and off."""
-    return given if given is None or isinstance(given, bool) else given != "none"
+def _think(given: Think | None, notes: Notes) -> dict[str, Any]:
+    """The arguments of a ChatRequest that `think` sets: a switch, or an effort."""
+    if given is None or isinstance(given, bool):
+        return {"enable_thinking": given}
+    return thinking(given, "think", notes)
 
 
 def _with_images(text: str, images: Any, where: str, notes: Notes) -> str:

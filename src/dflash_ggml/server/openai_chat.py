@@ -32,6 +32,14 @@ from .offered import FreeText, Offer, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
 from .schema import Alternatives, Body, Options, SamplingFields, Whole, parse, unsupported
 
+# llama.cpp's names, Qwen's and vLLM's
+BUDGETS = (
+    "reasoning_budget",
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "reasoning_budget_tokens",
+    "thinking_token_budget",
+)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
 
@@ -117,9 +125,10 @@ def _plain_call(call: Call, where: str) -> dict[str, Any]:
 
 
 class Reasoning(Body):
-    """OpenRouter's name for what reasoning_effort says."""
+    """OpenRouter's name for what reasoning_effort and reasoning_budget say."""
 
     effort: str | None = None
+    max_tokens: Limit | None = None
     enabled: bool | None = None
     exclude: bool | None = None
 
@@ -128,6 +137,7 @@ class ThinkingSwitch(Body):
     """Anthropic's and others' name for the same."""
 
     type: str
+    budget_tokens: Limit | None = None
 
 
 class StreamOptions(Body):
@@ -157,6 +167,11 @@ class ChatBody(SamplingFields, ConstraintFields):
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
     thinking: ThinkingSwitch | None = None
+    reasoning_budget: Limit | None = None
+    thinking_budget: Limit | None = None
+    thinking_budget_tokens: Limit | None = None
+    reasoning_budget_tokens: Limit | None = None
+    thinking_token_budget: Limit | None = None
     enable_thinking: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     separate_reasoning: bool | None = None
@@ -190,12 +205,12 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     if choice == "required" or isinstance(choice, NamedTool):
         response_format = None  # binds the text of an answer, and a forced call has none
     add_prompt = body.add_generation_prompt is not False
-    switch, template = _thinking(body, notes), dict(body.chat_template_kwargs or {})
+    thought, template = _thinking(body, notes), dict(body.chat_template_kwargs or {})
     if "enable_thinking" in template:
         wanted = template.pop("enable_thinking")
         if not isinstance(wanted, bool):
             raise bad_request("must be true or false", "chat_template_kwargs.enable_thinking")
-        switch = wanted
+        thought["enable_thinking"] = wanted
     if body.reasoning_format == "deepseek-legacy":
         notes.weaken("reasoning_format", "thinking is in reasoning_content only")
     messages = [m.plain(f"messages[{i}]", notes) for i, m in enumerate(body.messages)]
@@ -207,7 +222,6 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         response_format=response_format,
         grammar=grammar,
         chat_template_kwargs=template,
-        enable_thinking=switch,
         split_reasoning=_split(body),
         add_generation_prompt=add_prompt,
         continue_final_message=_continues(body, messages),
@@ -216,6 +230,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         stop=check_stops(stops, limits),
         logprobs=_logprobs(body, notes),
         return_steps=bool(body.dflash and body.dflash.return_steps),
+        **thought,
         **body.endings(),
         **speculation(body.dflash),
     )
@@ -275,18 +290,23 @@ def _logprobs(body: ChatBody, notes: Notes) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _thinking(body: ChatBody, notes: Notes) -> bool | None:
-    """Whether to think, by whichever of its names the request uses."""
+def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
+    """The arguments of a ChatRequest that say whether to think and how long, by whichever names the request uses."""
     switch = body.enable_thinking
-    if switch is None and body.thinking is not None:
-        switch = body.thinking.type != "disabled"
+    budgets = [getattr(body, name) for name in BUDGETS]
+    said: dict[str, Any] = {}
+    if body.thinking is not None:
+        switch = body.thinking.type != "disabled" if switch is None else switch
+        budgets.append(body.thinking.budget_tokens)
     if body.reasoning is not None:
-        switch = body.reasoning.enabled if switch is None else switch
-        if body.reasoning.effort is not None:
-            switch = thinking(body.reasoning.effort, "reasoning.effort", notes)
-    if body.reasoning_effort is not None:
-        switch = thinking(body.reasoning_effort, "reasoning_effort", notes)
-    return switch
+        on = body.reasoning.max_tokens is not None or None
+        enabled = body.reasoning.enabled if body.reasoning.enabled is not None else on
+        switch = enabled if switch is None else switch
+        budgets.append(body.reasoning.max_tokens)
+        said = thinking(body.reasoning.effort, "reasoning.effort", notes)
+    said |= thinking(body.reasoning_effort, "reasoning_effort", notes)
+    budget = next((n for n in budgets if n is not None), None)
+    return {"enable_thinking": switch, **said, "reasoning_budget": budget}
 
 
 class ChatEncoder(OpenAIEncoder):

@@ -49,7 +49,7 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     logprobs = LOGPROBS in include or bool(body.top_logprobs)
     if body.top_logprobs and LOGPROBS not in include:
         notes.weaken("top_logprobs", f"taken as if include had {LOGPROBS}")
-    switch = thinking(body.reasoning.effort if body.reasoning else None, "reasoning.effort", notes)
+    thought = thinking(body.reasoning.effort if body.reasoning else None, "reasoning.effort", notes)
     if body.reasoning is not None and body.reasoning.summary is not None:
         notes.say("reasoning.summary: the whole reasoning is returned, not a summary")
     if SEALED in include:
@@ -68,7 +68,8 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=response_format,
-        enable_thinking=switch,
+        reasoning_budget=body.reasoning.max_tokens if body.reasoning else None,
+        **thought,
         sampling=sampling_params(settings.sampling, temperature=body.temperature, top_p=body.top_p),
         max_tokens=body.max_output_tokens or settings.max_tokens,
         logprobs=(body.top_logprobs or 0) if logprobs else None,

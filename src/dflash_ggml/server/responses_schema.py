@@ -105,6 +105,7 @@ class TextConfig(Body):
 class Reasoning(Body):
     quiet = frozenset(("generate_summary", "context"))
     effort: str | None = None
+    max_tokens: Positive | None = None  # OpenRouter's
     summary: str | None = None
 
 

@@ -106,6 +106,12 @@ class Generation:
         return (self.mark - before) * 1e3
 
 
+def answer_limit(engine: Engine, prepared: Prepared) -> int:
+    """The most tokens that an answer can have."""
+    room, wanted = engine.n_ctx - len(prepared.ids), prepared.request.max_tokens
+    return room if wanted is None or wanted < 0 else min(wanted, room)
+
+
 class RequestGeneration(Generation):
     """Answers a request: text events, statistics, finish. grammar: processor to apply after the caller's own."""
 
@@ -123,8 +129,7 @@ class RequestGeneration(Generation):
         self._tokenizer, self._config, self._request = engine.tokenizer, engine.config, request
         self._expected_ms = engine.expected_ms
         self._prompt_text, self._sink, self._hooks = prepared.text, sink, hooks
-        room, wanted = engine.n_ctx - n, request.max_tokens
-        self._limit = room if wanted is None or wanted < 0 else min(wanted, room)
+        self._limit = answer_limit(engine, prepared)
         self._keeper = RowKeeper() if request.logprobs is not None or hooks.stopping_criteria else None
         # a grammar says itself when the answer may end
         ends = self._end_bans(engine, n) if grammar is None else [grammar]
@@ -138,7 +143,7 @@ class RequestGeneration(Generation):
         decoding = {"mode": request.mode, "budget": request.budget, "max_tokens": self._limit}
         super().__init__(
             prepared.ids,
-            {"sampler": sampler, "stop": self._ends, **decoding},
+            {"sampler": sampler, "stop": self._ends, "forced": sink.forced, **decoding},
             prepared.boundaries,
             should_stop,
         )
@@ -234,9 +239,14 @@ class RequestGeneration(Generation):
     def _ends(self, token: int) -> bool:
         """Called by the engine for every emitted token, in text order, inside the step; True ends it there."""
         tokenizer, request = self._tokenizer, self._request
+        assert self.sequence is not None
+        forced = self.sequence.forced
+        is_forced = bool(forced)  # by no logits
         row: Any = None if self._keeper is None else self._keeper.row
         n = len(self.ids) + self._n_out
-        if any(criterion(self._text[:n], row) for criterion in self._hooks.stopping_criteria):
+        if not is_forced and any(
+            criterion(self._text[:n], row) for criterion in self._hooks.stopping_criteria
+        ):
             self._reason = "stop"
             return True
         self._text[n] = token
@@ -246,12 +256,16 @@ class RequestGeneration(Generation):
             return True
         self._n_said += 1
         entry = None
-        if request.logprobs is not None:
+        if request.logprobs is not None and is_forced:
+            entry = TokenLogprob(token, tokenizer.piece(token), 0.0, ())
+        elif request.logprobs is not None:
             assert row is not None
             entry = token_logprob(tokenizer, row, token, request.logprobs)
         elif request.return_tokens:
             entry = TokenLogprob(token, tokenizer.piece(token), None, ())
         self._sink.push(token, entry)
+        if not is_forced:
+            forced += self._sink.forced
         self._reason = self._sink.finish
         if self._reason is None and self._n_out >= self._limit:
             self._reason = "length"

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigError
-from ..text.chat_parser import reasoning_at_start
+from ..text.chat_parser import ReasoningMode, reasoning_at_start
 from ..text.pieces import PIECE
 from ..text.roles import fit
-from ..text.template import normalise_messages
+from ..text.template import last_thought, normalise_messages
 from ..text.tokenizer import Tokenizer, TooManyTokens
 from ..text.tools import NamedTool, check_tools, with_generic_tool_prompt
 from .requests import ChatRequest, CompletionRequest
@@ -25,18 +25,21 @@ class Prepared:
     """A request with its prompt, plain data as well.
 
     text: the rendered conversation, or the text before a completion. boundaries: positions in ids at which messages
-    start. in_reasoning: the text ends inside an open think block.
+    start. reasoning: whether the text ends inside an open think block, and whether that is begun.
     """
 
     request: ChatRequest | CompletionRequest
     text: str
     ids: tuple[int, ...]
     boundaries: tuple[int, ...] = ()
-    in_reasoning: bool = False
+    reasoning: ReasoningMode = "closed"
 
 
 class Prompts:
-    """Makes the prompts of one vocabulary; any thread may ask. thinking, variables: for chats that leave them open."""
+    """Makes the prompts of one vocabulary; any thread may ask.
+
+    thinking, variables, reasoning_budget: for chats that leave them open.
+    """
 
     def __init__(
         self,
@@ -44,11 +47,18 @@ class Prompts:
         templates: Templates,
         thinking: bool | None = None,
         variables: Mapping[str, Any] = NO_VARIABLES,
+        reasoning_budget: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
-        self._thinking = thinking
+        self._thinking, self._budget = thinking, reasoning_budget
         self._variables = _template_variables(variables)
+
+    def budget(self, request: ChatRequest) -> int | None:
+        """The reasoning budget of a request, or the session's where that does not say; None: by its effort, if at all."""
+        if request.reasoning_budget is not None or request.reasoning_effort is not None:
+            return request.reasoning_budget
+        return None if self._budget == 0 and request.enable_thinking else self._budget
 
     def make(self, request: ChatRequest | CompletionRequest, most: int | None = None) -> Prepared:
         """The prompt of a request. Raises ConfigError for one that cannot be rendered.
@@ -71,14 +81,16 @@ class Prompts:
         if not template.supports_tools:
             messages, tools = with_generic_tool_prompt(messages, tools), ()
         messages = fit(messages, template.renders)
-        extra = self._variables | _template_variables(request.chat_template_kwargs)
+        effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+        extra = self._variables | effort | _template_variables(request.chat_template_kwargs)
         ends = {
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
         }
         ends |= {name: extra.pop(name) for name in ends if name in extra}
-        thinking = self._thinking if request.enable_thinking is None else request.enable_thinking
-        if thinking is not None and (request.enable_thinking is not None or "enable_thinking" not in extra):
+        asked = False if request.reasoning_budget == 0 else request.enable_thinking
+        thinking = False if self.budget(request) == 0 else self._thinking if asked is None else asked
+        if thinking is not None and (asked is not None or "enable_thinking" not in extra):
             extra["enable_thinking"] = thinking
         text = template.render(
             messages,
@@ -92,7 +104,10 @@ class Prompts:
                 "messages: the chat template made no prompt of them, there is nothing to answer"
             )
         boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
-        return Prepared(request, text, ids, boundaries, reasoning_at_start(text) == "open")
+        reasoning = reasoning_at_start(text)
+        if ends["continue_final_message"] and (last_thought(messages[-1]) or "").strip():
+            reasoning = "begun"
+        return Prepared(request, text, ids, boundaries, reasoning)
 
     def _completion(self, request: CompletionRequest, most: int | None) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt

@@ -18,6 +18,7 @@ from ..decode.sampling import SamplingParams
 from ..errors import ConfigError
 from ..text.grammar_spec import GrammarSpec
 from ..text.tools import NamedTool, ToolChoice
+from .thinking import Effort, check_thinking
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec", "NamedTool", "ToolChoice"]
 
@@ -85,6 +86,8 @@ class ChatRequest(GenerationOptions):
     template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the
     session, and where that has none to the template. split_reasoning False leaves reasoning in the text, None leaves
     that to the session too.
+    reasoning_budget: tokens of reasoning before its end is forced, -1 without a limit; None leaves it to reasoning_effort
+    (see `session.thinking`), and where that is None too to the session.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -95,6 +98,12 @@ class ChatRequest(GenerationOptions):
     template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
+    reasoning_budget: int | None = None
+    reasoning_effort: Effort | None = None
     split_reasoning: bool | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool = True
+
+    def __post_init__(self) -> None:
+        GenerationOptions.__post_init__(self)
+        check_thinking(self.reasoning_budget, self.reasoning_effort)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ContextOverflowError
-from ..text.chat_parser import ChatParser, ReasoningMode
+from ..text.chat_parser import END_THINK, ChatParser
 from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
 from ..text.grammar_spec import GrammarSpec
@@ -19,7 +19,7 @@ from ..text.tools import NamedTool, check_tools
 from .binding import binding_schemas, is_strict
 from .disk_cache import DiskCache
 from .events import Event
-from .generation import RequestGeneration
+from .generation import RequestGeneration, answer_limit
 from .hooks import Hooks
 from .prefix_cache import PrefixCache
 from .prompts import NO_VARIABLES, Prepared, Prompts
@@ -28,6 +28,7 @@ from .scheduler import Scheduler
 from .sinks import ChatSink, TextSink
 from .slots import Slots
 from .templates import Templates
+from .thinking import ThoughtLimit, check_thinking, effort_budget
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -48,11 +49,12 @@ class Session:
         thinking: on or off for chats that do not say; None leaves it to the template.
         variables: of the template, where a chat does not set them.
         split_reasoning: whether reasoning is set apart from the text, for chats that do not say.
+        reasoning_budget: tokens of reasoning before its end is forced, for chats that do not say; None or -1 for no limit.
         vet: asked before a grammar is compiled (see GrammarCompiler).
         disk: where prefixes outlive this process; `close` writes the last ones.
 
     Raises:
-        ConfigError: the template does not compile, or cannot take a variable.
+        ConfigError: the template does not compile, cannot take a variable, or the budget is below -1.
     """
 
     def __init__(
@@ -64,13 +66,15 @@ class Session:
         thinking: bool | None = None,
         variables: Mapping[str, Any] = NO_VARIABLES,
         split_reasoning: bool = True,
+        reasoning_budget: int | None = None,
         vet: Callable[[GrammarSpec], None] | None = None,
         disk: DiskCache | None = None,
     ) -> None:
+        check_thinking(reasoning_budget, None)
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
-        self.prompts = Prompts(engine.tokenizer, self.templates, thinking, variables)
+        self.prompts = Prompts(engine.tokenizer, self.templates, thinking, variables, reasoning_budget)
         self.split_reasoning = split_reasoning
         self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
         self.scheduler = Scheduler(self.slots)
@@ -145,9 +149,9 @@ class Session:
             parallel=asked.parallel_tool_calls,
             strict=is_strict(asked.tools),
         )
-        if bound is not None and bound.after is None and prepared.in_reasoning:
+        if bound is not None and prepared.reasoning != "closed":
             # what binds the answer does not bind the thinking before it
-            return replace(bound, after="</think>")
+            return replace(bound, after=(END_THINK, *bound.after))
         return bound
 
     def processor(self, prepared: Prepared) -> GrammarProcessor | None:
@@ -156,6 +160,20 @@ class Session:
         if bound is None:
             return None
         return self.grammars.processor(bound.spec, len(prepared.ids), bound.after, bound.repeat)
+
+    def thought_limit(self, prepared: Prepared) -> ThoughtLimit | None:
+        """What bounds the reasoning of a chat; None where nothing does."""
+        asked = prepared.request
+        if not isinstance(asked, ChatRequest):
+            return None
+        budget = self.prompts.budget(asked)
+        if budget is None and asked.reasoning_effort is not None:
+            longest = min(self.engine.params.longest_answer, answer_limit(self.engine, prepared))
+            budget = effort_budget(asked.reasoning_effort, longest)
+        if budget is None or budget < 0:
+            return None
+        end = self.templates.of(asked.template)[0].end_of_thought
+        return ThoughtLimit(budget, tuple(self.tokenizer.encode(end)))
 
     def close(self) -> None:
         """Keep what is to outlive this process, and free the engine's memory."""
@@ -183,19 +201,20 @@ def generation_of(
         sink = TextSink(session.tokenizer, asked.stop, len(prepared.text))
     else:
         schemas, choice = check_tools(asked.tools), asked.tool_choice
-        reasoning: ReasoningMode = "open" if prepared.in_reasoning else "closed"
         parse_calls = bool(schemas) and choice != "none"
         stops = StopStrings(asked.stop)
         split = session.split_reasoning if asked.split_reasoning is None else asked.split_reasoning
         parser = ChatParser(
-            reasoning=reasoning if split else "off",
+            reasoning=prepared.reasoning if split else "off",
             schemas=schemas if parse_calls else None,
             stops=stops,
             new_id=hooks.new_call_id,
             bare=asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text",
         )
         one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
-        sink = ChatSink(session.tokenizer, parser, stops, one_call)
+        thought = parser if split else ChatParser(reasoning=prepared.reasoning, schemas=None)
+        limit = session.thought_limit(prepared)
+        sink = ChatSink(session.tokenizer, parser, thought, stops, one_call, limit)
     grammar = session.processor(prepared)
     return RequestGeneration(
         session.engine, prepared, sink, hooks=hooks, grammar=grammar, should_stop=should_stop

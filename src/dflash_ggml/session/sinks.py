@@ -10,10 +10,15 @@ from ..text.deltas import Delta
 from ..text.stopping import StopStrings
 from ..text.tokenizer import Tokenizer
 from .events import Event, FinishReason, TextDelta, TokenLogprob
+from .thinking import ThoughtLimit
 
 
 class Sink:
-    """What both kinds share. `events` collects what was said, `finish` is set when the output itself ends the answer."""
+    """What both kinds share.
+
+    `events` collects what was said, `finish` is set when the output itself ends the answer, `forced` holds the tokens that
+    have to come next.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stops: StopStrings) -> None:
         self._tokenizer = tokenizer
@@ -22,6 +27,7 @@ class Sink:
         self._entries: list[TokenLogprob] = []
         self.events: list[Event] = []
         self.finish: FinishReason | None = None
+        self.forced: tuple[int, ...] = ()
         self.reasoning_n = 0
 
     @property
@@ -65,11 +71,23 @@ class TextSink(Sink):
 
 
 class ChatSink(Sink):
-    """Tokens in, the events of a ChatParser out. one_call: finish after the first tool call."""
+    """Tokens in, the events of a ChatParser out. one_call: finish after the first tool call.
 
-    def __init__(self, tokenizer: Tokenizer, parser: ChatParser, stops: StopStrings, one_call: bool) -> None:
+    thought: the parser that tells where reasoning ends, another one where `parser` leaves it in the text; limit: of it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        parser: ChatParser,
+        thought: ChatParser,
+        stops: StopStrings,
+        one_call: bool,
+        limit: ThoughtLimit | None = None,
+    ) -> None:
         super().__init__(tokenizer, stops)
-        self._parser = parser
+        self._parser, self._thought, self._limit = parser, thought, limit
+        self.forced = self._end_of_thought()
         self._one_call = one_call
         ids = {tokenizer.id_of(tag): tag for tag in TAGS}
         # tags that are control tokens have no text of their own
@@ -80,10 +98,18 @@ class ChatSink(Sink):
         """Tool calls so far."""
         return self._parser.n_calls
 
+    def _end_of_thought(self) -> tuple[int, ...]:
+        """What ends reasoning whose budget is used up; a character that was begun is completed before."""
+        if self._limit is None or not self._thought.in_reasoning:
+            return ()
+        most = self._limit.budget + (3 if self._decoder.in_character else 0)
+        return self._limit.end if self.reasoning_n >= most else ()
+
     def push(self, token: int, logprob: TokenLogprob | None) -> None:
-        """Take the next token; `finish` is set when it completes a stop string or the only call allowed."""
+        """Take the next token; `finish` is set when it completes a stop string or the only call allowed, `forced` when it uses
+        up the budget of reasoning."""
         parser = self._parser
-        self.reasoning_n += parser.in_reasoning
+        self.reasoning_n += self._thought.in_reasoning
         if logprob is not None and not (parser.in_reasoning or parser.in_call):
             self._entries.append(replace(logprob, offset=parser.text_in))
         if token in self._tags:
@@ -91,6 +117,9 @@ class ChatSink(Sink):
         else:
             text = self._text_of(token)
         self._take(parser.feed(text))
+        if self._thought is not parser:
+            self._thought.feed(text)
+        self.forced = self._end_of_thought()
         if parser.in_reasoning or parser.in_call:
             # what is not settled by now was the tag
             self._entries.clear()

@@ -16,7 +16,7 @@ THINK, END_THINK = "<think>", "</think>"
 TAGS = (THINK, END_THINK, CALL, END_CALL)
 _TELLING = len("<tool")  # characters of a tag that are hardly anything else
 
-ReasoningMode = Literal["off", "closed", "open"]
+ReasoningMode = Literal["off", "closed", "open", "begun"]
 
 
 def new_call_id(index: int, name: str) -> str:
@@ -32,7 +32,8 @@ def reasoning_at_start(prompt: str) -> ReasoningMode:
 class ChatParser:
     """feed() text, read events; flush() at the end.
 
-    reasoning: "open" starts inside reasoning, "closed" outside, "off" leaves the tags in the text.
+    reasoning: "open" starts inside reasoning, "begun" behind the first words of it, "closed" outside, "off" leaves the tags
+    in the text.
     schemas: tool name -> its arguments, None: tool-call tags stay in the text.
     stops: matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
     bare: calls may come without their tags; False where the answer itself may have to look like one.
@@ -59,10 +60,11 @@ class ChatParser:
         self._buf = ""
         self._space = ""
         self._looked = 0
-        self._said_any = self._spoke = False
+        self._spoke = False
+        self._said_any = reasoning == "begun"
         self._trim = False
         self._passed = 0
-        self.in_reasoning = reasoning == "open"
+        self.in_reasoning = reasoning in ("open", "begun")
         self.n_calls = 0
         self.stopped = False
         self.text_out = 0  # characters of visible text that were settled: said or dropped

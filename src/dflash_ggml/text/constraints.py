@@ -17,10 +17,10 @@ from .tools import NamedTool, ToolChoice
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar and where it binds: `after` a text or from the start of the answer; `repeat` after each such text."""
+    """A grammar and where it binds: `after` these texts, one behind the other; `repeat` after each further last one."""
 
     spec: GrammarSpec
-    after: str | None = None
+    after: tuple[str, ...] = ()
     repeat: bool = False
 
 
@@ -66,5 +66,5 @@ def chat_constraint(
     if answer is not None:
         return Constraint(answer)
     if callable_tools and strict:
-        return Constraint(inner_call_grammar(schemas, form, special_tags=tags), after=CALL, repeat=True)
+        return Constraint(inner_call_grammar(schemas, form, special_tags=tags), after=(CALL,), repeat=True)
     return None

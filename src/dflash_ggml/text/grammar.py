@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +162,7 @@ class GrammarCompiler:
         return _one_line(lib.LLMatcher.validate_grammar(grammar, None))
 
     def processor(
-        self, spec: GrammarSpec, n_prompt: int, after: str | None = None, repeat: bool = False
+        self, spec: GrammarSpec, n_prompt: int, after: Sequence[str] = (), repeat: bool = False
     ) -> GrammarProcessor:
         """A logits processor for one generation; arguments as there."""
         return GrammarProcessor(self.matcher(spec), self.tokenizer, n_prompt, after, repeat)
@@ -184,8 +184,8 @@ class GrammarCompiler:
 class GrammarProcessor:
     """(history int32 [n], scores float32 [V]) -> scores with -inf where the grammar forbids the token.
 
-    Binds what follows the first n_prompt tokens; with `after`, what follows that text in it; with `repeat`, once more
-    after each further occurrence when the grammar has been completed.
+    Binds what follows the first n_prompt tokens; with `after`, what follows these texts in it, one behind the other; with
+    `repeat`, once more after each further occurrence of the last one when the grammar has been completed.
     """
 
     def __init__(
@@ -193,13 +193,13 @@ class GrammarProcessor:
         matcher: LLMatcher,
         tokenizer: Tokenizer,
         n_prompt: int,
-        after: str | None = None,
+        after: Sequence[str] = (),
         repeat: bool = False,
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._n_prompt = n_prompt
-        self._after = after.encode() if after else None
+        self._after = [text.encode() for text in after]
         self._repeat = repeat
         self._seen = np.empty(0, np.int32)
         self._restart()
@@ -228,12 +228,13 @@ class GrammarProcessor:
         self._check()
         return bits
 
-    def _restart(self) -> None:
+    def _restart(self, found: int = 0) -> None:
+        """Look for the texts of `after` behind the first ones, which were found."""
         self._matcher.reset()
-        self._start: int | None = (
-            None if self._after else 0
-        )  # index in _seen of the first token that is bound
-        self._tail = b""  # of the text in which `after` is looked for
+        self._found = found
+        # index in _seen of the first token that is bound
+        self._start: int | None = None if self._after else 0
+        self._tail = b""  # of the text in which the next one is looked for
 
     def _follow(self, new: NDArray[np.int32]) -> None:
         """Bring the matcher from the history of the last call to this one."""
@@ -250,16 +251,20 @@ class GrammarProcessor:
             if self._start is None:
                 self._look(token, i)
             elif not self._matcher.consume_token(token):
-                raise self._error(f"token {token} does not match it: ")
+                if not self._repeat:
+                    raise self._error(f"token {token} does not match it: ")
+                self._restart(len(self._after) - 1)  # the end of a thought was forced within a call
             elif self._repeat and self._matcher.is_stopped():
-                self._restart()
+                self._restart(len(self._after) - 1)
         self._seen = new.copy()
 
     def _look(self, token: int, index: int) -> None:
-        assert self._after is not None
-        self._tail = self._tail[-len(self._after) :] + self._tokenizer.piece(token)
-        if self._after in self._tail:
-            self._start = index + 1
+        after = self._after[self._found]
+        self._tail = self._tail[-len(after) :] + self._tokenizer.piece(token)
+        if after in self._tail:
+            self._found, self._tail = self._found + 1, self._tail.partition(after)[2]
+            if self._found == len(self._after):
+                self._start = index + 1
 
     def _check(self) -> None:
         if self._matcher.is_error():

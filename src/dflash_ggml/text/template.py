@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jinja2
 
 from ..errors import ConfigError
+from .chat_parser import END_THINK, THINK, reasoning_at_start
 from .json_text import loads
 from .roles import Renders, probe
 from .template_sandbox import compiled, rendered
@@ -63,6 +64,20 @@ class ChatTemplate:
         return "enable_thinking" in self.source
 
     @cached_property
+    def end_of_thought(self) -> str:
+        """What it writes behind a thought, to the closing tag."""
+        thought, answer = "qzxj-thought", "qzxj-answer"
+        asked = {"role": "user", "content": "x"}
+        said = {"role": "assistant", "content": answer, "reasoning_content": thought}
+        try:
+            text = self.render([asked, said], add_generation_prompt=False, enable_thinking=True)
+        except ConfigError:
+            text = ""
+        between = text.partition(thought)[2].partition(answer)[0]
+        end, tag, _ = between.partition(END_THINK)
+        return end + tag if tag and not end.strip() else "\n" + END_THINK
+
+    @cached_property
     def renders(self) -> Renders:
         """What it makes of roles."""
         return probe(self.render)
@@ -78,15 +93,21 @@ class ChatTemplate:
     ) -> str:
         """The prompt text of a conversation (messages as `normalise_messages` returns them).
 
-        continue_final_message: end inside the last message instead of opening a new one; blanks at its end stay if the
-        template keeps them. kwargs go to the template.
+        continue_final_message: end inside the last message, or the thought in which that ends, instead of opening a new
+        one; blanks at its end stay if the template keeps them. kwargs go to the template.
         Raises ConfigError with the template's own message when it refuses the conversation.
         """
         rows = [dict(m) for m in messages]
+        thought = None
         if continue_final_message:
             if not rows or rows[-1]["role"] != "assistant":
                 raise ConfigError("messages: continuing needs a last message of role 'assistant'")
-            rows[-1]["content"] += _CONTINUE_MARK
+            thought = last_thought(rows[-1])
+            if thought is None:
+                rows[-1]["content"] += _CONTINUE_MARK
+            else:
+                rows[-1].update(content="", reasoning_content=thought + _CONTINUE_MARK)
+                kwargs["enable_thinking"] = True
             add_generation_prompt = False
         scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, "documents": None}
         scope |= {"tools": [dict(t) for t in tools] or None, **kwargs}
@@ -97,6 +118,9 @@ class ChatTemplate:
             raise ConfigError(f"messages: the chat template refused them: {_words(error)}") from None
         if continue_final_message:
             head, mark, tail = text.rpartition(_CONTINUE_MARK.rstrip())
+            if not mark and thought is not None:  # it shows no thoughts, but the model writes them
+                head = self.render(rows[:-1], tools=tools, **kwargs)
+                return head + ("" if reasoning_at_start(head) == "open" else f"{THINK}\n") + thought
             if not mark:
                 raise ConfigError(
                     "messages: the chat template does not render the last assistant message verbatim"
@@ -112,6 +136,17 @@ class ChatTemplate:
         except ConfigError:
             return ""
         return opened[len(closed) :] if opened.startswith(closed) else ""
+
+
+def last_thought(message: Mapping[str, Any]) -> str | None:
+    """The thought in which an assistant's message ends, as `reasoning_content` or as text behind `<think>`; None without."""
+    content: str = message["content"]
+    head, tag, rest = content.partition(THINK)
+    if message.get("tool_calls"):
+        return None
+    if tag and not head.strip() and END_THINK not in rest:
+        return rest.lstrip("\n")
+    return None if content.strip() else message.get("reasoning_content") or None
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

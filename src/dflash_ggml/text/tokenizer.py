@@ -278,6 +278,11 @@ class Detokenizer:
         self._tokenizer, self._special = tokenizer, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def in_character(self) -> bool:
+        """Whether the first bytes of a character wait for the rest."""
+        return bool(self._decoder.getstate()[0])
+
     def feed(self, tokens: Iterable[int]) -> str:
         """The text that `tokens` complete."""
         return self._decoder.decode(self._tokenizer.decode_bytes(tokens, self._special))

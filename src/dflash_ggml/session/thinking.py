@@ -1,0 +1,41 @@
+"""How long a model may think: budgets in tokens, and what levels of effort mean in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ConfigError
+
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+# the share of an answer that thoughts may take; None: all of it
+EFFORTS: dict[Effort, float | None] = {
+    "minimal": 1 / 64,
+    "low": 1 / 16,
+    "medium": 1 / 4,
+    "high": 3 / 4,
+    "xhigh": None,
+    "max": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """After `budget` tokens of reasoning the tokens of `end` are forced, which close it."""
+
+    budget: int
+    end: tuple[int, ...]
+
+
+def check_thinking(budget: int | None, effort: Effort | None) -> None:
+    """Raises ConfigError for a budget below -1 or an effort that has no share."""
+    if budget is not None and budget < -1:
+        raise ConfigError(f"reasoning_budget: expected -1 (no limit), 0 or more tokens, got {budget}")
+    if effort is not None and effort not in EFFORTS:
+        raise ConfigError(f"reasoning_effort: {effort!r:.40} is none of {', '.join(EFFORTS)}")
+
+
+def effort_budget(effort: Effort, longest: int) -> int | None:
+    """Tokens of reasoning at this effort in an answer of at most `longest` tokens; None without a limit."""
+    share = EFFORTS[effort]
+    return None if share is None else int(share * longest)
