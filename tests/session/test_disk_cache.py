@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.session import disk_cache
 from dflash_ggml.session.disk_cache import DiskCache
-from dflash_ggml.state.snapshot import Snapshot
+from dflash_ggml.state.snapshot import RowBlock, Snapshot
 
 GB = 1 << 30
 GUARD_S = 60.0  # a bound that only a hang can reach
@@ -25,12 +25,19 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "SHORTEST", 4)
 
 
+def blocks(rng: np.random.Generator, n: int) -> tuple[RowBlock, ...]:
+    sizes = [3] * (n // 3) + [n % 3] * (n % 3 > 0)
+    return tuple(
+        RowBlock(m, (rng.integers(0, 256, 34 * m, dtype=np.uint8), np.empty(0, np.uint8))) for m in sizes
+    )
+
+
 def snapshot(n: int, seed: int = 0, logits: bool = True, live: int = 2) -> Snapshot:
     rng = np.random.default_rng(seed)
     return Snapshot(
         tuple(range(seed, seed + n)),
         tuple(rng.integers(0, 256, 1003, dtype=np.uint8) for _ in range(live)),
-        (rng.integers(0, 256, 34 * n, dtype=np.uint8), np.empty(0, np.uint8)),
+        blocks(rng, n),
         rng.integers(0, 2, n).astype(bool),
         rng.normal(size=7).astype(np.float32) if logits else None,
         (8, 2) if logits else (),
@@ -52,7 +59,10 @@ def kept(
 def same(a: Snapshot | None, b: Snapshot) -> bool:
     assert a is not None and a.rows is not None and b.rows is not None
     pairs = [(a.in_draft, b.in_draft), *zip(a.rings, b.rings, strict=True)]
-    pairs += [*zip(a.live, b.live, strict=True), *zip(a.rows, b.rows, strict=True)]
+    pairs += zip(a.live, b.live, strict=True)
+    for mine, other in zip(a.rows, b.rows, strict=True):
+        assert mine.n_tokens == other.n_tokens
+        pairs += zip(mine.parts, other.parts, strict=True)
     logits = a.logits is None if b.logits is None else np.array_equal(a.logits, b.logits)
     return (
         a.tokens == b.tokens

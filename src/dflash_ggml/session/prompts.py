@@ -22,13 +22,14 @@ class Prepared:
     """A request with its prompt, plain data as well.
 
     text: the rendered conversation, or the text before a completion. boundaries: positions in ids at which messages
-    start. in_reasoning: the text ends inside an open think block.
+    start; first_answer: at which the first of the assistant's does. in_reasoning: the text ends inside an open think block.
     """
 
     request: ChatRequest | CompletionRequest
     text: str
     ids: tuple[int, ...]
     boundaries: tuple[int, ...] = ()
+    first_answer: int = 0
     in_reasoning: bool = False
 
 
@@ -50,7 +51,7 @@ class Prompts:
         return self._completion(request, most)
 
     def _chat(self, request: ChatRequest, most: int | None) -> Prepared:
-        template, opener = self._templates.of(request.template)
+        template, header = self._templates.of(request.template)
         schemas, choice = check_tools(request.tools), request.tool_choice
         if isinstance(choice, NamedTool) and choice.name not in schemas:
             raise ConfigError(f"Tool choice '{choice.name}' not found in tools.")
@@ -77,8 +78,9 @@ class Prompts:
             **extra,
         )
         ids = tuple(self._tokenizer.encode(text, most=most))
-        boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
-        return Prepared(request, text, ids, boundaries, reasoning_at_start(text) == "open")
+        boundaries = tuple(i for i, token in enumerate(ids) if header[:1] == (token,))
+        first = next((i for i in boundaries if ids[i : i + len(header)] == header), 0)
+        return Prepared(request, text, ids, boundaries, first, reasoning_at_start(text) == "open")
 
     def _completion(self, request: CompletionRequest, most: int | None) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import NoRoomError
 from .disk_cache import SHORTEST, DiskCache
-from .prefix_cache import MIN_GAP, PrefixCache, common_prefix
+from .prefix_cache import INTERVAL, MIN_GAP, PrefixCache, common_prefix
 
 if TYPE_CHECKING:
     from ..decode.sequence import Sequence as Decoding
@@ -37,6 +38,9 @@ class CachedSlot:
         self.slot, self.cache, self._slots = slot, slots.cache, slots
         self.busy, self.used = False, 0
         self._marks = set[int]()  # positions of the prompt in work at which to keep a snapshot
+        self._first_answer = 0  # position at which the conversation is no other's any more
+        self._has_ended = False  # whether the tokens end with a whole answer
+        self.is_leaving = False  # whether its K/V rows are about to be overwritten
         self._has_logits = False  # whether the slot's logits belong to its last token
 
     @property
@@ -71,12 +75,24 @@ class CachedSlot:
 
     # ---- prefill
 
-    def start(self, ids: Sequence[int], boundaries: Sequence[int] = (), fresh: bool = False) -> int:
+    def goes_on(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt is of the conversation that the slot holds, or the slot holds none worth keeping."""
+        live = self.tokens
+        return len(live) < SHORTEST or common_prefix(live, ids) >= self._first_answer
+
+    def start(
+        self,
+        ids: Sequence[int],
+        boundaries: Sequence[int] = (),
+        first_answer: int = 0,
+        fresh: bool = False,
+    ) -> int:
         """Bring the slot to the longest known prefix of a prompt, and plan where to keep snapshots of the rest.
 
         Args:
             ids: the prompt.
             boundaries: positions at which messages start.
+            first_answer: position of the first answer; conversations that part behind it are one that was changed.
             fresh: prefill all of it.
 
         Returns:
@@ -97,6 +113,7 @@ class CachedSlot:
                 self.restore(kept)
         cache.hits, cache.misses = cache.hits + (n > 0), cache.misses + (n == 0)
         self._marks.update(cache.plan(ids, n, boundaries))
+        self._first_answer, self._has_ended = first_answer, False
         return n
 
     def mark(self, position: int) -> None:
@@ -169,18 +186,19 @@ class CachedSlot:
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot. Raises ConfigError where that is impossible."""
         self._has_logits = False
-        self.slot.restore(snapshot)
+        bare = replace(snapshot, rows=None)
+        self.slot.restore(bare if self.slot.can_restore(bare) else snapshot)
 
     def release(self) -> None:
         """The generation has ended; the tokens stay until the slot is needed."""
         self._marks.clear()
-        self.busy = False
+        self.busy, self._has_ended = False, True
 
-    def close(self, keep: bool) -> None:
-        """Give the slot back to the engine. keep: the prefix for later prompts."""
+    def close(self, keep: bool, wait: bool = False) -> None:
+        """Give the slot back to the engine. keep: the prefix for later prompts; wait: for the disk."""
         try:
             if keep:
-                self._save(0)
+                self._save(0, wait)
         except Exception:  # a prompt is prefilled again; the cache rows are free all the same
             log.exception("the prefix of a sequence could not be kept")
         self.slot.close()
@@ -193,18 +211,33 @@ class CachedSlot:
         kept = disk.load(ids, len(ids) - 1)
         return kept if kept is not None and least <= len(kept.tokens) <= self._slots.engine.n_ctx else None
 
-    def _save(self, shared: int) -> None:
-        """Complete the last snapshot with its K/V rows, which are about to be overwritten.
+    def _save(self, shared: int, wait: bool = False) -> None:
+        """Complete the snapshots behind `shared` tokens with their K/V rows, which are about to be overwritten.
 
-        Not the live state, since a template may render the answer after that snapshot differently.
+        With that of the whole answer, unless the conversation goes on: then its template renders the answer differently.
         """
-        live = self.tokens
-        last = self.cache.best(live, len(live), self.slot.can_restore)
-        if last is not None and last.rows is None and len(last.tokens) > shared:
-            whole = self.slot.completed(last)
-            self.cache.put(whole)
-            if self._slots.disk is not None:
-                self._slots.disk.put(whole)
+        live, cache, disk = self.tokens, self.cache, self._slots.disk
+        lost = [kept for kept in cache.without_rows(live) if len(kept.tokens) > shared]
+        self.is_leaving = True
+        try:
+            if self._has_ended and shared < self._first_answer:
+                self._complete(self.slot.snapshot(with_rows=False))
+            done = [self._complete(kept) for kept in lost]
+        finally:
+            self.is_leaving = False
+        if disk is not None and done:
+            disk.put(*spread(done), wait=wait)
+
+    def _complete(self, snapshot: Snapshot) -> Snapshot:
+        """Keep a snapshot with its K/V rows."""
+        whole = self.slot.completed(snapshot, self.cache.rows(snapshot.tokens))
+        self.cache.put(whole)
+        return whole
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Take the tokens of another slot's snapshot."""
+        self._save(common_prefix(self.tokens, snapshot.tokens))
+        self.restore(snapshot)
 
 
 class Slots:
@@ -214,6 +247,12 @@ class Slots:
         self.engine, self.cache, self.disk = engine, cache, disk
         self.all: list[CachedSlot] = []
         self._given = 0
+        cache.on_device = self.on_device
+
+    def on_device(self, snapshot: Snapshot) -> bool:
+        """Whether a slot has the K/V rows of a snapshot."""
+        bare = replace(snapshot, rows=None)
+        return any(slot.slot.can_restore(bare) for slot in self.all if not slot.is_leaving)
 
     def can_restore(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot can be restored anywhere."""
@@ -229,13 +268,16 @@ class Slots:
         None where all are taken, or too few rows are left.
         """
         free = [slot for slot in self.all if not slot.busy]
-        best = max(free, key=lambda slot: (slot.known(ids), -slot.used), default=None)
+        going_on = [slot for slot in free if slot.goes_on(ids)]
+        best = max(going_on, key=lambda slot: (slot.known(ids), -slot.used), default=None)
         if best is None or best.known(ids) < MIN_GAP:
-            first = next((slot for slot in free if slot.slot.state_index == 0), None)
+            first = next((slot for slot in going_on if slot.slot.state_index == 0), None)
             if first is not None and len(free) == len(self.all):
                 best = first  # a lone sequence is fastest in state 0
             elif len(self.all) < self.engine.parallel:
                 best = self._open(room)
+            else:
+                best = min(free, key=lambda slot: slot.used, default=None)
         while best is not None and not best.slot.grow(room):
             others = [slot for slot in free if slot is not best and slot in self.all]
             if not others:
@@ -268,12 +310,12 @@ class Slots:
         if found is None or found.rows is not None or len(found.tokens) < slot.known(ids) + MIN_GAP:
             return
         holder = next(other for other in self.all if other.slot.can_restore(found))
-        self.cache.put(holder.slot.completed(found))
+        slot.adopt(holder.slot.completed(found, self.cache.rows(found.tokens)))
 
-    def close_slot(self, slot: CachedSlot, keep: bool = True) -> None:
-        """Give up a slot."""
+    def close_slot(self, slot: CachedSlot, keep: bool = True, wait: bool = False) -> None:
+        """Give up a slot. keep: its prefix, in memory and on disk; wait: for the disk."""
         self.all.remove(slot)
-        slot.close(keep)
+        slot.close(keep, wait)
 
     def shrink(self) -> bool:
         """Close the idle slot that was used longest ago; False if none is idle."""
@@ -285,6 +327,15 @@ class Slots:
     def close(self) -> None:
         """Close all slots; what the disk keeps is there afterwards."""
         while self.all:
-            self.close_slot(self.all[-1], keep=self.disk is not None)
+            self.close_slot(self.all[-1], keep=self.disk is not None, wait=True)
         if self.disk is not None:
             self.disk.close()
+
+
+def spread(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Of snapshots of one prompt, the longest first: that one, the shortest, and some between that are far apart."""
+    kept = list(snapshots[:1])
+    for snapshot in snapshots[1:]:
+        if snapshot is snapshots[-1] or len(kept[-1].tokens) - len(snapshot.tokens) >= INTERVAL:
+            kept.append(snapshot)
+    return kept
