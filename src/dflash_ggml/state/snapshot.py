@@ -85,7 +85,8 @@ class Tensors:
         return RowBlock(
             end - first,
             tuple(
-                self._read(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1]) for t in self.caches
+                self._read(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
+                for t in self.caches
             ),
         )
 
@@ -121,7 +122,9 @@ class Tensors:
         if snapshot.rows is None:
             return
         sizes = [t.nb[1] for t in self.caches]
-        fits = all([a.nbytes for a in b.parts] == [b.n_tokens * size for size in sizes] for b in snapshot.rows)
+        fits = all(
+            [a.nbytes for a in b.parts] == [b.n_tokens * size for size in sizes] for b in snapshot.rows
+        )
         enough = not sizes or sum(block.n_tokens for block in snapshot.rows) >= n
         if not fits or not enough or snapshot.types != self.types:
             raise ConfigError("snapshot: its K/V rows have another shape or type than this engine's")
