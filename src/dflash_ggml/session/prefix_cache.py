@@ -33,14 +33,14 @@ class Entry:
     """A snapshot among others.
 
     below: tokens of the longest snapshot of a shorter prefix. n_above: snapshots of longer ones. used: the cache's clock when a
-    prompt last had these tokens.
+    prompt last had these tokens. n_begun: prompts that went on from here.
     """
 
-    __slots__ = ("below", "n_above", "snapshot", "used")
+    __slots__ = ("below", "n_above", "n_begun", "snapshot", "used")
 
     def __init__(self, snapshot: Snapshot, used: float) -> None:
         self.snapshot, self.used = snapshot, used
-        self.below = self.n_above = 0
+        self.below = self.n_above = self.n_begun = 0
 
 
 class PrefixCache:
@@ -85,7 +85,10 @@ class PrefixCache:
         """The longest usable snapshot that is a prefix of ids[:limit]; all that are prefixes have been used now."""
         for key in self._prefixes(_key(ids[:limit])):
             self._entries[key].used = self._clock
-        return self.longest(ids, limit, usable)
+        found = self.longest(ids, limit, usable)
+        if found is not None:
+            self._entries[_key(found.tokens)].n_begun += 1
+        return found
 
     def longest(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
         """As `best`, for one who only looks."""
@@ -136,7 +139,7 @@ class PrefixCache:
         """Tokens per byte that are prefilled again without an entry, beside others of their time."""
         gap = len(entry.snapshot.tokens) - entry.below
         alone = sum(block.nbytes for block in entry.snapshot.rows or () if self._holders[block] == 1)
-        likelihood = max(0.5**entry.n_above, INNER)
+        likelihood = max(0.5**entry.n_above, INNER * (1 + entry.n_begun))
         return entry.used + likelihood * gap / max(entry.snapshot.state_nbytes + alone, 1)
 
     def _add(self, key: bytes, snapshot: Snapshot) -> None:
@@ -193,7 +196,8 @@ class PrefixCache:
         inner = sorted(b for b in set(boundaries) if 0 < b < len(ids))
         points = set(inner[:1] + inner[-2:])
         for at in range((start // INTERVAL + 1) * INTERVAL, len(ids), INTERVAL):
-            points.add(max((b for b in inner if at - INTERVAL // 2 < b <= at), default=at))
+            near = [b for b in inner if abs(b - at) <= INTERVAL // 2]
+            points.add(min(near, key=lambda b: abs(b - at), default=at))
         prompt = np.asarray(ids, np.int32)
         points.update(common_prefix(prompt, other) for other in self._recent)
         if not inner:
