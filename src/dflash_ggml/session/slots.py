@@ -112,7 +112,7 @@ class CachedSlot:
             else:
                 self.restore(kept)
         cache.hits, cache.misses = cache.hits + (n > 0), cache.misses + (n == 0)
-        self._marks.update(cache.plan(ids, n, boundaries))
+        self._marks.update(cache.plan(ids, n, boundaries, first_answer))
         self._first_answer, self._has_ended = first_answer, False
         return n
 
