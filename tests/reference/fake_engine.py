@@ -119,7 +119,7 @@ class Snapshot:
 
     tokens: tuple[int, ...]
     state: int
-    rows: tuple[RowBlock, ...] | None
+    rows: tuple[RowBlock, ...] | None = field(compare=False)
     logits: np.ndarray | None = field(default=None, compare=False)
     sizes: tuple[int, int] = (1000, 4)
 

@@ -213,3 +213,43 @@ def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
     cache.close()
     assert caplog.text.count("nothing more is kept") == 1 and len(cache) == 0
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_states_of_prefixes_lie_in_one_file_with_the_rows(tmp_path: Path) -> None:
+    whole, *marks = (snapshot(n) for n in (12, 7, 4))
+    cache = DiskCache(tmp_path, GB, ("m",))
+    assert cache.put(whole, *marks)
+    cache.close()
+    cache = DiskCache(tmp_path, GB, ("m",))
+    assert len(cache) == 1
+    assert [cache.longest([*range(shared), 99], 30) for shared in (12, 11, 7, 6, 4, 3)] == [12, 7, 7, 4, 4, 0]
+    for mark in marks:
+        found = cache.load(range(30), len(mark.tokens))
+        assert found is not None and found.rows is not None and whole.rows is not None
+        assert found.tokens == mark.tokens and np.array_equal(found.live[1], mark.live[1])
+        n = len(mark.tokens)
+        assert sum(block.n_tokens for block in found.rows) in range(n, n + 3), (
+            "whole blocks, no more than it takes"
+        )
+        for mine, other in zip(found.rows, whole.rows):
+            assert np.array_equal(mine.parts[0], other.parts[0])
+
+
+def test_a_damaged_state_is_no_reason_to_trust_the_file(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, GB, ("m",))
+    cache.put(snapshot(12), snapshot(7))
+    cache.close()
+    (entry,) = cache._entries.values()
+    raw = bytearray(entry.path.read_bytes())
+    at = raw.rindex(snapshot(7).live[0].tobytes())
+    raw[at] ^= 1
+    entry.path.write_bytes(raw)
+    assert same(cache.load(range(30), 30), snapshot(12)), "of another state nothing is read"
+    assert cache.load(range(30), 11) is None and len(cache) == 0
+
+
+def test_at_the_end_all_are_written_however_many_wait(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, GB, ("m",))
+    assert all(cache.put(snapshot(9, seed), wait=True) for seed in range(12))
+    cache.close()
+    assert len(DiskCache(tmp_path, GB, ("m",))) == 12
