@@ -74,9 +74,9 @@ class CachedSlot:
     # ---- prefill
 
     def goes_on(self, ids: Ids) -> bool:
-        """Whether a prompt is of the conversation that the slot holds, or the slot holds none worth keeping."""
+        """Whether a prompt is of the conversation that the slot holds, or none, or the slot holds none worth keeping."""
         live = self.tokens
-        return len(live) < SHORTEST or common_prefix(live, ids) >= self._first_answer
+        return not len(ids) or len(live) < SHORTEST or common_prefix(live, ids) >= self._first_answer
 
     def start(
         self,
@@ -180,12 +180,12 @@ class CachedSlot:
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self._has_logits = False
+        self._has_logits = self._has_ended = False
         self.slot.reset()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot. Raises ConfigError where that is impossible."""
-        self._has_logits = False
+        self._has_logits = self._has_ended = False
         bare = replace(snapshot, rows=None)
         self.slot.restore(bare if self.slot.can_restore(bare) else snapshot)
 
@@ -217,10 +217,13 @@ class CachedSlot:
         With that of the whole answer, unless the conversation goes on: then its template renders the answer differently.
         """
         live, cache, disk = self.tokens, self.cache, self._slots.disk
+        if 0 < self._first_answer <= shared:
+            return
         lost = [kept for kept in cache.without_rows(live) if len(kept.tokens) > shared]
+        last = len(lost[0].tokens) if lost else 0
         self.is_leaving = True
         try:
-            if self._has_ended and shared < self._first_answer:
+            if self._has_ended and shared < self._first_answer and len(live) >= last + MIN_GAP:
                 self._complete(self.slot.snapshot(with_rows=False))
             done = [self._complete(kept) for kept in lost]
         finally:
