@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import ConfigError, DeviceError
+from dflash_ggml.state import snapshot as state_snapshot
+from reference import fake_engine
 from reference.engine_kit import PROMPT, fresh, steps, text
 
 LONG = [i % 50 for i in range(40)]
@@ -67,6 +69,26 @@ def test_rows_make_it_larger_and_independent(contracted: Any) -> None:
     assert contracted.tokens == LONG and text(contracted, max_tokens=10) == said
     contracted.restore(full)
     assert text(contracted, max_tokens=10) == said
+
+
+@pytest.mark.parametrize("size", [16, 256])
+def test_snapshots_share_rows(contracted: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Those of a shorter prefix are among those of a longer one, and the longer needs only what is new."""
+    for module in (fake_engine, state_snapshot):
+        monkeypatch.setattr(module, "BLOCK", size)
+    short = fresh(contracted, LONG[:20]).snapshot(with_rows=False)
+    contracted.prefill(LONG[20:])
+    bare, full = contracted.snapshot(with_rows=False), contracted.snapshot()
+    assert [block.n_tokens for block in full.rows] == ([16, 16, 8] if size == 16 else [40])
+    first = full.rows[: -(-20 // size)]
+    found = contracted.completed(short, first), contracted.completed(bare, first)
+    assert found[0].rows == first and found[1].rows[: len(first)] == first
+    assert len(found[1].rows) == len(full.rows)
+    for snapshot in found:
+        said = text(fresh(contracted, list(snapshot.tokens)), max_tokens=20)
+        fresh(contracted, [9] * 50)
+        contracted.restore(snapshot)
+        assert contracted.tokens == list(snapshot.tokens) and text(contracted, max_tokens=20) == said
 
 
 @pytest.mark.parametrize("write", ["prefill", "generate"])

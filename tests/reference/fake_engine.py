@@ -98,18 +98,38 @@ DEPTH = 7  # the longest path that the draft which is not there proposes
 TIMES = StepTimes(draft=0.1, tree=0.1, verify=1.0, commit=0.1, host=0.1)
 
 
+BLOCK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """Stands for the K/V rows of these tokens."""
+
+    tokens: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """`rows` stands for K/V rows: without it the snapshot lives only as long as the engine's cache holds its tokens."""
+    """Without `rows` it lives only as long as the engine's cache holds its tokens."""
 
     tokens: tuple[int, ...]
     state: int
-    rows: tuple[int, ...] | None
+    rows: tuple[RowBlock, ...] | None = field(compare=False)
     logits: np.ndarray | None = field(default=None, compare=False)
+    sizes: tuple[int, int] = (1000, 4)
+
+    @property
+    def state_nbytes(self) -> int:
+        return self.sizes[0]
 
     @property
     def nbytes(self) -> int:
-        return 1000 + (4 * len(self.tokens) if self.rows is not None else 0)
+        return self.state_nbytes + sum(block.nbytes for block in self.rows or ())
 
 
 @dataclass(eq=False)
@@ -127,7 +147,7 @@ class FakeEngine:
     """Slots with `n_ctx` cache rows in all, counted in tokens, and a step for all of them at once.
 
     replies: spoken one per generation, from its start, then the toy model is on its own. log: what was done. broken: what
-    the next step raises, or what single runs do, by their slot.
+    the next step raises, or what single runs do, by their slot. sizes: bytes of a state, and of a token's K/V rows.
     """
 
     config: EngineConfig = field(
@@ -140,6 +160,7 @@ class FakeEngine:
     slots: list[FakeSlot] = field(default_factory=list)
     log: list[Any] = field(default_factory=list)
     broken: Any = None
+    sizes: tuple[int, int] = (1000, 4)
 
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024
@@ -538,11 +559,19 @@ class FakeSlot:
         with self._claim.by("snapshot"), self.engine.passing:
             self._usable()
             tokens = tuple(self._tokens)
-            return Snapshot(tokens, self._state, tokens if with_rows else None, self._logits)
+            rows = self._blocks(tokens, 0) if with_rows else None
+            return Snapshot(tokens, self._state, rows, self._logits, self.engine.sizes)
 
-    def completed(self, snapshot: Snapshot) -> Snapshot:
+    def _blocks(self, tokens: tuple[int, ...], first: int) -> tuple[RowBlock, ...]:
+        parts = [tokens[at : at + BLOCK] for at in range(first, len(tokens), BLOCK)]
+        return tuple(RowBlock(part, self.engine.sizes[1] * len(part)) for part in parts)
+
+    def completed(self, snapshot: Snapshot, known: Sequence[RowBlock] = ()) -> Snapshot:
+        if snapshot.rows is not None:
+            return snapshot
         assert self.can_restore(snapshot)
-        return replace(snapshot, rows=snapshot.tokens)
+        n = sum(block.n_tokens for block in known)
+        return replace(snapshot, rows=(*known, *self._blocks(snapshot.tokens, n)))
 
     def can_restore(self, snapshot: Snapshot) -> bool:
         held = self._kept or self._tokens
@@ -555,6 +584,9 @@ class FakeSlot:
                 raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
             if len(snapshot.tokens) > self.n_ctx:
                 raise ConfigError("snapshot: taken from a model or context of another shape")
+            if snapshot.rows is not None:
+                rows = tuple(token for block in snapshot.rows for token in block.tokens)
+                assert rows[: len(snapshot.tokens)] == snapshot.tokens, "rows of other tokens"
             held = max(self._kept, tuple(self._tokens), key=len)
             self._kept = snapshot.tokens if snapshot.rows is not None else held
             self._tokens, self._state = list(snapshot.tokens), snapshot.state

@@ -173,7 +173,7 @@ def test_a_call_with_a_request_and_its_prompt() -> None:
         tools=({"function": {"parameters": {"maximum": -(2**70), "1": None}}},),
         sampling=sampling,
     )
-    prepared = Prepared(request, "text", (1, 2, 3), (1,), "open")
+    prepared = Prepared(request, "text", (1, 2, 3), (1,), 0, "open")
     call = sent(Call(3, "events", [Named.of(request), *prompt_of(prepared)]), Order)
     assert isinstance(call, Call) and (call.id, call.method) == (3, "events")
     assert Prepared(convert(call.args[0], Named).value(), *convert(call.args[1:], Prompt)) == prepared

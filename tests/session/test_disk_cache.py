@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.session import disk_cache
 from dflash_ggml.session.disk_cache import DiskCache
-from dflash_ggml.state.snapshot import Snapshot
+from dflash_ggml.state.snapshot import RowBlock, Snapshot
 
 GB = 1 << 30
 GUARD_S = 60.0  # a bound that only a hang can reach
@@ -25,12 +25,19 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "SHORTEST", 4)
 
 
+def blocks(rng: np.random.Generator, n: int) -> tuple[RowBlock, ...]:
+    sizes = [3] * (n // 3) + [n % 3] * (n % 3 > 0)
+    return tuple(
+        RowBlock(m, (rng.integers(0, 256, 34 * m, dtype=np.uint8), np.empty(0, np.uint8))) for m in sizes
+    )
+
+
 def snapshot(n: int, seed: int = 0, logits: bool = True, live: int = 2) -> Snapshot:
     rng = np.random.default_rng(seed)
     return Snapshot(
         tuple(range(seed, seed + n)),
         tuple(rng.integers(0, 256, 1003, dtype=np.uint8) for _ in range(live)),
-        (rng.integers(0, 256, 34 * n, dtype=np.uint8), np.empty(0, np.uint8)),
+        blocks(rng, n),
         rng.integers(0, 2, n).astype(bool),
         rng.normal(size=7).astype(np.float32) if logits else None,
         (8, 2) if logits else (),
@@ -52,7 +59,10 @@ def kept(
 def same(a: Snapshot | None, b: Snapshot) -> bool:
     assert a is not None and a.rows is not None and b.rows is not None
     pairs = [(a.in_draft, b.in_draft), *zip(a.rings, b.rings, strict=True)]
-    pairs += [*zip(a.live, b.live, strict=True), *zip(a.rows, b.rows, strict=True)]
+    pairs += zip(a.live, b.live, strict=True)
+    for mine, other in zip(a.rows, b.rows, strict=True):
+        assert mine.n_tokens == other.n_tokens
+        pairs += zip(mine.parts, other.parts, strict=True)
     logits = a.logits is None if b.logits is None else np.array_equal(a.logits, b.logits)
     return (
         a.tokens == b.tokens
@@ -203,3 +213,43 @@ def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
     cache.close()
     assert caplog.text.count("nothing more is kept") == 1 and len(cache) == 0
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_states_of_prefixes_lie_in_one_file_with_the_rows(tmp_path: Path) -> None:
+    whole, *marks = (snapshot(n) for n in (12, 7, 4))
+    cache = DiskCache(tmp_path, GB, ("m",))
+    assert cache.put(whole, *marks)
+    cache.close()
+    cache = DiskCache(tmp_path, GB, ("m",))
+    assert len(cache) == 1
+    assert [cache.longest([*range(shared), 99], 30) for shared in (12, 11, 7, 6, 4, 3)] == [12, 7, 7, 4, 4, 0]
+    for mark in marks:
+        found = cache.load(range(30), len(mark.tokens))
+        assert found is not None and found.rows is not None and whole.rows is not None
+        assert found.tokens == mark.tokens and np.array_equal(found.live[1], mark.live[1])
+        n = len(mark.tokens)
+        assert sum(block.n_tokens for block in found.rows) in range(n, n + 3), (
+            "whole blocks, no more than it takes"
+        )
+        for mine, other in zip(found.rows, whole.rows):
+            assert np.array_equal(mine.parts[0], other.parts[0])
+
+
+def test_a_damaged_state_is_no_reason_to_trust_the_file(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, GB, ("m",))
+    cache.put(snapshot(12), snapshot(7))
+    cache.close()
+    (entry,) = cache._entries.values()
+    raw = bytearray(entry.path.read_bytes())
+    at = raw.rindex(snapshot(7).live[0].tobytes())
+    raw[at] ^= 1
+    entry.path.write_bytes(raw)
+    assert same(cache.load(range(30), 30), snapshot(12)), "of another state nothing is read"
+    assert cache.load(range(30), 11) is None and len(cache) == 0
+
+
+def test_at_the_end_all_are_written_however_many_wait(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, GB, ("m",))
+    assert all(cache.put(snapshot(9, seed), wait=True) for seed in range(12))
+    cache.close()
+    assert len(DiskCache(tmp_path, GB, ("m",))) == 12

@@ -19,7 +19,7 @@ from ..errors import ConfigError, ContextOverflowError, DeviceError, NoNumbersEr
 from ..policy.fixed import plan_of
 from ..state.memory import padded
 from ..state.pool import UNIT
-from ..state.snapshot import Snapshot, Tensors
+from ..state.snapshot import RowBlock, Snapshot, Tensors
 from .accept import NAN
 from .claim import Claim
 from .kv_rows import KvRows
@@ -230,7 +230,7 @@ class Slot:
         )
         rows = tensors.read_rows(max(held - first, 0))
         tokens, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
-        saved = Snapshot(tokens, tensors.read_live(), rows, np.zeros(0, bool), None, rings=windows)
+        saved = Snapshot(tokens, tensors.read_live(), None, np.zeros(0, bool), None, rings=windows)
         sequence.torn, was_clean = True, kv.is_clean
         written = kv.writes(max(kv.touched, first - sequence.first_slot + n))
         try:
@@ -254,6 +254,7 @@ class Slot:
             self.engine.device.synchronize()
             tensors.clear_rows(0, n)
             tensors.clear_rings(sequence.n_tokens)
+            tensors.write_rows(rows, held - first)
             tensors.write(saved)
             sequence.torn = False
             kv.writes(written)
@@ -299,8 +300,10 @@ class Slot:
         held = self.kv.kept or self.sequence.tokens
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
 
-    def completed(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with its K/V rows, so that it is good anywhere. Raises ConfigError where they are no longer here."""
+    def completed(self, snapshot: Snapshot, known: Items[RowBlock] = ()) -> Snapshot:
+        """A snapshot with its K/V rows, so that it is good anywhere; known: those of its first tokens.
+
+        Raises ConfigError where they are no longer here."""
         with self.engine.passing:
             self._there()
             if snapshot.rows is not None:
@@ -308,7 +311,8 @@ class Slot:
             if not self.can_restore(snapshot):
                 raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
             tensors = self.kv.tensors()
-            return replace(snapshot, rows=tensors.read_rows(len(snapshot.tokens)), types=tensors.types)
+            more = tensors.read_rows(len(snapshot.tokens), sum(block.n_tokens for block in known))
+            return replace(snapshot, rows=(*known, *more), types=tensors.types)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of this engine. Raises ConfigError when its K/V rows are gone or its shape differs."""

@@ -24,12 +24,12 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 # a `Prepared` without its request, which both sides have
-Prompt = tuple[str, tuple[int, ...], tuple[int, ...], ReasoningMode]
+Prompt = tuple[str, tuple[int, ...], tuple[int, ...], int, ReasoningMode]
 
 
 def prompt_of(prepared: Prepared) -> Prompt:
     """What `Prepared` takes after the request."""
-    return prepared.text, prepared.ids, prepared.boundaries, prepared.reasoning
+    return prepared.text, prepared.ids, prepared.boundaries, prepared.first_answer, prepared.reasoning
 
 
 class Named(Struct, array_like=True):

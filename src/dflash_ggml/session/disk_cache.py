@@ -33,6 +33,7 @@ from safetensors.numpy import save_file
 from ..errors import ConfigError, DflashError
 from ..files.fingerprint import fingerprint
 from ..files.safetensors import read_shard
+from .prefix_cache import Ids, common_prefix
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -40,21 +41,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dflash_ggml")
 
-FORMAT = "3"
+FORMAT = "4"
 SHORTEST = 1024  # tokens; prefilling fewer is about as fast as reading them
 OWN = "dflash-prefixes"  # the folder that is made in the one that is named
 SUFFIX = ".safetensors"
-_KINDS = ("live", "rows", "rings")  # of a snapshot's parts
 WRITING = "writing-"  # what names of unfinished files begin with
-WAITING = 2  # snapshots that wait to be written; each may hold gigabytes
+WAITING = 2  # prompts that wait to be written; each may hold gigabytes
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file and the tokens whose state it holds."""
+    """A file, the tokens whose K/V rows it holds, and how many of them have a state in it, the most first."""
 
     path: Path
     tokens: NDArray[np.int32]
+    states: tuple[int, ...]
+
+    def longest(self, ids: NDArray[np.int32]) -> int:
+        """Tokens of its longest state that is a prefix of ids, 0 for none."""
+        shared = common_prefix(self.tokens, ids)
+        return next((n for n in self.states if n <= shared), 0)
 
 
 def state_identity(engine: Engine) -> list[str]:
@@ -71,7 +77,8 @@ def state_identity(engine: Engine) -> list[str]:
 
 
 class DiskCache:
-    """Snapshots of one model in a folder. `best` and `put` belong to the inference thread; another one writes."""
+    """Snapshots of one model in a folder, a file for those of one prompt. `load` and `put` belong to the inference thread;
+    another one writes."""
 
     def __init__(self, folder: Path, limit: int, identity: Sequence[str]) -> None:
         """limit: bytes of all files. identity: what the state depends on. Raises ConfigError for a folder that cannot be used."""
@@ -92,7 +99,7 @@ class DiskCache:
         except OSError as error:
             raise ConfigError(f"--cache-disk: {folder} cannot be used: {error.strerror or error}") from None
         self._entries = {path.stem: entry for path in self._files(self._folder) if (entry := _entry(path))}
-        self._waiting: queue.Queue[Snapshot | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[tuple[Snapshot, ...] | None] = queue.Queue(WAITING)
         self._lock = threading.Lock()  # of the entries
         self._writer: threading.Thread | None = None
         self._warned = False
@@ -100,12 +107,13 @@ class DiskCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def longest(self, ids: Sequence[int], limit: int) -> int:
+    def longest(self, ids: Ids, limit: int) -> int:
         """Tokens of the longest kept prefix of ids[:limit], 0 for none."""
-        entry = self._find(np.asarray(ids[:limit], np.int32))
-        return 0 if entry is None else len(entry.tokens)
+        wanted = np.asarray(ids[:limit], np.int32)
+        entry = self._find(wanted)
+        return 0 if entry is None else entry.longest(wanted)
 
-    def load(self, ids: Sequence[int], limit: int) -> Snapshot | None:
+    def load(self, ids: Ids, limit: int) -> Snapshot | None:
         """The snapshot of the longest kept prefix of ids[:limit]; its arrays are mapped from the file.
 
         A file that is damaged or cannot be read is removed, with a warning, and the next best is taken.
@@ -113,8 +121,9 @@ class DiskCache:
         wanted = np.asarray(ids[:limit], np.int32)
         while (entry := self._find(wanted)) is not None:
             try:
-                snapshot = _read(entry.path)
-                if tuple(entry.tokens.tolist()) != snapshot.tokens:
+                n = entry.longest(wanted)
+                snapshot = _read(entry.path, n)
+                if tuple(entry.tokens[:n].tolist()) != snapshot.tokens:
                     raise ValueError("its tokens have changed")
                 with contextlib.suppress(OSError):
                     os.utime(entry.path)  # used just now
@@ -124,20 +133,25 @@ class DiskCache:
                 self.drop(entry)
         return None
 
-    def put(self, snapshot: Snapshot) -> bool:
-        """Have a snapshot with rows written; False for one that is too short, too large, there already, or one too many."""
-        if snapshot.rows is None or len(snapshot.tokens) < SHORTEST or snapshot.nbytes > self.limit:
+    def put(self, snapshot: Snapshot, *marks: Snapshot, wait: bool = False) -> bool:
+        """Have a snapshot with rows written, and marks, the states of prefixes.
+
+        wait: for those that were put before. False for one that is too short, too large, there already, or one too many.
+        """
+        if snapshot.rows is None or len(snapshot.tokens) < SHORTEST or _size(snapshot, *marks) > self.limit:
             return False
         if _name(snapshot.tokens) in self._entries:
             return False
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_all, name="dflash-disk", daemon=True)
             self._writer.start()
-        try:
-            self._waiting.put_nowait(snapshot)
-        except queue.Full:
-            return False
-        return True
+        while True:
+            try:
+                self._waiting.put((snapshot, *marks), wait, 1)
+                return True
+            except queue.Full:
+                if not (wait and self._writer.is_alive()):
+                    return False
 
     def drop(self, entry: Entry) -> None:
         """Forget an entry and remove its file."""
@@ -156,32 +170,35 @@ class DiskCache:
 
     def _find(self, ids: NDArray[np.int32]) -> Entry | None:
         with self._lock:
-            fitting = [e for e in self._entries.values() if _is_prefix(e.tokens, ids)]
-        return max(fitting, key=lambda entry: len(entry.tokens), default=None)
+            entries = list(self._entries.values())
+        best = max(entries, key=lambda entry: entry.longest(ids), default=None)
+        return best if best is not None and best.longest(ids) else None
 
     def _write_all(self) -> None:
-        while (snapshot := self._waiting.get()) is not None:
+        while (snapshots := self._waiting.get()) is not None:
             try:
-                self._write(snapshot)
+                self._write(*snapshots)
             except (OSError, SafetensorError) as error:
                 if not self._warned:
                     log.warning("--cache-disk: %s: nothing more is kept: %s", self._folder, error)
                     self._warned = True
-            del snapshot
+            del snapshots
 
-    def _write(self, snapshot: Snapshot) -> None:
-        path = self._folder / (_name(snapshot.tokens) + SUFFIX)
-        self._make_room(snapshot.nbytes)
+    def _write(self, *snapshots: Snapshot) -> None:
+        tokens = snapshots[0].tokens
+        path = self._folder / (_name(tokens) + SUFFIX)
+        self._make_room(_size(*snapshots))
         # in a folder of its own, since the package writes beside the file that it is given
         with tempfile.TemporaryDirectory(prefix=WRITING, dir=self._folder) as folder:
             temporary = Path(folder) / path.name
-            tensors = _tensors(snapshot)
+            tensors = _tensors(*snapshots)
             sums = {name: str(_sum(data)) for name, data in tensors.items()}
             save_file(tensors, temporary, metadata=sums)
             temporary.chmod(0o600)
             temporary.replace(path)
         with self._lock:
-            self._entries[path.stem] = Entry(path, np.asarray(snapshot.tokens, np.int32))
+            states = tuple(len(snapshot.tokens) for snapshot in snapshots)
+            self._entries[path.stem] = Entry(path, np.asarray(tokens, np.int32), states)
 
     def _make_room(self, wanted: int) -> None:
         """Remove the files that were longest not used until `wanted` bytes more fit."""
@@ -206,67 +223,87 @@ class DiskCache:
         return sorted(folder.glob("*" + SUFFIX))
 
 
-def _name(tokens: Sequence[int]) -> str:
+def _name(tokens: Ids) -> str:
     return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:32]
 
 
-def _is_prefix(tokens: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
-    return len(tokens) <= len(ids) and bool(np.array_equal(tokens, ids[: len(tokens)]))
+def _size(snapshot: Snapshot, *marks: Snapshot) -> int:
+    return snapshot.nbytes + sum(mark.state_nbytes for mark in marks)
 
 
-def _tensors(snapshot: Snapshot) -> dict[str, NDArray]:
-    tensors: dict[str, NDArray] = {"tokens": np.asarray(snapshot.tokens, np.int32)}
-    tensors["types"] = np.asarray(snapshot.types or [-1], np.int64)
-    tensors["in_draft"] = snapshot.in_draft.astype(np.int8)
-    if snapshot.logits is not None:
-        tensors["logits"] = snapshot.logits
-    for kind in _KINDS:
-        parts = getattr(snapshot, kind) or ()
+def _tensors(*snapshots: Snapshot) -> dict[str, NDArray]:
+    """What a file holds: the rows of the first, by blocks, and the states of all."""
+    first = snapshots[0]
+    tensors: dict[str, NDArray] = {"tokens": np.asarray(first.tokens, np.int32)}
+    tensors["types"] = np.asarray(first.types or [-1], np.int64)
+    tensors["states"] = np.asarray([len(snapshot.tokens) for snapshot in snapshots], np.int64)
+    rows = first.rows or ()
+    tensors["blocks"] = np.asarray([block.n_tokens for block in rows] or [-1], np.int64)
+    groups = {f"rows.{i}": block.parts for i, block in enumerate(rows)}
+    for snapshot in snapshots:
+        n = len(snapshot.tokens)
+        tensors[f"{n}.in_draft"] = snapshot.in_draft.astype(np.int8)
+        if snapshot.logits is not None:
+            tensors[f"{n}.logits"] = snapshot.logits
+        groups |= {f"{n}.live": snapshot.live, f"{n}.rings": snapshot.rings}
+    for name, parts in groups.items():
         # an empty part has no place in the file
-        tensors |= {f"{kind}.{i}": part.view(np.int8) for i, part in enumerate(parts) if part.size}
-        tensors[f"{kind}.parts"] = np.asarray([part.nbytes for part in parts] or [-1], np.int64)
+        tensors |= {f"{name}.{i}": part.view(np.int8) for i, part in enumerate(parts) if part.size}
+        tensors[f"{name}.parts"] = np.asarray([part.nbytes for part in parts] or [-1], np.int64)
     return {name: np.ascontiguousarray(data) for name, data in tensors.items()}
 
 
 def _entry(path: Path) -> Entry | None:
     """What a file holds; None, and no file any more, when that cannot be read."""
     try:
-        tokens = next(data for info, data in read_shard(path) if info.name == "tokens")
-        return Entry(path, tokens.view(np.int32).copy())
-    except (DflashError, OSError, StopIteration, ValueError) as error:
+        found = {info.name: data for info, data in read_shard(path) if info.name in ("tokens", "states")}
+        states = tuple(found["states"].view(np.int64).tolist())
+        return Entry(path, found["tokens"].view(np.int32).copy(), states)
+    except (DflashError, OSError, KeyError, ValueError) as error:
         log.warning("--cache-disk: %s is not used and removed: %s", path, error)
         with contextlib.suppress(OSError):
             path.unlink()
         return None
 
 
-def _read(path: Path) -> Snapshot:
-    """The snapshot in a file, mapped. Raises ModelFileError, OSError, ValueError or KeyError for a damaged one."""
-    from ..state.snapshot import Snapshot  # with the binding, which is there where an engine is
+def _read(path: Path, n: int) -> Snapshot:
+    """The snapshot of n tokens in a file, mapped. Raises ModelFileError, OSError, ValueError or KeyError for a damaged one."""
+    from ..state.snapshot import RowBlock, Snapshot  # with the binding, which is there where an engine is
 
     found = {info.name: data for info, data in read_shard(path)}
     with safe_open(path, framework="np") as file:
         sums = file.metadata() or {}
-    for name, data in found.items():
-        if str(_sum(data)) != sums.get(name):
+
+    def checked(name: str) -> NDArray:
+        if str(_sum(found[name])) != sums.get(name):
             raise ValueError(f"tensor {name!r} is damaged")
-    parts = {}
-    for kind in _KINDS:
-        sizes = [size for size in found[f"{kind}.parts"].view(np.int64).tolist() if size >= 0]
-        parts[kind] = tuple(
-            found[f"{kind}.{i}"] if size else np.empty(0, np.uint8) for i, size in enumerate(sizes)
+        return found[name]
+
+    def numbers(name: str) -> list[int]:
+        return [number for number in checked(name).view(np.int64).tolist() if number >= 0]
+
+    def parts(name: str) -> tuple[NDArray, ...]:
+        sizes = numbers(f"{name}.parts")
+        read = tuple(
+            checked(f"{name}.{i}") if size else np.empty(0, np.uint8) for i, size in enumerate(sizes)
         )
-        if [part.nbytes for part in parts[kind]] != sizes:
-            raise ValueError(f"its {kind} parts have other sizes")
-    logits = found.get("logits")
+        if [part.nbytes for part in read] != sizes:
+            raise ValueError(f"the parts of {name!r} have other sizes")
+        return read
+
+    rows, at = list[RowBlock](), 0
+    for i, n_tokens in enumerate(numbers("blocks")):
+        if at < n:
+            rows.append(RowBlock(n_tokens, parts(f"rows.{i}")))
+        at += n_tokens
     return Snapshot(
-        tuple(found["tokens"].view(np.int32).tolist()),
-        parts["live"],
-        parts["rows"],
-        found["in_draft"].astype(bool),
-        None if logits is None else logits.view(np.float32).copy(),
-        tuple(kind for kind in found["types"].view(np.int64).tolist() if kind >= 0),
-        parts["rings"],
+        tuple(checked("tokens").view(np.int32)[:n].tolist()),
+        parts(f"{n}.live"),
+        tuple(rows),
+        checked(f"{n}.in_draft").astype(bool),
+        checked(f"{n}.logits").view(np.float32).copy() if f"{n}.logits" in found else None,
+        tuple(numbers("types")),
+        parts(f"{n}.rings"),
     )
 
 

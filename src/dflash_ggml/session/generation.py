@@ -58,6 +58,7 @@ class Generation:
         ids: Sequence[int],
         options: dict[str, Any],
         boundaries: Sequence[int] = (),
+        first_answer: int = 0,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         """options: of the decoding, as `CachedSlot.begin` takes them; "max_tokens": 0 asks for the prompt alone."""
@@ -66,7 +67,8 @@ class Generation:
         self.ended = self.abandoned = self.is_awaited = self.runs_ahead = False
         self.reader = threading.current_thread()
         self.should_stop = should_stop
-        self.ids, self.options, self.boundaries = list(ids), options, boundaries
+        self.ids, self.options = list(ids), options
+        self.boundaries, self.first_answer = boundaries, first_answer
         self.remaining, self.since = len(self.ids), time.perf_counter()
         self.slot: CachedSlot | None = None
         self.sequence: Decoding | None = None
@@ -145,6 +147,7 @@ class RequestGeneration(Generation):
             prepared.ids,
             {"sampler": sampler, "stop": self._ends, "forced": sink.forced, **decoding},
             prepared.boundaries,
+            prepared.first_answer,
             should_stop,
         )
         self.wants_prompt_logits = bool(getattr(request, "prompt_logprobs", False))

@@ -3,89 +3,201 @@
 A hybrid model's state cannot be cut back to a shorter prefix, so what can be reused is what was kept: the live state,
 if the new prompt goes on from it, or a snapshot. Snapshots are taken during prefill, at message boundaries, every few
 thousand tokens, and where an earlier prompt parted from this one. They are taken without their K/V rows, which stay in
-the device's cache until another conversation writes over them; before that happens, one is completed with its rows.
+the device's cache until another conversation writes over them; before that happens, they are completed with their rows.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ..state.snapshot import Snapshot
+    from ..state.snapshot import RowBlock, Snapshot
+
+Ids = Sequence[int] | NDArray[np.int32]
 
 INTERVAL = 4096  # tokens between snapshots inside one long message
 MIN_GAP = 32  # a snapshot must save at least this many tokens over the one before it
 N_RECENT = 8  # prompts remembered to find where prompts part
+INNER = 1 / 8  # how likely a prompt parts at a snapshot below many, beside one that goes on from the last
+
+
+class Entry:
+    """A snapshot among others.
+
+    below: tokens of the longest snapshot of a shorter prefix. n_above: snapshots of longer ones. used: the cache's clock when a
+    prompt last had these tokens. n_begun: prompts that went on from here.
+    """
+
+    __slots__ = ("below", "n_above", "n_begun", "snapshot", "used")
+
+    def __init__(self, snapshot: Snapshot, used: float) -> None:
+        self.snapshot, self.used = snapshot, used
+        self.below = self.n_above = self.n_begun = 0
 
 
 class PrefixCache:
-    """Snapshots by the tokens they hold, least recently used dropped first once `budget` bytes are exceeded."""
+    """Snapshots by the tokens they hold, within `budget` bytes of host memory; K/V rows that several have count once.
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    Where memory is short, rows go first that a slot has on the device too, then the snapshot without which fewest tokens per byte
+    would have to be prefilled again. A clock, which stands at the worth of what went last, makes old ones go in the end
+    (GreedyDual-Size, Cao and Irani 1997).
+
+    on_device: whether a slot has the rows of a snapshot.
+    """
+
+    def __init__(self, budget: int, on_device: Callable[[Snapshot], bool] = lambda snapshot: False) -> None:
+        self.budget, self.on_device = budget, on_device
         self.nbytes = 0
         self.hits = self.misses = 0
-        self._entries: OrderedDict[bytes, Snapshot] = OrderedDict()
+        self._entries: dict[bytes, Entry] = {}
+        self._holders: Counter[RowBlock] = Counter()  # snapshots that have a block
+        self._clock = 0.0
         self._recent: deque[NDArray[np.int32]] = deque(maxlen=N_RECENT)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def put(self, snapshot: Snapshot) -> bool:
-        """Keep a snapshot; False if it is larger than the whole budget."""
+        """Keep a snapshot; False where others are worth more, or it is larger than the whole budget."""
         if snapshot.nbytes > self.budget:
             return False
         key = _key(snapshot.tokens)
         if key in self._entries:
-            self.nbytes -= self._entries.pop(key).nbytes
-        self._entries[key] = snapshot
-        self.nbytes += snapshot.nbytes
+            self._replace(self._entries[key], snapshot)
+        else:
+            self._add(key, snapshot)
         while self.nbytes > self.budget:
-            self.nbytes -= self._entries.popitem(last=False)[1].nbytes
-        return True
+            if not self._shed_rows():
+                worst = min(self._entries, key=lambda k: self._worth(self._entries[k]))
+                self._clock = self._worth(self._entries[worst])
+                self._drop(worst)
+        return key in self._entries
 
-    def best(self, ids: Sequence[int], limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
-        """The longest usable snapshot that is a prefix of ids[:limit]; it becomes the most recently used."""
+    def best(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
+        """The longest usable snapshot that is a prefix of ids[:limit]; all that are prefixes have been used now."""
+        for key in self._prefixes(_key(ids[:limit])):
+            self._entries[key].used = self._clock
         found = self.longest(ids, limit, usable)
         if found is not None:
-            self._entries.move_to_end(_key(found.tokens))
+            self._entries[_key(found.tokens)].n_begun += 1
         return found
 
-    def longest(self, ids: Sequence[int], limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
+    def longest(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
         """As `best`, for one who only looks."""
-        wanted = _key(ids[:limit])
-        for key in sorted((k for k in self._entries if wanted.startswith(k)), key=len, reverse=True):
-            if usable(self._entries[key]):
-                return self._entries[key]
+        for key in self._prefixes(_key(ids[:limit])):
+            if usable(self._entries[key].snapshot):
+                return self._entries[key].snapshot
         return None
+
+    def without_rows(self, tokens: Ids) -> list[Snapshot]:
+        """Snapshots without rows of prefixes of these tokens, the longest first."""
+        found = (self._entries[key].snapshot for key in self._prefixes(_key(tokens)))
+        return [snapshot for snapshot in found if snapshot.rows is None]
+
+    def rows(self, tokens: Ids) -> tuple[RowBlock, ...]:
+        """Blocks of rows that snapshots have of the first of these tokens."""
+        wanted = np.asarray(tokens, np.int32)
+        best: tuple[RowBlock, ...] = ()
+        n_best = 0
+        for key, entry in self._entries.items():
+            rows = entry.snapshot.rows or ()
+            shared = common_prefix(wanted, np.frombuffer(key, np.int32))
+            ends = list(accumulate(block.n_tokens for block in rows))
+            n = bisect_right(ends, shared)
+            if shared == len(wanted) and n < len(rows):
+                n += n == 0 or ends[n - 1] < shared  # of the last block some rows will do
+            known = min(ends[n - 1], shared) if n else 0
+            if known > n_best:
+                best, n_best = rows[:n], known
+        return best
 
     def sweep(self, usable: Callable[[Snapshot], bool]) -> None:
         """Drop the snapshots that can no longer be restored."""
-        for key in [k for k, s in self._entries.items() if not usable(s)]:
-            self.nbytes -= self._entries.pop(key).nbytes
+        for key in [k for k, entry in self._entries.items() if not usable(entry.snapshot)]:
+            self._drop(key)
 
     def clear(self) -> None:
         """Drop everything."""
         self._entries.clear()
+        self._holders.clear()
         self._recent.clear()
         self.nbytes = 0
 
-    def plan(self, ids: Sequence[int], start: int, boundaries: Sequence[int]) -> list[int]:
+    def _prefixes(self, wanted: bytes) -> list[bytes]:
+        """The keys of prefixes, the longest first."""
+        return sorted((key for key in self._entries if wanted.startswith(key)), key=len, reverse=True)
+
+    def _worth(self, entry: Entry) -> float:
+        """Tokens per byte that are prefilled again without an entry, beside others of their time."""
+        gap = len(entry.snapshot.tokens) - entry.below
+        alone = sum(block.nbytes for block in entry.snapshot.rows or () if self._holders[block] == 1)
+        likelihood = max(0.5**entry.n_above, INNER * (1 + entry.n_begun))
+        return entry.used + likelihood * gap / max(entry.snapshot.state_nbytes + alone, 1)
+
+    def _add(self, key: bytes, snapshot: Snapshot) -> None:
+        entry, n = Entry(snapshot, self._clock), len(snapshot.tokens)
+        for other_key, other in self._entries.items():
+            if key.startswith(other_key):
+                entry.below, other.n_above = max(entry.below, len(other.snapshot.tokens)), other.n_above + 1
+            elif other_key.startswith(key):
+                entry.n_above, other.below = entry.n_above + 1, max(other.below, n)
+        self._entries[key] = entry
+        self._count(snapshot, 1)
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._entries.pop(key)
+        self._count(entry.snapshot, -1)
+        for other_key, other in self._entries.items():
+            if key.startswith(other_key):
+                other.n_above -= 1
+            elif other.below == len(entry.snapshot.tokens) and other_key.startswith(key):
+                other.below = entry.below
+
+    def _replace(self, entry: Entry, snapshot: Snapshot) -> None:
+        self._count(entry.snapshot, -1)
+        entry.snapshot = snapshot
+        self._count(snapshot, 1)
+
+    def _shed_rows(self) -> bool:
+        """Give up rows that a slot has too; whether there were any."""
+        found = [entry for entry in self._entries.values() if entry.snapshot.rows is not None]
+        found = [entry for entry in found if self.on_device(entry.snapshot)]
+        for entry in found:
+            self._replace(entry, replace(entry.snapshot, rows=None))
+        return bool(found)
+
+    def _count(self, snapshot: Snapshot, by: int) -> None:
+        """Count a snapshot's bytes in or out; rows count while any has them."""
+        self.nbytes += by * snapshot.state_nbytes
+        for block in snapshot.rows or ():
+            before = self._holders[block]
+            self._holders[block] += by
+            self.nbytes += block.nbytes * (bool(before + by) - bool(before))
+            if not before + by:
+                del self._holders[block]
+
+    def plan(self, ids: Ids, start: int, boundaries: Sequence[int], first_answer: int = 0) -> list[int]:
         """Positions, start < p < len(ids), at which to take snapshots while prefilling ids[start:].
 
-        boundaries: message starts. Of these the first (after a system message: shared by all conversations) and the
-        last two (where the next turn joins, with or without this turn's answer as it was written) are taken.
+        boundaries: message starts. Of these those up to the first answer (instructions that conversations share) and the
+        last two (where the next turn joins, with or without this turn's answer as it was written) are taken, and one in
+        every few thousand tokens, where an edit of the history is likely to begin.
         """
         if self.budget <= 0:
             return []
         inner = sorted(b for b in set(boundaries) if 0 < b < len(ids))
-        points = set(inner[:1] + inner[-2:])
-        points.update(range((start // INTERVAL + 1) * INTERVAL, len(ids), INTERVAL))
+        points = {*inner[:1], *(b for b in inner if b <= first_answer), *inner[-2:]}
+        for at in range((start // INTERVAL + 1) * INTERVAL, len(ids), INTERVAL):
+            near = [b for b in inner if abs(b - at) <= INTERVAL // 2]
+            points.add(min(near, key=lambda b: abs(b - at), default=at))
         prompt = np.asarray(ids, np.int32)
         points.update(common_prefix(prompt, other) for other in self._recent)
         if not inner:
@@ -100,12 +212,12 @@ class PrefixCache:
         return kept
 
 
-def common_prefix(a: Sequence[int] | NDArray[np.int32], b: Sequence[int] | NDArray[np.int32]) -> int:
+def common_prefix(a: Ids, b: Ids) -> int:
     """How many leading tokens are equal."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.asarray(a[:n], np.int32) != np.asarray(b[:n], np.int32))
     return int(differ[0]) if len(differ) else n
 
 
-def _key(ids: Sequence[int]) -> bytes:
+def _key(ids: Ids) -> bytes:
     return np.asarray(ids, np.int32).tobytes()

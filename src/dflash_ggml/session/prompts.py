@@ -25,13 +25,15 @@ class Prepared:
     """A request with its prompt, plain data as well.
 
     text: the rendered conversation, or the text before a completion. boundaries: positions in ids at which messages
-    start. reasoning: whether the text ends inside an open think block, and whether that is begun.
+    start; first_answer: at which the first of the assistant's does. reasoning: whether the text ends inside an open think
+    block, and whether that is begun.
     """
 
     request: ChatRequest | CompletionRequest
     text: str
     ids: tuple[int, ...]
     boundaries: tuple[int, ...] = ()
+    first_answer: int = 0
     reasoning: ReasoningMode = "closed"
 
 
@@ -70,7 +72,7 @@ class Prompts:
         return self._completion(request, most)
 
     def _chat(self, request: ChatRequest, most: int | None) -> Prepared:
-        template, opener = self._templates.of(request.template)
+        template, header = self._templates.of(request.template)
         schemas, choice = check_tools(request.tools), request.tool_choice
         if isinstance(choice, NamedTool) and choice.name not in schemas:
             raise ConfigError(f"Tool choice '{choice.name}' not found in tools.")
@@ -103,11 +105,12 @@ class Prompts:
             raise ConfigError(
                 "messages: the chat template made no prompt of them, there is nothing to answer"
             )
-        boundaries = tuple(i for i, token in enumerate(ids) if token == opener)
+        boundaries = tuple(i for i, token in enumerate(ids) if header[:1] == (token,))
+        first = next((i for i in boundaries if ids[i : i + len(header)] == header), 0)
         reasoning = reasoning_at_start(text)
         if ends["continue_final_message"] and (last_thought(messages[-1]) or "").strip():
             reasoning = "begun"
-        return Prepared(request, text, ids, boundaries, reasoning)
+        return Prepared(request, text, ids, boundaries, first, reasoning)
 
     def _completion(self, request: CompletionRequest, most: int | None) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt

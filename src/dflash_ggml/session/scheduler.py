@@ -356,7 +356,9 @@ class Scheduler:
     def _start(self, generation: Generation, slot: CachedSlot) -> None:
         """Bring a slot to what is known of a prompt."""
         generation.lap()
-        cached = slot.start(generation.ids, generation.boundaries, fresh=generation.wants_prompt_logits)
+        cached = slot.start(
+            generation.ids, generation.boundaries, generation.first_answer, generation.wants_prompt_logits
+        )
         generation.remaining = len(generation.ids) - cached
         generation.begin(cached)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import NoRoomError
 from .disk_cache import SHORTEST, DiskCache
-from .prefix_cache import MIN_GAP, PrefixCache, common_prefix
+from .prefix_cache import INTERVAL, MIN_GAP, Ids, PrefixCache, common_prefix
 
 if TYPE_CHECKING:
     from ..decode.sequence import Sequence as Decoding
@@ -37,6 +38,9 @@ class CachedSlot:
         self.slot, self.cache, self._slots = slot, slots.cache, slots
         self.busy, self.used = False, 0
         self._marks = set[int]()  # positions of the prompt in work at which to keep a snapshot
+        self._first_answer = 0  # position at which the conversation is no other's any more
+        self._has_ended = False  # whether the tokens end with a whole answer
+        self.is_leaving = False  # whether its K/V rows are about to be overwritten
         self._has_logits = False  # whether the slot's logits belong to its last token
 
     @property
@@ -49,18 +53,16 @@ class CachedSlot:
         """Logits float32 [n_vocab] after the last token of a prefill."""
         return self.slot.logits
 
-    def holds(self, ids: Sequence[int] | NDArray[np.int32]) -> bool:
+    def holds(self, ids: Ids) -> bool:
         """Whether the slot has exactly these tokens, with the logits after them."""
         live = self.tokens
         return self._has_logits and len(live) == len(ids) == common_prefix(live, ids)
 
-    def known(self, ids: Sequence[int]) -> int:
+    def known(self, ids: Ids) -> int:
         """Leading tokens of a prompt that need no prefill here."""
         return self._prefix(ids, self.cache.longest)[0]
 
-    def _prefix(
-        self, ids: Sequence[int], look: Callable[..., Snapshot | None]
-    ) -> tuple[int, Snapshot | None]:
+    def _prefix(self, ids: Ids, look: Callable[..., Snapshot | None]) -> tuple[int, Snapshot | None]:
         """The longest known prefix of a prompt, and the snapshot that has it (None: the slot itself)."""
         live = self.tokens
         shared = common_prefix(live, ids)
@@ -71,12 +73,24 @@ class CachedSlot:
 
     # ---- prefill
 
-    def start(self, ids: Sequence[int], boundaries: Sequence[int] = (), fresh: bool = False) -> int:
+    def goes_on(self, ids: Ids) -> bool:
+        """Whether a prompt is of the conversation that the slot holds, or none, or the slot holds none worth keeping."""
+        live = self.tokens
+        return not len(ids) or len(live) < SHORTEST or common_prefix(live, ids) >= self._first_answer
+
+    def start(
+        self,
+        ids: Ids,
+        boundaries: Sequence[int] = (),
+        first_answer: int = 0,
+        fresh: bool = False,
+    ) -> int:
         """Bring the slot to the longest known prefix of a prompt, and plan where to keep snapshots of the rest.
 
         Args:
             ids: the prompt.
             boundaries: positions at which messages start.
+            first_answer: position of the first answer; conversations that part behind it are one that was changed.
             fresh: prefill all of it.
 
         Returns:
@@ -84,7 +98,9 @@ class CachedSlot:
         """
         if fresh:
             self.reset()
+            self._first_answer = 0
             return 0
+        ids = np.asarray(ids, np.int32)
         live, cache = self.tokens, self.cache
         n, kept = self._prefix(ids, cache.best)
         if (loaded := self._from_disk(ids, n)) is not None:
@@ -96,7 +112,8 @@ class CachedSlot:
             else:
                 self.restore(kept)
         cache.hits, cache.misses = cache.hits + (n > 0), cache.misses + (n == 0)
-        self._marks.update(cache.plan(ids, n, boundaries))
+        self._marks.update(cache.plan(ids, n, boundaries, first_answer))
+        self._first_answer, self._has_ended = first_answer, False
         return n
 
     def mark(self, position: int) -> None:
@@ -163,29 +180,30 @@ class CachedSlot:
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self._has_logits = False
+        self._has_logits = self._has_ended = False
         self.slot.reset()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot. Raises ConfigError where that is impossible."""
-        self._has_logits = False
-        self.slot.restore(snapshot)
+        self._has_logits = self._has_ended = False
+        bare = replace(snapshot, rows=None)
+        self.slot.restore(bare if self.slot.can_restore(bare) else snapshot)
 
     def release(self) -> None:
         """The generation has ended; the tokens stay until the slot is needed."""
         self._marks.clear()
-        self.busy = False
+        self.busy, self._has_ended = False, True
 
-    def close(self, keep: bool) -> None:
-        """Give the slot back to the engine. keep: the prefix for later prompts."""
+    def close(self, keep: bool, wait: bool = False) -> None:
+        """Give the slot back to the engine. keep: the prefix for later prompts; wait: for the disk."""
         try:
             if keep:
-                self._save(0)
+                self._save(0, wait)
         except Exception:  # a prompt is prefilled again; the cache rows are free all the same
             log.exception("the prefix of a sequence could not be kept")
         self.slot.close()
 
-    def _from_disk(self, ids: Sequence[int], n: int) -> Snapshot | None:
+    def _from_disk(self, ids: Ids, n: int) -> Snapshot | None:
         """A prefix from the disk that saves enough over n tokens."""
         disk, least = self._slots.disk, n + SHORTEST
         if disk is None or disk.longest(ids, len(ids) - 1) < least:
@@ -193,18 +211,36 @@ class CachedSlot:
         kept = disk.load(ids, len(ids) - 1)
         return kept if kept is not None and least <= len(kept.tokens) <= self._slots.engine.n_ctx else None
 
-    def _save(self, shared: int) -> None:
-        """Complete the last snapshot with its K/V rows, which are about to be overwritten.
+    def _save(self, shared: int, wait: bool = False) -> None:
+        """Complete the snapshots behind `shared` tokens with their K/V rows, which are about to be overwritten.
 
-        Not the live state, since a template may render the answer after that snapshot differently.
+        With that of the whole answer, unless the conversation goes on: then its template renders the answer differently.
         """
-        live = self.tokens
-        last = self.cache.best(live, len(live), self.slot.can_restore)
-        if last is not None and last.rows is None and len(last.tokens) > shared:
-            whole = self.slot.completed(last)
-            self.cache.put(whole)
-            if self._slots.disk is not None:
-                self._slots.disk.put(whole)
+        live, cache, disk = self.tokens, self.cache, self._slots.disk
+        if 0 < self._first_answer <= shared:
+            return
+        lost = [kept for kept in cache.without_rows(live) if len(kept.tokens) > shared]
+        last = len(lost[0].tokens) if lost else 0
+        self.is_leaving = True
+        try:
+            if self._has_ended and shared < self._first_answer and len(live) >= last + MIN_GAP:
+                self._complete(self.slot.snapshot(with_rows=False))
+            done = [self._complete(kept) for kept in lost]
+        finally:
+            self.is_leaving = False
+        if disk is not None and done:
+            disk.put(*spread(done), wait=wait)
+
+    def _complete(self, snapshot: Snapshot) -> Snapshot:
+        """Keep a snapshot with its K/V rows."""
+        whole = self.slot.completed(snapshot, self.cache.rows(snapshot.tokens))
+        self.cache.put(whole)
+        return whole
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Take the tokens of another slot's snapshot."""
+        self._save(common_prefix(self.tokens, snapshot.tokens))
+        self.restore(snapshot)
 
 
 class Slots:
@@ -214,28 +250,38 @@ class Slots:
         self.engine, self.cache, self.disk = engine, cache, disk
         self.all: list[CachedSlot] = []
         self._given = 0
+        cache.on_device = self.on_device
+
+    def on_device(self, snapshot: Snapshot) -> bool:
+        """Whether a slot has the K/V rows of a snapshot."""
+        bare = replace(snapshot, rows=None)
+        return any(slot.slot.can_restore(bare) for slot in self.all if not slot.is_leaving)
 
     def can_restore(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot can be restored anywhere."""
         return any(slot.slot.can_restore(snapshot) for slot in self.all)
 
-    def known(self, ids: Sequence[int]) -> int:
+    def known(self, ids: Ids) -> int:
         """The longest prefix of a prompt that a free slot has."""
         return max([slot.known(ids) for slot in self.all if not slot.busy], default=0)
 
-    def take(self, ids: Sequence[int], room: int) -> CachedSlot | None:
+    def take(self, ids: Ids, room: int) -> CachedSlot | None:
         """A free slot with cache rows for `room` tokens: the one that has most of a prompt.
 
         None where all are taken, or too few rows are left.
         """
+        ids = np.asarray(ids, np.int32)
         free = [slot for slot in self.all if not slot.busy]
-        best = max(free, key=lambda slot: (slot.known(ids), -slot.used), default=None)
+        going_on = [slot for slot in free if slot.goes_on(ids)]
+        best = max(going_on, key=lambda slot: (slot.known(ids), -slot.used), default=None)
         if best is None or best.known(ids) < MIN_GAP:
-            first = next((slot for slot in free if slot.slot.state_index == 0), None)
+            first = next((slot for slot in going_on if slot.slot.state_index == 0), None)
             if first is not None and len(free) == len(self.all):
                 best = first  # a lone sequence is fastest in state 0
             elif len(self.all) < self.engine.parallel:
                 best = self._open(room)
+            else:
+                best = min(free, key=lambda slot: slot.used, default=None)
         while best is not None and not best.slot.grow(room):
             others = [slot for slot in free if slot is not best and slot in self.all]
             if not others:
@@ -262,18 +308,18 @@ class Slots:
                 self.all.append(slot)
                 return slot
 
-    def _share(self, ids: Sequence[int], slot: CachedSlot) -> None:
+    def _share(self, ids: Ids, slot: CachedSlot) -> None:
         """Copy a prefix of a prompt out of another slot, so that it need not be prefilled again."""
         found = self.cache.longest(ids, len(ids) - 1, self.can_restore)
         if found is None or found.rows is not None or len(found.tokens) < slot.known(ids) + MIN_GAP:
             return
         holder = next(other for other in self.all if other.slot.can_restore(found))
-        self.cache.put(holder.slot.completed(found))
+        slot.adopt(holder.slot.completed(found, self.cache.rows(found.tokens)))
 
-    def close_slot(self, slot: CachedSlot, keep: bool = True) -> None:
-        """Give up a slot."""
+    def close_slot(self, slot: CachedSlot, keep: bool = True, wait: bool = False) -> None:
+        """Give up a slot. keep: its prefix, in memory and on disk; wait: for the disk."""
         self.all.remove(slot)
-        slot.close(keep)
+        slot.close(keep, wait)
 
     def shrink(self) -> bool:
         """Close the idle slot that was used longest ago; False if none is idle."""
@@ -285,6 +331,15 @@ class Slots:
     def close(self) -> None:
         """Close all slots; what the disk keeps is there afterwards."""
         while self.all:
-            self.close_slot(self.all[-1], keep=self.disk is not None)
+            self.close_slot(self.all[-1], keep=self.disk is not None, wait=True)
         if self.disk is not None:
             self.disk.close()
+
+
+def spread(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Of snapshots of one prompt, the longest first: that one, the shortest, and some between that are far apart."""
+    kept = list(snapshots[:1])
+    for snapshot in snapshots[1:]:
+        if snapshot is snapshots[-1] or len(kept[-1].tokens) - len(snapshot.tokens) >= INTERVAL:
+            kept.append(snapshot)
+    return kept

@@ -21,7 +21,7 @@ class Templates:
     def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[ChatTemplate, int | None]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[ChatTemplate, tuple[int, ...]]] = OrderedDict()
         source = source or tokenizer.chat_template
         self._default = self._compile(source) if source else None
 
@@ -30,8 +30,8 @@ class Templates:
         """The template of requests that bring none, if there is one."""
         return None if self._default is None else self._default[0].source
 
-    def of(self, source: str | None) -> tuple[ChatTemplate, int | None]:
-        """A template and the token with which it opens a turn, None if that is no control token.
+    def of(self, source: str | None) -> tuple[ChatTemplate, tuple[int, ...]]:
+        """A template and the two tokens with which it opens an answer, none if the first is no control token.
 
         Raises ConfigError for a template that does not compile, or None where there is no default.
         """
@@ -50,7 +50,7 @@ class Templates:
                 self._kept.popitem(last=False)
             return self._kept[source]
 
-    def _compile(self, source: str) -> tuple[ChatTemplate, int | None]:
+    def _compile(self, source: str) -> tuple[ChatTemplate, tuple[int, ...]]:
         tokenizer = self._tokenizer
         bos, eos = (
             "" if token is None else tokenizer.tokens[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
@@ -58,4 +58,4 @@ class Templates:
         template = ChatTemplate(source, bos_token=bos, eos_token=eos)
         _ = template.renders  # tried out now, not in the first request
         header = tokenizer.encode(template.generation_header())
-        return template, header[0] if header and tokenizer.is_control(header[0]) else None
+        return template, tuple(header[:2]) if header and tokenizer.is_control(header[0]) else ()

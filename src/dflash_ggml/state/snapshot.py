@@ -12,10 +12,26 @@ from ..errors import ConfigError
 from ..ggml.bindings import lib
 from ..ggml.device import Device
 
+BLOCK = 256  # tokens whose K/V rows are copied together
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlock:
+    """K/V rows of neighbouring tokens, raw bytes, an array per cache of target and draft; snapshots share it."""
+
+    n_tokens: int
+    parts: tuple[np.ndarray, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory it holds."""
+        return sum(part.nbytes for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after `tokens`. `live`: recurrent tensors; `rows`: K/V rows of target and draft, or None; raw bytes.
+    """The state after `tokens`. `live`: recurrent tensors, raw bytes; `rows`: the K/V rows of all tokens, or None. Of the last
+    block some rows may be those of further tokens.
 
     rings: the last rows of the rings of target and draft, in order of their positions; they go round, so a snapshot without
     `rows` has them too.
@@ -24,19 +40,22 @@ class Snapshot:
 
     tokens: tuple[int, ...]
     live: tuple[np.ndarray, ...]
-    rows: tuple[np.ndarray, ...] | None
+    rows: tuple[RowBlock, ...] | None
     in_draft: np.ndarray
     logits: np.ndarray | None
     types: tuple[int, ...] = ()
     rings: tuple[np.ndarray, ...] = ()
 
     @property
+    def state_nbytes(self) -> int:
+        """Host memory that it holds beside its rows."""
+        logits = () if self.logits is None else (self.logits,)
+        return sum(part.nbytes for part in (*self.live, *self.rings, self.in_draft, *logits))
+
+    @property
     def nbytes(self) -> int:
         """Host memory it holds."""
-        logits = () if self.logits is None else (self.logits,)
-        return sum(
-            part.nbytes for part in (*self.live, *(self.rows or ()), *self.rings, self.in_draft, *logits)
-        )
+        return self.state_nbytes + sum(block.nbytes for block in self.rows or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +75,20 @@ class Tensors:
         """The bytes of what is kept of the lane whatever its length, an array per tensor."""
         return tuple(self._read(t, 0, lib.ggml_nbytes(t)) for t in self.live)
 
-    def read_rows(self, n: int) -> tuple[np.ndarray, ...]:
-        """The bytes of the first n cache rows, an array per tensor."""
-        return tuple(self._read(t, self.first_slot * t.nb[1], n * t.nb[1]) for t in self.caches)
+    def read_rows(self, n: int, first: int = 0) -> tuple[RowBlock, ...]:
+        """The cache rows of the tokens from `first` to before n."""
+        return tuple(
+            self._read_block(at, min(at + BLOCK, n)) for at in (range(first, n, BLOCK) if self.caches else ())
+        )
+
+    def _read_block(self, first: int, end: int) -> RowBlock:
+        return RowBlock(
+            end - first,
+            tuple(
+                self._read(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
+                for t in self.caches
+            ),
+        )
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
         """The bytes of the rows that rings keep of n tokens, in the order of the text, an array per tensor."""
@@ -91,14 +121,17 @@ class Tensors:
             raise ConfigError("snapshot: taken from a model or context of another shape")
         if snapshot.rows is None:
             return
-        sizes = [n * t.nb[1] for t in self.caches]
-        if [a.nbytes for a in snapshot.rows] != sizes or snapshot.types != self.types:
+        sizes = [t.nb[1] for t in self.caches]
+        fits = all(
+            [a.nbytes for a in b.parts] == [b.n_tokens * size for size in sizes] for b in snapshot.rows
+        )
+        enough = not sizes or sum(block.n_tokens for block in snapshot.rows) >= n
+        if not fits or not enough or snapshot.types != self.types:
             raise ConfigError("snapshot: its K/V rows have another shape or type than this engine's")
 
     def write(self, snapshot: Snapshot) -> None:
         """Copy a checked snapshot back; its rows must have room."""
-        for t, data in zip(self.caches, snapshot.rows or ()):
-            self.device.write(t, data, self.first_slot * t.nb[1])
+        self.write_rows(snapshot.rows or (), len(snapshot.tokens))
         for ring, data in zip(self.rings, snapshot.rings):
             done = 0
             for at, size in self._pieces(*ring, len(snapshot.tokens)):
@@ -106,6 +139,15 @@ class Tensors:
                 done += size
         for t, data in zip(self.live, snapshot.live):
             self.device.write(t, data)
+
+    def write_rows(self, rows: Sequence[RowBlock], n: int) -> None:
+        """Copy the rows of n tokens back."""
+        at = 0
+        for block in rows:
+            taken = min(block.n_tokens, n - at)
+            for t, data in zip(self.caches, block.parts):
+                self.device.write(t, data[: taken * t.nb[1]], (self.first_slot + at) * t.nb[1])
+            at += taken
 
     def clear_rows(self, first: int, end: int) -> None:
         """Zero the rows of the tokens from `first` to before `end`."""
