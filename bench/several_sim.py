@@ -87,7 +87,7 @@ def heap(columns: int) -> Cut:
         policy.cut(trees)
         known = [notes.calibration for notes in policy.notes]
         room, widths = columns - len(trees), [tree.width for tree in trees]
-        counts, _ = shares(path_probabilities(trees, known), widths, [1] * len(trees), room, [room], [1.0])
+        counts = shares(path_probabilities(trees, known), widths, [1] * len(trees), room, [room], [1.0])
         return [tree.first(count - 1) for tree, count in zip(trees, counts)]
 
     return cut

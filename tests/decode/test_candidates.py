@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -156,13 +155,3 @@ def test_impossible_children_are_left_out():
     assert expand(0, rows, 5).n_nodes == 1 == expand(0, Generic(rows), 5).n_nodes
     certain = np.full((1, 2, 2), -np.inf, np.float32)
     assert expand(0, Rows([[1, 2]], [[-1, -2]], certain), 5).n_nodes == 0
-
-
-@pytest.mark.parametrize("of", [rows_of, paired], ids=["rows", "pairs"])
-def test_what_is_less_likely_than_the_least_is_not_grown(of: Callable[[int, int, int], Rows]) -> None:
-    whole = expand(1, of(3, 5, 4), 40)
-    for nodes in (1, 7, 20):
-        # between two nodes: paths are summed in float64
-        least = float(whole.log_probs[nodes] + whole.log_probs[nodes + 1]) / 2
-        cut = expand(1, of(3, 5, 4), 40, least=least)
-        assert np.array_equal(cut.tokens, whole.tokens[: nodes + 1]) and cut.n_nodes == nodes

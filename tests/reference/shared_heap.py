@@ -35,19 +35,16 @@ def _falling(gains: list[float]) -> list[float]:
     return [total / count for total, count in pools for _ in range(count)]
 
 
-def best_end(
-    sums: list[float], ends: Sequence[int], ms: Sequence[float], flat: float, narrower: float
-) -> int:
+def best_end(sums: list[float], ends: Sequence[int], ms: Sequence[float], flat: float) -> int:
     """How many entries are worth most per millisecond. sums: what a step with so many is worth; ends: those that fill a pass."""
     most, wider = len(sums) - 1, float("inf")
     last = next((i for i, end in enumerate(ends) if end >= most), len(ends) - 1)
-    rates: list[tuple[int, float]] = []
+    rates: list[tuple[float, int]] = []
     for end, took in list(zip(ends, ms))[last::-1]:
         if took < (1 - flat) * wider:
             wider = max(took, 1e-9)
-            rates.append((min(end, most), sums[min(end, most)] / wider))
-    enough = (1 - narrower) * max(rate for _, rate in rates)
-    return min(entries for entries, rate in rates if rate >= enough)
+            rates.append((sums[min(end, most)] / wider, -min(end, most)))
+    return -max(rates)[1]
 
 
 def shares(
@@ -57,8 +54,7 @@ def shares(
     ends: Sequence[int],
     ms: Sequence[float],
     flat: float = 0.0,
-    narrower: float = 0.0,
-) -> tuple[list[int], list[float]]:
+) -> list[int]:
     """See `shared_heap.shares`."""
     taken = best_first([one[count:] for one, count in zip(gains, counts)], room)
     worth = 0.0
@@ -66,9 +62,9 @@ def shares(
         worth += _sum(one[:count])
     sums = list(accumulate([gain for _, gain in taken], initial=worth))
     found = list(counts)
-    for i, _ in taken[: best_end(sums, ends, ms, flat, narrower)]:
+    for i, _ in taken[: best_end(sums, ends, ms, flat)]:
         found[i] += 1
-    return found, [_sum(one[:count]) for one, count in zip(gains, found)]
+    return found
 
 
 def _sum(numbers: Sequence[float]) -> float:

@@ -17,7 +17,6 @@ def grown_of_rows(
     score_rows: list[list[float]],
     budget: int,
     chain_seed: bool,
-    most_cost: float = np.inf,
 ) -> Tree:
     """`tree.expand` over plain rows."""
     n_depths = len(score_rows)
@@ -45,7 +44,7 @@ def grown_of_rows(
         if not heap:
             break
         cost, depth, parent, rank = heap[0]
-        if cost > most_cost or cost == np.inf:
+        if cost == np.inf:
             break
         tokens.append(token_rows[depth - 1][rank])
         parents.append(parent)
@@ -66,9 +65,7 @@ def grown_of_rows(
     )
 
 
-def grown(
-    root: int, candidates: Candidates, budget: int, chain_seed: bool = False, least: float = -np.inf
-) -> Tree:
+def grown(root: int, candidates: Candidates, budget: int, chain_seed: bool = False) -> Tree:
     """`tree.expand` over candidates that are walked with cursors."""
     nodes = _Nodes(root)
     # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank, the parent's children).
@@ -92,8 +89,6 @@ def grown(
         queue(len(nodes.tokens) - 1, 0, candidates.expand(cursor))
     while heap and len(nodes.tokens) <= budget:
         cost, _, parent, rank, children = heappop(heap)
-        if cost > -least:
-            break
         node = nodes.add(children[0][rank], parent, cost)
         queue(parent, rank + 1, children)
         queue(node, 0, candidates.expand(children[2][rank]))

@@ -25,27 +25,25 @@ def shares(
     ends: Items[int],
     ms: Items[float],
     flat: float = 0.0,
-    narrower: float = 0.0,
-) -> tuple[list[int], list[float]]:
-    """How many entries of each list are taken, from its front, and what they sum to: so many as are worth most per millisecond.
+) -> list[int]:
+    """How many entries of each list are taken, from its front: so many as are worth most per millisecond.
 
     gains: what each entry is worth, list after list, of these widths. counts: entries that are in anyhow. room: entries beside
     those. ends: numbers of entries beside those that fill a pass, rising; ms: what a step with so many takes. flat: an end that
-    saves less than this share of the time of a wider one is left out; narrower: the same of the best rate, within which the
-    narrowest is taken. Raises ValueError for numbers outside of their ranges.
+    saves less than this share of the time of a wider one is left out. Raises ValueError for numbers outside of their ranges.
     """
     n, firsts = len(widths), [0, *accumulate(widths)]
     if not n or len(counts) != n or not ends or len(ms) != len(ends) or len(gains) != firsts[-1]:
         raise ValueError(
             f"{n} lists with {len(counts)} counts, {len(gains)} gains for {firsts[-1]}, {len(ends)} ends with {len(ms)} times"
         )
-    taken, promised = ffi.new(_INTS, counts), ffi.new(_DOUBLES, n)
-    limits = len(ends), ffi.new(_INTS, ends), ffi.new(_DOUBLES, ms), flat, narrower
-    found = lib.heap_shares(n, doubles(gains), ffi.new(_INTS, firsts), taken, room, *limits, promised)
+    taken = ffi.new(_INTS, counts)
+    limits = len(ends), ffi.new(_INTS, ends), ffi.new(_DOUBLES, ms), flat
+    found = lib.heap_shares(n, doubles(gains), ffi.new(_INTS, firsts), taken, room, *limits)
     if found == -1:
         raise MemoryError(f"a heap of {len(gains)} entries")
     if found < 0:
         raise ValueError(
             f"widths {list(widths)}, counts {list(counts)} or ends {list(ends)} are out of range"
         )
-    return ffi.unpack(taken, n), ffi.unpack(promised, n)
+    return ffi.unpack(taken, n)

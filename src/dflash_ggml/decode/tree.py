@@ -99,20 +99,14 @@ def verify_width(nodes: int) -> int:
     return width if width <= 8 else -(-width // 8) * 8
 
 
-def expand(
-    root: int,
-    candidates: Candidates,
-    budget: int,
-    chain_seed: bool = False,
-    least: float = -np.inf,
-) -> Tree:
+def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = False) -> Tree:
     """The `budget` most probable paths that `candidates` offers, in falling order of probability.
 
-    Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has fewer nodes
-    only if the candidates run out, or what they offer is less likely than `least`, a log-probability; paths of probability 0
-    are never added. chain_seed: see `best_first`. Raises ValueError if budget < 0.
+    Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has fewer
+    nodes only if the candidates run out; paths of probability 0 are never added. chain_seed: see `best_first`. Raises
+    ValueError if budget < 0.
     """
-    return grow(root, candidates, budget, CHAIN_SEED if chain_seed else BEST_FIRST, least)
+    return grow(root, candidates, budget, CHAIN_SEED if chain_seed else BEST_FIRST)
 
 
 def best_first(
@@ -137,7 +131,6 @@ def grow(
     draft: Candidates | None,
     budget: int,
     order: int,
-    least: float = -np.inf,
     copied: Copied | None = None,
     rates: CopyRates | None = None,
 ) -> Tree:
@@ -150,7 +143,7 @@ def grow(
         raise ValueError(f"budget must not be negative, got {budget}")
     # a tree of a smaller budget is the beginning of one of a larger: arrays are for what comes of it, not for all that may
     room = min(budget, _ROOM)
-    while (tree := _grown(root, draft, room, order, least, copied, rates)).n_nodes == room < budget:
+    while (tree := _grown(root, draft, room, order, copied, rates)).n_nodes == room < budget:
         room = min(budget, 4 * room)
     return tree
 
@@ -160,7 +153,6 @@ def _grown(
     draft: Candidates | None,
     budget: int,
     order: int,
-    least: float,
     copied: Copied | None,
     rates: CopyRates | None,
 ) -> Tree:
@@ -174,7 +166,7 @@ def _grown(
         rests, sources = doubles(evidence.rests), octets(offered)
     memory, width = ints(block), budget + 1
     into = root, budget, memory, rests, sources
-    beside = NONE if copied is None else copied.native, NONE if rates is None else rates.native, order, -least
+    beside = NONE if copied is None else copied.native, NONE if rates is None else rates.native, order
     native = NONE if draft is None else getattr(draft, "native", None)
     if draft is None or native is not None:
         n = lib.tree_grow(*into, native, *beside)

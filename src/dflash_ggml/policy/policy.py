@@ -409,7 +409,7 @@ class Policy:
         if not step.drafting:  # prompt lookup must be ahead, not only seem so
             ms = [ms[0] / (1 + MARGIN), *ms[1:]]
         gains = path_probabilities(trees, calibrations)
-        counts, _ = shares(gains, widths, counts, room, ends, ms, MARGIN)
+        counts = shares(gains, widths, counts, room, ends, ms, MARGIN)
         self._note(step, trees, widths, gains, counts)
         return [
             tree if count == width else tree.first(count - 1)

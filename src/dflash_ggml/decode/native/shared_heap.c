@@ -42,29 +42,22 @@ static void pool(const double *gains, int n, double *keys, double *sums, int32_t
     }
 }
 
-// Of the ends up to `most` entries, and `most` itself, the one that is worth most a millisecond. sums: [most + 1].
-static int best_end(int n_ends, const int32_t *ends, const double *ms, int most, const double *sums, double flat,
-                    double narrower) {
+// Of the ends up to `most` entries, the one that is worth most a millisecond. sums: [most + 1].
+static int best_end(int n_ends, const int32_t *ends, const double *ms, int most, const double *sums, double flat) {
     int last = 0, found = 0;
-    double enough = -1;
+    double wider = INFINITY, best = -1;
     while (last + 1 < n_ends && ends[last] < most) last++;
-    for (int is_known = 0; is_known < 2; is_known++) { // the best rate, then the narrowest that is nearly as good
-        double wider = INFINITY, best = -1;
-        for (int i = last; i >= 0; i--) {
-            if (ms[i] >= (1 - flat) * wider) continue; // graphs of one more width, for next to nothing
-            int entries = ends[i] < most ? ends[i] : most;
-            wider = ms[i] > 1e-9 ? ms[i] : 1e-9;
-            double rate = sums[entries] / wider;
-            if (rate > best) best = rate;
-            if (is_known && rate >= enough) found = entries;
-        }
-        enough = (1 - narrower) * best;
+    for (int i = last; i >= 0; i--) {
+        if (ms[i] >= (1 - flat) * wider) continue; // graphs of one more width, for next to nothing
+        int entries = ends[i] < most ? ends[i] : most;
+        wider = ms[i] > 1e-9 ? ms[i] : 1e-9;
+        if (sums[entries] / wider >= best) best = sums[entries] / wider, found = entries;
     }
     return found;
 }
 
 int heap_shares(int n, const double *gains, const int32_t *firsts, int32_t *counts, int room, int n_ends,
-                const int32_t *ends, const double *ms, double flat, double narrower, double *promised) {
+                const int32_t *ends, const double *ms, double flat) {
     if (n < 1 || n_ends < 1 || firsts[0] != 0) return -2;
     for (int i = 0; i < n; i++) {
         if (firsts[i + 1] < firsts[i] || counts[i] < 0 || counts[i] > firsts[i + 1] - firsts[i]) return -2;
@@ -104,12 +97,8 @@ int heap_shares(int n, const double *gains, const int32_t *firsts, int32_t *coun
             }
             if (n_fronts > 0) sink(fronts, n_fronts, 0);
         }
-        found = best_end(n_ends, ends, ms, most, sums, flat, narrower);
+        found = best_end(n_ends, ends, ms, most, sums, flat);
         for (int i = 0; i < found; i++) counts[order[i]]++;
-        for (int i = 0; i < n; i++) {
-            promised[i] = 0;
-            for (int at = firsts[i]; at < firsts[i] + counts[i]; at++) promised[i] += gains[at];
-        }
     }
     free(doubles);
     free(ints);

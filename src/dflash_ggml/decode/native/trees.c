@@ -43,7 +43,7 @@ struct growth {
     struct reading reading;
     const struct copies *copies;
     const struct copy_rates *rates;
-    double most_cost, trust, far;
+    double trust, far;
     int n, n_places, open, order, fresh; // open: the node whose children are not queued yet, or -1
     struct entry *heap;
     int n_heap;
@@ -196,7 +196,7 @@ static int take_from_chain(struct growth *g) {
 }
 
 static int take_best(struct growth *g) {
-    if (!g->n_heap || !(g->heap[0].cost <= g->most_cost) || g->heap[0].cost == INFINITY) return 0;
+    if (!g->n_heap || !(g->heap[0].cost < INFINITY)) return 0;
     struct entry best = g->heap[0];
     if (--g->n_heap) sink(g->heap, g->n_heap, g->heap[g->n_heap]);
     if (best.rank >= 0) queue_draft(g, best.parent, best.rank + 1);
@@ -236,11 +236,10 @@ static void release(struct growth *g) {
 }
 
 static int prepare(struct growth *g, int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
-                   const struct draft *draft, const struct copies *copies, const struct copy_rates *rates, int order,
-                   double most_cost) {
+                   const struct draft *draft, const struct copies *copies, const struct copy_rates *rates, int order) {
     size_t width = (size_t)budget + 1;
     *g = (struct growth){.budget = budget, .rests = rests, .sources = sources, .copies = copies, .rates = rates,
-                         .most_cost = most_cost, .order = order};
+                         .order = order};
     g->tokens = ints, g->parents = ints + width, g->depths = ints + 2 * width;
     g->log_probs = (float *)(ints + 3 * width), g->cells = copies ? ints + 4 * width : NULL;
     g->n_places = copies ? copies->n_places : 0;
@@ -261,9 +260,9 @@ static int prepare(struct growth *g, int32_t root, int budget, int32_t *ints, do
 }
 
 int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources, const struct draft *draft,
-              const struct copies *copies, const struct copy_rates *rates, int order, double most_cost) {
+              const struct copies *copies, const struct copy_rates *rates, int order) {
     struct growth g;
-    if (prepare(&g, root, budget, ints, rests, sources, draft, copies, rates, order, most_cost) < 0) return -1;
+    if (prepare(&g, root, budget, ints, rests, sources, draft, copies, rates, order) < 0) return -1;
     int done = run(&g);
     release(&g);
     return done == -1 ? g.n : -1;
@@ -272,9 +271,9 @@ int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *s
 static const struct draft ASKED = {.asked = 1};
 
 struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
-                          const struct copies *copies, const struct copy_rates *rates, int order, double most_cost) {
+                          const struct copies *copies, const struct copy_rates *rates, int order) {
     struct growth *g = malloc(sizeof(struct growth));
-    if (g && prepare(g, root, budget, ints, rests, sources, &ASKED, copies, rates, order, most_cost) < 0) {
+    if (g && prepare(g, root, budget, ints, rests, sources, &ASKED, copies, rates, order) < 0) {
         free(g);
         return NULL;
     }
