@@ -50,7 +50,8 @@ def rows(engine: Solo) -> list[bytes]:
     """Every committed row of target and draft."""
     snapshot = engine.snapshot()
     assert snapshot.rows is not None
-    return [part.tobytes() for part in snapshot.rows]
+    parts = zip(*(block.parts for block in snapshot.rows))
+    return [b"".join(part.tobytes() for part in of_cache) for of_cache in parts]
 
 
 @pytest.mark.parametrize(
