@@ -110,12 +110,10 @@ class TargetPasses(PassOutputs):
             self.target.build(batch, self.state, self.weights).place(self.workspace).close()
 
     def linear_rows(self, columns: int, rows: int) -> int:
-        """The rows that the graph of a linear pass sees when `rows` are in use. Where hidden rows cost nothing, or little beside
-        another graph, there are few such numbers. Raises DeviceError when there are not as many."""
+        """The rows that the graph of a linear pass sees when `rows` are in use: all where hidden ones cost nothing, or little
+        beside another graph. Raises DeviceError when there are not as many."""
         bucket = self.bucket(rows)
-        if columns == 1 and self.device.is_gpu:
-            return bucket
-        return min(max(1 << (rows - 1).bit_length(), 256), self.n_rows) if self.device.is_gpu else self.n_rows
+        return bucket if columns == 1 and self.device.is_gpu else self.n_rows
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -151,7 +149,9 @@ class TargetPasses(PassOutputs):
         n_kv = 0 if window else self.linear_rows(n, slots.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
-        reduction, seqs = _REDUCTION if watch else None, int(state_index > 0)
+        # prefilling takes as long with graphs for any state index, and one graph serves all of them
+        seqs = int(state_index > 0 or (n > 1 and self.device.is_gpu and self.state.lanes > 1))
+        reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
             ("linear", n, n_kv, feeds, reduction, outputs, window is not None, seqs),
             lambda: self.target.build(

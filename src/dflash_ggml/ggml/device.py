@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,22 @@ def cuda_driver() -> int | None:
     return None if driver.cuDriverGetVersion(ctypes.byref(version)) else version.value
 
 
+class Buffers:
+    """Host memory that nothing refers to any more, for the next array of its size: fresh pages take longer than the copy."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def take(self, size: int) -> np.ndarray:
+        """`size` bytes, uint8. They come back once neither this array nor a view of it is referred to."""
+        free = self._free.setdefault(size, [])
+        memory = free.pop() if free else np.empty(size, np.uint8)
+        # behind a memoryview: the base of its views is then this array, and not `memory`
+        lent = np.frombuffer(memory.data, np.uint8)
+        weakref.finalize(lent, free.append, memory).atexit = False
+        return lent
+
+
 class Pinned:
     """Host memory that a GPU copies to without the driver's help; none for a device without such a `buffer_type`."""
 
@@ -178,6 +195,7 @@ class Device:
             lib.ggml_backend_cpu_set_use_ref(self.backend, reference)
         elif reference:
             raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
+        self.buffers = Buffers()
         self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
         # the CPU that computes with the weights whose keys are `kept`: they stay in its memory
         self.host: Device | None = None

@@ -109,10 +109,10 @@ class PrefillBudget:
         return MARGIN * max(MAX_GAP, GAP_STEPS * step) - step
 
     def _size(self) -> int:
-        """Tokens of a chunk that sequences may wait for: a power of two, so that few graphs are built."""
+        """Tokens of a chunk that sequences may wait for: a multiple of the smallest, so that few graphs are built."""
         size = self._least
-        while 2 * size <= self._most and 0 < self._seconds(2 * size) <= self._limit:
-            size *= 2
+        while size < self._most and 0 < self._seconds(size + self._least) <= self._limit:
+            size += self._least
         return size
 
     def _seconds(self, tokens: int) -> float:

@@ -73,7 +73,8 @@ class Tensors:
 
     def read_live(self) -> tuple[np.ndarray, ...]:
         """The bytes of what is kept of the lane whatever its length, an array per tensor."""
-        return tuple(self._read(t, 0, lib.ggml_nbytes(t)) for t in self.live)
+        device = self.device
+        return tuple(device.read_bytes(t, device.buffers.take(lib.ggml_nbytes(t))) for t in self.live)
 
     def read_rows(self, n: int, first: int = 0) -> tuple[RowBlock, ...]:
         """The cache rows of the tokens from `first` to before n."""
@@ -85,7 +86,9 @@ class Tensors:
         return RowBlock(
             end - first,
             tuple(
-                self._read(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
+                self._read(
+                    t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1], end - first == BLOCK
+                )
                 for t in self.caches
             ),
         )
