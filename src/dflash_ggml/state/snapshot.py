@@ -86,9 +86,7 @@ class Tensors:
         return RowBlock(
             end - first,
             tuple(
-                self._read(
-                    t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1], end - first == BLOCK
-                )
+                self._read(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
                 for t in self.caches
             ),
         )
