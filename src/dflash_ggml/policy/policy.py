@@ -213,7 +213,8 @@ class Policy:
         if any(plan is not PLAIN for plan in step.plans):
             step.table = self._table(n, step.drafting, step.block or self.depth + 1)
         elif n == 1 and not sure and step.plain:
-            step.notes[0].rest = min(int((self._wanted - self._saved) / (PROBE * step.plain)), REFRESH)
+            wait = max(self._wanted - self._saved, 0.0) / (PROBE * step.plain)
+            step.notes[0].rest = min(int(wait), REFRESH)
 
     # ---- costs, and who is drafted by them
 
