@@ -1,6 +1,6 @@
 """The README's picture of the speed, from a result file of step_time.py.
 
-    python bench/speed_picture.py bench/results/step-h100-27b.json docs/speed.svg
+    python bench/speed_picture.py bench/results/step-h100-27b-again.json docs/speed.svg
 
 What it shows are passes of a file with RANDOM WEIGHTS, and the picture says so.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,3 +29,8 @@ def test_what_a_script_imports_is_there(script: Path, monkeypatch: pytest.Monkey
                 assert hasattr(module, name.name), f"{node.module}.{name.name}"
     for name in scripts:  # names as common as these are not to stay
         sys.modules.pop(name, None)
+
+
+def test_the_figures_page_is_what_its_script_writes() -> None:
+    done = subprocess.run([sys.executable, str(BENCH / "figures.py"), "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,591 @@
+"""Write docs/figures.md from the result files of bench/results: a table per question, a row per figure.
+
+    python bench/figures.py            # write the page
+    python bench/figures.py --check    # exit with 1 where the page is not what this script writes
+
+A new result file is a line in `QUESTIONS`; a file that newer ones replace moves to bench/results/history/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "figures.md"
+
+Result = dict[str, Any]
+# the label of a row, its cells by column, and what overrides the facts of the file (commit, device, command, when)
+Row = tuple[str, dict[str, Any], Result]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A table of the page.
+
+    Attributes:
+        title: What it answers.
+        conditions: What the reader has to know beside the columns.
+        columns: Names of the figures, in order.
+        files: Names of result files, without `.json`.
+        rows: Makes the rows of one file.
+    """
+
+    title: str
+    conditions: str
+    columns: tuple[str, ...]
+    files: tuple[str, ...]
+    rows: Callable[[Result], Iterator[Row]]
+
+
+def at(result: Any, path: str) -> Any:
+    """The value behind a path of keys with slashes; None where there is none."""
+    for key in path.split("/"):
+        if not isinstance(result, dict) or key not in result:
+            return None
+        result = result[key]
+    return result
+
+
+WEIGHTS = {
+    "random-27b": "27B",
+    "random-35b-a3b": "35B-A3B",
+    "random-80b-a3b": "80B-A3B",
+    "random-laguna-xs2": "Laguna-XS.2",
+    "demo-target-q8_0": "embedded, Q8_0",
+    "demo-target-q4_k_m": "embedded, Q4_K_M",
+}
+
+
+def model(result: Result) -> str:
+    name = re.sub(r"\.gguf.*", "", result.get("model", ""))
+    return WEIGHTS.get(name, name)
+
+
+WIDTHS = (2, 4, 8, 16, 24, 32, 48, 64)
+VERIFY = tuple(f"verify {n}" for n in WIDTHS)
+
+
+def passes(result: Result) -> Iterator[Row]:
+    names = ("plain", *VERIFY, "draft", "commit")
+    kinds = [f"{result['context']:,} tokens before", f"K/V {result.get('kv_cache', 'f16')}"]
+    if result.get("fa_window"):
+        kinds.append(f"window {result['fa_window']:,}")
+    if limit := re.search(r"--gpu-memory (\S+)", result["command"]):
+        kinds.append(f"{limit[1]} of GPU memory, the other experts on the host")
+    yield (
+        f"{model(result)}, {', '.join(kinds)}",
+        {name: at(result, f"passes/{name}/pass_ms") for name in names},
+        {},
+    )
+    if stock := result.get("stock_products_ms"):
+        yield f"{model(result)}, the same graph with ggml's own matmuls", stock, {}
+
+
+def beside_llama(result: Result) -> Iterator[Row]:
+    for program, name in (("ours", "dflash-ggml"), ("llama.cpp", "llama.cpp, same pin")):
+        times = result["ms"][program]
+        yield f"{model(result)}, {name}", {key: min(one[key] for one in times) for key in times[0]}, {}
+
+
+def forced(result: Result) -> Iterator[Row]:
+    loops = result["loops"]
+    cells = {name: loop["tokens_per_second"] for name, loop in loops.items()}
+    if any(name != "plain" for name in loops):
+        yield model(result), {"forced length": result["synthetic_acceptance"], **cells}, {}
+
+
+def prompts(result: Result) -> Iterator[Row]:
+    yield model(result), {f"{one['length']:,}": one["tokens_per_second"] for one in result["runs"]}, {}
+
+
+def long_context(result: Result) -> Iterator[Row]:
+    facts = result["facts"]
+    cells = {
+        "prompt": result["prompt"],
+        "prefill, tokens/s": result["prefill_tokens_per_second"],
+        "decode, tokens/s": result["decode_tokens_per_second"],
+        "forced length": result["tokens_per_step"],
+        "GiB planned": sum(result["planned"].values()) / 2**30,
+    }
+    yield f"{model(facts)}, context {result['n_ctx']:,}, K q8_0, V q4_0", cells, facts
+
+
+def disk(result: Result) -> Iterator[Row]:
+    cells = {
+        "tokens": result["prompt"],
+        "GB": result["bytes"] / 1e9,
+        "prefill, s": result["read_s"],
+        "write, s": result["write_s"],
+        "restore, s": result["restore_s"],
+    }
+    yield f"{model(result)}, {result['kv_cache']}", cells, {}
+
+
+MIXES = {"easy": "high acceptance", "half": "mixed", "hard": "low acceptance"}
+
+
+def batched(result: Result) -> Iterator[Row]:
+    """The newest commit of each device and mix, its runs averaged."""
+    runs = result.get("runs", [result])
+    found: dict[tuple[str, str, int], dict[str, list[float]]] = {}
+    facts: dict[tuple[str, str, int], Result] = {}
+    for run in runs:
+        for row in run["rows"]:
+            source = {**run, **{k: row[k] for k in ("commit",) if k in row}}
+            key = (source["device"], row["texts"], row["users"])
+            if facts.get(key, {}).get("commit") != source["commit"]:
+                found[key], facts[key] = {}, source
+            setting = "equal shares" if row["setting"].startswith("equal") else row["setting"]
+            found[key].setdefault(setting, []).append(row["rate"])
+    for (device, mix, users), rates in sorted(found.items()):
+        cells = {
+            "plain": rates.get("plain batching"),
+            "equal shares": rates.get("equal shares"),
+            "auto": rates.get("as decided"),
+        }
+        means = {name: values and sum(values) / len(values) for name, values in cells.items()}
+        yield f"{users} {MIXES[mix]}", means, {**facts[device, mix, users], "rows": None}
+
+
+def best_fixed(result: Result) -> Iterator[Row]:
+    for run in result["runs"][-1:]:
+        rates: dict[str, dict[str, float]] = {}
+        for row in run["rows"]:
+            rates.setdefault(row["made_up"], {})[row["setting"]] = row["rate"]
+        for length, modes in rates.items():
+            name, best = max(
+                ((mode, rate) for mode, rate in modes.items() if mode != "auto"), key=lambda pair: pair[1]
+            )
+            cells = {
+                "best fixed mode": name,
+                "tokens/s": best,
+                "auto": modes["auto"],
+                "auto to best": modes["auto"] / best,
+            }
+            yield f"length {length}", cells, run
+
+
+NOTE = re.compile(
+    r"Temperature (\S+): auto is (\S+) times the best fixed mode, (.+?); on its worst text, \S+, (\S+) times plain"
+)
+
+
+def never_slower(result: Result) -> Iterator[Row]:
+    for run in result.get("runs", [result]):
+        suite = run["suites"]["never-slower"]
+        rates = {(f"{row['temperature']:g}", row["setting"]): row["rate"] for row in suite["rows"]}
+        for note in suite["notes"]:
+            if m := NOTE.match(note):
+                temperature, ratio, best, worst = m.groups()
+                cells = {
+                    "plain": rates[temperature, "plain"],
+                    "best fixed mode": best,
+                    "tokens/s": rates[temperature, best],
+                    "auto": rates[temperature, "auto"],
+                    "auto to best": float(ratio),
+                    "worst text, to plain": float(worst),
+                }
+                yield f"{model(run)}, {run['threads']} threads, T {temperature}", cells, run
+
+
+def cpu_speed(result: Result) -> Iterator[Row]:
+    cells = {name: median(rates) for name, rates in result["tokens_per_second"].items()}
+    llama = next(value for name, value in cells.items() if name.startswith("llama"))
+    yield model(result), {**cells, "llama.cpp": llama}, {}
+
+
+def busy(result: Result) -> Iterator[Row]:
+    for load, rates in result["tokens_per_second"].items():
+        yield (
+            f"{model(result)}, beside {load} processes",
+            {name: median(values) for name, values in rates.items()},
+            {},
+        )
+
+
+def prompts_beside(result: Result) -> Iterator[Row]:
+    for row in result["rows"]:
+        cells = {
+            "first token, s": row["first"],
+            "decoding, tokens/s": row["rate"],
+            "without a prompt": row["alone"],
+            "longest gap, ms": 1000 * row["gap"],
+        }
+        yield f"{model(result)}, a prompt of {row['prompt']:,}", cells, {}
+
+
+def server_load(result: Result) -> Iterator[Row]:
+    mode = " ".join(result["options"])
+    for server, clients in sorted({(row["server"], row["clients"]) for row in result["rows"]}):
+        rows = [row for row in result["rows"] if (row["server"], row["clients"]) == (server, clients)]
+        cells = {
+            "tokens/s": sum(row["tokens_per_second"] for row in rows) / len(rows),
+            "first token, ms, median": median(row["first_ms"][0] for row in rows),
+            "largest": max(row["first_ms"][-1] for row in rows),
+            "MiB resident": max(row["resident_mib"] for row in rows),
+        }
+        yield f"{f'{server} {mode}' if server.startswith('dflash') else server}, {clients} clients", cells, {}
+
+
+def drafts(result: Result) -> Iterator[Row]:
+    for name, one in result["drafts"].items():
+        for mode, loop in one.get("loops", {}).items():
+            if mode != "plain":
+                cells = {
+                    "draft, ms": at(one, "passes/draft/pass_ms"),
+                    "forced length": one["synthetic_acceptance"],
+                    "step, ms": loop["step_ms"],
+                    "tokens/s": loop["tokens_per_second"],
+                }
+                yield f"{name}, {mode}", cells, {}
+
+
+def acceptance(result: Result) -> Iterator[Row]:
+    for label, rows in (
+        ("all prompts", result["prompts"]),
+        ("those whose text repeats nothing", [p for p in result["prompts"] if not p["loops"]]),
+    ):
+        cells = {
+            "prompts": len(rows),
+            "chain": sum(p["chain"] for p in rows) / len(rows),
+            "tree of 31": sum(p["tree"] for p in rows) / len(rows),
+        }
+        yield f"{model(result)}, {label}", cells, {}
+
+
+def sampled(result: Result) -> Iterator[Row]:
+    for row in result["results"]:
+        if row["rows"] != "whole":
+            yield (
+                row["setting"],
+                {"step, ms": row["step_ms"], "more than greedy, ms": row["more_than_greedy_ms"]},
+                {},
+            )
+
+
+def agents(result: Result) -> Iterator[Row]:
+    options, every = result["options"], result["conversations"]["all"]
+    label = (
+        f"{options['conversations']} conversations of {options['context']:,} tokens, {options['cache_mb']:,} MB,"
+        f" K {options['ctk']}, V {options['ctv']}, {options['parallel']} slots,"
+        f" in {options['order']}, thoughts {options['thoughts']}"
+    )
+    cells = {
+        "requests": every["turns"],
+        "prompt tokens": every["prompt"],
+        "restored": every["of_prompt"],
+        "of what is possible": every["of_best"],
+    }
+    yield label, cells, {}
+
+
+def kv_types(result: Result) -> Iterator[Row]:
+    for pair in result["pairs"]:
+        if (pair["k"], pair["v"]) in {
+            ("f16", "f16"),
+            ("q8_0", "q8_0"),
+            ("q8_0", "q4_0"),
+            ("q4_0", "q4_0"),
+            ("bf16", "bf16"),
+        }:
+            cells = {
+                "mean KL": pair["mean_kl"],
+                "same argmax": pair["top1"],
+                "tokens a pass": pair["tokens_per_pass"],
+            }
+            rotated = ", rotated" if pair["rotation"] else ""
+            yield f"{model(result)}, K {pair['k']}, V {pair['v']}{rotated}", cells, {}
+
+
+def trained(result: Result) -> Iterator[Row]:
+    for name, one in result["sources"].items():
+        for mode in ("greedy", "sampled"):
+            found = at(one, mode)
+            if found:
+                names = {
+                    "chain": "chain",
+                    "tree": "tree",
+                    "merged": "tree with prompt lookup",
+                    "ours": "our chain",
+                    "upstream": "llama.cpp's chain",
+                }
+                yield f"{name}, {mode}", {title: found.get(key) for key, title in names.items()}, {}
+
+
+RANDOM = "RANDOM WEIGHTS: right for time only."
+FORCED = "RANDOM WEIGHTS, the accepted length FORCED: what a step costs, not what a text gives."
+
+QUESTIONS = (
+    Question(
+        "What does a pass take, beside llama.cpp?",
+        f"{RANDOM} Q4_K_M mix, 2,048 tokens before; whole calls in milliseconds, the better of two rounds."
+        " `prompt` is 4,096 tokens.",
+        ("plain", *VERIFY[:5], "prompt"),
+        ("beside-llama-h100-27b", "beside-llama-h100-35b-a3b"),
+        beside_llama,
+    ),
+    Question(
+        "What does each pass of a step take?",
+        f"{RANDOM} Q4_K_M mix, Q8_0 draft; milliseconds on the device. `verify n` checks n candidates, the root counted.",
+        ("plain", *VERIFY, "draft", "commit"),
+        (
+            "step-h100-27b-again",
+            "step-h200-27b",
+            "step-q8q4-h100",
+            "step-32k-h100",
+            "step-window-h100",
+            "step-128k-h100",
+            "step-h100-35b-a3b",
+            "offload-h100-12gib",
+            "step-h100-80b-a3b",
+            "step-h100-laguna-xs2",
+        ),
+        passes,
+    ),
+    Question(
+        "How many tokens a second, where the draft is right as often as is forced?",
+        FORCED,
+        ("forced length", "plain", "chain", "tree 7", "tree 15", "tree 23", "tree 31"),
+        (
+            "step-h100-27b-again",
+            "step-h200-27b",
+            "step-h100-35b-a3b",
+            "step-h100-80b-a3b",
+            "step-h100-laguna-xs2",
+        ),
+        forced,
+    ),
+    Question(
+        "How fast are other kinds of draft?",
+        FORCED + " 27B shape, 2,048 tokens before.",
+        ("draft, ms", "forced length", "step, ms", "tokens/s"),
+        ("drafts-h100",),
+        drafts,
+    ),
+    Question(
+        "How fast is a prompt?",
+        f"{RANDOM} Tokens a second by length of the prompt, the draft's features included, float16 K/V.",
+        ("4,096", "10,240", "32,768", "110,000"),
+        ("prefill-h100-27b", "prefill-h100-27b-again", "prefill-h100-35b-a3b"),
+        prompts,
+    ),
+    Question(
+        "Does a long context fit 24 GB?",
+        FORCED + " Draft window 2,048, trees of 23 nodes, a limit of 23 GiB; 22.5 GiB at most by nvidia-smi.",
+        (
+            "prompt",
+            "prefill, tokens/s",
+            "decode, tokens/s",
+            "forced length",
+            "GiB planned",
+        ),
+        ("long-context-h100-27b",),
+        long_context,
+    ),
+    Question(
+        "What does a prompt from the disk cache take?",
+        RANDOM + " `--cache-disk`, the file in the system's memory.",
+        ("tokens", "GB", "prefill, s", "write, s", "restore, s"),
+        ("disk-cache-h100",),
+        disk,
+    ),
+    Question(
+        "How many tokens a second together, for several users?",
+        "RANDOM WEIGHTS and MADE-UP ACCEPTANCE, 27B shape, 500 tokens of prompt each. High acceptance is 8.4 tokens a step"
+        " at 16 columns, low 3.5; mixed is half and half. Equal shares: 64 columns divided evenly.",
+        ("plain", "equal shares", "auto"),
+        ("several-hoped", "several-h200-27b"),
+        batched,
+    ),
+    Question(
+        "What do prompts cost those who decode?",
+        RANDOM + " Four sequences decode plainly while one prompt is prefilled.",
+        ("first token, s", "decoding, tokens/s", "without a prompt", "longest gap, ms"),
+        ("prompts-beside-h100-27b",),
+        prompts_beside,
+    ),
+    Question(
+        "Is `auto` as fast as the best fixed mode? Made-up acceptance",
+        "RANDOM WEIGHTS and MADE-UP ACCEPTANCE, 27B shape, one sequence; 0.97 is wanted.",
+        ("best fixed mode", "tokens/s", "auto", "auto to best"),
+        ("synthetic-h100-27b-3",),
+        best_fixed,
+    ),
+    Question(
+        "Is `auto` as fast as the best fixed mode? Text of the embedded pair",
+        "18 prompts of 200 tokens on two CPU cores, tokens a second; the worst text is timed between two plain runs."
+        " 0.97 and 0.92 are wanted. Greedy text of so small a model repeats itself, which prompt lookup foretells.",
+        ("plain", "best fixed mode", "tokens/s", "auto", "auto to best", "worst text, to plain"),
+        ("never-slower-xeon-3", "never-slower-epyc-3"),
+        never_slower,
+    ),
+    Question(
+        "How fast is a CPU beside llama.cpp?",
+        "Greedy, 400 tokens of one prompt, median of seven runs by turns; llama.cpp's weights not repacked,"
+        " since its AMX path crashes when built with GCC 12.",
+        ("plain", "chain", "tree", "llama.cpp"),
+        ("cpu-speed-xeon-2",),
+        cpu_speed,
+    ),
+    Question(
+        "And on a CPU that others use?",
+        "Tokens a second, median of five.",
+        (
+            "plain, default threads",
+            "auto, default threads",
+            "plain, -t 2",
+            "auto, -t 2",
+            "llama.cpp, 1 threads",
+            "llama.cpp, 2 threads",
+        ),
+        ("busy-xeon-2",),
+        busy,
+    ),
+    Question(
+        "How is the server under load?",
+        "The embedded pair on two CPU cores, 48 requests of 128 tokens, two rounds.",
+        ("tokens/s", "first token, ms, median", "largest", "MiB resident"),
+        ("server-load-xeon-2-auto", "server-load-xeon-2-plain", "server-load-xeon-2-llama-server"),
+        server_load,
+    ),
+    Question(
+        "How many tokens does a pass accept?",
+        "Text of the embedded pair, 200 tokens, greedy.",
+        ("prompts", "chain", "tree of 31"),
+        ("acceptance-embedded",),
+        acceptance,
+    ),
+    Question(
+        "Do our drafts accept what llama.cpp's accept?",
+        "Small drafts trained for the embedded target, tokens a step over 20 prompts of 48 tokens.",
+        ("chain", "tree", "tree with prompt lookup", "our chain", "llama.cpp's chain"),
+        ("trained-drafts",),
+        trained,
+    ),
+    Question(
+        "What does sampling cost a step?",
+        FORCED + " 27B shape, five nodes visited.",
+        ("step, ms", "more than greedy, ms"),
+        ("sampled-step-h100",),
+        sampled,
+    ),
+    Question(
+        "How much of an agent's prompt is restored?",
+        "Recorded conversations of Claude Code and Codex replayed against the prefix cache.",
+        ("requests", "prompt tokens", "restored", "of what is possible"),
+        (
+            "agent-turns-f16",
+            "agent-turns-q8q4",
+            "agent-turns-q8q4-dropped",
+            "agent-turns-slots",
+            "agent-turns-ends",
+        ),
+        agents,
+    ),
+    Question(
+        "What do quantised caches cost in quality?",
+        "Text of the embedded pair, 2,048 positions against float32 caches.",
+        ("mean KL", "same argmax", "tokens a pass"),
+        ("kv-quality-embedded",),
+        kv_types,
+    ),
+)
+
+INTRODUCTION = """# Figures, with their conditions
+
+This page is written by `bench/figures.py` from `bench/results/`; runs that newer ones replaced are in
+`bench/results/history/`, and how each figure came about, failures included, in `bench/notes-*.md`. No figure here is text
+of a 27B model: none was at hand. Single runs differ by 2 % between cards of a kind and by 5 % between hosts.
+
+To measure your own machine:
+
+    dflash-bench                                                  # every suite, small: a minute or so with the embedded pair
+    dflash-bench --suite full --html report.html --json all.json  # the same at length; --markdown and --svg too
+    dflash-bench --suite speed --prompts HumanEval.jsonl.gz --against http://127.0.0.1:8080    # beside another server
+    dflash-bench --suite never-slower                             # auto beside plain, chain and trees at three temperatures; long
+    dflash-bench calibrate                                        # what passes cost here, and where drafting begins to pay
+
+Within a run the settings take turns prompt by prompt, a warm-up is not counted, tables give medians and the range over
+texts, and every file names machine, load, commit and command. Texts that fall into repetition are counted, since they
+flatter acceptance.
+"""
+
+
+def figure(value: Any) -> str:
+    """A figure with three or four digits that count."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or value >= 100:
+        return f"{value:,.0f}"
+    if value == 0 or value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def device(facts: Result) -> str:
+    name = facts.get("device") or at(facts, "gpu/name") or facts.get("cpu", "")
+    if m := re.search(r"H100|H200", name):
+        return m[0]
+    m = re.search(r"Xeon|EPYC", name)
+    return f"{facts.get('cpus', 2)} cores, {m[0] if m else name}"
+
+
+def commit(facts: Result) -> str:
+    return str(facts.get("commit", ""))[:7]
+
+
+def page() -> str:
+    """The whole page."""
+    lines, runs = [INTRODUCTION], dict[tuple[str, ...], None]()
+    for question in QUESTIONS:
+        head = ("", *question.columns, "device", "commit", "run")
+        lines += [f"## {question.title}", "", question.conditions, ""]
+        lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+        for name in question.files:
+            result = json.loads((RESULTS / f"{name}.json").read_text())
+            for label, cells, other in question.rows(result):
+                facts = {**result, **other}
+                cols = [figure(cells.get(column)) for column in question.columns]
+                lines.append(
+                    f"| {label} | {' | '.join(cols)} | {device(facts)} | {commit(facts)} | [{name}](#runs) |"
+                )
+                runs[
+                    name,
+                    device(facts),
+                    commit(facts),
+                    str(facts.get("when", ""))[:10],
+                    facts.get("command", ""),
+                ] = None
+        lines.append("")
+    lines += ["## Runs", "", "| file | device | commit | day | command |", "|---|---|---|---|---|"]
+    lines += [
+        f"| [{name}](../bench/results/{name}.json) | {where} | {what} | {when} | `{command}` |"
+        for name, where, what, when, command in sorted(runs)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    p.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page differs")
+    a = p.parse_args()
+    text = page()
+    if not a.check:
+        PAGE.write_text(text)
+    elif PAGE.read_text() != text:
+        sys.exit(f"{PAGE.relative_to(ROOT)} is not what bench/figures.py writes: run it")
+
+
+if __name__ == "__main__":
+    main()
