@@ -127,7 +127,8 @@ def _between(table: Mapping[int, float], at: int) -> float:
     return float(np.interp(at, sorted(table), [table[key] for key in sorted(table)]))
 
 
-# 27B shape, Q4_K_M, one H100: passes of one sequence measured (bench/results/history/step-h100-27b.json), a draft of more than 16 columns
+# 27B shape, Q4_K_M, one H100: passes of one sequence measured (bench/results/history/step-h100-27b.json),
+# a draft of more than 16 columns
 # derived from its weights
 JOINT_H100 = JointMachine(
     {1: 8.1, 2: 8.34, 4: 8.39, 8: 8.54, 16: 9.4, 24: 10.6, 32: 11.84, 48: 14.97, 64: 18.63, 128: 61.5},

@@ -99,7 +99,8 @@ class Usage:
     the prompt's own. `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it
     kept; `sources` the same by source, a node that two offer counts for both. `mode` is what was asked for, plain where nothing
     drafts; `budget` the most nodes that a step could offer (0 in plain decoding); `widths` what the steps were, narrowest
-    first.
+    first. `prompt_kept_n`: tokens of the prompt that were prefilled, where it was shortened; `score_ms`, a part of
+    `prompt_ms`: what choosing them took.
     """
 
     prompt_n: int
@@ -115,6 +116,8 @@ class Usage:
     budget: int
     widths: tuple[WidthUse, ...] = ()
     sources: tuple[SourceTotal, ...] = ()
+    prompt_kept_n: int | None = None
+    score_ms: float = 0.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -129,7 +132,8 @@ class Usage:
     @property
     def prompt_per_second(self) -> float:
         """Prefill speed in tokens per second over the tokens that were not cached; 0.0 when nothing was timed."""
-        return 1000.0 * (self.prompt_n - self.cached_n) / self.prompt_ms if self.prompt_ms > 0 else 0.0
+        n = self.prompt_n if self.prompt_kept_n is None else self.prompt_kept_n
+        return 1000.0 * (n - self.cached_n) / self.prompt_ms if self.prompt_ms > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,9 @@ class RequestGeneration(Generation):
         self._mode = mode if engine.sources else "plain"
         self._widths: dict[int, list[float]] = {}  # steps, tokens and milliseconds by drafted nodes
         self._sources: dict[str, list[int]] = {}  # steps, nodes offered and kept by source
-        self._prompt_ms = self._predicted_ms = 0.0
+        self._sent_n = prepared.sent_n
+        self._score_ms = 0.0 if prepared.selection is None else prepared.selection.score_ms
+        self._prompt_ms, self._predicted_ms = self._score_ms, 0.0
         self._entries: list[TokenLogprob] = []  # of the prompt
         self._last_logits: Logits | None = None
         # control tokens count as text where the prompt spells them out
@@ -183,7 +185,7 @@ class RequestGeneration(Generation):
 
     def begin(self, cached: int) -> None:
         self._cached_n = cached
-        self.events.append(Begin(len(self.ids), cached))
+        self.events.append(Begin(self._sent_n, cached))
 
     def prefilled(self, logits: list[Logits] | None) -> None:
         for row in logits or ():
@@ -281,7 +283,7 @@ class RequestGeneration(Generation):
     def _usage(self) -> Usage:
         budget = self._request.budget or self._config.budget
         return Usage(
-            prompt_n=len(self.ids),
+            prompt_n=self._sent_n,
             cached_n=self._cached_n,
             predicted_n=self._n_said,
             reasoning_n=self._sink.reasoning_n,
@@ -294,6 +296,8 @@ class RequestGeneration(Generation):
             budget=0 if self._mode == "plain" else self._offered if self._mode == "chain" else budget,
             widths=tuple(self._width_uses()),
             sources=tuple(SourceTotal(name, *counts) for name, counts in self._sources.items()),
+            prompt_kept_n=None if self._sent_n == len(self.ids) else len(self.ids),
+            score_ms=self._score_ms,
         )
 
     def _width_uses(self) -> Iterator[WidthUse]:

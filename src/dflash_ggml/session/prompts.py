@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..text.chat_parser import ReasoningMode, reasoning_at_start
 from ..text.pieces import PIECE
+from ..text.prompt_selection import LexicalScorer, PromptSelector, Selection
 from ..text.roles import fit
 from ..text.template import last_thought, normalise_messages
 from ..text.tokenizer import Tokenizer, TooManyTokens
@@ -26,7 +28,7 @@ class Prepared:
 
     text: the rendered conversation, or the text before a completion. boundaries: positions in ids at which messages
     start; first_answer: at which the first of the assistant's does. reasoning: whether the text ends inside an open think
-    block, and whether that is begun.
+    block, and whether that is begun. selection: how the prompt was shortened to ids; None where that was not asked for.
     """
 
     request: ChatRequest | CompletionRequest
@@ -35,12 +37,19 @@ class Prepared:
     boundaries: tuple[int, ...] = ()
     first_answer: int = 0
     reasoning: ReasoningMode = "closed"
+    selection: Selection | None = None
+
+    @property
+    def sent_n(self) -> int:
+        """Tokens of the prompt as it was sent."""
+        return len(self.ids) if self.selection is None else self.selection.sent_n
 
 
 class Prompts:
     """Makes the prompts of one vocabulary; any thread may ask.
 
-    thinking, variables, reasoning_budget: for chats that leave them open.
+    thinking, variables, reasoning_budget: for chats that leave them open. prompt_keep: the least share of a prompt that a
+    request may have prefilled; None: all of every prompt. Raises ConfigError where what that needs is not installed.
     """
 
     def __init__(
@@ -50,11 +59,16 @@ class Prompts:
         thinking: bool | None = None,
         variables: Mapping[str, Any] = NO_VARIABLES,
         reasoning_budget: int | None = None,
+        prompt_keep: float | None = None,
     ) -> None:
+        if prompt_keep is not None and not 0 < prompt_keep <= 1:
+            raise ConfigError(f"prompt_keep: expected more than 0 and at most 1, got {prompt_keep}")
         self._tokenizer = tokenizer
         self._templates = templates
         self._thinking, self._budget = thinking, reasoning_budget
         self._variables = _template_variables(variables)
+        self._least_keep = prompt_keep
+        self._selector = None if prompt_keep is None else PromptSelector(tokenizer, LexicalScorer(tokenizer))
 
     def budget(self, request: ChatRequest) -> int | None:
         """The reasoning budget of a request, or the session's where that does not say; None: by its effort, if at all."""
@@ -94,13 +108,16 @@ class Prompts:
         thinking = False if self.budget(request) == 0 else self._thinking if asked is None else asked
         if thinking is not None and (asked is not None or "enable_thinking" not in extra):
             extra["enable_thinking"] = thinking
+        keep = self._keep(request)
         text = template.render(
             messages,
             tools=tools,
             **ends,
             **extra,
         )
-        ids = tuple(self._tokenizer.encode(text, most=most))
+        ids = tuple(self._tokenizer.encode(text, most=_sent(most, keep)))
+        selection = None if request.prompt_keep is None else self._select(text, ids, keep, messages)
+        ids = ids if selection is None else selection.ids
         if not ids:
             raise ConfigError(
                 "messages: the chat template made no prompt of them, there is nothing to answer"
@@ -110,10 +127,36 @@ class Prompts:
         reasoning = reasoning_at_start(text)
         if ends["continue_final_message"] and (last_thought(messages[-1]) or "").strip():
             reasoning = "begun"
-        return Prepared(request, text, ids, boundaries, first, reasoning)
+        return Prepared(request, text, ids, boundaries, first, reasoning, selection)
+
+    def _keep(self, request: ChatRequest | CompletionRequest) -> float | None:
+        """The share of the prompt that is prefilled; None for all of it."""
+        if request.prompt_keep is None or self._least_keep is None:
+            return None
+        return max(request.prompt_keep, self._least_keep)
+
+    def _select(
+        self,
+        text: str,
+        ids: tuple[int, ...],
+        keep: float | None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Selection:
+        """The part of a prompt that is prefilled."""
+        if self._selector is None or keep is None:
+            return Selection(
+                ids, ((0, len(ids)),), len(ids), 0.0, "the server was started without --prompt-keep"
+            )
+        return self._selector.select(text, ids, keep, messages)
 
     def _completion(self, request: CompletionRequest, most: int | None) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt
+        if request.prompt_keep is not None and request.prompt_logprobs:
+            raise ConfigError(
+                "prompt_keep: leave it out, log-probabilities of the whole prompt are asked for"
+            )
+        keep = self._keep(request)
+        most = _sent(most, keep)
         bos = tokenizer.bos_ids
         if not isinstance(prompt, str):
             begins = bool(prompt) and isinstance(prompt[0], str) and request.suffix is None
@@ -138,7 +181,10 @@ class Prompts:
             ids += (after + before if request.suffix_first else before + after) + [marks[2]]
         if not ids:
             raise ConfigError("prompt: it is empty, at least one token is needed")
-        return Prepared(request, text, tuple(ids))
+        if request.prompt_keep is None or request.suffix is not None:
+            return Prepared(request, text, tuple(ids))
+        selection = self._select(tokenizer.decode(ids, special=True), tuple(ids), keep)
+        return Prepared(request, text, selection.ids, selection=selection)
 
     def _files(self, files: Sequence[Mapping[str, str]], most: int | None) -> list[int]:
         """Other files of a project, as the models that fill in were shown them; a mark that a vocabulary lacks is left out."""
@@ -152,6 +198,11 @@ class Prompts:
             ids += separator + encode(text, special=False, most=most)
             _check(ids, most)
         return ids + separator if files else ids
+
+
+def _sent(most: int | None, keep: float | None) -> int | None:
+    """How long a prompt may be of which at most so many tokens are kept."""
+    return most if most is None or keep is None else math.ceil(most / keep)
 
 
 def _check(ids: Sequence[int], most: int | None) -> None:

@@ -33,6 +33,7 @@ class GenerationOptions:
     min_tokens: the answer does not end of its own accord before; ignore_eos: it never does (a grammar still ends it).
     stop_token_ids: tokens that end it too, and are not shown.
     penalize_prompt: penalties count the prompt too, not only what is generated.
+    prompt_keep: the share of the prompt that is prefilled, lossy (see `text.prompt_selection`); None: all of it.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -48,6 +49,7 @@ class GenerationOptions:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     penalize_prompt: bool = True
+    prompt_keep: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
@@ -58,6 +60,8 @@ class GenerationOptions:
             raise ConfigError(f"budget: expected 1 or more, got {self.budget}")
         if self.logprobs is not None and self.logprobs < 0:
             raise ConfigError(f"logprobs: expected 0 or more, got {self.logprobs}")
+        if self.prompt_keep is not None and not 0 < self.prompt_keep <= 1:
+            raise ConfigError(f"prompt_keep: expected more than 0 and at most 1, got {self.prompt_keep}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

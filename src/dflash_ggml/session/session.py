@@ -52,9 +52,10 @@ class Session:
         reasoning_budget: tokens of reasoning before its end is forced, for chats that do not say; None or -1 for no limit.
         vet: asked before a grammar is compiled (see GrammarCompiler).
         disk: where prefixes outlive this process; `close` writes the last ones.
+        prompt_keep: the least share of its prompt that a request may have prefilled, lossy; None: all is prefilled.
 
     Raises:
-        ConfigError: the template does not compile, cannot take a variable, or the budget is below -1.
+        ConfigError: the template does not compile, cannot take a variable, the budget is below -1, or bm25s is not installed.
     """
 
     def __init__(
@@ -69,12 +70,15 @@ class Session:
         reasoning_budget: int | None = None,
         vet: Callable[[GrammarSpec], None] | None = None,
         disk: DiskCache | None = None,
+        prompt_keep: float | None = None,
     ) -> None:
         check_thinking(reasoning_budget, None)
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
-        self.prompts = Prompts(engine.tokenizer, self.templates, thinking, variables, reasoning_budget)
+        self.prompts = Prompts(
+            engine.tokenizer, self.templates, thinking, variables, reasoning_budget, prompt_keep
+        )
         self.split_reasoning = split_reasoning
         self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
         self.scheduler = Scheduler(self.slots)
@@ -185,7 +189,7 @@ class Session:
 
     def count_tokens(self, request: ChatRequest | CompletionRequest) -> int:
         """Length in tokens of a request's prompt, whether it fits the context or not."""
-        return len(self.prompts.make(request).ids)
+        return self.prompts.make(request).sent_n
 
 
 def generation_of(

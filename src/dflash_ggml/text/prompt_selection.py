@@ -1,0 +1,270 @@
+"""Which part of a long prompt is prefilled: selection of units by their scores, lossy and only on request.
+
+Speculative prefill (arXiv 2502.02789; arXiv 2603.02631 for spans across model families): a scorer ranks units of the long
+user and tool messages by the question, and the target prefills the best within a budget, positions compacted. System
+message, tools, markup, assistant messages, short messages and the end of the prompt are always kept. A message's selection
+is made once: the recurrent state behind it cannot be patched, and later turns extend the same prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import ConfigError, DflashError
+from .tokenizer import Tokenizer
+
+Range = tuple[int, int]  # of token positions, the end not included
+
+LEAST = 1024  # tokens of a message that is not read whole
+HEAD, TAIL = 128, 512  # tokens of such a message that are kept at its ends
+END = 1024  # tokens at the end of the prompt that are kept
+UNIT = (64, 512)  # tokens of a unit, which ends at a line's end where it can
+QUESTION = 128  # tokens of the question at most
+FROZEN = 4096  # messages whose selection is remembered
+
+
+class Scorer(Protocol):
+    """Ranks units of a prompt; `name` tells selections of different scorers apart."""
+
+    name: str
+
+    def score(self, ids: Sequence[int], units: Sequence[Range], question: Range) -> np.ndarray:
+        """A score per unit, finite, higher is kept first. Args: ids of the whole prompt; the question's tokens in it."""
+        ...
+
+
+class LexicalScorer:
+    """BM25 of the question's words over the units; a unit inherits the score of the one before it.
+
+    Raises:
+        ConfigError: the package bm25s is not installed.
+    """
+
+    name = "lexical"
+    # words of scripts with spaces, single characters of those without
+    _WORD = re.compile(r"[^\W\u2e80-\uffff]+|[\u2e80-\uffff]")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        try:
+            import bm25s
+        except ImportError:
+            raise ConfigError(
+                "reading part of a prompt needs bm25s: pip install 'dflash-ggml[selection]'"
+            ) from None
+        self._tokenizer, self._bm25s = tokenizer, bm25s
+
+    def score(self, ids: Sequence[int], units: Sequence[Range], question: Range) -> np.ndarray:
+        """See `Scorer`."""
+        corpus = [self._words(ids[start:end]) for start, end in units]
+        if not any(corpus):
+            return np.zeros(len(units), np.float32)
+        index = self._bm25s.BM25()
+        index.index(corpus, show_progress=False)
+        words = [word for word in self._words(ids[slice(*question)]) if word in index.vocab_dict]
+        if not words:
+            return np.zeros(len(units), np.float32)
+        found = np.asarray(index.get_scores(words), np.float32)
+        found[1:] = np.maximum(found[1:], found[:-1])  # what is asked for may follow what names it
+        return found
+
+    def _words(self, ids: Sequence[int]) -> list[str]:
+        return self._WORD.findall(self._tokenizer.decode(ids).lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The part of a prompt that is prefilled.
+
+    Attributes:
+        ids: The kept tokens, a subsequence of the prompt's.
+        ranges: Where they stood, in order.
+        sent_n: Tokens of the whole prompt.
+        score_ms: What selecting took, wall milliseconds.
+        whole: Why all of it is kept, where that was not the request's wish; "" otherwise.
+    """
+
+    ids: tuple[int, ...]
+    ranges: tuple[Range, ...]
+    sent_n: int
+    score_ms: float
+    whole: str = ""
+
+
+class PromptSelector:
+    """Selects for all prompts of one vocabulary; any thread may ask. Remembers what it chose of each message."""
+
+    def __init__(self, tokenizer: Tokenizer, scorer: Scorer) -> None:
+        self._tokenizer, self._scorer = tokenizer, scorer
+        self._frozen: OrderedDict[bytes, tuple[Range, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def select(
+        self, text: str, ids: Sequence[int], keep: float, messages: Sequence[Mapping[str, Any]] | None = None
+    ) -> Selection:
+        """The part of a prompt to prefill.
+
+        Args:
+            text: The prompt as rendered.
+            ids: Its tokens.
+            keep: The share of its tokens that is kept, protected ones included; more than 0, at most 1.
+            messages: Of the chat, as they were rendered; None for a completion, whose text is one message.
+
+        Raises:
+            DflashError: The scorer gave a score that is not finite.
+        """
+        start, n = time.perf_counter(), len(ids)
+
+        def selection(ranges: Iterable[Range], whole: str = "") -> Selection:
+            found = tuple(merged(ranges))
+            kept = tuple(i for a, b in found for i in ids[a:b])
+            return Selection(kept, found, n, (time.perf_counter() - start) * 1e3, whole if keep < 1 else "")
+
+        offsets = self._offsets(text, ids)
+        if offsets is None:
+            return selection([(0, n)], "its tokens do not spell its text")
+        if messages is None:
+            long, question = [(0, n)], (max(0, n - QUESTION), n)
+        else:
+            long, question = _contents(text, offsets, messages)
+        long = [(a, b) for a, b in long if b - a >= LEAST]
+        keys = list(self._keys(ids, [b for _, b in long], keep))
+        with self._lock:
+            kept = {one: self._frozen.get(key) for one, key in zip(long, keys)}
+        # what is chosen from: the middles of the messages that are new
+        parts = {
+            (a, b): (a + HEAD, min(b - TAIL, n - END)) for (a, b), known in kept.items() if known is None
+        }
+        parts = {one: (a, b) for one, (a, b) in parts.items() if b - a >= UNIT[0]}
+        known = [one for one, ranges in kept.items() if ranges is not None]
+        protected = n - size(parts.values()) - size(known)
+        chosen = sum(size(kept[one] or ()) for one in known)
+        budget, best, whole = math.ceil(keep * n), list(parts.values()), ""
+        if not long:
+            whole = "no message is long enough"
+        elif protected * 2 > budget:
+            whole = "" if known else f"{protected:,} of {n:,} tokens are kept in any case"
+        elif parts:
+            units = [unit for part in parts.values() for unit in _units(text, offsets, part)]
+            scores = np.asarray(self._scorer.score(ids, units, question), np.float32)
+            if not np.isfinite(scores).all():
+                raise DflashError(f"prompt scorer {self._scorer.name}: a score is not finite")
+            best = best_units(units, scores, budget - protected - chosen)
+        for one, ranges in kept.items():
+            if ranges is None and one in parts:
+                a, b = parts[one]
+                kept[one] = (one[0], a), *((c, d) for c, d in best if a <= c < b), (b, one[1])
+            elif ranges is None:
+                kept[one] = (one,)
+        with self._lock:
+            for key, ranges in zip(keys, kept.values()):
+                self._frozen[key] = ranges or ()
+                self._frozen.move_to_end(key)
+            while len(self._frozen) > FROZEN:
+                self._frozen.popitem(last=False)
+        return selection([*_gaps(long, n), *(r for ranges in kept.values() for r in ranges or ())], whole)
+
+    def _offsets(self, text: str, ids: Sequence[int]) -> np.ndarray | None:
+        """The byte of the text at which each token begins, and its length; None where tokens do not spell it."""
+        pieces = self._tokenizer.pieces(ids)
+        if b"".join(pieces) != text.encode():
+            return None
+        return np.fromiter(accumulate(map(len, pieces), initial=0), np.int64, len(ids) + 1)
+
+    def _keys(self, ids: Sequence[int], ends: Sequence[int], keep: float) -> Iterable[bytes]:
+        """What a selection is remembered by: everything up to its message's end, scorer and share."""
+        hashed, at = hashlib.blake2b(f"{self._scorer.name} {keep}".encode(), digest_size=16), 0
+        for end in ends:
+            hashed.update(np.asarray(ids[at:end], np.int64).tobytes())
+            at = end
+            yield hashed.digest()
+
+
+def best_units(units: Sequence[Range], scores: np.ndarray, budget: int) -> list[Range]:
+    """The units with the highest scores that fit a budget of tokens, the earlier one of equals; what does not fit is skipped."""
+    found = []
+    for i in sorted(range(len(units)), key=lambda i: (-scores[i], i)):
+        size = units[i][1] - units[i][0]
+        if size <= budget:
+            budget -= size
+            found.append(units[i])
+    return sorted(found)
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges in order, neighbours joined, empty ones left out."""
+    found: list[Range] = []
+    for a, b in sorted(ranges):
+        if found and a <= found[-1][1]:
+            found[-1] = (found[-1][0], max(b, found[-1][1]))
+        elif a < b:
+            found.append((a, b))
+    return found
+
+
+def size(ranges: Iterable[Range]) -> int:
+    """Tokens in ranges that do not overlap."""
+    return sum(b - a for a, b in ranges)
+
+
+def _gaps(parts: Iterable[Range], n: int) -> Iterable[Range]:
+    """What lies between and around parts."""
+    at = 0
+    for a, b in parts:
+        yield at, a
+        at = b
+    yield at, n
+
+
+def _units(text: str, offsets: np.ndarray, part: Range) -> Iterable[Range]:
+    """A part cut behind lines, into units of `UNIT` tokens; the last may be shorter."""
+    raw = text.encode()
+    a, end = part
+    for i in range(*part):
+        if i + 1 - a == UNIT[1] or (i + 1 - a >= UNIT[0] and b"\n" in raw[offsets[i] : offsets[i + 1]]):
+            yield a, i + 1
+            a = i + 1
+    if a < end:
+        yield a, end
+
+
+def _contents(
+    text: str, offsets: np.ndarray, messages: Sequence[Mapping[str, Any]]
+) -> tuple[list[Range], Range]:
+    """The tokens of the contents of long user and tool messages, and of the question.
+
+    A content that the template changed is not found, and so is kept.
+    """
+    found: list[Range] = []
+    at, n = 0, len(offsets) - 1
+    for message in messages:
+        content = str(message.get("content") or "").strip()
+        start = text.find(content, at) if len(content) >= LEAST else -1  # a token has a character at least
+        if start >= 0:
+            at = start + len(content)
+            if message["role"] in ("user", "tool"):
+                found.append(_tokens(text, offsets, start, at))
+    asked = [m for m in messages if m["role"] == "user"]
+    content = str(asked[-1].get("content") or "").strip() if asked else ""
+    start = text.rfind(content) if content else -1
+    if start < 0:
+        return found, (max(0, n - QUESTION), n)
+    a, b = _tokens(text, offsets, start, start + len(content))
+    return found, (max(a, b - QUESTION), b)
+
+
+def _tokens(text: str, offsets: np.ndarray, start: int, end: int) -> Range:
+    """The tokens that lie within characters of the text."""
+    first = len(text[:start].encode())
+    last = first + len(text[start:end].encode())
+    return int(np.searchsorted(offsets, first)), int(np.searchsorted(offsets, last, side="right")) - 1
