@@ -6,8 +6,12 @@ fails inside ggml ends the process.
 
 from __future__ import annotations
 
-from dflash_ggml.ggml.bindings import callbacks
-from dflash_ggml.ggml.bindings._bindings import ffi, lib
+from dflash_ggml.ggml.bindings.variants import load_variant
+
+load_variant(__name__)  # before anything imports the one beside it
+
+from dflash_ggml.ggml.bindings import callbacks  # noqa: E402
+from dflash_ggml.ggml.bindings._bindings import ffi, lib  # noqa: E402
 
 __all__ = ["ffi", "lib"]
 

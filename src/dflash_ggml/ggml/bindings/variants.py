@@ -1,0 +1,73 @@
+"""Which build of the binding is loaded: a wheel for many machines carries one per instruction set, a source build just one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import ModuleType
+
+# best first: folder of the wheel, what a CPU must have (names of /proc/cpuinfo), and what ggml is built with beyond AVX2
+VARIANTS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "amx": (
+        frozenset(
+            [
+                "avx512f",
+                "avx512cd",
+                "avx512bw",
+                "avx512dq",
+                "avx512vl",
+                "avx512_vnni",
+                "avx512_bf16",
+                "amx_tile",
+                "amx_int8",
+            ]
+        ),
+        ("AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_INT8"),
+    ),
+    "avx512": (
+        frozenset(["avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"]),
+        ("AVX512", "AVX512_VNNI", "AVX512_BF16"),
+    ),
+}
+
+
+def cpu_flags(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
+    """What the first CPU has, by the kernel's names; nothing where that cannot be told."""
+    try:
+        lines = Path(cpuinfo).read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return next(
+        (frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset()
+    )
+
+
+def best_variant(folder: Path, flags: Iterable[str]) -> Path | None:
+    """The binding of the best variant that is there and that a CPU can run; None: the one beside this file."""
+    has = frozenset(flags)
+    for name, (needed, _) in VARIANTS.items():
+        found = sorted((folder / name).glob("_bindings.*"))
+        if found and needed <= has:
+            return found[0]
+    return None
+
+
+def load_variant(package: str, flags: Iterable[str] | None = None) -> ModuleType | None:
+    """Load the best variant as the module `_bindings` of the package; None where there is none to choose from."""
+    folder = Path(__file__).parent
+    if not any((folder / name).is_dir() for name in VARIANTS):
+        return None
+    path = best_variant(folder, cpu_flags() if flags is None else flags)
+    if path is None:
+        return None
+    name = f"{package}._bindings"
+    loader = ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[name] = module
+    return module
