@@ -34,6 +34,11 @@ def variants() -> dict[str, tuple[str, ...]]:
     return {name: options for name, (_, options) in module.VARIANTS.items()}
 
 
+def bindings_in(wheel: zipfile.ZipFile) -> list[str]:
+    """The compiled bindings of a wheel: one, of whatever suffix the system has."""
+    return [n for n in wheel.namelist() if n.startswith(f"{FOLDER}/_bindings.") and not n.endswith(".pyi")]
+
+
 def built(name: str, options: tuple[str, ...], jobs: int | None) -> bytes:
     """The binding of a variant, stripped."""
     settings = {"DFLASH_PORTABLE": "ON", **{f"GGML_{option}": "ON" for option in options}}
@@ -45,7 +50,7 @@ def built(name: str, options: tuple[str, ...], jobs: int | None) -> bytes:
         subprocess.run(command, check=True)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            (member,) = [n for n in archive.namelist() if n.startswith(f"{FOLDER}/_bindings")]
+            (member,) = bindings_in(archive)
             return archive.read(member)
 
 
@@ -63,7 +68,7 @@ def merge(wheel: Path, found: dict[str, bytes], dest: Path) -> Path:
         zipfile.ZipFile(wheel) as old,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new,
     ):
-        (binding,) = [Path(n).name for n in old.namelist() if n.startswith(f"{FOLDER}/_bindings")]
+        (binding,) = [Path(name).name for name in bindings_in(old)]
         record = ""
         for info in old.infolist():
             if info.filename.endswith(".dist-info/RECORD"):

@@ -65,11 +65,12 @@ def test_a_merged_wheel_has_all_of_them_and_a_record_that_fits(tmp_path: Path) -
     wheel = tmp_path / "dflash_ggml-0.1.0-cp310-abi3-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{folder}/_bindings.abi3.so", b"avx2")
+        archive.writestr(f"{folder}/_bindings.pyi", b"")
         archive.writestr("dflash_ggml-0.1.0.dist-info/RECORD", f"{folder}/_bindings.abi3.so,,\n")
     out = wheel_tool().merge(wheel, {name: name.encode() for name in VARIANTS}, tmp_path / "dist")
     with zipfile.ZipFile(out) as archive:
         record = archive.read("dflash_ggml-0.1.0.dist-info/RECORD").decode().splitlines()
-        assert archive.namelist()[-1].endswith("RECORD") and len(archive.namelist()) == 2 + len(VARIANTS)
+        assert archive.namelist()[-1].endswith("RECORD") and len(archive.namelist()) == 3 + len(VARIANTS)
         for name in VARIANTS:
             path = f"{folder}/{name}/_bindings.abi3.so"
             assert archive.read(path) == name.encode()
