@@ -46,6 +46,7 @@ from dflash_ggml.server.pipe import Pipe, convert
 from dflash_ggml.session.events import Event, StepReport, TextDelta, TokenLogprob
 from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest
+from dflash_ggml.text.prompt_selection import Selection
 from dflash_ggml.text.tokenizer import TooManyTokens
 
 KINDS = [ChatRequest, CompletionRequest, *get_args(Event)]
@@ -60,6 +61,7 @@ VALID = {
     "budget": st.none() | st.integers(1),
     "logprobs": st.none() | st.integers(0),
     "reasoning_budget": st.none() | st.integers(-1),
+    "prompt_keep": st.none() | st.floats(0.0, 1.0, exclude_min=True),
 }
 
 
@@ -78,8 +80,8 @@ def not_plain(hint: Any, where: str, free: bool = False) -> list[str]:
         return [bad for option in args for bad in not_plain(option, where)]
     if origin is Mapping and args[0] in (str, int):
         return not_plain(args[1], where, free=args[0] is str)
-    if (origin is tuple and args[-1] is Ellipsis) or origin is Sequence:
-        return not_plain(args[0], where)
+    if origin in (tuple, Sequence):
+        return [bad for part in args if part is not Ellipsis for bad in not_plain(part, where)]
     return [f"{where}: {hint}"]
 
 
@@ -91,7 +93,7 @@ def fields_not_plain(kind: type) -> list[str]:
 def values(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     """Values of an annotated type."""
     origin, args = get_origin(hint), get_args(hint)
-    if name in VALID and hint == (int | None):
+    if name in VALID and hint in (int | None, float | None):
         return VALID[name]
     if dataclasses.is_dataclass(hint):
         return instances(hint)
@@ -173,7 +175,9 @@ def test_a_call_with_a_request_and_its_prompt() -> None:
         tools=({"function": {"parameters": {"maximum": -(2**70), "1": None}}},),
         sampling=sampling,
     )
-    prepared = Prepared(request, "text", (1, 2, 3), (1,), 0, "open")
+    prepared = Prepared(
+        request, "text", (1, 2, 3), (1,), 0, "open", Selection((1, 2, 3), ((0, 2), (5, 6)), 9, 0.5)
+    )
     call = sent(Call(3, "events", [Named.of(request), *prompt_of(prepared)]), Order)
     assert isinstance(call, Call) and (call.id, call.method) == (3, "events")
     assert Prepared(convert(call.args[0], Named).value(), *convert(call.args[1:], Prompt)) == prepared

@@ -33,7 +33,7 @@ from .auth import KeyRing
 from .catalogue import model_list, model_object
 from .choices import alternative
 from .constraint_fields import note_unbound
-from .dialect import ApiCall, Settings, new_id
+from .dialect import ApiCall, Settings, new_id, note_selection
 from .embeddings import EmbeddingCall
 from .engine_side import EngineSide, Progress, Vocabulary
 from .errors import ApiError, anthropic_body, from_exception, is_anthropic, is_ollama, openai_body
@@ -268,6 +268,7 @@ async def _generate(service: Service, read_call: ReadCall, request: Request) -> 
     # a prompt that cannot be is refused before it waits, while there is a status
     prepare = service.worker.require_ready().prepare
     prompts = await service.intake.run(lambda: [prepare(asked) for asked in (call.request, *call.more)])
+    note_selection(prompts, call.notes)
     if call.on_prepared is not None:
         call.on_prepared(prompts)
     choices = (alternative(prompt, i) for prompt in prompts for i in range(call.n))

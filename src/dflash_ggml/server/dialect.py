@@ -96,6 +96,16 @@ class ApiCall:
     on_prepared: Callable[[Sequence[Prepared]], None] | None = None
 
 
+def note_selection(prompts: Sequence[Prepared], notes: Notes) -> None:
+    """Say how much of each prompt is read, where part of it was asked for."""
+    for found in (prompt.selection for prompt in prompts):
+        if found is not None and found.whole:
+            notes.say(f"prompt_keep: the whole prompt is read, {found.whole}")
+        elif found is not None:
+            kept, sent = len(found.ids), found.sent_n
+            notes.say(f"prompt compressed: {kept:,} of {sent:,} tokens are read (lossy, asked for)")
+
+
 def dumps(value: Any) -> str:
     """Compact JSON, non-ASCII kept; NaN is an error rather than invalid JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -113,7 +123,8 @@ def data_event(value: Any, event: str | None = None) -> ServerSentEvent:
 
 def speculation(options: Speculation | None) -> dict[str, Any]:
     """The request arguments that our own options set."""
-    return {} if options is None else {"mode": options.mode, "budget": options.budget}
+    names = ("mode", "budget", "prompt_keep")
+    return {} if options is None else {name: getattr(options, name) for name in names}
 
 
 def chat_tool(

@@ -12,6 +12,7 @@ from ..session.events import Event
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..text.chat_parser import ReasoningMode
+from ..text.prompt_selection import Selection
 from ..text.tokenizer import TooManyTokens
 from .errors import ApiError, EngineLost
 from .pipe import convert
@@ -24,12 +25,13 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 # a `Prepared` without its request, which both sides have
-Prompt = tuple[str, tuple[int, ...], tuple[int, ...], int, ReasoningMode]
+Prompt = tuple[str, tuple[int, ...], tuple[int, ...], int, ReasoningMode, Selection | None]
 
 
 def prompt_of(prepared: Prepared) -> Prompt:
     """What `Prepared` takes after the request."""
-    return prepared.text, prepared.ids, prepared.boundaries, prepared.first_answer, prepared.reasoning
+    p = prepared
+    return p.text, p.ids, p.boundaries, p.first_answer, p.reasoning, p.selection
 
 
 class Named(Struct, array_like=True):

@@ -130,10 +130,14 @@ class Usage:
         return 1000.0 * self.predicted_n / self.predicted_ms if self.predicted_ms > 0 else 0.0
 
     @property
+    def prefilled_n(self) -> int:
+        """Tokens of the prompt that a pass computed: kept, and not cached."""
+        return (self.prompt_n if self.prompt_kept_n is None else self.prompt_kept_n) - self.cached_n
+
+    @property
     def prompt_per_second(self) -> float:
         """Prefill speed in tokens per second over the tokens that were not cached; 0.0 when nothing was timed."""
-        n = self.prompt_n if self.prompt_kept_n is None else self.prompt_kept_n
-        return 1000.0 * (n - self.cached_n) / self.prompt_ms if self.prompt_ms > 0 else 0.0
+        return 1000.0 * self.prefilled_n / self.prompt_ms if self.prompt_ms > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

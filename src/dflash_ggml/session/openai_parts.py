@@ -22,9 +22,11 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
 
 def _speed(usage: Usage) -> dict[str, Any]:
     """Counts and times as llama.cpp's server names them."""
+    kept = {} if usage.prompt_kept_n is None else {"prompt_kept_n": usage.prompt_kept_n}
     return {
         "cache_n": usage.cached_n,
-        "prompt_n": usage.prompt_n - usage.cached_n,
+        "prompt_n": usage.prefilled_n,
+        **({**kept, "score_ms": round(usage.score_ms, 3)} if kept else {}),
         "prompt_ms": round(usage.prompt_ms, 3),
         "prompt_per_second": round(usage.prompt_per_second, 2),
         "predicted_n": usage.predicted_n,
