@@ -91,7 +91,10 @@ spec = importlib.util.spec_from_file_location("v", {str(ROOT / "src/dflash_ggml/
 v = importlib.util.module_from_spec(spec); spec.loader.exec_module(v)
 v.__file__ = {str(tmp_path / "variants.py")!r}
 v.Path = type("P", (), {{"__new__": lambda cls, p: Path(p)}})
+import dflash_ggml.ggml
+import types; sys.modules["dflash_ggml.ggml.bindings"] = types.ModuleType("dflash_ggml.ggml.bindings")
 module = v.load_variant("dflash_ggml.ggml.bindings", v.VARIANTS[{name!r}][0])
+assert sys.modules.pop("dflash_ggml.ggml.bindings")._bindings is module
 import dflash_ggml.ggml.bindings as b
 assert b.lib is module.lib and module.__file__ == {str(binding)!r}, module
 print(b.lib.ggml_type_size(0))

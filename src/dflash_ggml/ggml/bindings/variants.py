@@ -70,4 +70,5 @@ def load_variant(package: str, flags: Iterable[str] | None = None) -> ModuleType
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     sys.modules[name] = module
+    vars(sys.modules[package])["_bindings"] = module
     return module
