@@ -1,9 +1,8 @@
-"""What a draft proposes: continuations with log-probabilities, walked with cursors.
+"""Candidates of a draft: continuations with log-probabilities, walked with cursors.
 
-A cursor says where in its source a node of the tree stands. Two forms were weighed: a tree of nodes that each source builds
-whole, and a source that is asked for the children of one node at a time. The second won: best-first expansion looks at a
-few of K^L paths, and several sources can be merged by keeping a cursor of each. A block of rows, which is what drafts give,
-and several of them are walked in C, by their `native`; any other source is asked.
+A cursor says where in its source a node of the tree stands; the source is asked for the children of one node at a time
+(docs/decisions/0007). Blocks of rows, which most drafts give, and several of them are walked in C, by their `native`; any other
+source is called.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""One tree of a model draft's candidates and of copied text.
+"""One tree of a draft model's candidates and of prompt lookup's.
 
-Under each node the next token's distribution is put together from both: the tokens that copies vote for take the
-probabilities that such votes have earned (`CopyRates`, which also looks at what the draft says of them), and the draft's
-other candidates share the rest in its own proportions. So the parts sum to one, a token that both offer is one node with
-both cursors, and where no copy goes on the draft stands alone. A mean weighted by source was the other design: it knows
-nothing of agreement, which is what tells most (bench/notes-drafts.md).
+The distribution below each node combines both: tokens that prompt lookup votes for take the probabilities that such votes have
+earned (`CopyRates`, which also considers what the draft says of them), and the draft's other candidates share the rest in their
+own proportions. The parts sum to one; a token that both offer is one node with both cursors (docs/decisions/0007).
 """
 
 from __future__ import annotations

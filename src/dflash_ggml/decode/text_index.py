@@ -1,9 +1,8 @@
-"""Where the end of a text has stood before.
+"""Index of where the end of a token sequence has occurred before.
 
-Hash chains over the last 6 and the last 2 tokens, as Lempel-Ziv coders keep them: the newest place of each hash, and for each
-place the one before it. A suffix automaton, which knows all lengths at once, was the other design: it takes some hundred bytes
-a token and does not forget its end cheaply; here a token takes at most 29 bytes, and a text is cut back by undoing. The loops
-are in `native/text_index.c`; the arrays are here.
+Hash chains over the last 6 and the last 2 tokens, as Lempel-Ziv coders keep them: the newest position of each hash, and for each
+position the previous one; at most 29 bytes per token, and truncation undoes insertions. The loops are in
+`native/text_index.c`, the arrays here (docs/decisions/0007).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The contract of a draft: what it needs before it runs, and what it does every step.
 
-A kind of draft is two classes: a source, which is an open, checked file and tells what memory it will take, and the drafter that
-is started from it on a device. One class with a half-open state was the other design; the memory plan must be made, and a
-draft that does not fit refused, before any weight is moved.
+A kind of draft is two classes: a source, an open and checked file that states the memory it will take, and the drafter that is
+started from it on a device. The memory plan is made, and a draft that does not fit refused, before any weight is moved.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Several drafts of one target side by side: each proposes every step, and their candidates grow one tree.
+"""Several drafts of one target: each proposes at every step, and their candidates grow one tree.
 
-A drafter of drafters, so that nobody above knows how many there are. The other form, a list of drafters in the step loop, would
-give each caller of a drafter a loop, and share features and graphs all the same.
+It is a drafter of drafters, so that nothing above knows how many there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Drafts without a model: text that stood before, in this sequence or in what was written earlier.
+"""Prompt lookup: drafts without a model, from text of this sequence or of earlier ones.
 
-It is no `Drafter`: it has no device memory, no cache rows and no use for features, which is nearly all of that contract; making
-it one with a dozen empty methods was the other design. Only committed tokens enter; it looks at the sequence's own list of
-them, so resets, restored snapshots and reused prefixes need no word.
+Not a `Drafter`: it has no device memory, no cache rows and no use for features (docs/decisions/0007). Only committed tokens enter;
+it reads the sequence's own token list, so resets, restored snapshots and reused prefixes need no call.
 """
 
 from __future__ import annotations

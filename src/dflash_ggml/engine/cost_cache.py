@@ -1,8 +1,4 @@
-"""Calibrated costs on disk, so that a pair is measured once per machine: a small JSON file per device, files and build.
-
-A folder beside each model was the other design; models often lie where nobody may write, and a copied folder would bring another
-machine's figures along.
-"""
+"""Calibrated costs on disk, so that a pair is measured once per machine: a small JSON file per device, files and build."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The contract of a target: what an architecture must tell and build, so that everything above knows none by name.
+"""The contract of a target: what an architecture must tell and build, so that nothing above knows one by name.
 
-A target is its parameters: a frozen dataclass read from a file, with the graph beside it. The other form, a parameter class
-and a builder class per architecture, was dropped: each method of the builder took the parameters first.
+A target is its parameters, a frozen dataclass read from a file, with the graph beside them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The process that `--supervise` puts the engine into: opens the model, answers calls, ends with its server.
+"""The process that `--supervise` runs the engine in: opens the model, answers calls, ends with its server.
 
-SIGINT and SIGTERM do nothing here, since a running answer may go on for as long as the server lets it. A handler, unlike
-a signal that is ignored or blocked, is not inherited by processes that are started from here. What ends this process is
-a message that says so, or the end of the pipe. PR_SET_PDEATHSIG was the other way: Linux only, and bound to the thread
-that started the process.
+SIGINT and SIGTERM have a handler that does nothing, since a running answer may go on for as long as the server lets it; unlike an
+ignored or blocked signal, a handler is not inherited by child processes. The process ends on a message that says so, or at the
+end of the pipe (docs/decisions/0006).
 """
 
 from __future__ import annotations

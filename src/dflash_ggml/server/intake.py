@@ -1,8 +1,7 @@
-"""Where requests are read and understood: beside the event loop, a few at a time, in a bounded number of bytes.
+"""Reading and parsing of requests: beside the event loop, a few at a time, in a bounded number of bytes.
 
-Threads, not a process: tokenising in pieces and compiling a grammar let go of the interpreter's lock, a template is
-Python that gives it up every switch interval, and what remains (parsing and checking one body) is kept short by
-`limits`. A process would have to be sent every conversation and send back its tokens.
+It runs in threads (docs/decisions/0006): tokenising in pieces and compiling a grammar release the interpreter's lock, a template is
+Python that gives it up every switch interval, and the rest (parsing and checking one body) is kept short by `limits`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Prefixes that outlive the process: snapshots with their K/V rows as files, so that an agent's long prompt survives a restart.
+"""Prefix cache on disk: snapshots with their K/V rows as files, so that an agent's long prompt survives a restart.
 
-Two forms were weighed: a format of our own, and safetensors, which other tools can open, whose reader checks its header, and
-which is read through a memory map; it won. Nothing is ever unpickled. A file is written beside its place and renamed, so a
-reader sees all of it or nothing; sums over the bytes tell a damaged one, which is removed.
+Files are safetensors, memory-mapped, never unpickled. A file is written under another name and renamed, so a reader sees all of it
+or nothing; checksums detect a damaged file, which is removed.
 
-They lie in a folder of our own within the one that is named, which belongs to one user (mode 0700), there in a subfolder named by
-what the state depends on: model, draft and cache types. Nothing else is counted, changed or removed. The one that was
-longest not used goes first when all together exceed the limit, whatever model they belong to.
+They are in a folder of our own (mode 0700) within the one that is named, in a subfolder per model, draft and cache types. Nothing
+else there is counted, changed or removed. The least recently used file of any model goes first when the limit is exceeded.
 """
 
 from __future__ import annotations

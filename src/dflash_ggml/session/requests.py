@@ -1,10 +1,7 @@
-"""What can be asked of a session: typed requests that name every parameter that is honoured, and no other.
+"""Requests of a session: typed, plain data that names every parameter that is honoured, and no other.
 
-Requests are plain data, so that they can be pickled or sent as JSON to an engine in another process.
-Two designs were weighed. In the first a request carries its callables, and a remote session replaces each by a proxy
-that calls back: one object for everything, but a round trip per emitted token, and a request that works or not depending
-on where the engine runs. In the second, taken here, callables are no part of a request: they go beside it in `Hooks`,
-which only a session in the same process accepts, and what a remote caller needs of a step is an event.
+Requests can be pickled or sent as JSON to an engine in another process. Callables are not part of a request: they travel beside it
+in `Hooks`, which only a session in the same process accepts (docs/decisions/0006).
 """
 
 from __future__ import annotations

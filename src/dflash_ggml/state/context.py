@@ -1,14 +1,13 @@
-"""What a draft keeps of a text: keys and values of its attention layers, and the masks over them.
+"""What a draft keeps of a sequence: keys and values of its attention layers, and the masks over them.
 
-A layer that sees everything has a row per token. One with a window has a ring: the token at position p lies in row p % size, so
-that a window of 2,048 costs 2,304 rows whatever the context is. The other design was one cache whose window layers are full
-like the rest and a mask that hides what is too old: 8 KB a token for nothing, and an attention that reads all of it.
+A layer with full attention has a row per token. One with a window has a ring: the token at position p is in row p % size, so a
+window of 2,048 costs 2,304 rows whatever the context is (docs/decisions/0008).
 
-Only committed tokens stay in a ring, and the block that is being drafted, whose rows the next pass writes over: rejecting it
-costs nothing. `ring_rows` has what keeps rows that are still seen from being written over. Every lane has a ring of its own.
+A ring holds committed tokens and the block that is being drafted, whose rows the next pass overwrites: rejecting it costs nothing.
+`ring_rows` keeps rows that are still seen from being overwritten. Every state index has a ring of its own.
 
-A pass of one sequence in the first lane has masks that stay on the device (SlotMask); one of several, whose columns belong to
-others every time, says for each column which rows it sees, which are one range or, around the end of a ring, two.
+A pass of one sequence in state index 0 has masks that stay on the device (SlotMask); one of several sequences says for each column
+which rows it sees: one range or, around the end of a ring, two.
 """
 
 from __future__ import annotations

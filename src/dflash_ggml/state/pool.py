@@ -1,14 +1,12 @@
 """Ranges of cache rows, lent to sequences.
 
-All caches and masks of an engine number their rows alike, so one range is a sequence's place in all of them;
-`Sequence.first_slot` is where it begins. Pages of 256 rows, lent one by one with a table per sequence, were the other design:
-no range would have to be free in one piece, but every attention would read through the table, and the kernels read rows that
-follow each other.
+All caches and masks of an engine number their rows alike, so one range is a sequence's rows in all of them; `Sequence.first_slot`
+is where it begins (ranges against pages: docs/decisions/0008).
 
-Texts grow, and one with another right behind it has to move. So on a GPU ranges are lent apart where there is room: behind each
-as many rows are left as it has, or half or a quarter of that. Nobody owns those, so that nothing has to be taken back when others
-need them; to lend a text more than it asked for would be the other way. A CPU's passes look at all rows up to the last in use,
-which takes longer than moving does (bench/notes-several.md). Where no piece is long enough, texts are gathered.
+Sequences grow, and one with another right behind it has to move. On a GPU ranges are therefore lent apart where there is room:
+behind each as many rows are left free as it has, or half or a quarter of that; they belong to no sequence. On a CPU, whose passes
+read all rows up to the last in use, ranges are adjacent (bench/notes-several.md). Where no piece is long enough, ranges are
+compacted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""K/V of a target's layers that see a window: a ring of rows, whatever the context is.
+"""K/V of a target's sliding-window layers: a ring of rows per sequence, whatever the context is.
 
-Every sequence has one; its token at position p lies in row p % size. A pass gathers the rows that its columns see, in order
-of their positions: what a column sees is then one range, and attention reads a window and no more, however long the ring.
-The other design was a mask over the ring as it lies: nothing is copied, but a prompt's long batches make rings of thousands
-of rows, which every step would read.
+The token at position p is in row p % size. A pass gathers the rows that its columns see, in order of their positions, so what a
+column sees is one range, and attention reads a window and no more (docs/decisions/0008).
 
-Only what is behind a window may be written over. A pass writes its own columns' rows before it looks, and those of a
-rejected tree stay until others come: `ring_rows` leaves room for both beside a window.
+Only rows behind a window may be overwritten. A pass writes its own columns' rows before it reads, and those of a rejected tree stay
+until others come: `ring_rows` leaves room for both beside a window.
 """
 
 from __future__ import annotations

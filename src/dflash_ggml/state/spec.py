@@ -1,8 +1,7 @@
-"""What a model keeps of a sequence, layer by layer. Allocation, memory plan, snapshot and commit all follow from this.
+"""What a model keeps of a sequence, layer by layer; allocation, memory plan, snapshot and commit follow from this.
 
-Two forms were weighed: counts per kind (so many attention layers of one shape, so many recurrent ones), which is what one
-architecture needs, and a list with an entry per layer. The list won: models with other heads or windows per layer, and
-those without recurrent layers, are then the same code, and a layer finds its place by its own number.
+A list with an entry per layer (docs/decisions/0008): models with other heads or windows per layer, and those without recurrent
+layers, are the same code, and a layer finds its state by its own number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A window of attention at decode: a column sees the first tokens of the text and the last ones, whatever lies between.
+"""A window of attention at decode: a column sees the first tokens of the sequence and the last ones, whatever lies between.
 
-The rows that a pass looks at are gathered into tensors of their own, so that no offset in a graph follows the text. A view that
-begins where the window does was the other design: nothing is copied, but its graph is good for a few hundred tokens, and the
-first tokens would have to lie beside the window. A token sees as far back in a tree as when it is decoded alone.
+The rows that a pass reads are gathered into tensors of their own, so that no offset in a graph depends on the position
+(docs/decisions/0008). A token sees as far back in a tree as when it is decoded alone.
 """
 
 from __future__ import annotations
