@@ -1,7 +1,7 @@
 """Prompt lookup: drafts without a model, from text of this sequence or of earlier ones.
 
-Not a `Drafter`: it has no device memory, no cache rows and no use for features (docs/decisions/0007). Only committed tokens enter;
-it reads the sequence's own token list, so resets, restored snapshots and reused prefixes need no call.
+Not a `Drafter`: it has no device memory, no cache rows and no use for features (docs/decisions/0007). Only committed
+tokens enter; it reads the sequence's own token list, so resets, restored snapshots and reused prefixes need no call.
 """
 
 from __future__ import annotations

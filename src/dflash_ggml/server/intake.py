@@ -1,7 +1,8 @@
 """Reading and parsing of requests: beside the event loop, a few at a time, in a bounded number of bytes.
 
-It runs in threads (docs/decisions/0006): tokenising in pieces and compiling a grammar release the interpreter's lock, a template is
-Python that gives it up every switch interval, and the rest (parsing and checking one body) is kept short by `limits`.
+It runs in threads (docs/decisions/0006): tokenising in pieces and compiling a grammar release the interpreter's lock,
+a template is Python that gives it up every switch interval, and the rest (parsing and checking one body) is kept
+short by `limits`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Prefix cache on disk: snapshots with their K/V rows as files, so that an agent's long prompt survives a restart.
 
-Files are safetensors, memory-mapped, never unpickled. A file is written under another name and renamed, so a reader sees all of it
-or nothing; checksums detect a damaged file, which is removed.
+Files are safetensors, memory-mapped, never unpickled. A file is written under another name and renamed, so a reader
+sees all of it or nothing; checksums detect a damaged file, which is removed.
 
-They are in a folder of our own (mode 0700) within the one that is named, in a subfolder per model, draft and cache types. Nothing
-else there is counted, changed or removed. The least recently used file of any model goes first when the limit is exceeded.
+They are in a folder of our own (mode 0700) within the one that is named, in a subfolder per model, draft and cache
+types. Nothing else there is counted, changed or removed. The least recently used file of any model goes first when
+the limit is exceeded.
 """
 
 from __future__ import annotations

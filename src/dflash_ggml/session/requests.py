@@ -1,7 +1,7 @@
 """Requests of a session: typed, plain data that names every parameter that is honoured, and no other.
 
-Requests can be pickled or sent as JSON to an engine in another process. Callables are not part of a request: they travel beside it
-in `Hooks`, which only a session in the same process accepts (docs/decisions/0006).
+Requests can be pickled or sent as JSON to an engine in another process. Callables are not part of a request: they
+travel beside it in `Hooks`, which only a session in the same process accepts (docs/decisions/0006).
 """
 
 from __future__ import annotations

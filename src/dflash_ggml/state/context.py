@@ -1,13 +1,14 @@
 """What a draft keeps of a sequence: keys and values of its attention layers, and the masks over them.
 
-A layer with full attention has a row per token. One with a window has a ring: the token at position p is in row p % size, so a
-window of 2,048 costs 2,304 rows whatever the context is (docs/decisions/0008).
+A layer with full attention has a row per token. One with a window has a ring: the token at position p is in row p %
+size, so a window of 2,048 costs 2,304 rows whatever the context is (docs/decisions/0008).
 
-A ring holds committed tokens and the block that is being drafted, whose rows the next pass overwrites: rejecting it costs nothing.
-`ring_rows` keeps rows that are still seen from being overwritten. Every state index has a ring of its own.
+A ring holds committed tokens and the block that is being drafted, whose rows the next pass overwrites: rejecting it
+costs nothing. `ring_rows` keeps rows that are still seen from being overwritten. Every state index has a ring of its
+own.
 
-A pass of one sequence in state index 0 has masks that stay on the device (SlotMask); one of several sequences says for each column
-which rows it sees: one range or, around the end of a ring, two.
+A pass of one sequence in state index 0 has masks that stay on the device (SlotMask); one of several sequences says
+for each column which rows it sees: one range or, around the end of a ring, two.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """K/V of a target's sliding-window layers: a ring of rows per sequence, whatever the context is.
 
-The token at position p is in row p % size. A pass gathers the rows that its columns see, in order of their positions, so what a
-column sees is one range, and attention reads a window and no more (docs/decisions/0008).
+The token at position p is in row p % size. A pass gathers the rows that its columns see, in order of their positions,
+so what a column sees is one range, and attention reads a window and no more (docs/decisions/0008).
 
-Only rows behind a window may be overwritten. A pass writes its own columns' rows before it reads, and those of a rejected tree stay
-until others come: `ring_rows` leaves room for both beside a window.
+Only rows behind a window may be overwritten. A pass writes its own columns' rows before it reads, and those of a
+rejected tree stay until others come: `ring_rows` leaves room for both beside a window.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Hadamard rotations in front of quantised caches: they spread outliers over a head, so that blocks lose less.
 
-A quantised cache keeps H k in place of k and H v in place of v, with H orthonormal, symmetric and so its own inverse. Queries are
-multiplied too, which leaves their products with keys unchanged, and the output of attention is multiplied once more. Keys are
-rotated over a whole head, values over 64 of it, as llama.cpp does.
+A quantised cache keeps H k in place of k and H v in place of v, with H orthonormal, symmetric and so its own inverse.
+Queries are multiplied too, which leaves their products with keys unchanged, and the output of attention is multiplied
+once more. Keys are rotated over a whole head, values over 64 of it, as llama.cpp does.
 
-The rotation is a product with a small constant matrix that carries ggml's hint that it is a Hadamard matrix (docs/decisions/0008):
-CPU and CUDA replace it by their fast transform, every other device multiplies.
+The rotation is a product with a small constant matrix that carries ggml's hint that it is a Hadamard matrix
+(docs/decisions/0008): CPU and CUDA replace it by their fast transform, every other device multiplies.
 """
 
 from __future__ import annotations
