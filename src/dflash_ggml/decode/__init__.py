@@ -1,1 +1,1 @@
-"""One text and the next tokens of it: tree, acceptance, sampling, the controller. numpy only."""
+"""Decoding of a sequence without a device: tree, candidates, acceptance, sampling. numpy, and inner loops in C."""

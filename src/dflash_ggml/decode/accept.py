@@ -1,4 +1,4 @@
-"""The acceptance walk: which nodes of a verified tree the target itself would have written.
+"""The acceptance walk: the nodes of a verified tree that match the target's own tokens.
 
 Every emitted token is the target's own choice at a visited node; the tree only decides how many choices one
 verify pass can serve. The draft's probabilities play no part, so the target's distribution is kept exactly.

@@ -1,4 +1,4 @@
-"""How often a draft is right when it says so: its probabilities, corrected by what the target chose.
+"""Calibration of draft probabilities: corrected by how often the target chose such tokens.
 
 Every node that a walk visits is a labelled sample: the target's choice there is known, so each of its children was right or
 wrong. Counts are kept by depth and by the probability that the draft gave the child; where there are few, the draft's own

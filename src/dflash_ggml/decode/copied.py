@@ -1,4 +1,4 @@
-"""Text that stood before, as candidates: the continuations of the places where the end of the text stood.
+"""Prompt lookup as candidates: the continuations found where the end of the sequence has occurred before.
 
 The places vote for the next token, each with a weight that doubles with every token of its match; those that agree go on
 together. A place's own word is worth little (1 of 1 is not p = 1), so a probability is what came of such votes: `CopyRates`

@@ -1,4 +1,4 @@
-"""A look at what the end of a text foretells, in one call.
+"""A cheap look at prompt lookup's best candidate, in one call.
 
 Most plain steps of a small model need no more than to know that no copy is sure enough; the look itself (`TextIndex`, `Copied`)
 takes several calls and arrays, and behind a pass, whose weights fill the caches, each of them is three times slower.

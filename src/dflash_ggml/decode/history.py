@@ -1,4 +1,4 @@
-"""The text so far as arrays, taken up token by token: what penalties and processors look at."""
+"""The tokens so far as arrays, extended token by token, for penalties and processors."""
 
 from __future__ import annotations
 

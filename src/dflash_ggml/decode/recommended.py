@@ -1,4 +1,4 @@
-"""The sampling options that a model file recommends: `general.sampling.*`, under the names of our own options."""
+"""Sampling defaults that a model file recommends: `general.sampling.*`, under the names of our own options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing from rows of logits of which only a reduction has left the device: the tokens that `Sampler.sample` would draw.
+"""Sampling from reduced logits that left the device instead of whole rows: the tokens that `Sampler.sample` would draw.
 
 A row is reduced to its largest logits with their ids, the logits of tokens named beforehand (those that penalties and bias may
 change), the log of its sum, and its mass by blocks of token ids. Every other token is known to score at most `floor`, the

@@ -1,4 +1,4 @@
-"""The sampler's options, each with its names on the command line and in requests: the one list of them."""
+"""Sampling parameters, each with its names on the command line and in requests: their only list."""
 
 from __future__ import annotations
 

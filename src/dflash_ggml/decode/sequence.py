@@ -1,4 +1,4 @@
-"""One sequence under decoding, as plain data: all that belongs to it and to no device."""
+"""A sequence under decoding, as plain data: everything that belongs to it and to no device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One heap over the candidates of several trees, each of which is taken from its front.
+"""One heap over the candidates of several trees, each cut from its front.
 
 An entry that is worth more than one before it lifts that one: what stands together is taken by its mean, so that any number of
 entries has as large a sum as lists that must be taken from the front allow, but for those cut within such a run.

@@ -1,4 +1,4 @@
-"""Draft trees: DDTree's best-first expansion, chains, and who attends to whom.
+"""Draft trees: DDTree's best-first expansion, chains, and the ancestors that each node attends to.
 
 Best-first expansion follows DDTree (arXiv 2604.12989): a draft block gives one distribution per depth, all
 conditioned on the same context, so the probability of a path is the product of its tokens' probabilities. It

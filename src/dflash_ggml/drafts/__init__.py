@@ -1,1 +1,1 @@
-"""What proposes tokens: the contract, and one file or folder per kind of draft."""
+"""Drafts: the contract, and one file or folder per kind."""

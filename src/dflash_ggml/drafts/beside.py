@@ -1,4 +1,4 @@
-"""The draft that lies beside a target: found by name, chosen by what target and draft say of themselves."""
+"""Finding the draft beside a target, by name and by the metadata of both."""
 
 from __future__ import annotations
 

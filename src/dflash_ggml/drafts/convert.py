@@ -1,4 +1,4 @@
-"""Drafts written as GGUF files of the form that llama.cpp's converter gives them, whatever they were read from."""
+"""Writing drafts as GGUF files in the form of llama.cpp's converter, whatever they were read from."""
 
 from __future__ import annotations
 

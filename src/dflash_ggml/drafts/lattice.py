@@ -1,4 +1,4 @@
-"""What block drafts of every kind come to: K candidates for each of L depths, and how well neighbours go together.
+"""Output of block drafts of every kind: K candidates for each of L depths, and scores of neighbouring pairs.
 
 score(i, a -> b) = U_i(b) + M_i(a, b) for candidate a of depth i - 1 and b of depth i; the pending token stands before depth 0.
 DFlash has M = 0; the others have M_i(a, b) = c_i(P[a]) . S[b] with two tables [R, n_vocab] and a condition c_i on a row of the

@@ -1,4 +1,4 @@
-"""Which file is which kind of draft: the only place that knows them all."""
+"""Registry of draft kinds: the only place that knows them all."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The step loop, the device passes under it, and loading."""
+"""The step, the device passes under it, and loading."""

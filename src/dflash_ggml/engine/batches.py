@@ -1,4 +1,4 @@
-"""How many tokens of a prompt go into one pass.
+"""Batch sizes of prefill.
 
 Full batches, then pieces of few widths, since every width is a graph to build: padded columns would do with fewer still, but
 the recurrent layers would take the padding in. A machine that is slow, or a model that is large, gets smaller batches, so that

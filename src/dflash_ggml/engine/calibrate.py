@@ -1,4 +1,4 @@
-"""What the passes cost on this machine, measured before the first text: most useful first, until the time is up.
+"""Calibration of pass costs before the first request: most useful first, until the time is up.
 
 Two contexts give a line; nothing is prefilled for them, since what a pass takes does not depend on what lies in the caches. What
 there was no time for is learned while decoding.

@@ -1,4 +1,4 @@
-"""One call at a time: who may change a text now."""
+"""Mutual exclusion of calls that change a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Timing of the parts of a step."""
 
 from __future__ import annotations
 

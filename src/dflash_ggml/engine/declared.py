@@ -1,4 +1,4 @@
-"""What a pair will take on a device, planned before any of its memory is taken, and made to fit where that can be."""
+"""Memory planning of a pair on a device: before any memory is taken, and made to fit where possible."""
 
 from __future__ import annotations
 

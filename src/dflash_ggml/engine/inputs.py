@@ -1,4 +1,4 @@
-"""Inputs that passes of the target have in common."""
+"""Inputs that the target's passes have in common."""
 
 from __future__ import annotations
 

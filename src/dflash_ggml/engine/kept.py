@@ -1,4 +1,4 @@
-"""Experts that the host's memory keeps: of which layers, and what that takes of either memory.
+"""Experts kept in host memory: which layers, and their size in either memory.
 
 They are those of the first layers, as llama.cpp counts them. What is read of them per token is little, so a CPU can compute them;
 for the batches of a prompt a layer's matrices are lent to the GPU, which needs room for the largest.

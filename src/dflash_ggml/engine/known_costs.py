@@ -1,4 +1,4 @@
-"""What an engine knows of costs when it starts: read from this user's cache, or measured now."""
+"""Costs that an engine knows at start: from the user's cache, or measured now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which types the K/V caches of a pair take: those asked for, the device's own, or smaller ones where the context needs them."""
+"""Choice of K/V cache types: those asked for, the device's own, or smaller ones where the context needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a pass of the target that has run: small numbers, and rows of logits where somebody needs them."""
+"""Outputs of the target's passes: small numbers, and rows of logits on demand."""
 
 from __future__ import annotations
 

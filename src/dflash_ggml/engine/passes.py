@@ -1,4 +1,4 @@
-"""The target's device passes of a step, one method each: fill the inputs, run the graph. `outputs.py` reads what came of it.
+"""The target's device passes of a step, one method each: fill the inputs, run the graph; `outputs.py` reads the results.
 
 A pass knows where rows lie and what a mask hides; it knows nothing of drafts, sampling, stopping or modes.
 """

@@ -1,4 +1,4 @@
-"""Matrix products of few columns on a GPU that our kernels were not tuned on: measured, and left to ggml's own where those win.
+"""Kernel tuning: matmuls of few columns on a GPU for which our kernels were not tuned, measured against ggml's own.
 
 The kernels (`patches/`, mmn) were chosen on compute capability 9.0. Elsewhere they are timed against ggml's own per weight type
 and width, over a sample of the model's own weights.

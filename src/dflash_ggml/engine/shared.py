@@ -1,4 +1,4 @@
-"""What the slots of an engine have in common."""
+"""State shared by the slots of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slot: the place of one sequence on an engine, with its cache rows and its state index."""
+"""A slot: one sequence on an engine, with its cache rows and its state index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file it is, without reading all of it: models are tens of gigabytes, and copies and renames change nothing."""
+"""Fingerprint of a file without reading all of it: models are tens of gigabytes, and copies and renames change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets and their drafts: the embedded pair, the pairs that are published, and what a model's name says about it."""
+"""Targets and their drafts: the embedded pair, the published pairs, and what a model's name says about it."""
 
 from __future__ import annotations
 

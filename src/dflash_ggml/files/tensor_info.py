@@ -1,4 +1,4 @@
-"""Tensors as model files have them, and how ggml stores their types."""
+"""Tensors as model files describe them, and how ggml stores their types."""
 
 from __future__ import annotations
 

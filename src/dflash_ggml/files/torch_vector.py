@@ -1,4 +1,4 @@
-"""One vector out of a PyTorch archive (.pt), without PyTorch and without running what a pickle may ask for."""
+"""One vector from a PyTorch archive (.pt), without PyTorch and without unpickling code."""
 
 from __future__ import annotations
 

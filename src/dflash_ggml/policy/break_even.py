@@ -1,4 +1,4 @@
-"""At which acceptance length a drafted step of each width begins to pay, as the measured costs have it."""
+"""Break-even acceptance lengths: from where a drafted step of each width pays, by the measured costs."""
 
 from __future__ import annotations
 

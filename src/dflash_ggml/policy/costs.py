@@ -1,4 +1,4 @@
-"""What passes cost on this machine: measured at load time, then learned while decoding.
+"""Costs of passes on this machine: measured at load time, then learned while decoding.
 
 One table: a moving median by (pass, columns, sequences) and octave of the context. A cell that was not measured follows
 from those that were: matmuls run over all columns together, so a pass over S sequences costs what one of as many columns

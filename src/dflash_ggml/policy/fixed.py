@@ -1,4 +1,4 @@
-"""The plans of the modes that decide nothing."""
+"""Plans of the fixed modes."""
 
 from __future__ import annotations
 

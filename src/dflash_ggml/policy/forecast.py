@@ -1,4 +1,4 @@
-"""What drafting is expected to give a sequence, known before its next draft runs: what its last trees promised."""
+"""Forecast of what drafting gains a sequence, before its next draft runs: from the promises of its last trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What speculation may lose against plain decoding: so many milliseconds and no more, whatever was expected of it.
+"""Bound on what speculation may lose against plain decoding, in milliseconds.
 
 Expectations can be wrong in many ways: costs that were never measured, medians that know nothing of what happens now and then,
 probabilities of another text. What came of a step is certain. Every speculative step is held against the time that plain

@@ -1,4 +1,4 @@
-"""What the policy knows of one sequence."""
+"""The policy's notes on one sequence."""
 
 from __future__ import annotations
 

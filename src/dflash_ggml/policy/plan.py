@@ -1,4 +1,4 @@
-"""How to decode the next step of one sequence."""
+"""The plan of one sequence's next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys: where one is demanded, and the comparison that does not leak it through its duration."""
+"""API keys: where one is required, and a comparison in constant time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The served model under its names, in one object that the clients of all faces can read."""
+"""The served model under its names, in one object that the clients of all interfaces can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several answers in one request: `n` choices of every prompt, answered one after another."""
+"""Several answers to one request: `n` choices of every prompt, answered one after another."""
 
 from __future__ import annotations
 

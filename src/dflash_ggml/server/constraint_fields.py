@@ -1,4 +1,4 @@
-"""The ways in which clients of other servers ask for an answer of a given form, as one constraint."""
+"""Constraint fields of all clients (grammars, schemas, regular expressions, choices), as one constraint."""
 
 from __future__ import annotations
 

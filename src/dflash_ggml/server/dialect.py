@@ -1,4 +1,4 @@
-"""What the four API dialects have in common: settings in, an API call with its encoder out."""
+"""Parts common to all API dialects: settings in, an API call with its encoder out."""
 
 from __future__ import annotations
 

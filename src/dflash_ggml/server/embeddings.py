@@ -1,4 +1,4 @@
-"""Embeddings over HTTP: inputs to tokens, a job that makes a vector of each, and the shapes of the faces."""
+"""Embeddings over HTTP: inputs to tokens, a job per vector, and the response shapes."""
 
 from __future__ import annotations
 

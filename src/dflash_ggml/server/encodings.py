@@ -1,4 +1,4 @@
-"""Compressed request bodies, decoded to no more bytes than a body may have."""
+"""Decoding of compressed request bodies, bounded by the body limit."""
 
 from __future__ import annotations
 

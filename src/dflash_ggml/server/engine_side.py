@@ -1,4 +1,4 @@
-"""What the server asks of the side that has the engine, in this process (`runner`) or in another (`remote_runner`)."""
+"""Interface of the server to the engine, in this process (`runner`) or in another (`remote_runner`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first form of tools in chat completions, `functions` and `function_call`, in terms of the present one."""
+"""The legacy `functions` and `function_call` of chat completions, in terms of `tools`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One answer put together from its events: what every body is rendered from, so that streams and bodies agree."""
+"""An answer assembled from its events: every body is rendered from it, so that streams and bodies agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON schemas that bind the answer to a request, and what of them binds nothing."""
+"""JSON schemas that constrain the answer to a request, without keywords that constrain nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text as one vector: the target's last hidden states, pooled."""
+"""Embedding of a text: the target's last hidden states, pooled."""
 
 from __future__ import annotations
 

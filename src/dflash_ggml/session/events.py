@@ -1,4 +1,4 @@
-"""What one generation says, as typed events: the only thing between the engine's tokens and any response shape.
+"""Events of one generation, typed: the only thing between the engine's tokens and any response shape.
 
 Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, `Usage` is
 always the event before it. A `StepReport`, when asked for, comes before the deltas that its step led to. The deltas are

@@ -1,4 +1,4 @@
-"""Functions that a caller in the same process may hang into a generation."""
+"""Callables that a caller in the same process may attach to a generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a chunk of a prompt is prefilled beside running sequences, and how many tokens it has.
+"""Prefill budget: when a chunk of a prompt is prefilled beside running sequences, and its size.
 
 Every decode step earns time for prefilling, and a chunk runs when its expected time has been earned. What can be earned ahead is
 limited to what fits between two tokens, so one balance gives both promises: the share of time that sequences keep, and the

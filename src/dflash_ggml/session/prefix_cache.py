@@ -1,4 +1,4 @@
-"""Cached prefixes: snapshots of the engine's state at places where a later prompt is likely to join.
+"""Prefix cache: snapshots of the engine's state at positions where a later prompt is likely to continue.
 
 A hybrid model's state cannot be cut back to a shorter prefix, so what can be reused is what was kept: the live state,
 if the new prompt goes on from it, or a snapshot. Snapshots are taken during prefill, at message boundaries, every few

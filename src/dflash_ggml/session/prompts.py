@@ -1,4 +1,4 @@
-"""From a request to its prompt: rendered and tokenised once, by whoever has time, before the engine is free."""
+"""Prompts of requests: rendered and tokenised once, in any thread, before the engine is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one loop that all generations of an engine go through: admit, prefill, step.
+"""Thread-safe queue and scheduling loop of all generations of an engine: admit, prefill, step.
 
 It is driven by a thread of its own (`start`) or by the callers that wait for events, one at a time. Callers that drive have two
 more rules: a sequence goes on only while its caller waits for it, and a thread that calls again cuts off the stream that it left.

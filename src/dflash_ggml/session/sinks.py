@@ -1,4 +1,4 @@
-"""What emitted tokens become: text with stop strings, or the reasoning, text and tool calls of an assistant."""
+"""Sinks of emitted tokens: text with stop strings, or an assistant's reasoning, text and tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slots of an engine, seen as prefixes of prompts, and the prefix cache that they share."""
+"""The slots of an engine as cached prefixes of prompts, and the prefix cache that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoding step as clients may see it: the candidate tree, its texts and the accepted path."""
+"""Report of a decoding step for clients: the candidate tree, its texts and the accepted path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a model may think: budgets in tokens, and what levels of effort mean in them."""
+"""Reasoning budgets: tokens of thinking, and what levels of effort mean in them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a sequence leaves in memory: caches, recurrent state, masks, snapshots, and the plan for it."""
+"""State of sequences in memory: caches, recurrent state, masks, snapshots, and the memory plan."""

@@ -1,4 +1,4 @@
-"""Moving a sequence's cache rows on the device."""
+"""Moves of a sequence's cache rows on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention masks that stay on the device: a step rewrites the few cache slots whose visibility changed, whatever the context.
+"""Attention masks that stay on the device: a step rewrites only the cache rows whose visibility changed.
 
 Attention wants [n_kv, width], slot fastest. Here each slot is a row of `width` columns, [width, n_rows], so that a slot is
 rewritten with one `set_rows`; the graph turns the part it needs over. Uploading whole masks would cost n_kv * width * 2

@@ -1,4 +1,4 @@
-"""How much device memory a configuration needs, before anything is loaded, and the longest context that fits.
+"""Memory plan: device memory that a configuration needs, before loading, and the longest context that fits.
 
 A plan is a list of parts, each with its size for so many cache rows; whoever allocates something says here what it will take. All
 but the graphs' scratch memory is exact to the byte.

@@ -1,4 +1,4 @@
-"""Copies of the committed state in host memory: recurrent state and, if wanted, the K/V rows it goes with."""
+"""Snapshots of the committed state in host memory: recurrent state and, optionally, its K/V rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model keeps of a sequence, layer by layer; allocation, memory plan, snapshot and commit follow from this.
+"""State specification: what a model keeps of a sequence, layer by layer.
 
 A list with an entry per layer (docs/decisions/0008): models with other heads or windows per layer, and those without recurrent
 layers, are the same code, and a layer finds its state by its own number.

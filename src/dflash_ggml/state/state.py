@@ -1,4 +1,4 @@
-"""What a target keeps of its sequences: K/V caches, conv windows, delta-net states, and room for the trees of one pass.
+"""State of a target's sequences: K/V caches, conv windows, delta-net states, and buffers for the trees of one pass.
 
 The committed state changes in two places only: a linear graph advances it, a commit graph takes in an accepted path. A
 tree under verification writes beside it (spare K/V rows, conv inputs, factors, features), so rejecting it costs nothing.

@@ -1,4 +1,4 @@
-"""Drafts as their makers publish them: a safetensors checkpoint with config.json, of z-lab's schema and those derived from it.
+"""Drafts as published: a safetensors checkpoint with config.json, of z-lab's schema and its derivatives.
 
 z-lab, incoai      DFlash and DFlash2, options below `dflash_config`
 DeepSpec           DSpark, options at the top

@@ -1,4 +1,4 @@
-"""The ways in which DFlash drafts are published, brought to one form: parameters and tensor names.
+"""Dialects of published DFlash drafts, normalised to one form: parameters and tensor names.
 
 checkpoint  safetensors + config.json, see `checkpoint`
 lucebox     GGUF of Lucebox and spiritbuun, architecture `*dflash-draft`

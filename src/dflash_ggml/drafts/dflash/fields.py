@@ -1,4 +1,4 @@
-"""What the readers of all dialects share: the form they come to, and typed access to single fields."""
+"""Parts shared by the readers of all dialects: the normalised form, and typed access to single fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft's hyper-parameters in one form, whatever its dialect, and its fit to a target."""
+"""Hyper-parameters of a draft in one form, whatever its dialect, and the check that they fit a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DFlash files as sources of drafts: what they take on a device, and how their weights get there."""
+"""DFlash files as draft sources: memory that they take on a device, and loading of their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a DFlash2 draft has beyond DFlash: sizes, tensors, and how they are read."""
+"""Parameters of DFlash2 beyond DFlash: sizes, tensors, and their reading."""
 
 from __future__ import annotations
 

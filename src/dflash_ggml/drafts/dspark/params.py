@@ -1,4 +1,4 @@
-"""What a DSpark draft has beyond DFlash: sizes and tensors."""
+"""Parameters of DSpark beyond DFlash: sizes and tensors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The head for multi-token prediction that a target's file may hold, as a draft."""
+"""The multi-token prediction head (MTP) in a target's file, as a draft."""

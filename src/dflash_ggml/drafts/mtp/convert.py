@@ -1,4 +1,4 @@
-"""A target's GGUF with a prediction head in it that lies in a safetensors folder, as the targets' own checkpoints name it."""
+"""Adding a prediction head from a safetensors checkpoint to a target's GGUF."""
 
 from __future__ import annotations
 
