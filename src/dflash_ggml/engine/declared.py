@@ -60,13 +60,13 @@ def choose_device(config: EngineConfig) -> Device:
         return _open_cpu(config)
     if config.main_gpu >= len(gpus):
         raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
-    return Device(gpus[config.main_gpu], config.n_threads)
+    return Device(gpus[config.main_gpu], config.n_threads, stock=config.stock)
 
 
 def _open_cpu(config: EngineConfig) -> Device:
     # a count asks for the same bits whatever else runs: attention of one column is summed per thread
     yielding = config.n_threads is None and not config.reproducible and not config.reference
-    return Device.cpu(config.n_threads, config.reference, yielding)
+    return Device.cpu(config.n_threads, config.reference, yielding, config.stock)
 
 
 def has_own_memory(device: Device) -> bool:
