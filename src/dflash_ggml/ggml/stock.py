@@ -403,26 +403,21 @@ def top_k_log_probs(g: Graph, a, k: int):
     return g.concat(g.reshape(g.cast(ids, F32), k, 1, rows), g.reshape(log_probs, k, 1, rows), 1)
 
 
-# ---- memory
+# ---- memory: scratch bytes that compositions add, for a plan
 
 
-def scratch_bytes(
-    columns: int,
-    n_batch: int,
-    rows: int,
-    channels: int,
-    kernel: int,
-    s: int,
-    h: int,
-    size: int,
-    states: int,
-) -> int:
-    """Scratch bytes that compositions add to the widest passes, a prompt's batch or a tree of `columns`: masks over `rows` cache
-    rows, and, of recurrent layers (0 `channels`: none), what a convolution gathers, a tree's products and a part of a commit."""
-    masks = 2 * rows * max(n_batch, columns)
-    if not channels:
-        return masks
-    gathered = 4 * channels * (2 * kernel + 1) * max(n_batch, columns)
-    tree = 4 * columns * (6 * columns * h + 8 * s * h + 2 * size)
-    commit = max(_CHUNK, commit_bytes(s, h, size, columns, columns, states))
-    return masks + max(gathered, tree, commit)
+def mask_bytes(columns: int, rows: int) -> int:
+    """The mask that `columns` columns of a prompt need over `rows` cache rows."""
+    return 2 * columns * rows
+
+
+def conv_bytes(columns: int, channels: int, kernel: int) -> int:
+    """What a convolution gathers for so many columns: its inputs behind the window, and the taps twice."""
+    return 4 * channels * (columns + kernel) + 8 * channels * kernel * columns
+
+
+def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:
+    """The larger of a tree's products, quadratic and linear in its columns, and of the layers that are committed together."""
+    tree = 4 * columns * (5 * columns * h + 7 * s * h + 2 * size)
+    layer = commit_bytes(s, h, size, columns, m, states)
+    return max(tree, layer * max(1, min(layers, _CHUNK // layer)))
