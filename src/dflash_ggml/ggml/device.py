@@ -34,11 +34,20 @@ def key(t) -> int:
     return int(ffi.cast("uintptr_t", t))
 
 
+def usable_cpus() -> int:
+    """Number of CPUs this process may run on."""
+    return len(_cpus())
+
+
+def _cpus() -> set[int]:
+    # macOS has no affinity
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def physical_cores() -> int:
     """Number of CPUs this process may run on, hyper-threads counted once where the system tells."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set()
-    for cpu in cpus:
+    for cpu in _cpus():
         try:
             with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
                 cores.add(f.read().strip())
@@ -80,6 +89,12 @@ def list_devices() -> list[DeviceInfo]:
             DeviceInfo(text[0], text[1], kind != lib.GGML_BACKEND_DEVICE_TYPE_CPU, free[0], total[0], dev)
         )
     return sorted(found, key=lambda d: not d.is_gpu)
+
+
+def built_backends() -> list[str]:
+    """The backends of this build, as users name them ("CPU", "CUDA", "Vulkan"), whether or not they find a device."""
+    names = {"HIP": "ROCm", "METAL": "Metal", "VULKAN": "Vulkan"}
+    return [names.get(name, name) for name in ffi.string(lib.dflash_backends()).decode().split()]
 
 
 def cpu_features() -> list[str]:
