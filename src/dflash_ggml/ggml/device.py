@@ -290,8 +290,8 @@ class Device:
 
     @property
     def view_alignment(self) -> int:
-        """Bytes at whose multiples a view has to begin for every kernel to find it. ggml-vulkan binds memory at such offsets, and
-        its ROPE does not add what is left over of its positions'."""
+        """Bytes at whose multiples a view has to begin for every kernel to find it; 1 where kernels take addresses. ggml-vulkan binds
+        memory at such offsets, and its ROPE does not add what is left over of its positions'."""
         return 1 if self.info.name.startswith(("CPU", "CUDA", "ROCm")) else max(self.alignment, 64)
 
     def matmul_buffer_types(self) -> list:
@@ -417,8 +417,8 @@ class Device:
         lib.ggml_backend_synchronize(self.backend)
 
     def settle(self) -> None:
-        """Wait for graphs that may still use memory which is about to go: CUDA's free waits for them, others' do not."""
-        if self.is_gpu and self.backend != ffi.NULL:
+        """Wait for graphs that may still use memory which is about to go. CUDA's free waits by itself, others' do not."""
+        if self.is_gpu and self.view_alignment > 1 and self.backend != ffi.NULL:
             lib.ggml_backend_synchronize(self.backend)
 
     def can_mark(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 from .bindings import ffi, lib
 from .device import F16, F32, I32, Device
 
-if TYPE_CHECKING:
-    from .graph import Graph
-
 Array = NDArray[Any]
+Graph = Any  # graph.py stands on this module
 HIDDEN = np.float16(-np.inf)
 _CHUNK = 64 << 20  # scratch bytes up to which layers are committed together
 _TITLES = {
@@ -52,33 +50,33 @@ def is_composed(device: Device, node) -> bool:
 
 def lacking(device: Device) -> list[str]:
     """What has to be composed on a device, for people; asked with small shapes."""
-    from .graph import Graph
+    ctx = lib.ggml_init(
+        {"mem_size": 64 * lib.ggml_tensor_overhead(), "mem_buffer": ffi.NULL, "no_alloc": True}
+    )
 
-    g = Graph(device, 64)
-    try:
-        x, state, ids = (
-            g.input(name, F32, *ne) for name, ne in (("x", (64, 8)), ("s", (3, 64)), ("c", (4, 64)))
-        )
-        parents, ranges = g.input("parents", I32, 8), g.input("ranges", I32, 8, 2)
-        q, v, decay = g.input("q", F32, 16, 2, 8), g.input("v", F32, 16, 4, 8), g.input("decay", F32, 1, 4, 8)
-        delta, factors = g.input("delta", F32, 16, 16, 4), g.input("factors", F32, 16 * 6 + 4, 8)
-        heads, keys = g.input("heads", F32, 64, 8, 2), g.input("keys", F16, 64, 256, 2)
-        nodes = (
-            lib.ggml_ssm_conv_tree(g.ctx, state, x, ids, parents),
-            lib.ggml_ssm_conv_tree_commit(g.ctx, state, x, parents),
-            lib.ggml_gated_delta_net_tree_persist(g.ctx, q, q, v, decay, decay, delta, parents),
-            lib.ggml_gated_delta_net_tree_commit(g.ctx, delta, factors, parents),
-            lib.ggml_range_mask(g.ctx, ranges, 256),
-            lib.ggml_flash_attn_ranges(g.ctx, heads, keys, keys, ranges, 1.0),
-            lib.ggml_top_k_log_probs(g.ctx, x, 4),
-        )
-        return [
-            _TITLES[ffi.string(lib.ggml_op_desc(node)).decode()]
-            for node in nodes
-            if device.stock or not lib.ggml_backend_dev_supports_op(device.info.handle, node)
-        ]
-    finally:
-        g.close()
+    def tensor(type_: int, *ne: int):
+        return lib.ggml_new_tensor(ctx, type_, len(ne), ffi.new("int64_t[]", ne))
+
+    x, window, kernel, path = tensor(F32, 64, 8), tensor(F32, 3, 64), tensor(F32, 4, 64), tensor(I32, 8)
+    q, v, decay = tensor(F32, 16, 2, 8), tensor(F32, 16, 4, 8), tensor(F32, 1, 4, 8)
+    delta, factors = tensor(F32, 16, 16, 4), tensor(F32, 16 * 6 + 4, 8)
+    heads, keys, ranges = tensor(F32, 64, 8, 2), tensor(F16, 64, 256, 2), tensor(I32, 8, 2)
+    nodes = (
+        lib.ggml_ssm_conv_tree(ctx, window, x, kernel, path),
+        lib.ggml_ssm_conv_tree_commit(ctx, window, x, path),
+        lib.ggml_gated_delta_net_tree_persist(ctx, q, q, v, decay, decay, delta, path),
+        lib.ggml_gated_delta_net_tree_commit(ctx, delta, factors, path),
+        lib.ggml_range_mask(ctx, ranges, 256),
+        lib.ggml_flash_attn_ranges(ctx, heads, keys, keys, ranges, 1.0),
+        lib.ggml_top_k_log_probs(ctx, x, 4),
+    )
+    found = [
+        _TITLES[ffi.string(lib.ggml_op_desc(node)).decode()]
+        for node in nodes
+        if device.stock or not lib.ggml_backend_dev_supports_op(device.info.handle, node)
+    ]
+    lib.ggml_free(ctx)
+    return found
 
 
 # ---- what the host derives; arrays in numpy's order, the last dimension contiguous
