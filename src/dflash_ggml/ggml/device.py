@@ -290,8 +290,8 @@ class Device:
 
     @property
     def view_alignment(self) -> int:
-        """Bytes at whose multiples a view has to begin for every kernel to find it; 1 where kernels take addresses. ggml-vulkan binds
-        memory at such offsets, and its ROPE does not add what is left over of its positions'."""
+        """Bytes at whose multiples a view has to begin for every kernel to find it; 1 where kernels take addresses. ggml-vulkan
+        binds memory at such offsets, and its ROPE does not add what is left over of its positions'."""
         return 1 if self.info.name.startswith(("CPU", "CUDA", "ROCm")) else max(self.alignment, 64)
 
     def matmul_buffer_types(self) -> list:
