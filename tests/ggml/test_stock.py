@@ -19,7 +19,9 @@ from dflash_ggml.ggml.store import Store, Workspace
 from reference import tree_ops as ref
 
 TOL = 1e-5
-GPUS = [d for d in list_devices() if d.is_gpu and not d.name.startswith(("CUDA", "ROCm"))]  # which have kernels
+GPUS = [
+    d for d in list_devices() if d.is_gpu and not d.name.startswith(("CUDA", "ROCm"))
+]  # which have kernels
 TYPES = {np.dtype(np.float32): F32, np.dtype(np.int32): I32, np.dtype(np.float16): F16}
 S, H_K, H_V, K, CHANNELS = 16, 2, 4, 4, 24
 
