@@ -2,7 +2,8 @@
 
     python bench/gpu_check.py --ops PATH/test-backend-ops [--jobs N] [--sanitize] [--json FILE]
 
-Needs a build with CUDA and with -C cmake.define.DFLASH_BUILD_TESTS=ON, which makes test-backend-ops. Exit code 1 if any fails.
+Needs a build with a GPU's backend and with -C cmake.define.DFLASH_BUILD_TESTS=ON, which makes test-backend-ops. On other backends
+than CUDA the operations checked are those that ours are composed of. Exit code 1 if any fails.
 """
 
 from __future__ import annotations
@@ -52,7 +53,24 @@ OPS = (
     "ADD_SOFTPLUS_MUL",
     "FLASH_ATTN_EXT",
 )
+# what ours are composed of where a backend has no kernels of them
+STOCK_OPS = (
+    "SSM_CONV",
+    "GATED_DELTA_NET",
+    "SOLVE_TRI",
+    "TOP_K",
+    "ARGSORT",
+    "ARGMAX",
+    "CONCAT",
+    "FILL",
+    "GET_ROWS",
+    "SET_ROWS",
+    "REPEAT",
+    "MUL_MAT_ID",
+    "FLASH_ATTN_EXT",
+)
 TESTS = (
+    "tests/ggml/test_stock.py",
     "tests/engine/test_gpu.py",
     "tests/engine/test_gpu_drafts.py",
     "tests/engine/test_gpu_several.py",
@@ -100,13 +118,15 @@ def main() -> int:
     p.add_argument("--jobs", type=int, default=1, help="checks that run at the same time")
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
-    if not any(d.is_gpu for d in list_devices()):
+    device = next((d.name for d in list_devices() if d.is_gpu), None)
+    if device is None:
         print("gpu_check: this build or machine has no GPU; nothing was checked", file=sys.stderr)
         return 2
     rows: list[dict] = []
     checks = [("engine on the GPU", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS])]
-    for op in OPS if a.ops else ():
-        test = [a.ops, "test", "-b", "CUDA0", "-o", op, *ONLY.get(op, ())]
+    ops = OPS if device.startswith("CUDA") else STOCK_OPS
+    for op in ops if a.ops else ():
+        test = [a.ops, "test", "-b", device, "-o", op, *ONLY.get(op, ())]
         checks.append((f"{op} against the CPU", test))
         for tool in ("memcheck", "racecheck") if a.sanitize else ():
             sanitizer = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9"]

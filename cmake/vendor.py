@@ -32,7 +32,7 @@ VERSION = "0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 
 # Backends that we build or whose sources others reuse; the other backend folders stay out.
-_BACKENDS = ("ggml-cpu", "ggml-cuda", "ggml-hip", "ggml-musa")
+_BACKENDS = ("ggml-cpu", "ggml-cuda", "ggml-hip", "ggml-metal", "ggml-musa", "ggml-vulkan")
 _WHOLE = ("ggml/CMakeLists.txt", "ggml/cmake/", "ggml/include/", *(f"ggml/src/{name}/" for name in _BACKENDS))
 # Not compiled into the module, but the patches carry their test cases and the table of operations.
 _EXTRA = ("LICENSE", "AUTHORS", "tests/test-backend-ops.cpp", "docs/ops.md")
@@ -49,7 +49,7 @@ _FOR_TESTS = (
 _MARK = "ggml/CMakeLists.txt"
 _PIN = "pin.json"
 # Raise when the choice of files above changes, so that folders filled earlier are filled again.
-_LAYOUT = 2
+_LAYOUT = 3
 
 
 class VendorError(Exception):

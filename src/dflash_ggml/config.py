@@ -61,6 +61,8 @@ class EngineConfig:
     reproducible: no decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
     reference: CPU products whose results do not depend on the batch width (slow; for exact tests). Other sums may round
         differently, which quantised activations can carry to the next token.
+    stock: compose our operations of ggml's own where there are kernels of them too, as devices without any do (see ggml/stock.py;
+        slow, for tests).
     """
 
     model: Path
@@ -85,6 +87,7 @@ class EngineConfig:
     calibrate: Calibrate = "cached"
     reproducible: bool = False
     reference: bool = False
+    stock: bool = False
     draft_found: bool = False
     draft_window: int | None = None
     own_draft: bool = True

@@ -24,7 +24,7 @@ TREE = {
     "models/ggml-vocab-qwen35.gguf.inp": b"text\n",
 }
 UNUSED = {
-    "ggml/src/ggml-vulkan/big.cpp": b"x" * 1000,
+    "ggml/src/ggml-sycl/big.cpp": b"x" * 1000,
     "ggml/src/nested/a.c": b"-\n",
     "src/llama.cpp": b"// not ours\n",
     "models/templates/other.jinja": b"-\n",

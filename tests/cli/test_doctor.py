@@ -37,8 +37,8 @@ def verdicts(found: list[checks.Check]) -> list[str]:
 
 
 def test_a_build_without_patches_is_bad() -> None:
-    assert checks.build_check("1", "2", 22, False, ["AVX2"]).verdict == "ok"
-    bad = checks.build_check("1", "2", 0, False, ["AVX2"])
+    assert checks.build_check("1", "2", 22, ["CPU"], ["AVX2"]).verdict == "ok"
+    bad = checks.build_check("1", "2", 0, ["CPU"], ["AVX2"])
     assert bad.verdict == "bad" and "0 patches" in bad.text and "make build" in bad.advice
 
 
@@ -72,30 +72,33 @@ def test_threads(n_threads: int, cores: int, load: float, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "cuda", "driver", "ngl", "gpu", "expected", "said"),
+    ("devices", "backends", "driver", "ngl", "gpu", "expected", "said"),
     [
-        ([CPU], False, None, -1, 0, ["ok"], "runs the model"),
-        ([CPU], False, "", -1, 0, ["note", "ok"], "no CUDA backend"),
-        ([CPU], False, None, 99, 0, ["bad", "ok"], "no NVIDIA driver"),
-        ([CPU], True, None, -1, 0, ["note", "ok"], "libcuda.so.1"),
-        ([CPU], True, "the driver reports error 100", 99, 0, ["bad", "ok"], "error 100"),
-        ([CPU], True, "", -1, 0, ["note", "ok"], "lists no device"),
-        ([*GPUS, CPU], True, "", -1, 0, ["ok", "note", "ok"], "-mg names 0"),
-        ([*GPUS, CPU], True, "", -1, 1, ["note", "ok", "ok"], "only feeds the GPU"),
-        ([*GPUS, CPU], True, "", 0, 0, ["note", "note", "ok"], "-ngl 0"),
-        ([*GPUS, CPU], True, "", -1, 2, ["note", "note", "bad", "ok"], "there are 2 GPUs"),
+        ([CPU], [], None, -1, 0, ["ok"], "runs the model"),
+        ([CPU], [], "", -1, 0, ["note", "ok"], "no CUDA backend"),
+        ([CPU], [], None, 99, 0, ["bad", "ok"], "no NVIDIA driver"),
+        ([CPU], ["Vulkan"], None, -1, 0, ["note", "ok"], "drivers for Vulkan list no device"),
+        ([CPU], ["Vulkan"], "", 99, 0, ["bad", "ok"], "drivers for Vulkan list no device"),
+        ([*GPUS, CPU], ["Vulkan"], "", -1, 0, ["ok", "note", "note", "ok"], "without the kernels for NVIDIA"),
+        ([CPU], ["CUDA"], None, -1, 0, ["note", "ok"], "libcuda.so.1"),
+        ([CPU], ["CUDA"], "the driver reports error 100", 99, 0, ["bad", "ok"], "error 100"),
+        ([CPU], ["CUDA"], "", -1, 0, ["note", "ok"], "lists no device"),
+        ([*GPUS, CPU], ["CUDA"], "", -1, 0, ["ok", "note", "ok"], "-mg names 0"),
+        ([*GPUS, CPU], ["CUDA"], "", -1, 1, ["note", "ok", "ok"], "only feeds the GPU"),
+        ([*GPUS, CPU], ["CUDA"], "", 0, 0, ["note", "note", "ok"], "-ngl 0"),
+        ([*GPUS, CPU], ["CUDA"], "", -1, 2, ["note", "note", "bad", "ok"], "there are 2 GPUs"),
     ],
 )
 def test_devices(
     devices: list[SeenDevice],
-    cuda: bool,
+    backends: list[str],
     driver: str | None,
     ngl: int,
     gpu: int,
     expected: list[str],
     said: str,
 ) -> None:
-    found = checks.device_checks(devices, cuda, driver, ngl, gpu)
+    found = checks.device_checks(devices, ["CPU", *backends], driver, ngl, gpu)
     assert verdicts(found) == expected
     assert any(said in check.text for check in found)
     assert all(check.advice for check in found if check.verdict != "ok")

@@ -40,11 +40,13 @@ class Check:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def build_check(version: str, ggml: str, patches: int, cuda: bool, features: Sequence[str]) -> Check:
+def build_check(
+    version: str, ggml: str, patches: int, backends: Sequence[str], features: Sequence[str]
+) -> Check:
     """The binding: versions, patches, backends, and what its CPU kernels were compiled for."""
-    data = {"version": version, "ggml": ggml, "patches": patches, "cuda": cuda, "features": list(features)}
-    backends = "CPU and CUDA" if cuda else "CPU"
-    text = f"dflash-ggml {version}, ggml {ggml} with {patches} patches, backends: {backends}"
+    data = {"version": version, "ggml": ggml, "patches": patches, "backends": list(backends)}
+    data |= {"cuda": "CUDA" in backends, "features": list(features)}
+    text = f"dflash-ggml {version}, ggml {ggml} with {patches} patches, backends: {', '.join(backends)}"
     if not patches:
         return Check("build", "bad", text, f"ggml lacks the operations of trees; {_REBUILD}", data)
     return Check("build", "ok", text, data=data)
@@ -89,18 +91,23 @@ class SeenDevice:
 
 
 def device_checks(
-    devices: Sequence[SeenDevice], cuda: bool, driver: str | None, n_gpu_layers: int, main_gpu: int
+    devices: Sequence[SeenDevice],
+    backends: Sequence[str],
+    driver: str | None,
+    n_gpu_layers: int,
+    main_gpu: int,
 ) -> list[Check]:
-    """Each device, whether it is used and why not. cuda: the backend was built. driver: what is wrong with the NVIDIA
+    """Each device, whether it is used and why or why not. backends: those of the build. driver: what is wrong with the NVIDIA
     driver, "" if nothing is, None where there is none."""
-    found = []
+    found, cuda = [], "CUDA" in backends
+    others = [name for name in backends if name not in ("CPU", "CUDA")]
     gpus = [device for device in devices if device.is_gpu]
     chosen = gpus[main_gpu] if n_gpu_layers and main_gpu < len(gpus) else None
     for i, device in enumerate(gpus):
         text = f"{device.name} ({device.description}), {device.memory_free / MIB:.0f} MiB free"
         data = {"name": device.name, "used": device is chosen}
         if device is chosen:
-            found.append(Check("device", "ok", f"{text}: used", data=data))
+            found.append(Check("device", "ok", f"{text}: used, -mg {main_gpu}", data=data))
         elif not n_gpu_layers:
             found.append(Check("device", "note", f"{text}: not used, -ngl 0", "leave -ngl away", data))
         else:
@@ -118,6 +125,10 @@ def device_checks(
             why = driver or "the driver lists no device"
             advice = "look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container needs the GPU passed in"
             found.append(Check("device", verdict, f"no GPU: {why}", advice))
+        elif others:
+            text = f"no GPU: the drivers for {', '.join(others)} list no device"
+            advice = "look at vulkaninfo, or rocminfo; drivers that compute on the CPU need GGML_VK_VISIBLE_DEVICES=0"
+            found.append(Check("device", verdict, text, advice))
         elif driver is not None:
             text = "no GPU used: an NVIDIA driver is here, but this build has no CUDA backend"
             found.append(Check("device", verdict, text, _WITH_CUDA))
@@ -127,12 +138,25 @@ def device_checks(
     elif n_gpu_layers and chosen is None:
         text = f"-mg {main_gpu}: there are {len(gpus)} GPUs"
         found.append(Check("device", "bad", text, f"-mg 0..{len(gpus) - 1}"))
+    elif driver is not None and not cuda:
+        text = f"{gpus[main_gpu].name if chosen else 'the GPU'}: through a backend without the kernels for NVIDIA GPUs"
+        found.append(Check("device", "note", text, _WITH_CUDA))
     for device in devices:
         if not device.is_gpu:
             use = "runs the model" if chosen is None else "only feeds the GPU"
             data = {"name": device.name, "used": chosen is None}
             found.append(Check("device", "ok", f"{device.name} ({device.description}): {use}", data=data))
     return found
+
+
+def composed_check(name: str, lacking: Sequence[str]) -> Check | None:
+    """What the backend of the device `name` has no kernels of; None where there is nothing."""
+    if not lacking:
+        return None
+    text = f"{name} composes of ggml's operations: {', '.join(lacking)}"
+    return Check(
+        "kernels", "note", text, "it works, with more and smaller kernels: drafting gains less than on CUDA"
+    )
 
 
 def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) -> Check:

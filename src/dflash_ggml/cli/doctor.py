@@ -25,6 +25,7 @@ from .checks import (
     SeenDevice,
     Speed,
     build_check,
+    composed_check,
     costs_check,
     cpu_check,
     device_checks,
@@ -71,14 +72,14 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
     if patches is None:
         yield no_binding("it was built from other sources than these Python files")
         return
-    cuda, features = hasattr(bindings.lib, "ggml_backend_cuda_set_narrow_mul_mat"), device.cpu_features()
+    backends, features = device.built_backends(), device.cpu_features()
     ggml = bindings.ffi.string(bindings.lib.ggml_version()).decode()
-    yield build_check(distributions.version("dflash-ggml"), ggml, patches, cuda, features)
+    yield build_check(distributions.version("dflash-ggml"), ggml, patches, backends, features)
     yield cpu_check(features, cpu_flags())
     cores = device.physical_cores()
     yield threads_check(args.threads or cores, cores, os.getloadavg()[0])
     seen = [SeenDevice(d.name, d.description, d.is_gpu, d.memory_free) for d in device.list_devices()]
-    devices = device_checks(seen, cuda, nvidia_driver(), args.gpu_layers, args.main_gpu)
+    devices = device_checks(seen, backends, nvidia_driver(), args.gpu_layers, args.main_gpu)
     yield from devices
     try:
         config = engine_config(args)
@@ -91,7 +92,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
         yield check
     if not fits or any(check.verdict == "bad" for check in devices):
         return
-    usable = len(os.sched_getaffinity(0))
+    usable = device.usable_cpus()
     if config.n_threads and config.n_threads > usable:
         text = f"not tried: with {count(config.n_threads, 'thread')} on {count(usable, 'CPU')} a pass can take seconds"
         yield Check("decoding", "note", text, f"-t {cores}")
@@ -180,9 +181,12 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
     """The memory plan on the device that would be used."""
     from ..engine.declared import choose_device, declare_fitting, layers_to_keep, memory_free
     from ..engine.kv_types import SMALLER
+    from ..ggml.stock import lacking
 
     try:
         with closing(choose_device(config)) as device:
+            if composed := composed_check(device.info.name, lacking(device)):
+                yield composed
             wanted = declare_fitting(device, config, file, target, draft)
             with closing(wanted.weights):
                 for note in wanted.notes:

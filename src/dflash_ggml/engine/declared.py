@@ -13,6 +13,7 @@ from ..drafts.drafter import DraftSource
 from ..errors import ConfigError, DeviceError
 from ..files.gguf import GGUFFile
 from ..files.pairs import EMBEDDED_CONTEXT, EMBEDDED_TARGET
+from ..ggml import stock
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
@@ -30,6 +31,7 @@ from ..state.memory import (
     plan,
 )
 from ..state.pool import UNIT
+from ..state.spec import StateSpec
 from ..state.state import state_parts
 from ..state.window import DecodeWindow
 from .batches import CHOICES, CPU_BATCH
@@ -60,13 +62,13 @@ def choose_device(config: EngineConfig) -> Device:
         return _open_cpu(config)
     if config.main_gpu >= len(gpus):
         raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
-    return Device(gpus[config.main_gpu], config.n_threads)
+    return Device(gpus[config.main_gpu], config.n_threads, stock=config.stock)
 
 
 def _open_cpu(config: EngineConfig) -> Device:
     # a count asks for the same bits whatever else runs: attention of one column is summed per thread
     yielding = config.n_threads is None and not config.reproducible and not config.reference
-    return Device.cpu(config.n_threads, config.reference, yielding)
+    return Device.cpu(config.n_threads, config.reference, yielding, config.stock)
 
 
 def has_own_memory(device: Device) -> bool:
@@ -246,15 +248,36 @@ def memory_parts(
     # the widest passes: a prefill batch with its features, and the logits of a tree
     logits = 8 * max(columns, 1) * target.n_vocab
 
+    depth = draft.depth if draft else 0
+    prompts, trees = (lambda rows: 0), 0
+    if not device.has_own_kernels:
+        prompts, trees = composed_bytes(target.state_spec(), n_batch, columns, depth + 1, lanes)
+
     def scratch(rows: int) -> int:
         copied = target.state_spec().f16_copy(rows, kv.target) if device.is_gpu else 0
-        prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied
+        prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
         if window is None:
-            return max(prompt, logits)
+            return max(prompt, logits, trees)
         gathered = window.nbytes(max(columns, 1), target.state_spec(), kv.target)
         return max(prompt, logits + gathered, target.scratch_bytes(columns, rows, len(taps)) + gathered)
 
     return [*parts, Part(GRAPHS, scratch, "lower the batch size (-b)")]
+
+
+def composed_bytes(
+    spec: StateSpec, n_batch: int, columns: int, path: int, lanes: int
+) -> tuple[Callable[[int], int], int]:
+    """Scratch bytes of a device without kernels of ours: what a prompt's batch takes more, by cache rows, and what a tree of
+    `columns` columns takes at least."""
+    if not spec.recurrent:
+        return partial(stock.mask_bytes, n_batch), 0
+    conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
+    gathered = stock.conv_bytes(n_batch, conv.channels, conv.kernel)
+    sizes = delta.dim, delta.v_heads, delta.factors, path, lanes, len(spec.recurrent)
+    return (
+        lambda rows: stock.mask_bytes(n_batch, rows) + gathered,
+        stock.delta_bytes(columns, *sizes) if columns else 0,
+    )
 
 
 def _usual(wanted: Declared, target: Target, config: EngineConfig, device: Device) -> MemoryPlan:

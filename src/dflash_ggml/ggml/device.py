@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,20 @@ def key(t) -> int:
     return int(ffi.cast("uintptr_t", t))
 
 
+def usable_cpus() -> int:
+    """Number of CPUs this process may run on."""
+    return len(_cpus())
+
+
+def _cpus() -> set[int]:
+    # macOS has no affinity
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def physical_cores() -> int:
     """Number of CPUs this process may run on, hyper-threads counted once where the system tells."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set()
-    for cpu in cpus:
+    for cpu in _cpus():
         try:
             with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
                 cores.add(f.read().strip())
@@ -79,6 +89,12 @@ def list_devices() -> list[DeviceInfo]:
             DeviceInfo(text[0], text[1], kind != lib.GGML_BACKEND_DEVICE_TYPE_CPU, free[0], total[0], dev)
         )
     return sorted(found, key=lambda d: not d.is_gpu)
+
+
+def built_backends() -> list[str]:
+    """The backends of this build, as users name them ("CPU", "CUDA", "Vulkan"), whether or not they find a device."""
+    names = {"HIP": "ROCm", "METAL": "Metal", "VULKAN": "Vulkan"}
+    return [names.get(name, name) for name in ffi.string(lib.dflash_backends()).decode().split()]
 
 
 def cpu_features() -> list[str]:
@@ -167,10 +183,12 @@ class Device:
         n_threads: int | None = None,
         reference: bool = False,
         yielding: bool = False,
+        stock: bool = False,
     ) -> None:
         """Open `info`. `n_threads` counts CPU threads (None: physical cores); `reference` asks the CPU for its plain
         kernels, whose results do not depend on the width of a batch; `yielding`: use fewer threads while others want the
-        cores. Attention of a single column over 512 rows or more is summed per thread: its last bits follow their number.
+        cores; `stock`: compose our operations of ggml's own where there are kernels of them too (slow, for tests). Attention of
+        a single column over 512 rows or more is summed per thread: its last bits follow their number.
 
         Raises DeviceError when the backend cannot be opened, ConfigError for a bad thread count.
         """
@@ -180,7 +198,8 @@ class Device:
         self.n_threads = physical_cores() if n_threads is None else n_threads
         if not 1 <= self.n_threads <= lib.GGML_MAX_N_THREADS:
             raise ConfigError(f"n_threads: {n_threads} is outside 1..{lib.GGML_MAX_N_THREADS}")
-        self.reference = reference
+        self.reference, self.stock = reference, stock
+        self.composed: set[str] = set()  # what had to be composed so far, for people (see `stock`)
         self._pool: Pool | None = None
         self._count = ThreadCount(self.n_threads) if yielding and self.n_threads > 1 else None
         self._computed = self._waited = 0.0  # seconds, since the last judgement and before it
@@ -206,9 +225,15 @@ class Device:
         self._mark = ffi.NULL
 
     @classmethod
-    def cpu(cls, n_threads: int | None = None, reference: bool = False, yielding: bool = False) -> Device:
+    def cpu(
+        cls,
+        n_threads: int | None = None,
+        reference: bool = False,
+        yielding: bool = False,
+        stock: bool = False,
+    ) -> Device:
         """The CPU of this machine."""
-        return cls(next(d for d in list_devices() if not d.is_gpu), n_threads, reference, yielding)
+        return cls(next(d for d in list_devices() if not d.is_gpu), n_threads, reference, yielding, stock)
 
     @property
     def is_gpu(self) -> bool:
@@ -251,6 +276,23 @@ class Device:
     def alignment(self) -> int:
         """Bytes at whose multiples tensors begin in this device's memory."""
         return lib.ggml_backend_buft_get_alignment(self.buffer_type)
+
+    @cached_property
+    def has_own_kernels(self) -> bool:
+        """Whether its backend has kernels of our operations, as the CPU's and CUDA's have; others compose them."""
+        if self.stock:
+            return False
+        ctx = lib.ggml_init({"mem_size": 4096, "mem_buffer": ffi.NULL, "no_alloc": True})
+        ranges = lib.ggml_new_tensor(ctx, I32, 2, ffi.new("int64_t[]", (1, 2)))
+        found = lib.ggml_backend_dev_supports_op(self.info.handle, lib.ggml_range_mask(ctx, ranges, 256))
+        lib.ggml_free(ctx)
+        return found
+
+    @property
+    def view_alignment(self) -> int:
+        """Bytes at whose multiples a view has to begin for every kernel to find it; 1 where kernels take addresses. ggml-vulkan
+        binds memory at such offsets, and its ROPE does not add what is left over of its positions'."""
+        return 1 if self.info.name.startswith(("CPU", "CUDA", "ROCm")) else max(self.alignment, 64)
 
     def matmul_buffer_types(self) -> list:
         """Buffer types that hold weights in a layout made for this device's matrix products, best first."""
@@ -373,6 +415,11 @@ class Device:
         """Wait for all graphs."""
         self._waits()
         lib.ggml_backend_synchronize(self.backend)
+
+    def settle(self) -> None:
+        """Wait for graphs that may still use memory which is about to go. CUDA's free waits by itself, others' do not."""
+        if self.is_gpu and self.view_alignment > 1 and self.backend != ffi.NULL:
+            lib.ggml_backend_synchronize(self.backend)
 
     def can_mark(self) -> bool:
         """Whether `mark` can be waited for without all that comes behind it: on a GPU, whose memory nobody else writes to."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,10 @@ class Graph(Operations):
 
     def __init__(self, device: Device, max_nodes: int = 8192) -> None:
         self.device = device
+        if (
+            not device.has_own_kernels
+        ):  # each operation of ours becomes up to 40, each layer's of a commit by itself
+            max_nodes = 4 * max_nodes + 4096
         size = 2 * max_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(max_nodes, False)
         self._arena = ffi.from_buffer("char[]", _pages(size), require_writable=True)
         self.ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
@@ -54,6 +60,9 @@ class Graph(Operations):
         # what sets inputs that others added to a pass, called with its sequence
         self.fillers: list[Callable[[Any], None]] = []
         self.runs = 0
+        self._derived: dict[tuple, list] = {}  # tensors by what they are derived from, see `derive`
+        self._placings: list[Callable[[], None]] = []  # make these once there is memory:
+        self._derivations: list[Callable[[], object]] = []
         self._crossings: dict[int, int] = {}  # nodes that lead to the host or back, see `to_host`
         self._split: Split | None = None
         self._together = Store(device, 1)
@@ -70,6 +79,48 @@ class Graph(Operations):
         lib.ggml_set_name(t, name.encode())
         self.inputs[name] = Input(t)
         return t
+
+    def derive(
+        self,
+        kind: str,
+        shapes: Sequence[tuple[int, tuple[int, ...]]],
+        fill: Callable[..., object],
+        *sources,
+    ) -> list:
+        """Inputs that the host computes from others before each run.
+
+        Args:
+            kind: What they are; the same sources have them once.
+            shapes: Type and shape of each.
+            fill: Called with their arrays, zeros at first, and one for each source, all in reverse dimension order.
+            sources: Inputs, views of such, or None.
+        """
+        at = (kind, *shapes, *(t if t is None else (key(_root(t)), t.view_offs, *t.ne) for t in sources))
+        if at not in self._derived:
+            names = [f"derived {len(self._derived)}.{i} {kind}" for i in range(len(shapes))]
+            self._derived[at] = [self.input(name, type_, *ne) for name, (type_, ne) in zip(names, shapes)]
+            roots = [None if t is None else self._input_of(t) for t in sources]
+
+            def values() -> None:
+                outs = [self.inputs[name].array.reshape(ne[::-1]) for name, (_, ne) in zip(names, shapes)]
+                found = [None if i is None else _values(i, t) for i, t in zip(roots, sources)]
+                self._derivations.append(partial(fill, outs, *found))
+
+            self._placings.append(values)
+        return self._derived[at]
+
+    def aligned(self, t):
+        """`t`, a view of an input, or a copy that the host makes of it where the device's kernels would miss its offset."""
+        if t.view_src == ffi.NULL or t.view_offs % self.device.view_alignment == 0:
+            return t
+        return self.derive("copy", [(t.type, tuple(t.ne))], _copy, t)[0]
+
+    def _input_of(self, t) -> Input:
+        root = key(_root(t))
+        for i in self.inputs.values():
+            if key(i.tensor) == root:
+                return i
+        raise ValueError(f"'{ffi.string(t.name).decode()}' is no input: nothing can be derived from it")
 
     def output(self, t, name: str = ""):
         """Keep the memory of `t` until the graph has run, and make it part of the graph; `outputs[name]` is where it is read."""
@@ -108,6 +159,8 @@ class Graph(Operations):
         for large in self.inputs.values():
             if large not in small:
                 large.use(self._host_memory(large.tensor))
+        for values in self._placings:
+            values()
         return self
 
     def _gather(self, inputs: list[Input]) -> None:
@@ -164,6 +217,8 @@ class Graph(Operations):
 
         Raises DeviceError when the backend fails.
         """
+        for derive in self._derivations:
+            derive()
         with self.device.lock:
             backend = self.device.backend
             for tensor, memory, size in self._uploads:
@@ -176,6 +231,8 @@ class Graph(Operations):
 
     def close(self) -> None:
         self.fillers.clear()
+        self._placings.clear()
+        self._derivations.clear()
         if self._split:
             self._split.close()
         self._together.close()
@@ -225,6 +282,24 @@ def packed(graph: Graph, name: str, *lengths: int) -> list:
     whole = graph.input(name, I32, sum(lengths))
     views, at = [], 0
     for n in lengths:
-        views.append(graph.view(whole, (n,), offset=4 * at))
+        views.append(graph.aligned(graph.view(whole, (n,), offset=4 * at)))
         at += n
     return views
+
+
+def _root(t):
+    return t if t.view_src == ffi.NULL else t.view_src
+
+
+def _values(source: Input, t) -> np.ndarray:
+    """What the host has put into an input, or into its contiguous view `t`."""
+    dims = [int(n) for n in t.ne]
+    while len(dims) > 1 and dims[-1] == 1:
+        dims.pop()
+    flat = source.array.reshape(-1)
+    first = t.view_offs // flat.itemsize
+    return flat[first : first + math.prod(dims)].reshape(dims[::-1])
+
+
+def _copy(outs: list[np.ndarray], values: np.ndarray) -> None:
+    outs[0].reshape(-1)[:] = values.reshape(-1)

@@ -1,15 +1,19 @@
 """The operations of a graph as methods, with their shapes.
 
-Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a bad shape, so the checks stand here.
+Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a bad shape, so the checks stand here. Our own
+operations become compositions of ggml's where the device has no kernels of them (`stock`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import DeviceError
+from . import stock
 from .bindings import ffi, lib
+from .device import Device
 
 MOST_SPANS = 32  # sequences whose rows attention can be told
 
@@ -31,6 +35,15 @@ class Operations:
     """Each adds a node to the graph that `ctx` holds and returns its tensor."""
 
     ctx: Any
+    device: Device
+
+    def _own(self, node, composition: Callable[..., Any], *sources):
+        """`node`, an operation of our own, or where the device cannot compute it its composition of the same sources."""
+        return composition(self, *sources) if stock.is_composed(self.device, node) else node
+
+    def aligned(self, t):
+        """`t`, a view of an input, where the device's kernels find it."""
+        raise NotImplementedError
 
     # ---- views and layout
 
@@ -214,7 +227,7 @@ class Operations:
         if yarn is not None:
             n_ctx, scale, stretch, fast, slow = yarn.n_ctx, 1 / yarn.factor, 1.0, yarn.fast, yarn.slow
             attention = yarn.attention / (1 + 0.1 * math.log(yarn.factor))  # ggml brings this one itself
-        neox = lib.GGML_ROPE_TYPE_NEOX
+        neox, positions = lib.GGML_ROPE_TYPE_NEOX, self.aligned(positions)
         more = (n_ctx, theta, scale, stretch, attention, fast, slow)
         return lib.ggml_rope_ext(self.ctx, a, positions, ffi.NULL, n_dims, neox, *more)
 
@@ -237,21 +250,23 @@ class Operations:
             raise ValueError(
                 f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, ranges {tuple(ranges.ne)} do not fit"
             )
-        return lib.ggml_flash_attn_ranges(self.ctx, q, k, v, ranges, scale)
+        y = lib.ggml_flash_attn_ranges(self.ctx, q, k, v, ranges, scale)
+        return self._own(y, stock.range_attention, q, k, v, ranges, scale)
 
     def range_mask(self, ranges, n_kv: int):
         """The mask float16 [n_kv, n] that says the same as ranges int32 [n, 2], or [n, 2 m]: first, end, first, ..."""
-        return lib.ggml_range_mask(self.ctx, ranges, n_kv)
+        return self._own(lib.ggml_range_mask(self.ctx, ranges, n_kv), stock.range_mask, ranges, n_kv)
 
     def forest_mask(self, ranges, rows, parents, seqs, n_kv: int):
         """The mask float16 [n_kv, n] of trees: a column sees its ranges, its own row of rows int32 [n], and its ancestors'.
 
         parents and seqs as in `ssm_conv_forest`."""
-        return lib.ggml_forest_mask(self.ctx, ranges, rows, parents, seqs, n_kv)
+        y = lib.ggml_forest_mask(self.ctx, ranges, rows, parents, seqs, n_kv)
+        return self._own(y, stock.forest_mask, ranges, rows, parents, seqs, n_kv)
 
     def top_k_log_probs(self, a, k: int):
         """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
-        return lib.ggml_top_k_log_probs(self.ctx, a, k)
+        return self._own(lib.ggml_top_k_log_probs(self.ctx, a, k), stock.top_k_log_probs, a, k)
 
     def argmax(self, a):
         """Index of the largest of each row, int32 [rows]."""
@@ -272,35 +287,43 @@ class Operations:
 
     def ssm_conv_tree(self, state, x, c, parents):
         """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""
-        return lib.ggml_ssm_conv_tree(self.ctx, state, x, c, parents)
+        y = lib.ggml_ssm_conv_tree(self.ctx, state, x, c, parents)
+        return self._own(y, stock.ssm_conv_tree, state, x, c, parents)
 
     def ssm_conv_tree_commit(self, state, x, path):
         """state <- last K-1 inputs of (state + x[path]); all layers at once through dimension 2."""
-        return lib.ggml_ssm_conv_tree_commit(self.ctx, state, x, path)
+        y = lib.ggml_ssm_conv_tree_commit(self.ctx, state, x, path)
+        return self._own(y, stock.ssm_conv_tree_commit, state, x, path)
 
     def gated_delta_net_tree_persist(self, q, k, v, g, beta, state, parents):
         """Gated delta rule along a tree -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v."""
-        return lib.ggml_gated_delta_net_tree_persist(self.ctx, q, k, v, g, beta, state, parents)
+        y = lib.ggml_gated_delta_net_tree_persist(self.ctx, q, k, v, g, beta, state, parents)
+        return self._own(y, stock.gated_delta_net_tree_persist, q, k, v, g, beta, state, parents)
 
     def gated_delta_net_tree_commit(self, state, factors, path):
         """state <- state after the accepted path, from the factors u | k | G; all layers at once through the last dimension."""
-        return lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
+        y = lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
+        return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path)
 
     # ---- the same for trees of several sequences; seqs int32 [3, sequences]: slot, first column, number of columns
 
     def ssm_conv_forest(self, state, x, c, parents, seqs):
         """`ssm_conv_tree` of blocks of columns: state [K-1, C, slots], parents int32 [n] from each block's first column."""
-        return lib.ggml_ssm_conv_forest(self.ctx, state, x, c, parents, seqs)
+        y = lib.ggml_ssm_conv_forest(self.ctx, state, x, c, parents, seqs)
+        return self._own(y, stock.ssm_conv_tree, state, x, c, parents, seqs)
 
     def ssm_conv_forest_commit(self, state, x, path, seqs):
         """state [K-1, C, slots, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
         None: sequences of one column take it in."""
-        return lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
+        y = lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
+        return self._own(y, stock.ssm_conv_tree_commit, state, x, path, seqs)
 
     def gated_delta_net_forest_persist(self, q, k, v, g, beta, state, parents, seqs):
         """`gated_delta_net_tree_persist` of blocks of columns: state [S, S, H_v, slots]."""
-        return lib.ggml_gated_delta_net_forest_persist(self.ctx, q, k, v, g, beta, state, parents, seqs)
+        y = lib.ggml_gated_delta_net_forest_persist(self.ctx, q, k, v, g, beta, state, parents, seqs)
+        return self._own(y, stock.gated_delta_net_tree_persist, q, k, v, g, beta, state, parents, seqs)
 
     def gated_delta_net_forest_commit(self, state, factors, path, seqs):
         """state [S, S*H_v, slots, layers] <- the states after the accepted paths, from the factors u | k | G; path as above."""
-        return lib.ggml_gated_delta_net_forest_commit(self.ctx, state, factors, path or ffi.NULL, seqs)
+        y = lib.ggml_gated_delta_net_forest_commit(self.ctx, state, factors, path or ffi.NULL, seqs)
+        return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path, seqs)

@@ -107,6 +107,7 @@ class Store:
 
     def close(self) -> None:
         if self._buffer != ffi.NULL:
+            self.device.settle()
             ffi.release(self._buffer)
             self._buffer = ffi.NULL
         if self._pages != ffi.NULL:
@@ -147,6 +148,7 @@ class Workspace:
         """Give each tensor of a graph its place; the generation in which that holds. sides: where each node's is, if not all on
         the device. Raises DeviceError when it does not fit."""
         before = self._sizes()
+        self.device.settle()  # the memory may have to move
         fits = True
         if self._sides > 1:  # of one alone, ggml finds what a graph takes by itself
             nodes = ffi.NULL if sides is None else ffi.new("int[]", sides)
@@ -162,6 +164,7 @@ class Workspace:
 
     def close(self) -> None:
         if self._alloc != ffi.NULL:
+            self.device.settle()
             lib.ggml_gallocr_free(self._alloc)
             self._alloc = ffi.NULL
 

@@ -199,7 +199,7 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
     sequence order; of each ring the same, behind `ring0_`, `ring1_`, .... A row copies itself when unused. Rows are moved as
     words, so that none is rounded again.
     """
-    g = Graph(device, 64)
+    g = Graph(device, _commit_nodes(state))
     if state.windows is not None:
         path, (windows, deltas) = g.input("path", I32, max_path), state.live()
         g.expand(g.ssm_conv_tree_commit(windows, state.conv_inputs, path))
@@ -212,7 +212,7 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
 def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved: int) -> Graph:
     """The same for paths of several sequences: path [max_path, lanes], an entry of `seqs` (see Batch) each, counted from the
     sequence's first column; from0, ... and to: [moved], those of all."""
-    g = Graph(device, 64)
+    g = Graph(device, _commit_nodes(state))
     if state.windows is not None:
         path, seqs = g.input("path", I32, max_path, state.lanes), g.input("seqs", I32, 3, state.lanes)
         (k, c, layers), s = state.live()[0].ne[0:3], state.deltas.ne[0]
@@ -225,6 +225,11 @@ def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved
     if moved:
         _move_rows(g, state, moved)
     return g
+
+
+def _commit_nodes(state: TargetState) -> int:
+    """Nodes of a commit: composed, that of a layer's delta net takes up to 36."""
+    return 64 + 40 * len(state.spec.recurrent)
 
 
 def _move_rows(g: Graph, state: TargetState, n: int) -> None:

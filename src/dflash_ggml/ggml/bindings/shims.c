@@ -5,6 +5,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 /* defined by the generated cffi source: extern "Python" functions */
 void dflash_log_message(int level, const char * text);
 void dflash_abort_trace(void);
@@ -71,6 +77,25 @@ void dflash_abort_install(void) {
     ggml_set_abort_callback(on_abort);
 }
 
+const char * dflash_backends(void) {
+    return DFLASH_BACKENDS;
+}
+
+#if defined(__aarch64__) && defined(__linux__)
+/* bits of the kernel's auxiliary vector, spelt out: older headers lack some names */
+static bool arm_has(unsigned long hwcap, unsigned long hwcap2) {
+    return (getauxval(AT_HWCAP) & hwcap) == hwcap && (getauxval(AT_HWCAP2) & hwcap2) == hwcap2;
+}
+#define ARM_FEATURE(hwcap, hwcap2, name) arm_has(hwcap, hwcap2)
+#elif defined(__aarch64__) && defined(__APPLE__)
+static bool arm_has(const char * name) {
+    int value = 0;
+    size_t size = sizeof(value);
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value != 0;
+}
+#define ARM_FEATURE(hwcap, hwcap2, name) arm_has("hw.optional.arm." name)
+#endif
+
 const char * dflash_missing_cpu_feature(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
@@ -95,6 +120,22 @@ const char * dflash_missing_cpu_feature(void) {
     }
     if (ggml_cpu_has_avx512_bf16() && !__builtin_cpu_supports("avx512bf16")) {
         return "AVX-512 BF16";
+    }
+#elif defined(ARM_FEATURE)
+    if (ggml_cpu_has_dotprod() && !ARM_FEATURE(1UL << 20, 0, "FEAT_DotProd")) {
+        return "dot products (Armv8.2 dotprod)";
+    }
+    if (ggml_cpu_has_fp16_va() && !ARM_FEATURE(1UL << 10, 0, "FEAT_FP16")) {
+        return "float16 arithmetic (Armv8.2 fp16)";
+    }
+    if (ggml_cpu_has_matmul_int8() && !ARM_FEATURE(0, 1UL << 13, "FEAT_I8MM")) {
+        return "int8 matrix products (Armv8.6 i8mm)";
+    }
+    if (ggml_cpu_has_sve() && !ARM_FEATURE(1UL << 22, 0, "FEAT_SVE")) {
+        return "SVE";
+    }
+    if (ggml_cpu_has_sme() && !ARM_FEATURE(0, 1UL << 23, "FEAT_SME")) {
+        return "SME";
     }
 #endif
     return NULL;

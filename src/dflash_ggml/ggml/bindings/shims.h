@@ -23,3 +23,6 @@ void dflash_abort_install(void);
 
 /* name of an instruction set that ggml was compiled for and this CPU lacks, or NULL when all are there. */
 const char * dflash_missing_cpu_feature(void);
+
+/* the backends of this build, separated by spaces: "CPU CUDA" */
+const char * dflash_backends(void);

@@ -31,6 +31,11 @@ enum ggml_op_hint {
     ...
 };
 
+enum ggml_sort_order {
+    GGML_SORT_ORDER_ASC, GGML_SORT_ORDER_DESC,
+    ...
+};
+
 enum ggml_log_level {
     GGML_LOG_LEVEL_NONE, GGML_LOG_LEVEL_DEBUG, GGML_LOG_LEVEL_INFO, GGML_LOG_LEVEL_WARN,
     GGML_LOG_LEVEL_ERROR, GGML_LOG_LEVEL_CONT,

@@ -5,7 +5,11 @@ struct ggml_tensor *ggml_add(struct ggml_context *ctx, struct ggml_tensor *a, st
 struct ggml_tensor *ggml_sub(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_mul(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_div(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+struct ggml_tensor *ggml_add_inplace(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+struct ggml_tensor *ggml_mul_inplace(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_exp(struct ggml_context *ctx, struct ggml_tensor *a);
+struct ggml_tensor *ggml_log(struct ggml_context *ctx, struct ggml_tensor *a);
+struct ggml_tensor *ggml_fill(struct ggml_context *ctx, struct ggml_tensor *a, float c);
 struct ggml_tensor *ggml_softplus(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_sigmoid(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_silu(struct ggml_context *ctx, struct ggml_tensor *a);
@@ -15,6 +19,8 @@ struct ggml_tensor *ggml_clamp(struct ggml_context *ctx, struct ggml_tensor *a, 
 struct ggml_tensor *ggml_soft_max(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_sum_rows(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_argmax(struct ggml_context *ctx, struct ggml_tensor *a);
+struct ggml_tensor *ggml_argsort(struct ggml_context *ctx, struct ggml_tensor *a, enum ggml_sort_order order);
+struct ggml_tensor *ggml_top_k(struct ggml_context *ctx, struct ggml_tensor *a, int k);
 struct ggml_tensor *ggml_argsort_top_k(struct ggml_context *ctx, struct ggml_tensor *a, int k);
 struct ggml_tensor *ggml_concat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b,
     int dim);
@@ -58,6 +64,9 @@ struct ggml_tensor *ggml_rope_ext(struct ggml_context *ctx, struct ggml_tensor *
 struct ggml_tensor *ggml_flash_attn_ext(struct ggml_context *ctx, struct ggml_tensor *q,
     struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *mask, float scale, float max_bias,
     float logit_softcap);
+
+struct ggml_tensor *ggml_solve_tri(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b, bool left,
+    bool lower, bool uni);
 
 struct ggml_tensor *ggml_ssm_conv(struct ggml_context *ctx, struct ggml_tensor *sx, struct ggml_tensor *c);
 struct ggml_tensor *ggml_gated_delta_net(struct ggml_context *ctx, struct ggml_tensor *q,

@@ -1,0 +1,421 @@
+"""Our operations as compositions of ggml's own, for devices whose backend has no kernels of them.
+
+Every function takes what the method of `Operations` with its name takes and gives the same result up to rounding. What the
+native operations read from parents, paths and ranges as they run, indices and masks, the host derives here from the same inputs
+before each run (`Graph.derive`).
+
+Matrix products of states and factors are written as products of single columns: for several columns Vulkan and Metal
+round both sides to float16, and states are float32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .bindings import ffi, lib
+from .device import F16, F32, I32, Device
+
+Array = NDArray[Any]
+Graph = Any  # graph.py stands on this module
+HIDDEN = np.float16(-np.inf)
+_CHUNK = 64 << 20  # scratch bytes up to which layers are committed together
+_TITLES = {
+    "SSM_CONV_TREE": "convolutions of trees",
+    "SSM_CONV_TREE_COMMIT": "commits of convolutions",
+    "GATED_DELTA_NET_TREE_PERSIST": "delta nets of trees",
+    "GATED_DELTA_NET_TREE_COMMIT": "commits of delta nets",
+    "RANGE_MASK": "masks of ranges",
+    "FLASH_ATTN_RANGES": "attention over ranges",
+    "TOP_K_LOG_PROBS": "best candidates",
+}
+log = logging.getLogger("dflash_ggml")
+
+
+def is_composed(device: Device, node) -> bool:
+    """Whether `node`, an operation of our own, has to be composed on this device; the first time that is reported."""
+    if not device.stock and lib.ggml_backend_dev_supports_op(device.info.handle, node):
+        return False
+    name = ffi.string(lib.ggml_op_desc(node)).decode()
+    title = _TITLES.get(name, name)
+    if title not in device.composed:
+        device.composed.add(title)
+        log.info("%s: %s by composition", device.info.name, title)
+    return True
+
+
+def lacking(device: Device) -> list[str]:
+    """What has to be composed on a device, for people; asked with small shapes."""
+    ctx = lib.ggml_init(
+        {"mem_size": 64 * lib.ggml_tensor_overhead(), "mem_buffer": ffi.NULL, "no_alloc": True}
+    )
+
+    def tensor(type_: int, *ne: int):
+        return lib.ggml_new_tensor(ctx, type_, len(ne), ffi.new("int64_t[]", ne))
+
+    x, window, kernel, path = tensor(F32, 64, 8), tensor(F32, 3, 64), tensor(F32, 4, 64), tensor(I32, 8)
+    q, v, decay = tensor(F32, 16, 2, 8), tensor(F32, 16, 4, 8), tensor(F32, 1, 4, 8)
+    delta, factors = tensor(F32, 16, 16, 4), tensor(F32, 16 * 6 + 4, 8)
+    heads, keys, ranges = tensor(F32, 64, 8, 2), tensor(F16, 64, 256, 2), tensor(I32, 8, 2)
+    nodes = (
+        lib.ggml_ssm_conv_tree(ctx, window, x, kernel, path),
+        lib.ggml_ssm_conv_tree_commit(ctx, window, x, path),
+        lib.ggml_gated_delta_net_tree_persist(ctx, q, q, v, decay, decay, delta, path),
+        lib.ggml_gated_delta_net_tree_commit(ctx, delta, factors, path),
+        lib.ggml_range_mask(ctx, ranges, 256),
+        lib.ggml_flash_attn_ranges(ctx, heads, keys, keys, ranges, 1.0),
+        lib.ggml_top_k_log_probs(ctx, x, 4),
+    )
+    found = [
+        _TITLES[ffi.string(lib.ggml_op_desc(node)).decode()]
+        for node in nodes
+        if device.stock or not lib.ggml_backend_dev_supports_op(device.info.handle, node)
+    ]
+    lib.ggml_free(ctx)
+    return found
+
+
+# ---- what the host derives; arrays in numpy's order, the last dimension contiguous
+
+
+def _blocks(seqs: Array | None, n: int) -> Iterator[tuple[int, int, int]]:
+    """State, first column and number of columns of each sequence."""
+    if seqs is None:
+        yield 0, 0, n
+        return
+    for index, first, columns in seqs.reshape(-1, 3).tolist():
+        if columns > 0:
+            yield index, first, columns
+
+
+def _owners(seqs: Array | None, n: int) -> tuple[Array, Array]:
+    """For each column its sequence's state and first column; 0 where it belongs to none."""
+    owners = np.zeros((2, n), np.int32)
+    for index, first, columns in _blocks(seqs, n):
+        owners[:, first : first + columns] = [[index], [first]]
+    return owners[0], owners[1]
+
+
+def _up(parents: Array, seqs: Array | None) -> Array:
+    """The column of each column's parent, -1 for roots and columns of no sequence."""
+    up = np.full(len(parents), -1, np.int32)
+    for _, first, columns in _blocks(seqs, len(parents)):
+        own = parents[first : first + columns]
+        up[first : first + columns] = np.where(own >= 0, own + first, -1)
+    return up
+
+
+def ancestors(parents: Array, seqs: Array | None = None) -> Array:
+    """Whether column j is column i or one of its ancestors, bool [n (i), n (j)]."""
+    found = np.eye(len(parents), dtype=bool)
+    for column, parent in enumerate(_up(parents, seqs).tolist()):
+        if parent >= 0:
+            found[column] |= found[parent]
+    return found
+
+
+def _fill_tree(outs: list[Array], parents: Array, seqs: Array | None) -> None:
+    inside, hide, above, eye = outs
+    own = ancestors(parents, seqs)
+    inside[:] = own
+    hide[:] = np.where(own, np.float32(0), np.float32(-np.inf))
+    above[:] = own
+    np.fill_diagonal(above, 0)
+    np.fill_diagonal(eye, 1)
+
+
+def _fill_state_heads(outs: list[Array], parents: Array, seqs: Array, apart: int) -> None:
+    """For each head and column, twice, the matrix of its sequence's state; states are `apart` matrices from each other."""
+    heads, columns = outs[0].shape
+    index, _ = _owners(seqs, columns // 2)
+    outs[0][:] = np.tile(index * apart, 2) + np.arange(heads)[:, None]
+
+
+def _fill_taps(outs: list[Array], parents: Array, seqs: Array | None, states: int) -> None:
+    """Rows of the inputs that each column's convolution reads, oldest first; windows of `states` states come before the
+    columns."""
+    (taps,) = outs
+    n, kernel = taps.shape
+    size = kernel - 1
+    before, (index, _), up = states * size, _owners(seqs, n), _up(parents, seqs)
+    above = np.concatenate([np.arange(before) - 1, np.where(up >= 0, before + up, (index + 1) * size - 1)])
+    at = before + np.arange(n)
+    for tap in reversed(range(kernel)):
+        taps[:, tap] = at
+        at = np.maximum(above[at], 0)
+
+
+def _paths(path: Array | None, seqs: Array | None, n: int, states: int) -> Iterator[tuple[int, list[int]]]:
+    """Each state that is committed to, with the accepted columns."""
+    if seqs is None:
+        assert path is not None
+        rows = [(0, 0, path.reshape(-1).tolist())]
+    elif path is None:
+        rows = [(index, first, [0]) for index, first, columns in _blocks(seqs, n) if columns == 1]
+    else:
+        seq_rows, node_rows = (
+            seqs.reshape(-1, 3).tolist(),
+            path.reshape(len(seqs.reshape(-1, 3)), -1).tolist(),
+        )
+        rows = [(i, first, nodes) for (i, first, columns), nodes in zip(seq_rows, node_rows) if columns > 0]
+    for index, first, nodes in rows:
+        end = next((at for at, node in enumerate(nodes) if node < 0), len(nodes))
+        if end:
+            yield index, [first + node for node in nodes[:end]]
+
+
+def _fill_window(outs: list[Array], path: Array | None, seqs: Array | None, n: int) -> None:
+    """Columns that enter the windows, [layers, states * size], and the rows of window and columns that stay, [layers * states,
+    size]."""
+    entering, kept = outs
+    layers, size = len(entering), kept.shape[-1]
+    entering, kept = entering.reshape(layers, -1, size), kept.reshape(layers, -1, size)
+    entering[:], kept[:] = 0, np.arange(size)
+    for index, columns in _paths(path, seqs, n, kept.shape[1]):
+        last = columns[-size:]
+        entering[:, index, : len(last)] = last
+        kept[:, index] += len(last)
+
+
+def _fill_path(outs: list[Array], path: Array | None, seqs: Array | None, n: int) -> None:
+    """Factors of the accepted columns, [layers, states * m], and of the last of them, [layers, states]; `n`, a column of zeros,
+    where there is none."""
+    nodes, last = outs
+    layers, states = last.shape
+    nodes = nodes.reshape(layers, states, -1)
+    nodes[:], last[:] = n, n
+    for index, columns in _paths(path, seqs, n, states):
+        nodes[:, index, : len(columns)] = columns
+        last[:, index] = columns[-1]
+
+
+def _show_ranges(mask: Array, ranges: Array) -> None:
+    mask[:] = HIDDEN
+    n_kv = mask.shape[1]
+    for first, end in ranges.reshape(-1, 2, len(mask)).clip(0, n_kv).tolist():
+        for row, low, high in zip(mask, first, end):
+            row[low:high] = 0
+
+
+def _fill_ranges(outs: list[Array], ranges: Array) -> None:
+    _show_ranges(outs[0], ranges)
+
+
+def _fill_forest(outs: list[Array], ranges: Array, rows: Array, parents: Array, seqs: Array) -> None:
+    (mask,) = outs
+    _show_ranges(mask, ranges)
+    column, other = np.nonzero(ancestors(parents, seqs))
+    row = rows[other]
+    exists = (row >= 0) & (row < mask.shape[1])
+    mask[column[exists], row[exists]] = 0
+
+
+# ---- compositions
+
+
+def _product(g: Graph, a, b):
+    """a [k, m, h] times b [k, n, h], contiguous -> [m, n, h], by single columns."""
+    (k, m, h), n = a.ne[0:3], b.ne[1]
+    return g.reshape(g.mul_mat(a, g.reshape(b, k, 1, n * h)), m, n, h)
+
+
+def ssm_conv_tree(g: Graph, state, x, c, parents, seqs=None):
+    """See Operations.ssm_conv_tree and ssm_conv_forest."""
+    kernel, (channels, n), states = c.ne[0], x.ne[0:2], state.ne[2]
+    windows = g.cont(g.permute(state, 1, 0, 2, 3), channels, (kernel - 1) * states)
+    inputs = g.concat(windows, x, 1)
+    (taps,) = g.derive(
+        f"taps {kernel} {states}",
+        [(I32, (kernel, n))],
+        lambda outs, parents, seqs: _fill_taps(outs, parents, seqs, states),
+        parents,
+        seqs,
+    )
+    read = g.reshape(g.get_rows(inputs, g.reshape(taps, kernel * n)), channels, kernel, n)
+    return g.reshape(lib.ggml_ssm_conv(g.ctx, g.cont(g.permute(read, 1, 0, 2, 3)), c), channels, n)
+
+
+def ssm_conv_tree_commit(g: Graph, state, x, path, seqs=None):
+    """See Operations.ssm_conv_tree_commit and ssm_conv_forest_commit."""
+    size, channels = state.ne[0:2]
+    n, layers = x.ne[1], x.ne[2]
+    if seqs is None:
+        state = g.view(state, (size, channels, 1, layers), (state.nb[1], state.nb[2], state.nb[2]))
+    states = state.ne[2]
+    entering, kept = g.derive(
+        f"window {n}",
+        [(I32, (size * states, layers)), (I32, (size, states * layers))],
+        lambda outs, path, seqs: _fill_window(outs, path, seqs, n),
+        path,
+        seqs,
+    )
+    old = g.cont(g.permute(state, 1, 0, 2, 3), channels, size, states * layers)
+    new = g.reshape(g.get_rows(x, entering), channels, size, states * layers)
+    last = g.get_rows(g.concat(old, new, 1), kept)
+    last = g.reshape(last, channels, size, states, layers)
+    return g.copy(g.permute(last, 1, 0, 2, 3), state)
+
+
+def gated_delta_net_tree_persist(g: Graph, q, k, v, decay, beta, state, parents, seqs=None):
+    """See Operations.gated_delta_net_tree_persist and gated_delta_net_forest_persist.
+
+    With A the ancestors of each column, itself included, G = A g the decay since the committed state S, and D the factors
+    exp(G_i - G_j) where j is in A_i, 0 elsewhere: (1 + beta D (K K^T), without its diagonal) U = beta (V - exp(G) K S), and
+    O = exp(G) Q S + D (Q K^T) U, scaled.
+    """
+    (s, h_k, n), h = k.ne[0:3], v.ne[1]
+    inside, hide, above, eye = g.derive("tree", [(F32, (n, n))] * 4, _fill_tree, parents, seqs)
+    by_head = (g.cont(g.transpose(g.reshape(t, h, n))) for t in (decay, beta))
+    own, beta = (g.reshape(t, n, 1, h) for t in by_head)
+    beta = g.reshape(beta, 1, n, h)
+    before = g.mul_mat(inside, own)  # G, [n, 1, h]
+    at = g.reshape(before, 1, n, h)
+    grown = g.exp(at)
+    factors = g.exp(g.add(g.sub(g.repeat(at, n, n, h), before), hide))  # D, [n (j), n (i), h]
+    keys = g.cont(g.permute(k, 0, 2, 1, 3))
+    both = g.concat(keys, g.permute(q, 0, 2, 1, 3), 1)  # keys, then queries
+    among = _product(g, keys, both)
+    kk, kq = (
+        g.view(among, (n, n, h_k), (among.nb[1], among.nb[2]), offset=i * n * among.nb[1]) for i in (0, 1)
+    )
+    read = _read_states(g, state, both if h == h_k else g.repeat(both, s, 2 * n, h), parents, seqs)
+    ks, qs = (g.view(read, (s, n, h), (read.nb[1], read.nb[2]), offset=i * n * read.nb[1]) for i in (0, 1))
+    matrix = g.add(g.mul(g.mul(g.mul(factors, kk), beta), above), eye)
+    right = g.mul(g.sub(g.permute(v, 0, 2, 1, 3), g.mul(ks, grown)), beta)
+    u = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # [s, n, h]
+    o = g.add(g.mul(qs, grown), _product(g, g.cont(g.transpose(u)), g.mul(factors, kq)))
+    parts = [g.cont(g.permute(t, 0, 2, 1, 3), s * h, n) for t in (g.scale(o, s**-0.5), u)]
+    parts += [g.cont(k, s * h_k, n), g.cont(g.transpose(g.reshape(before, n, h)))]
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = g.concat(rows, part, 0)
+    return rows
+
+
+def _read_states(g: Graph, state, columns, parents, seqs):
+    """State [s, s, h], or that of each column's sequence of [s, s, h, states], times columns [s, 2 n, h]."""
+    (s, n, h), states = columns.ne[0:3], state.ne[3]
+    if seqs is None:
+        return _product(g, state, columns)
+    # all matrices from the first state's to the last one's are equally far apart, those of other layers between them
+    apart = state.nb[3] // state.nb[2]
+    matrices = g.view(state, (s, s, (states - 1) * apart + h), (state.nb[1], state.nb[2]))
+    (ids,) = g.derive(
+        f"states {apart}",
+        [(I32, (n, h))],
+        lambda outs, parents, seqs: _fill_state_heads(outs, parents, seqs, apart),
+        parents,
+        seqs,
+    )
+    ids = g.reshape(ids, n * h, 1)
+    return g.reshape(g.mul_mat_id(matrices, g.reshape(columns, s, n * h, 1), ids), s, n, h)
+
+
+def gated_delta_net_tree_commit(g: Graph, state, factors, path, seqs=None):
+    """See Operations.gated_delta_net_tree_commit and gated_delta_net_forest_commit."""
+    s, layers = state.ne[0], state.ne[3]
+    (size, n), m = factors.ne[0:2], 1 if path is None else path.ne[0]
+    h = state.ne[2] if seqs is None else state.ne[1] // s
+    states, apart = (1, state.nb[3]) if seqs is None else (state.ne[2], state.nb[2])
+    part = max(1, _CHUNK // commit_bytes(s, h, size, n, m, states))
+    done = state
+    for first in range(0, layers, part):
+        count = min(part, layers - first)
+        some = g.view(factors, (size, n, count), (factors.nb[1], factors.nb[2]), offset=first * factors.nb[2])
+        strides = (4 * s * s, apart, state.nb[3])
+        home = g.view(state, (s * s, h, states, count), strides, offset=first * state.nb[3])
+        done = g.expand(_commit(g, home, some, path, seqs, m, s))
+    return done
+
+
+def commit_bytes(s: int, h: int, size: int, n: int, m: int, states: int) -> int:
+    """Scratch bytes of the commit of a layer: its factors, those of the paths, and what is added to the states."""
+    return 4 * (size * (n + 1) + states * (m * size + 3 * m * s * h + s * s * h))
+
+
+def _commit(g: Graph, state, factors, path, seqs, m: int, s: int):
+    """state [s * s, h, states, layers] <- exp(G) state + K^T (exp(G - G_j) U), of some layers."""
+    h, states, layers = state.ne[1], state.ne[2], state.ne[3]
+    size, n = factors.ne[0:2]
+    h_k, each = (size - s * h - h) // s, states * layers
+    # a column of zeros for what is not on a path: to multiply with 0 would let NaN of other sequences through
+    zeros = lib.ggml_fill(
+        g.ctx, g.cont(g.view(factors, (size, 1, layers), (factors.nb[1], factors.nb[2]))), 0.0
+    )
+    nodes, last = g.derive(
+        f"path {n}",
+        [(I32, (states * m, layers)), (I32, (states, layers))],
+        lambda outs, path, seqs: _fill_path(outs, path, seqs, n),
+        path,
+        seqs,
+    )
+    whole = g.concat(factors, zeros, 1)
+    f = g.reshape(g.get_rows(whole, nodes), size, m, each)
+    row, decays = 4 * size, 4 * s * (h + h_k)
+    u = g.view(f, (s, h, m, each), (4 * s, row, row * m))
+    k = g.view(f, (s, h_k, m, each), (4 * s, row, row * m), offset=4 * s * h)
+    before = g.view(f, (h, m, each), (row, row * m), offset=decays)
+    end = g.reshape(g.get_rows(whole, last), size, 1, each)
+    end = g.cont(g.view(end, (h, 1, each), (row, row), offset=decays))
+    weights = g.exp(g.sub(g.repeat(end, h, m, each), before))
+    u = g.mul(u, g.reshape(weights, 1, h, m, each))
+    u, k = (g.cont(g.permute(t, 1, 2, 0, 3)) for t in (u, k))
+    k = k if h == h_k else g.repeat(k, m, s, h, each)
+    more = _product(g, g.reshape(k, m, s, h * each), g.reshape(u, m, s, h * each))
+    grown = lib.ggml_mul_inplace(g.ctx, state, g.reshape(g.exp(end), 1, h, states, layers))
+    return lib.ggml_add_inplace(g.ctx, grown, g.reshape(more, s * s, h, states, layers))
+
+
+def range_mask(g: Graph, ranges, n_kv: int):
+    """See Operations.range_mask."""
+    return g.derive(f"ranges {n_kv}", [(F16, (n_kv, ranges.ne[0]))], _fill_ranges, ranges)[0]
+
+
+def forest_mask(g: Graph, ranges, rows, parents, seqs, n_kv: int):
+    """See Operations.forest_mask."""
+    shape = [(F16, (n_kv, ranges.ne[0]))]
+    return g.derive(f"forest {n_kv}", shape, _fill_forest, ranges, rows, parents, seqs)[0]
+
+
+def range_attention(g: Graph, q, k, v, ranges, scale: float):
+    """See Operations.range_attention."""
+    return g.attention(q, k, v, range_mask(g, ranges, k.ne[1]), scale)
+
+
+def top_k_log_probs(g: Graph, a, k: int):
+    """See Operations.top_k_log_probs."""
+    n, rows = a.ne[0:2]
+    best = lib.ggml_top_k(g.ctx, a, k)  # in any order
+    if not lib.ggml_backend_dev_supports_op(g.device.info.handle, best):
+        best = g.cont(g.top_k(a, k))
+    values = g.reshape(g.get_rows(g.reshape(a, 1, n, rows), best), k, rows)
+    order = lib.ggml_argsort(g.ctx, values, lib.GGML_SORT_ORDER_DESC)
+    ids, values = (g.reshape(g.get_rows(g.reshape(t, 1, k, rows), order), k, rows) for t in (best, values))
+    top = g.view(values, (1, rows), (values.nb[1],))
+    total = lib.ggml_log(g.ctx, g.sum_rows(g.exp(g.sub(a, top))))
+    log_probs = g.sub(g.sub(values, top), total)
+    return g.concat(g.reshape(g.cast(ids, F32), k, 1, rows), g.reshape(log_probs, k, 1, rows), 1)
+
+
+# ---- memory: scratch bytes that compositions add, for a plan
+
+
+def mask_bytes(columns: int, rows: int) -> int:
+    """The mask that `columns` columns of a prompt need over `rows` cache rows."""
+    return 2 * columns * rows
+
+
+def conv_bytes(columns: int, channels: int, kernel: int) -> int:
+    """What a convolution gathers for so many columns: its inputs behind the window, and the taps twice."""
+    return 4 * channels * (columns + kernel) + 8 * channels * kernel * columns
+
+
+def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:
+    """The larger of a tree's products, quadratic and linear in its columns, and of the layers that are committed together."""
+    tree = 4 * columns * (5 * columns * h + 7 * s * h + 2 * size)
+    layer = commit_bytes(s, h, size, columns, m, states)
+    return max(tree, layer * max(1, min(layers, _CHUNK // layer)))

@@ -1,0 +1,29 @@
+"""The host's memory where the system tells less of it, as macOS does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dflash_ggml.ggml import host
+
+
+def test_a_system_that_tells_what_it_has_and_not_what_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+
+    def read(path: Path, *_: object, **__: object) -> str:
+        raise FileNotFoundError(path)
+
+    def sysconf(name: str) -> int:
+        if name not in sizes:
+            raise ValueError("unrecognized configuration name")
+        return sizes[name]
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    monkeypatch.setattr(os, "sysconf_names", dict.fromkeys(sizes, 0))
+    assert host.free_memory() == 500 * 4096
