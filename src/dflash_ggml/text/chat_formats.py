@@ -45,7 +45,8 @@ class ChatFormat:
 
 
 def _read(fields: Mapping[str, Any]) -> ChatFormat:
-    return ChatFormat(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return ChatFormat(**values)
 
 
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
