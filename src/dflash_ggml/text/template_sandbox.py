@@ -264,20 +264,16 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _DICT:  # as the sandbox would find it, without its detours
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if isinstance(obj, str) and attribute in ("format", "format_map"):
-            return self._format(obj, attribute)
         return super().getattr(obj, attribute)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(obj, str) and argument in ("format", "format_map"):
-            return self._format(obj, argument)
-        return super().getitem(obj, argument)
-
-    def _format(self, text: str, name: str) -> Callable[..., str]:
-        """A string's `format` or `format_map`."""
-        if name == "format":
-            return lambda *args, **kwargs: _Formatter(self).vformat(text, args, kwargs)
-        return lambda mapping: _Formatter(self).vformat(text, (), mapping)
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """A string's `format` or `format_map`, counted; None for anything else."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, by_map = value.__self__, value.__name__ == "format_map"
+        return lambda *args, **kwargs: _Formatter(self).vformat(
+            text, () if by_map else args, args[0] if by_map else kwargs
+        )
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call: of a macro, of a function that the environment or the caller gave, or of a method in the tables."""
