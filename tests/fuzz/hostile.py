@@ -399,8 +399,8 @@ def serve() -> None:
     from dflash_ggml.config import EngineConfig
     from dflash_ggml.server.app import create_app, make_service
     from dflash_ggml.server.dialect import Settings
+    from dflash_ggml.server.grammar_sandbox import Vetter
     from dflash_ggml.server.runner import Runner
-    from dflash_ggml.server.vetting import Vetter
     from dflash_ggml.session.session import Session
     from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 

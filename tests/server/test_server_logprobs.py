@@ -16,10 +16,10 @@ from dflash_ggml.llama.chat_completion import chat_body, chat_chunks
 from dflash_ggml.llama.completion import Heading, completion_body, completion_chunks
 from dflash_ggml.server.app import create_app, make_service
 from dflash_ggml.server.dialect import Settings
-from dflash_ggml.server.offered import Offer
 from dflash_ggml.server.openai_chat import ChatEncoder
 from dflash_ggml.server.openai_completions import CompletionEncoder
 from dflash_ggml.server.runner import Runner
+from dflash_ggml.server.tools import Offer
 from dflash_ggml.session import Session
 from dflash_ggml.session.events import (
     Begin,

@@ -81,6 +81,13 @@ def grows(start: str, more: str) -> str:
         ("{% set a = 'a' * 10**7 %}{% for i in range(100000) %}{{ 'b' in a }}{% endfor %}", MANY),
         ("{% set a = 'a' * 10**7 %}{% for i in range(100000) %}{{ a == a ~ '' }}{% endfor %}", MANY),
         ("{% set a = 'a' * 10**7 %}{% for i in range(100000) %}{{ a.find('b') }}{% endfor %}", MANY),
+        ("".join(f"{{% set a{i} = 'a' * 10**7 + '{i}' %}}" for i in range(9)), MANY),
+        (grows("[]", "ns.a + ['a' * 10**7 + i | string]"), MANY),
+        (grows("[1]", "[ns.a] + ns.a"), LONG),
+        (grows("(1,)", "{1: ns.a}.items() | first"), "nested deeper than 100"),
+        ("{% for c in 'a' * 10**7 %}{{ loop.length }}{% endfor %}", MANY),
+        ("{{ ([{'a': 'x'}] * 100000) | join(attribute='a', d='y' * 10000) }}", LONG),
+        ("{{ '{a:{w}}'.format_map({'a': 1, 'w': 10**9}) }}", LONG),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", DEEP),
         ("{% block a %}{{ self.a() }}{% endblock %}", DEEP),
         ("{{ raise_exception('no\nmore ' * 1000) }}", r"no more no .* \.\.\.$"),
@@ -131,6 +138,14 @@ def test_steps_are_counted_anew_for_each_rendering() -> None:
         assert template.render(ROWS, rows=[0] * 600_000) == ""
     with pytest.raises(ConfigError, match=MANY):
         template.render(ROWS, rows=[0] * 1_000_000)
+
+
+def test_a_conversation_of_a_million_tokens_is_rendered() -> None:
+    rows = [{"role": "user", "content": "word " * 1000}] * 1000
+    template = ChatTemplate(
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content | trim + '\n' }}{% endfor %}"
+    )
+    assert len(template.render(rows)) > 5_000_000
 
 
 def test_what_templates_do_with_lists_and_texts_is_jinjas() -> None:

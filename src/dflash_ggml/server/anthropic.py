@@ -25,8 +25,8 @@ from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinkin
 from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
 from .notes import Notes
-from .offered import Offer, arguments_of, offer_anthropic, pick
 from .schema import parse, sampling_params
+from .tools import Offer, arguments_of, offer_anthropic, pick
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:

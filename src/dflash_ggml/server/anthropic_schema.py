@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .dialect import dumps
-from .harmless import IDLE_MESSAGES, QUIET_MESSAGES
+from .ignored_fields import IDLE_MESSAGES, QUIET_MESSAGES
 from .media import content_text, part_text, thoughts
 from .notes import Notes
 from .schema import Body, Positive, Probability, Speculation, Temperature, Whole, parse

@@ -16,7 +16,7 @@ from ..session.embedding import normalised
 from .dialect import Settings
 from .engine_side import EngineSide
 from .errors import ApiError, bad_request, from_exception
-from .harmless import QUIET_LABELS
+from .ignored_fields import QUIET_LABELS
 from .limits import check_count
 from .notes import Notes
 from .openai_completions import prompt_list

@@ -19,13 +19,13 @@ from .catalogue import timestamp
 from .dialect import ApiCall, Settings, dumps, thinking
 from .embeddings import EmbeddingCall, EmbeddingEncoder, Vectors, named
 from .errors import ApiError, bad_request
-from .harmless import QUIET_LABELS, QUIET_SAMPLING
+from .ignored_fields import QUIET_LABELS, QUIET_SAMPLING
 from .limits import check_count, check_stops
 from .media import content_text
 from .notes import Notes
-from .offered import Offer, offer_openai
 from .openai_chat import Message, is_begun
 from .schema import Alternatives, Body, Positive, SamplingFields, Whole, parse
+from .tools import Offer, offer_openai
 
 # what sets up a model at loading, and does nothing to one that is loaded
 LOADING = frozenset(

@@ -24,13 +24,13 @@ from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, speculation, thinking
 from .errors import bad_request
 from .function_calls import FunctionCalls, with_tools
-from .harmless import IDLE_CHAT
+from .ignored_fields import IDLE_CHAT
 from .limits import check_count, check_stops
 from .media import content_text, thoughts
 from .notes import Notes
-from .offered import FreeText, Offer, choose, free_text, offer_openai
 from .openai_encoder import OpenAIEncoder
 from .schema import Alternatives, Body, Options, SamplingFields, Whole, parse, unsupported
+from .tools import FreeText, Offer, choose, free_text, offer_openai
 
 # llama.cpp's names, Qwen's and vLLM's
 BUDGETS = (

@@ -24,10 +24,10 @@ from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinkin
 from .errors import ApiError, bad_request
 from .limits import check_count
 from .notes import Notes
-from .offered import FreeText, Offer, choose, free_text, offer_openai, shell_action
 from .response_store import ResponseStore, input_items
 from .responses_schema import ResponsesBody, all_tools, chat_messages, seal, with_instructions
 from .schema import parse, sampling_params, unsupported
+from .tools import FreeText, Offer, choose, free_text, offer_openai, shell_action
 
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _PREFIXES = {"function": "fc_", "custom": "ctc_", "local_shell": "lsh_"}

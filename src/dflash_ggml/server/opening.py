@@ -14,8 +14,8 @@ from ..config import EngineConfig
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError
 from .engine_side import Progress
+from .grammar_sandbox import Vetter
 from .runner import Runner
-from .vetting import Vetter
 
 
 @dataclass(frozen=True, slots=True)

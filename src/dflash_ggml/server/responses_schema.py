@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field
 
 from .errors import bad_request
-from .harmless import IDLE_RESPONSES, QUIET_RESPONSES
+from .ignored_fields import IDLE_RESPONSES, QUIET_RESPONSES
 from .media import content_text
 from .notes import Notes
-from .offered import flat_name
 from .schema import Alternatives, Body, Positive, Probability, Speculation, Temperature, parse, plain_format
+from .tools import flat_name
 
 SEALED = "dflash:"  # before reasoning that was handed out as encrypted_content
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
 from .errors import ApiError, bad_request
-from .harmless import IDLE_SAMPLING, QUIET_SAMPLING
+from .ignored_fields import IDLE_SAMPLING, QUIET_SAMPLING
 from .notes import Notes
 
 M = TypeVar("M", bound="Body")

@@ -6,18 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from .call_forms import ARG_KEY, CALL, END_CALL, END_FUNCTION, FORMS, FUNCTION, PARAMETER, after_blanks
 from .json_stream import JsonStream, read_json
 
-CALL, END_CALL = "<tool_call>", "</tool_call>"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-FUNCTION_TAG = re.compile(r"<function=([^<>\n]{1,200})>")
 OPEN_TAG = re.compile(r"<function=[^<>\n]{0,200}")
-ARG_KEY, END_ARG_KEY = "<arg_key>", "</arg_key>"
-ARG_VALUE, END_ARG_VALUE = "<arg_value>", "</arg_value>"
-KEYED_NAME = re.compile(r"([\w.:/-]{1,200})\s*(?=<arg_key>|</tool_call>)")
 _OPEN_NAME = re.compile(r"[\w.:/-]{1,200}\s*")
-_BLANK = re.compile(r"\s*")
 _BODIES = (PARAMETER, END_FUNCTION, "{")
 
 Verdict = Literal["call", "text", "wait"]
@@ -28,20 +21,6 @@ def starts_with_any(text: str, options: tuple[str, ...]) -> Verdict:
     if text.startswith(options):
         return "call"
     return "wait" if any(option.startswith(text) for option in options) else "text"
-
-
-def after_blanks(text: str, at: int) -> int:
-    """Index of the first character from `at` on that is not white space; the length if there is none."""
-    match = _BLANK.match(text, at)
-    return match.end() if match else at
-
-
-def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that could be the beginning of a marker (0 if none)."""
-    for n in range(min(len(text), max(map(len, markers), default=0)), 0, -1):
-        if any(len(m) > n and m.startswith(text[-n:]) for m in markers):
-            return n
-    return 0
 
 
 class JsonHead:
@@ -96,7 +75,7 @@ class Opening:
         return "text" if final and verdict == "wait" else verdict
 
     def _function(self, body: str, tagged: bool, final: bool) -> Verdict:
-        match = FUNCTION_TAG.match(body)
+        match = FORMS["xml"].name.match(body)
         if match is None and tagged and not FUNCTION.startswith(body[: len(FUNCTION)]):
             return self._keyed(body)
         if match is None:
@@ -109,7 +88,7 @@ class Opening:
 
     def _keyed(self, body: str) -> Verdict:
         """A call that begins with the tool's bare name: with an argument, or of a known tool without any."""
-        if match := KEYED_NAME.match(body):
+        if match := FORMS["keys"].name.match(body):
             is_call = body.startswith(ARG_KEY, match.end()) or match[1] in self._schemas
             return "call" if is_call else "text"
         name = _OPEN_NAME.match(body)

@@ -6,7 +6,10 @@ these put only what the conversation holds; and every system message is rendered
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
@@ -16,7 +19,7 @@ Around = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """One turn format: what stands before and after each role's text, and what opens the answer.
+    """One turn format of `chat_formats.json`: what stands before and after each role's text, and what opens the answer.
 
     stop: strings that end an answer. joins: a system message opens the turn of the user after it.
     """
@@ -41,136 +44,14 @@ class ChatFormat:
         )
 
 
-def _marked(mark: str, end: str, system: str, user: str, assistant: str, **more: Any) -> ChatFormat:
-    """Turns that begin with a mark that names the role: {} is where the name goes."""
-    opening = mark.format(assistant)
-    return ChatFormat((mark.format(system), end), (mark.format(user), end), (opening, end), opening, **more)
+def _read(fields: Mapping[str, Any]) -> ChatFormat:
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return ChatFormat(**values)
 
 
-CHATML = _marked(
-    "<|im_start|>{}\n", "<|im_end|>\n", "system", "user", "assistant", stop=("<|im_end|>", "<|endoftext|>")
-)
-_LLAMA_3 = _marked(
-    "<|start_header_id|>{}<|end_header_id|>\n\n",
-    "<|eot_id|>",
-    "system",
-    "user",
-    "assistant",
-    stop=("<|eot_id|>",),
-)
-_ZEPHYR = _marked("<|{}|>\n", "</s>\n", "system", "user", "assistant", stop=("</s>",))
-
-FORMATS: dict[str, ChatFormat] = {
-    "chatml": CHATML,
-    "qwen": CHATML,
-    "llama-2": ChatFormat(
-        ("[INST] <<SYS>>\n", "\n<</SYS>>\n\n"),
-        ("[INST] ", " [/INST]"),
-        (" ", " </s><s>"),
-        "",
-        ("</s>",),
-        joins=True,
-    ),
-    "llama-3": _LLAMA_3,
-    "mistral-instruct": ChatFormat(
-        ("[INST] ", "\n\n"), ("[INST] ", " [/INST]"), ("", "</s>"), "", ("</s>",), joins=True
-    ),
-    "gemma": ChatFormat(
-        ("<start_of_turn>user\n", "\n\n"),
-        ("<start_of_turn>user\n", "<end_of_turn>\n"),
-        ("<start_of_turn>model\n", "<end_of_turn>\n"),
-        "<start_of_turn>model\n",
-        ("<end_of_turn>",),
-        joins=True,
-    ),
-    "zephyr": _ZEPHYR,
-    "chatglm3": ChatFormat(
-        ("<|system|>\n ", ""), ("<|user|>\n ", ""), ("<|assistant|>\n ", ""), "<|assistant|>", ("<|user|>",)
-    ),
-    "alpaca": ChatFormat(
-        ("", "\n\n"),
-        ("### Instruction:\n", "\n\n"),
-        ("### Response:\n", "\n\n"),
-        "### Response:\n",
-        ("### Instruction", "</s>"),
-    ),
-    "vicuna": ChatFormat(("", " "), ("USER: ", " "), ("ASSISTANT: ", "</s>"), "ASSISTANT:", ("</s>",)),
-    "oasst_llama": ChatFormat(
-        ("[INST] <<SYS>>\n", "\n<</SYS>>\n\n"),
-        ("<|prompter|>", "</s>"),
-        ("<|assistant|>", "</s>"),
-        "<|assistant|>",
-        ("</s>",),
-    ),
-    "baichuan": ChatFormat(
-        ("", ""),
-        ("<reserved_102>", ""),
-        ("<reserved_103>", ""),
-        "<reserved_103>",
-        ("<reserved_102>",),
-    ),
-    "baichuan-2": ChatFormat(
-        ("", ""),
-        ("<reserved_106>", ""),
-        ("<reserved_107>", ""),
-        "<reserved_107>",
-        ("<reserved_106>",),
-    ),
-    "openbuddy": ChatFormat(
-        ("", "\n\n"), ("User: ", "\n"), ("Assistant: ", "\n"), "Assistant:", ("\nUser:",)
-    ),
-    "redpajama-incite": ChatFormat(
-        ("", "\n"), ("<human>: ", "\n"), ("<bot>: ", "\n"), "<bot>:", ("<human>",)
-    ),
-    "snoozy": ChatFormat(
-        ("### Instruction:\n", "\n"),
-        ("### Prompt: ", "\n"),
-        ("### Response: ", "\n"),
-        "### Response:",
-        ("### Prompt",),
-    ),
-    "phind": ChatFormat(
-        ("### System Prompt\n", "\n\n"),
-        ("### User Message\n", "\n\n"),
-        ("### Assistant\n", "\n\n"),
-        "### Assistant\n",
-        ("### User Message",),
-    ),
-    "intel": ChatFormat(
-        ("### System:\n", "\n"),
-        ("### User:\n", "\n"),
-        ("### Assistant:\n", "\n"),
-        "### Assistant:\n",
-        ("### User:",),
-    ),
-    "open-orca": ChatFormat(
-        ("", "<|end_of_turn|>\n"),
-        ("User: ", "<|end_of_turn|>\n"),
-        ("Assistant: ", "<|end_of_turn|>\n"),
-        "Assistant: ",
-        ("<|end_of_turn|>",),
-    ),
-    "mistrallite": ChatFormat(
-        ("<|system|>", "</s>"),
-        ("<|prompter|>", "</s>"),
-        ("<|assistant|>", "</s>"),
-        "<|assistant|>",
-        ("</s>",),
-    ),
-    "pygmalion": ChatFormat(
-        ("<|system|>", ""), ("<|user|>", ""), ("<|model|>", ""), "<|model|>", ("<|user|>",)
-    ),
-    "openchat": ChatFormat(
-        ("", "<|end_of_turn|>"),
-        ("GPT4 Correct User: ", "<|end_of_turn|>"),
-        ("GPT4 Correct Assistant: ", "<|end_of_turn|>"),
-        "GPT4 Correct Assistant:",
-        ("<|end_of_turn|>",),
-    ),
-    "saiga": ChatFormat(
-        ("<s>system\n", "</s>"), ("<s>user\n", "</s>"), ("<s>bot\n", "</s>"), "<s>bot\n", ("</s>",)
-    ),
-}
+_DATA = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+FORMATS = {name: _read(fields) for name, fields in _DATA.items()}
+CHATML = FORMATS["chatml"]
 
 
 def named_template(name: str) -> str:

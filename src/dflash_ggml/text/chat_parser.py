@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from .call_opening import CALL, END_CALL, FUNCTION, Opening, after_blanks, partial_suffix
+from .call_forms import CALL, END_CALL, FUNCTION, after_blanks, partial_suffix
+from .call_opening import Opening
 from .deltas import Delta, ReasoningDelta, TextDelta
 from .stopping import StopStrings
 from .tool_reader import ToolCallReader

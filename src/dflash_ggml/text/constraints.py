@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
+from .call_forms import ToolFormat
 from .chat_parser import CALL, TAGS
 from .grammar_spec import GrammarSpec, response_format_spec
-from .template import ToolFormat
 from .tokenizer import Tokenizer
 from .tool_grammar import Schemas, call_or_answer_grammar, forced_call_grammar, inner_call_grammar
 from .tools import NamedTool, ToolChoice

@@ -15,29 +15,19 @@ from .schema_patterns import is_regex
 
 # Keywords that say something about a value, by the type that they are about. Others only describe and are dropped.
 _OBJECT = (
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "required",
-    "minProperties",
-    "maxProperties",
-    "propertyNames",
-    "dependentRequired",
-    "dependentSchemas",
-    "dependencies",
-    "unevaluatedProperties",
+    *(
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "minProperties",
+        "maxProperties",
+    ),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
 )
 _ARRAY = (
-    "items",
-    "prefixItems",
-    "additionalItems",
-    "unevaluatedItems",
-    "minItems",
-    "maxItems",
-    "uniqueItems",
-    "contains",
-    "minContains",
-    "maxContains",
+    *("items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"),
+    *("contains", "minContains", "maxContains"),
 )
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 BOUNDS = (*LOWER, *UPPER)
@@ -54,48 +44,35 @@ FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
 # What the grammar compiler has no words for: these are left out where a schema binds an answer.
-_UNBOUND = frozenset(
-    (
-        "propertyNames",
-        "uniqueItems",
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "minContains",
-        "maxContains",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "unevaluatedItems",
-        _NULLABLE,
-    )
-)
+_UNBOUND = {
+    "propertyNames",
+    "uniqueItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+}
+_UNBOUND |= {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", _NULLABLE}
 
 # Names of types in use, JSON Schema's own among them.
-_TYPES = {
-    **dict.fromkeys(("float", "double", "decimal"), "number"),
-    **dict.fromkeys(("int", "long"), "integer"),
-    **dict.fromkeys(("dict", "map"), "object"),
-    **dict.fromkeys(("list", "tuple"), "array"),
-    **dict.fromkeys(("str", "text"), "string"),
-    "bool": "boolean",
-    **{name: name for name in ("string", "number", "integer", "object", "array", "boolean", "null", "any")},
+_ALIASES = {
+    "string": "str text",
+    "number": "float double decimal",
+    "integer": "int long",
+    "object": "dict map",
 }
+_ALIASES |= {"array": "list tuple", "boolean": "bool", "null": "", "any": ""}
+_TYPES = {name: kind for kind, names in _ALIASES.items() for name in (kind, *names.split())}
 
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", "dependencies")  # schemas by name
 _LISTS = ("prefixItems", "items", "additionalItems")
 _CONDITIONAL = ("then", "else")
 _SINGLE = (
-    "additionalProperties",
-    "propertyNames",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "contains",
-    "not",
-    "if",
-    *_CONDITIONAL,
+    *("additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+    *("contains", "not", "if", *_CONDITIONAL),
 )
 _COUNTS = {f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
 _MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "dependentRequired", *_BY_NAME[1:]))

@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 
 from ..errors import ConfigError
+from .call_forms import ToolFormat
 from .chat_parser import END_THINK, THINK, reasoning_at_start
 from .json_text import loads
 from .roles import Renders, probe
 from .template_sandbox import compiled, rendered
 
-ToolFormat = Literal["xml", "json", "keys"]
 WORDS = 500  # characters of what a template says when it refuses
 _ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}")  # templates write it into the prompt, so no marks can be in it
 

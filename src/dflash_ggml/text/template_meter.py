@@ -5,10 +5,11 @@ The sandbox asks here before and after each operation; a value's weight is its c
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, NoReturn, TypeVar
 
 import jinja2
 
@@ -18,14 +19,17 @@ DEPTH = 100  # of lists in lists: some of Python's own loops over them call them
 STEPS = 1_000_000  # passes, operations and calls; long values cost more. A second or two in all
 SECONDS = 3.0  # of this thread's time, where steps are slower than that
 BITS = 1 << 14  # of an integer
+WIDTH = 1000  # of what is padded, wrapped or indented
+PIECE = 1024  # characters that are worth a step to look through
+NEW = 128  # characters of a new text that are worth a step: what a template holds at once fits into memory
 
-PIECE = 1024  # characters that are worth a step
 _LOOKS = 2000  # steps between looks at the clock
 _T = TypeVar("_T")
 VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
-LISTS: tuple[type[Iterable[Any]], ...] = (list, tuple, set, frozenset, *VIEWS)
-HOLDERS: tuple[type[Any], ...] = (dict, *LISTS, Mapping)
-PLAIN = frozenset((bool, float, type(None)))
+_LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, *VIEWS)
+_PLAIN = frozenset((bool, float, type(None)))
+_NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"\S+")
 
 
 class Meter(threading.local):
@@ -39,10 +43,10 @@ class Meter(threading.local):
 METER = Meter()
 
 
-def metered(run: Callable[[], _T], steps: int = STEPS) -> _T:
+def metered(run: Callable[[], _T]) -> _T:
     """The result of `run`, which may use templates of this environment. Raises TemplateError beyond the limits."""
     before = METER.left, METER.look, METER.end
-    METER.left, METER.look, METER.end = steps, steps - _LOOKS, time.thread_time() + SECONDS
+    METER.left, METER.look, METER.end = STEPS, STEPS - _LOOKS, time.thread_time() + SECONDS
     try:
         return run()
     finally:
@@ -57,7 +61,7 @@ def spend(n: int) -> None:
             refuse(f"it takes more than {STEPS} steps")
         if time.thread_time() > METER.end:
             refuse(f"it takes more than {SECONDS:g} s")
-        METER.look = METER.left - _LOOKS
+        METER.look = max(METER.left - _LOOKS, 0)
 
 
 def refuse(message: str) -> NoReturn:
@@ -72,53 +76,32 @@ def fits(n: int) -> int:
     return n
 
 
-class Weighed(list[Any]):
-    """A list made by the template, which cannot change it, with what it weighs and how deep it goes."""
-
-    __slots__ = ("depth", "weight")
-    depth: int
-    weight: int
-
-
 def weight_of(value: Any, depth: int = 0) -> int:
     """Characters of a value with all that it holds, however often it holds it."""
     kind = type(value)
     if kind is str:
         return len(value)
-    if kind in PLAIN:
+    if kind in _PLAIN:
         return ITEM
-    if kind is Weighed:
-        if depth + value.depth > DEPTH:
-            refuse(f"it makes a list that is nested deeper than {DEPTH}")
-        return cast(Weighed, value).weight
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, int):
         return ITEM + value.bit_length() // 3
-    n = ITEM
-    if isinstance(value, HOLDERS):
-        if depth >= DEPTH:
-            refuse(f"it makes a list that is nested deeper than {DEPTH}")
-        n = fits(ITEM * (1 + len(value)))
-        spend(1 + len(value) // 16)
-        if isinstance(value, Mapping):
-            for key, item in value.items():
-                n = fits(n + weight_of(key, depth + 1) + weight_of(item, depth + 1))
-        else:
-            for item in value:
-                n = fits(n + weight_of(item, depth + 1))
-    elif isinstance(value, range):
-        n += ITEM * len(value)
+    if isinstance(value, range):
+        return ITEM * (1 + len(value))
+    if kind is not list and not isinstance(value, _LISTS):
+        if kind is not dict and not isinstance(value, Mapping):
+            return ITEM
+        value = (*value, *value.values())
+    if depth >= DEPTH:
+        refuse(f"it makes a list that is nested deeper than {DEPTH}")
+    n = fits(ITEM * (1 + len(value)))
+    spend(1 + len(value) // 16)
+    for item in value:
+        n += len(item) if type(item) is str else weight_of(item, depth + 1)
+        if n > VALUE:
+            fits(n)
     return n
-
-
-def depth_of(value: Any) -> int:
-    """How deep lists go in each other."""
-    if type(value) is Weighed:
-        return value.depth
-    if isinstance(value, Mapping):
-        value = (*value.keys(), *value.values())
-    return 1 + max((depth_of(item) for item in value), default=0) if isinstance(value, LISTS) else 0
 
 
 def looked_through(value: Any) -> Any:
@@ -127,55 +110,84 @@ def looked_through(value: Any) -> Any:
     return value
 
 
-def made_value(value: Any) -> Any:
-    """A value that an operation has made."""
-    weight = fits(weight_of(value))
-    spend(1 + weight // PIECE)
-    if type(value) is list:
-        return as_weighed(value, weight, depth_of(value))
+def made(value: Any) -> Any:
+    """A value that an operation has made, a list in place of an iterator."""
+    if isinstance(value, str):
+        spend(1 + fits(len(value)) // NEW)
+        return value
+    if isinstance(value, Iterator):
+        value = list(stepped(value))
+    spend(1 + fits(weight_of(value)) // PIECE)
     if isinstance(value, int) and value.bit_length() > BITS:
         refuse(f"it makes an integer of more than {BITS} bits")
     return value
 
 
-def as_weighed(values: list[Any], weight: int, depth: int) -> Weighed:
-    """A copy of a list that knows its weight and depth."""
-    made = Weighed(values)
-    made.weight, made.depth = weight, depth
-    return made
-
-
-def as_list(value: Iterable[Any]) -> list[Any]:
-    """A list of what an iterable gives, a step for each."""
-    out = []
+def stepped(value: Iterable[Any]) -> Iterator[Any]:
+    """What an iterable gives, a step for each."""
+    spend(1)
     for item in value:
         spend(1)
-        out.append(item)
-    return out
-
-
-def loop_items(value: Any) -> Any:
-    """What a loop goes through."""
-    if not isinstance(value, Sized):
-        value = as_list(value)
-    spend(1 + len(value))
-    return value
+        yield item
 
 
 def part_of(value: Any) -> Any:
     """A slice, which holds what was there."""
-    spend(1 + (len(value) // 64 if isinstance(value, Sized) else 0))
+    spend(1 + size(value) // ITEM)
     return value
 
 
-def concat_pieces(pieces: Iterable[str]) -> str:
+def concat(pieces: Iterable[str]) -> str:
     """The text of a macro or a block."""
     pieces = list(pieces)
-    n = fits(sum(map(len, pieces)))
-    spend(1 + n // PIECE)
+    spend(1 + fits(sum(map(len, pieces))) // NEW)
     return "".join(pieces)
 
 
-def joined_values(values: tuple[Any, ...]) -> str:
+def joined(values: tuple[Any, ...]) -> str:
     """The texts of values, one behind the other."""
-    return concat_pieces([value if type(value) is str else str(value) for value in values])
+    return concat([value if type(value) is str else str(looked_through(value)) for value in values])
+
+
+def size(value: Any) -> int:
+    """Items or characters; of a number itself, as a width."""
+    return len(value) if isinstance(value, Sized) else abs(value) if isinstance(value, int) else 0
+
+
+def widths(text: str) -> int:
+    """The sum of all numbers in a format, each of which may be a width."""
+    return sum(int(number) if len(number) < 10 else VALUE + 1 for number in _NUMBER.findall(text))
+
+
+def check_format(text: Any, values: Any) -> None:
+    """For `%`: `*` takes widths from the values."""
+    numbers = widths(text)
+    if "*" in text and isinstance(values, tuple):
+        numbers += sum(size(value) for value in values if isinstance(value, int))
+    fits(len(text) + numbers + text.count("%") * weight_of(values))
+
+
+def check_growth(name: str, value: Any, others: tuple[Any, ...]) -> None:
+    """Refuse a filter or a string's method that would make a long value out of short ones."""
+    if name in ("center", "ljust", "rjust", "zfill"):
+        fits(max(map(size, others), default=0))
+    elif name == "expandtabs":
+        fits(len(value) + value.count("\t") * sum(map(size, others)))
+    elif name == "replace" and len(others) > 1:
+        value, old, new = (str(v) for v in (value, *others[:2]))
+        fits(len(value) + value.count(old) * len(new))
+    elif name == "join":
+        fits(weight_of(value) + sum(map(weight_of, others)) + size(value) * sum(map(size, others)))
+    elif name == "indent":
+        fits(weight_of(value) + (1 + str(value).count("\n")) * (4 + sum(map(size, others))))
+    elif name == "list":
+        fits(ITEM * size(value))
+    elif name == "format":
+        check_format(str(value), others)
+    elif name == "translate":
+        table = others[0] if others and isinstance(others[0], Mapping) else {}
+        fits(len(value) * max(map(weight_of, table.values()), default=1))
+    elif name in ("split", "rsplit", "splitlines") and len(value) * ITEM > VALUE:
+        mark = next((v for v in others if isinstance(v, str) and v), None)
+        n = value.count(mark) if mark else sum(1 for _ in _WORD.finditer(value))
+        fits((n + value.count("\n")) * ITEM)

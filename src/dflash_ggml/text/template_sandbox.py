@@ -1,114 +1,253 @@
 """The environment in which chat templates run: jinja2's sandbox, with an end to time, loops and sizes.
 
-Templates come from files and requests. They run in this process, with every operation counted, and not in a worker
-under limits of the system: a worker would have to be sent every conversation, be started by each user of the library,
-and its limits would be those of the machine; a count refuses the same templates everywhere. The price is that all ways
-to make a value have to be known here. So generated code asks before it loops, joins, compares, slices or makes a list;
-filters, tests and methods are those that `template_filters` knows, and nothing is lazy. No value ever outgrows VALUE, which
-makes each single operation short; what it costs is taken from STEPS.
+Generated code asks before it loops, joins, compares, slices or makes a list; filters, tests and methods say what they
+cost, and nothing is lazy. No value outgrows VALUE, which makes each operation short; what it costs is taken from STEPS.
+Why it runs in this process: docs/decisions/0005-chat-templates-are-metered.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import wraps
 from typing import Any, NoReturn, cast
 
 import jinja2
 import jinja2.ext
-import jinja2.nodes
-import jinja2.runtime
+import jinja2.filters
 import jinja2.sandbox
-import jinja2.utils
+from jinja2 import compiler, nodes, parser, runtime, utils
 
-from .template_code import GenerationTag, GuardedCode
-from .template_filters import (
-    COMPARES,
-    FREE,
-    METHODS,
-    WIDTH,
-    StringFormat,
-    add_up,
-    check_format,
-    check_method,
-    guarded,
-    tojson,
-)
-from .template_meter import (
-    BITS,
-    PIECE,
-    VIEWS,
-    as_list,
-    as_weighed,
-    concat_pieces,
-    depth_of,
-    fits,
-    joined_values,
-    looked_through,
-    loop_items,
-    made_value,
-    metered,
-    part_of,
-    refuse,
-    spend,
-    weight_of,
-)
+from . import template_meter as meter
+from .template_meter import PIECE, fits, made, refuse, spend, weight_of
 
 SOURCE = 1 << 16  # characters of a template; compiling takes up to 30 µs for each
 OUTPUT = 1 << 24  # characters
+SLOW = 20_000  # characters that the filters with slow searches take
 
 _LOOP = "what a loop goes through"  # a filter by a name that no template can write
 _DICT = frozenset(dir(dict))
+_FREE = frozenset(("length", "count", "default", "d", "first", "last", "safe", "attr"))  # look from outside
+_COMPARE = frozenset(
+    ("in", "lower", "upper", "divisibleby")
+)  # tests that look through a value, with Python's operators
+_SHORT = frozenset(
+    ("trim", "string", "lower", "upper")
+)  # of a string, to no more than three times its length
+_WIDE = frozenset(("center", "indent", "batch", "slice", "wordwrap", "round", "tojson"))
+_SLOWLY = frozenset(
+    ("urlize", "striptags", "pprint", "wordwrap", "wordcount", "xmlattr", "title", "int", "float")
+)
+# Methods of Python's own types other than strings that can be called.
+_OWNERS = (bytes, dict, list, tuple, range, int, float)
+_METHODS = frozenset(
+    ("decode", "hex", "startswith", "endswith", "copy", "get", "items", "keys", "values", "count", "index",
+     "bit_length", "bit_count", "is_integer")
+)  # fmt: skip
 
 
-@jinja2.pass_context
-def _finalize(context: Any, value: Any) -> str:
-    """The text of what a template writes."""
-    text = value if isinstance(value, str) else str(value)
-    spend(1 + len(text) // PIECE)
-    return text
+def _asking(function: str, when: Callable[[Any], bool] = lambda node: True) -> Callable[..., Any]:
+    """Make a visitor put what it writes into a call of the environment's `function`."""
+
+    def wrapped(visit: Callable[..., Any]) -> Callable[..., Any]:
+        def visitor(self: compiler.CodeGenerator, node: Any, frame: Any) -> None:
+            asks = when(node)
+            self.write(f"environment.{function}(" if asks else "")
+            visit(self, node, frame)
+            self.write(")" if asks else "")
+
+        return visitor
+
+    return wrapped
 
 
-class _Namespace(jinja2.utils.Namespace):
+class _Code(compiler.CodeGenerator):
+    """Code that asks the environment first."""
+
+    visit_List = _asking("ask_made")(compiler.CodeGenerator.visit_List)
+    visit_Dict = _asking("ask_made")(compiler.CodeGenerator.visit_Dict)
+    visit_Tuple = _asking("ask_made", lambda node: node.ctx == "load")(compiler.CodeGenerator.visit_Tuple)
+    visit_Getitem = _asking("ask_part", lambda node: isinstance(node.arg, nodes.Slice))(
+        compiler.CodeGenerator.visit_Getitem
+    )
+
+    def visit_Output(self, node: nodes.Output, frame: Any) -> None:
+        text = sum(len(n.data) for n in node.nodes if isinstance(n, nodes.TemplateData))
+        self.writeline(f"environment.ask({1 + len(node.nodes) // 4 + text // PIECE})", node)
+        super().visit_Output(node, frame)
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Any) -> None:
+        """A chain of sums at once: they are what templates are made of."""
+        chain: list[nodes.Expr] = [node]
+        while isinstance(chain[0], nodes.Add):
+            chain[:1] = [chain[0].left, chain[0].right]
+        self._all("ask_sum", chain, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
+        self._all("ask_joined", node.nodes, frame)
+
+    def _all(self, function: str, items: list[nodes.Expr], frame: Any) -> None:
+        self.write(f"environment.{function}((")
+        for item in items:
+            self.visit(item, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Any) -> None:
+        """Comparing with a constant is short, except for looking into something."""
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        looks = any(operand.op in ("in", "notin") for operand in node.ops)
+        short = (nodes.Const, nodes.List, nodes.Tuple) if looks else nodes.Const
+        if len(sides) == 2 and any(isinstance(side, short) for side in (sides[1:] if looks else sides)):
+            super().visit_Compare(node, frame)
+            return
+        ask = _asking("ask_weigh")(lambda self, node, frame: self.visit(node, frame))
+        self.write("(")
+        ask(self, node.expr, frame)
+        for operand in node.ops:
+            self.write(f" {compiler.operators[operand.op]} ")
+            ask(self, operand.expr, frame)
+        self.write(")")
+
+    def _no_others(self, node: Any, frame: Any) -> NoReturn:
+        self.fail("a chat template cannot include, import or extend others", node.lineno)
+
+    visit_Include = visit_Import = visit_FromImport = visit_Extends = _no_others
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks trained spans in some templates; for rendering it is transparent."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Formatter(jinja2.sandbox.SandboxedFormatter):
+    """`format` of a string, with all that it makes counted."""
+
+    n = 0
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        fits(meter.widths(format_spec))
+        text = super().format_field(value, format_spec)
+        self.n = fits(self.n + len(text))
+        spend(1)
+        return text
+
+
+class _Namespace(utils.Namespace):
     """A namespace may hold itself and others: what it holds is not shown."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers writes it: no escapes for HTML, other letters as they are. Refused where it becomes too long."""
+    written = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    if indent is None and separators is None:
+        return written.encode(value)
+    pieces, n = [], 0
+    for piece in written.iterencode(value):
+        n = fits(n + len(piece))
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _sum(environment: Any, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+    """Of numbers: lists would be copied once for each."""
+    get = (lambda item: item) if attribute is None else jinja2.filters.make_attrgetter(environment, attribute)
+    for item in iterable:
+        value = get(item)
+        if not isinstance(start, (int, float)) or not isinstance(value, (int, float)):
+            raise TypeError("sum: only numbers can be added")
+        start += value
+    return start
+
+
+def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    """With names for its arguments, which may come in any order."""
+    meter.check_growth("replace", value, (old, new))
+    return str(value).replace(str(old), str(new), -1 if count is None else count)
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or test that says what it costs, and is refused what would make it long."""
+    passes = hasattr(function, "jinja_pass_arg")
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if name in _SHORT and len(args) == 1 and type(args[0]) is str:
+            spend(1 + len(args[0]) // PIECE)
+            return function(*args)
+        given = (*args[passes:], *kwargs.values())
+        weight = sum(map(weight_of, given))
+        spend(1 + weight // PIECE)
+        if name in _WIDE and any(isinstance(v, int) and abs(v) > meter.WIDTH for v in given[1:]):
+            refuse(f"{name}: a number above {meter.WIDTH}")
+        if name in _SLOWLY and weight > SLOW:
+            refuse(f"{name}: more than {SLOW} characters")
+        if given and name in ("join", "indent", "format", "list"):
+            meter.check_growth(name, given[0], given[1:])
+        return made(function(*args, **kwargs))
+
+    return checked
+
+
+@jinja2.pass_context
+def _finalize(context: Any, value: Any) -> str:
+    """The text of what a template writes."""
+    text = value if isinstance(value, str) else str(meter.looked_through(value))
+    spend(1 + len(text) // PIECE)
+    return text
+
+
 def _strftime_now(fmt: str) -> str:
-    if len(fmt) > WIDTH:
-        refuse(f"strftime_now: more than {WIDTH} characters")
+    if len(fmt) > meter.WIDTH:
+        refuse(f"strftime_now: more than {meter.WIDTH} characters")
     return datetime.now().strftime(fmt)
 
 
 def _raise_exception(message: Any) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
+    refuse(str(message))
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The environment of one chat template; compiling and rendering in it belong into `metered`."""
 
-    code_generator_class = GuardedCode
+    code_generator_class = _Code
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
-    concat = staticmethod(concat_pieces)
+    concat = staticmethod(meter.concat)
     ask = staticmethod(spend)
-    ask_made = staticmethod(made_value)
-    ask_joined = staticmethod(joined_values)
-    ask_part = staticmethod(part_of)
-    ask_weigh = staticmethod(looked_through)
+    ask_made = staticmethod(made)
+    ask_joined = staticmethod(meter.joined)
+    ask_part = staticmethod(meter.part_of)
+    ask_weigh = staticmethod(meter.looked_through)
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[GenerationTag, jinja2.ext.loopcontrols],
+            extensions=[_GenerationTag, jinja2.ext.loopcontrols],
             finalize=_finalize,
         )
-        self.filters |= {"tojson": tojson, "sum": jinja2.pass_environment(add_up)}
-        self.filters = {n: f if n in FREE else guarded(n, cast(Any, f)) for n, f in self.filters.items()}
-        self.filters[_LOOP] = loop_items
-        self.tests = {n: guarded(n, cast(Any, f)) if n in COMPARES else f for n, f in self.tests.items()}
+        self.filters |= {"tojson": _tojson, "sum": jinja2.pass_environment(_sum), "replace": _replace}
+        self.filters |= {n: _guarded(n, cast(Any, f)) for n, f in self.filters.items() if n not in _FREE}
+        compares = [n for n, f in self.tests.items() if n in _COMPARE or f.__module__ == "_operator"]
+        self.tests |= {n: _guarded(n, cast(Any, self.tests[n])) for n in compares}
+        self.filters[_LOOP] = meter.stepped
         del self.globals["lipsum"]
         self.globals |= {
             "namespace": _Namespace,
@@ -116,91 +255,78 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             "strftime_now": _strftime_now,
         }
 
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         parsed = super()._parse(source, name, filename)
-        for loop in parsed.find_all(jinja2.nodes.For):
-            loop.iter = jinja2.nodes.Filter(loop.iter, _LOOP, [], [], None, None, lineno=loop.lineno)
+        for loop in parsed.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _LOOP, [], [], None, None, lineno=loop.lineno)
         return parsed
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _DICT:  # as the sandbox would find it, without its detours
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if isinstance(obj, str) and attribute in ("format", "format_map"):
-            return StringFormat(self, obj, attribute == "format_map")
         return super().getattr(obj, attribute)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(obj, str) and argument in ("format", "format_map"):
-            return StringFormat(self, obj, argument == "format_map")
-        return super().getitem(obj, argument)
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """A string's `format` or `format_map`, counted; None for anything else."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, by_map = value.__self__, value.__name__ == "format_map"
+        return lambda *args, **kwargs: _Formatter(self).vformat(
+            text, () if by_map else args, args[0] if by_map else kwargs
+        )
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call: of a macro, of a function that the environment or the caller gave, or of a method in the tables."""
         spend(1)
-        if isinstance(__obj, jinja2.runtime.Macro):
+        if isinstance(__obj, runtime.Macro):
             if len(args) > len(__obj.arguments) or not kwargs.keys() <= set(__obj.arguments):
-                made_value((*args, *kwargs.values()))  # it can make a list of what it does not name
+                made((*args, *kwargs.values()))  # it can make a list of what it does not name
             return super().call(__context, __obj, *args, **kwargs)
-        if isinstance(__obj, jinja2.runtime.LoopContext):
-            return super().call(__context, __obj, *map(loop_items, args), **kwargs)
+        if isinstance(__obj, runtime.LoopContext):
+            return super().call(__context, __obj, *map(meter.stepped, args), **kwargs)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str):
             spend(len(owner) // PIECE)
-            check_method(owner, name, (*args, *kwargs.values()))
-        else:
-            known = next((names for kind, names in METHODS.items() if isinstance(owner, kind)), None)
-            if known is not None and name not in known:
-                raise jinja2.sandbox.SecurityError(
-                    f"{name!r} of {type(owner).__name__!r} is not safely callable"
-                )
-            if name in ("count", "index", "copy"):
-                looked_through(owner)
-        for value in (*args, *kwargs.values()):
-            looked_through(value)
+            meter.check_growth(name, owner, (*args, *kwargs.values()))
+        elif isinstance(owner, _OWNERS) and name not in _METHODS:
+            raise jinja2.sandbox.SecurityError(f"{name!r} of {type(owner).__name__!r} is not safely callable")
+        for value in (*args, *kwargs.values(), *([owner] if name in ("count", "index", "copy") else [])):
+            meter.looked_through(value)
         result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, VIEWS):
-            return result
-        return made_value(as_list(result) if isinstance(result, Iterator) else result)
+        return result if isinstance(result, meter.VIEWS) else made(result)
 
-    def ask_sum(self, context: Any, *values: Any) -> Any:
+    def ask_sum(self, values: tuple[Any, ...]) -> Any:
         """A sum from left to right."""
         if all(type(value) is str for value in values):
-            n = fits(sum(map(len, values)))
-            spend(len(values) + n // PIECE)
-            return "".join(values)
-        made = values[0]
+            return meter.concat(values)
+        total = values[0]
         for value in values[1:]:
-            made = self.call_binop(context, "+", made, value)
-        return made
+            total = self.call_binop(cast(Any, None), "+", total, value)
+        return total
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        spend(1)
-        if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            spend(fits(len(left) + len(right)) // PIECE)
-            return left + right
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if abs(left) > 1 and left.bit_length() * abs(right) > BITS:
-                refuse(f"it makes an integer of more than {BITS} bits")
+            if abs(left) > 1 and left.bit_length() * abs(right) > meter.BITS:
+                refuse(f"it makes an integer of more than {meter.BITS} bits")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int):
                     fits(weight_of(value) * times)
         elif operator == "%" and isinstance(left, (str, bytes)):
-            if not isinstance(left, str):
+            if isinstance(left, bytes):
                 raise TypeError("%: expected a string")
-            check_format(left, right)
+            meter.check_format(left, right)
         elif operator == "+" and isinstance(left, list) and isinstance(right, list):
-            spend(len(left) // 64)
-            weight = fits(weight_of(left) + weight_of(right))
-            return as_weighed(left + right, weight, max(depth_of(left), depth_of(right)))
-        return made_value(super().call_binop(context, operator, left, right))
+            fits(meter.ITEM * (len(left) + len(right)))
+            return meter.part_of(left + right)  # which holds what was there
+        return made(super().call_binop(context, operator, left, right))
 
 
 def compiled(source: str) -> jinja2.Template:
     """A template. Raises TemplateError for one that is too long, and whatever else compiling raises."""
     if len(source) > SOURCE:
         refuse(f"it has {len(source)} characters, at most {SOURCE} are allowed")
-    return metered(lambda: Environment().from_string(source))
+    return meter.metered(lambda: Environment().from_string(source))
 
 
 def rendered(template: jinja2.Template, scope: dict[str, Any]) -> str:
@@ -215,4 +341,4 @@ def rendered(template: jinja2.Template, scope: dict[str, Any]) -> str:
             pieces.append(piece)
         return "".join(pieces)
 
-    return metered(run)
+    return meter.metered(run)

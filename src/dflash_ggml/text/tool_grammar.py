@@ -4,55 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .bounded_schema import bounded_schema
-from .call_opening import END_ARG_VALUE
+from .call_forms import FORMS, CallForm, ToolFormat
 from .grammar import JSON_OPTIONS
 from .grammar_spec import GrammarSpec, dump_schema, load_schema
-from .template import ToolFormat
 from .tool_schema import Argument, Arguments, ToolSchema
 
 Schemas = Mapping[str, ToolSchema]
 
 # Between calls and behind the last one: what models write there, so that they can end; bounded, so that they do.
 _LINES = ("lead: /\\n{0,2}/", "gap: /[ \\t\\r\\n]{0,4}/")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tags:
-    """How a form writes the name of a call and an argument, in parts of a rule ({}: the name).
-
-    end: behind a value; forbidden inside one: what the reader of calls takes for its end.
-    """
-
-    name: str
-    key: str
-    end: str
-    behind: str
-    close: str
-    forbidden: str
-
-
-_TAGS = {
-    "xml": _Tags(
-        name='"<function=" {} ">\\n"',
-        key='"<parameter=" {} ">\\n"',
-        end="\n</parameter>\n",
-        behind="",
-        close='"</function>"',
-        forbidden=r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>",
-    ),
-    "keys": _Tags(
-        name="{} line",
-        key='"<arg_key>" {} "</arg_key>" line "<arg_value>"',
-        end=END_ARG_VALUE,
-        behind="line",
-        close="",
-        forbidden=r"<\/arg_value>|<\/tool_call>",
-    ),
-}
 
 
 def forced_call_grammar(
@@ -105,7 +68,7 @@ def _grammar(
 ) -> GrammarSpec:
     for name, tag in (("END_CALL", "</tool_call>"), ("CALL", "<tool_call>")):
         start = [line.replace(name, tag if tag in special_tags else _quote(tag)) for line in start]
-    rules, names, tags = list(more), [], _TAGS["keys" if form == "keys" else "xml"]
+    rules, names, tags = list(more), [], FORMS.get(form, FORMS["xml"])
     for i, (name, schema) in enumerate(schemas.items()):
         arguments = None if form == "json" else schema.arguments()
         if arguments is None:
@@ -118,7 +81,7 @@ def _grammar(
         *start,
         f"call: {' | '.join(names)}",
         "line: /\\n?/",
-        f"text[suffix={_quote(tags.end)}]: /(?s:.*)/ & ~/(?s:.*)({tags.forbidden})(?s:.*)/",
+        f"text[suffix={_quote(tags.rule_end)}]: /(?s:.*)/ & ~/(?s:.*)({tags.forbidden})(?s:.*)/",
     ]
     return GrammarSpec("lark", "\n".join(head + rules) + "\n")
 
@@ -131,13 +94,15 @@ def _json_rules(i: int, name: str, schema: ToolSchema) -> list[str]:
     ]
 
 
-def _tagged_rules(i: int, name: str, arguments: Arguments, root: Mapping[str, Any], tags: _Tags) -> list[str]:
+def _tagged_rules(
+    i: int, name: str, arguments: Arguments, root: Mapping[str, Any], tags: CallForm
+) -> list[str]:
     """Arguments between tags: those that are declared, in their order, then any others that are allowed."""
     parts, rules = [], []
 
     def rule(label: str, key: str, argument: Argument) -> None:
-        value = _value(argument, root, tags.end)
-        rules.append(f"{label}: {tags.key.format(key)} {value} {tags.behind}")
+        value = _value(argument, root, tags.rule_end)
+        rules.append(f"{label}: {tags.rule_key.format(key)} {value} {tags.behind}")
 
     for j, (key, argument) in enumerate(arguments.named.items()):
         parts.append(f"p_{i}_{j}" if argument.required else f"p_{i}_{j}?")
@@ -147,7 +112,7 @@ def _tagged_rules(i: int, name: str, arguments: Arguments, root: Mapping[str, An
         taken = "|".join(map(_pattern, arguments.named))
         rules.append(f"KEY_{i}: /[^<>\\n]{{1,200}}/" + (f" & ~/({taken})/" if taken else ""))
         rule(f"more_{i}", f"KEY_{i}", arguments.others)
-    return [f"call_{i}: {tags.name.format(_quote(name))} {' '.join(parts)} {tags.close}", *rules]
+    return [f"call_{i}: {tags.rule_name.format(_quote(name))} {' '.join(parts)} {tags.close}", *rules]
 
 
 def _value(argument: Argument, root: Mapping[str, Any], end: str) -> str:

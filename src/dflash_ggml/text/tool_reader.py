@@ -1,51 +1,20 @@
-"""Reads a tool call as it streams in: Qwen's parameter form, or a JSON object; with the tags around it or without. Or, within
-the tags, the form of Laguna and GLM.
+"""Reads a tool call as it streams in, in any of the forms of `call_forms`, with the tags around it or without.
 
-    <function=name>           {"name": "name", "arguments": {...}}           <tool_call>name
-    <parameter=key>                                                          <arg_key>key</arg_key>
-    value                                                                    <arg_value>value</arg_value>
-    </parameter>                                                             </tool_call>
-    </function>
-
-Parameter values are text and become JSON by the tool's schema; string values stream, others wait for their end.
+Values between tags are text and become JSON by the tool's schema; string values stream, others wait for their end.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 
-from .call_opening import (
-    ARG_KEY,
-    CALL,
-    END_ARG_VALUE,
-    END_CALL,
-    END_FUNCTION,
-    END_PARAMETER,
-    FUNCTION,
-    FUNCTION_TAG,
-    KEYED_NAME,
-    OPEN_TAG,
-    JsonHead,
-    calls_in,
-    partial_suffix,
-)
+from .call_forms import CALL, END_CALL, END_FUNCTION, FORMS, FUNCTION, partial_suffix
+from .call_opening import OPEN_TAG, JsonHead, calls_in
 from .deltas import Delta, ToolCallArgs, ToolCallBegin, ToolCallEnd
 from .json_stream import JsonStream
-from .keyed_scan import KeyedScan
 from .tool_schema import ToolSchema
 from .value_scan import ValueScan
 
-_PART = re.compile(r"<parameter=([^<>\n]{1,200})>|</function>|</tool_call>")
-_KEY_LINE = re.compile(r"\n<parameter=([^<>\n]{1,200})>\n?")
-_KEY = re.compile(r"<arg_key>([^<>]{1,200})</arg_key>\s*<arg_value>")
-_OPEN_KEY = re.compile(r"<arg_key>[^<>]{0,200}(<[^<>]{0,12}(>\s*(<[^<>]{0,12})?)?)?")
-_CLOSING = ("\n" + END_PARAMETER, END_PARAMETER)
-# where a call ends whose last value was not closed: its own end must follow, or the next call
-_FORGOTTEN_END = re.compile(
-    r"\n?(</function>\s*</tool_call>|</tool_call>|</function>)(?=\s*(<tool_call>|\Z))"
-)
 _UNKNOWN = ToolSchema({})  # a tool that was not offered
 
 
@@ -72,13 +41,13 @@ class ToolCallReader:
         self._keys: list[str] = []
         self._n_keys_sent = 0
         self._key = ""
-        self._scan = ValueScan(quotes=True)
+        self._form = FORMS["xml"]
         self._quotes = True
+        self._scan = ValueScan(self._form, self._quotes)
         self._sent = 0
         self._streaming = self._repeated = False
         self._late: list[tuple[str, str, int]] = []  # key, text, characters sent (-1: not even the quote)
         self._json = JsonStream()
-        self._keyed_scan = KeyedScan()
 
     @property
     def rest(self) -> str:
@@ -101,7 +70,7 @@ class ToolCallReader:
         self._final, self._cut = True, cut
         events = self.feed("")
         if not self.done:
-            if self._open and self._state in (self._params, self._keyed) and not cut:
+            if self._open and self._state == self._between and not cut:
                 self._close_object()
             elif self._open:
                 self._settle(set())  # what waited for the rest of the call is said as it stands
@@ -119,22 +88,19 @@ class ToolCallReader:
         if text.startswith(CALL):
             self._tagged, text = True, text[len(CALL) :].lstrip()
         self._buf = text
-        if match := FUNCTION_TAG.match(text):
-            self._begin(match[1].strip())
-            self._buf, self._fresh = text[match.end() :], True
-            self._state = self._params
-            return True
-        if self._tagged and (match := KEYED_NAME.match(text)):
-            self._begin(match[1])
-            self._buf, self._state = text[match.end() :], self._keyed
-            return True
+        for form in FORMS.values():
+            if (match := form.name.match(text)) and (self._tagged or form.bare):
+                self._begin(match[1].strip())
+                self._buf, self._fresh = text[match.end() :], True
+                self._form, self._state = form, self._between
+                return True
         if not text.startswith(("{", "[")):
             return False
         verdict, name, at = JsonHead(self._schemas).match(text)
         if verdict == "call":
             self._begin(name)
             self._buf = text[at:]
-            self._json, self._state = JsonStream(), self._json_args
+            self._json, self._state = JsonStream(), self._object
             return True
         stream = JsonStream()
         strict, taken = stream.feed(text)
@@ -146,18 +112,19 @@ class ToolCallReader:
         self._state = self._after
         return True
 
-    def _params(self) -> bool:
+    def _between(self) -> bool:
+        """Behind the name of a call, or behind an argument."""
         text = self._buf.lstrip()
         if self._fresh and text:
             self._fresh = False
             if text.startswith("{"):
                 self._buf = text
-                self._json, self._state = JsonStream(), self._json_args
+                self._json, self._state = JsonStream(), self._object
                 return True
-        match = _PART.search(text)
+        match = self._form.key.search(text)
         if match is None:
-            at = text.rfind("<")
-            self._buf = text[at:] if at >= 0 else ""
+            match = self._form.open_key.search(text)
+            self._buf = text[match.start() :] if match else ""
             return False
         if match[1] is not None:
             self._buf = text[match.end() :]
@@ -169,7 +136,7 @@ class ToolCallReader:
         return True
 
     def _value(self) -> bool:
-        start = int(self._buf.startswith("\n"))
+        start = int(self._form.lines and self._buf.startswith("\n"))
         if (
             self._buf
             and not self._streaming
@@ -188,19 +155,20 @@ class ToolCallReader:
                 self._emit_args(_escape(self._buf[self._sent : safe]))
                 self._sent = safe
             return False
-        end = at - (at > start and self._buf[at - 1] == "\n")
+        end = at - (self._form.lines and at > start and self._buf[at - 1] == "\n")
         self._end_value(self._buf[start:end], start)
-        self._buf = self._buf[at + len(END_PARAMETER) :]
-        self._state = self._params
+        self._buf = self._buf[at + len(self._form.end) :]
+        self._state = self._between
         return True
 
     def _unclosed(self, start: int) -> bool:
         """The output is over and the value was not closed: the end of a call may still end it, else it was cut."""
-        ending = _FORGOTTEN_END.search(self._buf)
-        if not self._cut and self._buf.rstrip().endswith((END_FUNCTION, END_CALL)):
-            if self._quotes and ValueScan(quotes=False).look(self._buf, True) is not None:
+        ending = self._form.forgotten.search(self._buf)
+        if not self._cut and self._buf.rstrip().endswith(self._form.follow[1:]):
+            plain = ValueScan(self._form, quotes=False)
+            if self._quotes and plain.look(self._buf, True) is not None:
                 # what looked like a quoted call was none
-                self._quotes, self._scan = False, ValueScan(quotes=False)
+                self._quotes, self._scan = False, ValueScan(self._form, quotes=False)
                 return True
             if ending is not None:
                 self._end_value(self._buf[start : ending.start()], start, late=True)
@@ -209,7 +177,7 @@ class ToolCallReader:
                 self._close_object()
                 self._state = self._after
                 return True
-        end = len(self._buf) - partial_suffix(self._buf, _CLOSING)
+        end = len(self._buf) - partial_suffix(self._buf, self._form.closing)
         if self._late:
             self._settle(set())
             if not self._repeated:
@@ -220,71 +188,25 @@ class ToolCallReader:
         self._buf = ""
         return False
 
-    def _keyed(self) -> bool:
-        """Between the arguments of a call that names each one with a tag."""
-        self._buf = text = self._buf.lstrip()
-        if match := _KEY.match(text):
-            self._buf = text[match.end() :]
-            self._begin_param(match[1].strip())
-            self._keyed_scan, self._state = KeyedScan(), self._keyed_value
-            return True
-        if text.startswith(END_CALL):
-            self._close_object()
-            self._state = self._after
-            return True
-        if not text or _OPEN_KEY.fullmatch(text) or any(tag.startswith(text) for tag in (ARG_KEY, END_CALL)):
-            return False
-        at = text.find("<", 1)  # no part of a call
-        self._buf = text[at:] if at >= 0 else ""
-        return at >= 0
-
-    def _keyed_value(self) -> bool:
-        if self._buf and not self._streaming and not self._repeated and self._is_text(self._key):
-            self._emit_args('"')
-            self._streaming = True
-        at, width = self._keyed_scan.look(self._buf, self._final, self._cut)
-        if at is not None:
-            self._end_value(self._buf[:at], 0)
-            self._buf, self._state = self._buf[at + width :], self._keyed
-            return True
-        safe = self._keyed_scan.safe(self._buf)
-        if self._final:
-            safe = len(self._buf) - partial_suffix(self._buf, (END_ARG_VALUE,))
-        if self._streaming and safe > self._sent:
-            self._emit_args(_escape(self._buf[self._sent : safe]))
-            self._sent = safe
-        return False
-
-    def _json_args(self) -> bool:
+    def _object(self) -> bool:
+        """Arguments as JSON; what stands between them and the end of the object around them is not needed."""
         strict, taken = self._json.feed(self._buf)
-        self._emit_args(strict)
         self._buf = self._buf[taken:]
+        self._emit_args(strict if self._open else "")
         if self._json.done:
-            self._end_call()
-            self._json, self._state = JsonStream(depth=1), self._json_tail
+            self._json, self._state = JsonStream(depth=1), self._object if self._open else self._after
+            if self._open:
+                self._end_call()
             return True
-        if not self._buf:
+        tags = (END_CALL,) if self._open else (END_CALL, END_FUNCTION)
+        if not self._buf or not self._at_tag(*tags):
             return False
-        if not self._at_tag(END_CALL):
-            return False
-        self._emit_args(self._json.rest())
-        if self._buf.startswith(END_CALL):  # an object the model left open: passed on as it is
-            self._end_call()
-            self._state = self._after
-        else:
-            self._emit_args("<")
-            self._buf = self._buf[1:]
-        return True
-
-    def _json_tail(self) -> bool:
-        """What stands between the arguments and the end of the object around them is not needed."""
-        self._buf = self._buf[self._json.feed(self._buf)[1] :]
-        if self._json.done:
-            self._state = self._after
-            return True
-        if not self._buf or not self._at_tag(END_CALL, END_FUNCTION):
-            return False
-        if self._buf.startswith((END_CALL, END_FUNCTION)):
+        at_end = self._buf.startswith(tags)
+        if self._open:
+            self._emit_args(self._json.rest() + ("" if at_end else "<"))
+        if at_end:  # an object the model left open: passed on as it is
+            if self._open:
+                self._end_call()
             self._state = self._after
         else:
             self._buf = self._buf[1:]
@@ -299,7 +221,7 @@ class ToolCallReader:
         if text.startswith(END_CALL):
             self._buf, self.done = text[len(END_CALL) :], True
             return False
-        if match := FUNCTION_TAG.match(text):
+        if match := FORMS["xml"].name.match(text):
             if self._tagged or match[1].strip() in self._schemas:
                 self._buf, self._state = text, self._head
                 return True
@@ -325,7 +247,7 @@ class ToolCallReader:
                 self._emit_key(key)
         self._key = key
         self._streaming, self._sent = False, 0
-        self._scan = ValueScan(self._quotes)
+        self._scan = ValueScan(self._form, self._quotes)
         self._state = self._value
 
     def _end_value(self, text: str, start: int, late: bool = False) -> None:
@@ -335,7 +257,7 @@ class ToolCallReader:
         sent = self._sent - start if self._streaming else -1
         late = late or bool(self._late)
         if not late and self._scan.odd is not None:
-            late = not self._lacking(self._tool.required).isdisjoint(_KEY_LINE.findall(text))
+            late = not self._lacking(self._tool.required).isdisjoint(self._form.key_line.findall(text))
         if late:
             self._late.append((self._key, text, sent))
         else:
@@ -351,7 +273,7 @@ class ToolCallReader:
         late, self._late = self._late, []
         for i, (key, text, sent) in enumerate(late):
             start = 0
-            for match in (*_KEY_LINE.finditer(text), None):
+            for match in (*self._form.key_line.finditer(text), None):
                 if match is not None and match[1] not in keys:
                     continue
                 if i or start:

@@ -1,6 +1,6 @@
-"""Where the text of a tool call's parameter ends, looked for as it streams in.
+"""Where the text of a tool call's argument ends, looked for as it streams in.
 
-A value ends at a `</parameter>` that is followed by the next parameter, by the end of the function or of the call. A
+A value ends at its form's closing tag where the next argument, or the end of the function or of the call, follows. A
 complete call that is quoted inside a value belongs to it. Nothing else ends a value.
 """
 
@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import re
 
-from .call_opening import END_CALL, END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER, after_blanks
+from .call_forms import END_CALL, FUNCTION, CallForm, after_blanks
 
-_FOLLOW = (PARAMETER, END_FUNCTION, END_CALL)
-_ODD = (
-    PARAMETER,
-    END_FUNCTION,
-    END_CALL,
-)  # without a closing tag before them: quoted, or a tag was forgotten
-_MARKERS = (END_PARAMETER, FUNCTION, *_ODD)
 _QUOTED_CALL = re.compile(r"<function=[^<>\n]{1,200}>[^\S\n]*\n\s*<parameter=[^<>\n]{1,200}>")
 _QUOTED_PART = re.compile(r"<function=[^<>\n]{0,200}(>[^\S\n]*(\n\s*(<[^<>\n]{0,210})?)?)?\Z")
 
 
 class ValueScan:
-    """look() at the text behind the parameter's tag as it grows.
+    """look() at the text behind the argument's tag as it grows.
 
     odd: index of the first tag that need not be part of the value, None if there is none; what is after it may have to
-    be read another way. quotes: take complete calls inside the value for quoted.
+    be read another way. quotes: take complete calls inside the value for quoted, where the form has them.
     """
 
-    def __init__(self, quotes: bool) -> None:
-        self._quotes = quotes
+    def __init__(self, form: CallForm, quotes: bool) -> None:
+        self._form = form
+        self._quotes = quotes and form.quotes
+        self._markers = (form.end, FUNCTION, *form.follow) if form.quotes else (form.end, END_CALL)
         self._at = 0
         self._depth = 0
         self.odd: int | None = None
@@ -50,12 +45,12 @@ class ValueScan:
     def safe(self, text: str) -> int:
         """How much of the text is part of the value whatever follows; asked while the closing tag has not come."""
         end = self._at if self.odd is None else min(self._at, self.odd)
-        return end - 1 if end and text[end - 1] == "\n" else end
+        return end - (self._form.lines and text[end - 1 : end] == "\n")
 
     def _step(self, text: str, at: int, final: bool) -> int:
         """Characters of the value at a `<`, 0: its closing tag, -1: more text must tell."""
         tail = text[at : at + 16]
-        if tail.startswith(END_PARAMETER):
+        if tail.startswith(self._form.end):
             return self._closing(text, at, final)
         if tail.startswith(FUNCTION) and self._quotes:
             if match := _QUOTED_CALL.match(text, at):
@@ -63,23 +58,25 @@ class ValueScan:
                 self._mark(at)
                 return match.end() - at
             return -1 if not final and _QUOTED_PART.match(text, at) else 1
-        if tail.startswith(_ODD):
-            self._mark(at)
-        elif not final and any(marker.startswith(tail) for marker in _MARKERS):
+        if self._form.quotes and tail.startswith(self._form.follow):
+            self._mark(at)  # without a closing tag before it: quoted, or a tag was forgotten
+        elif tail.startswith(END_CALL):
+            return 1 if final or after_blanks(text, at + len(END_CALL)) < len(text) else -1
+        elif not final and any(marker.startswith(tail) for marker in self._markers):
             return -1
         return 1
 
     def _closing(self, text: str, at: int, final: bool) -> int:
-        next_at = after_blanks(text, at + len(END_PARAMETER))
+        next_at = after_blanks(text, at + len(self._form.end))
         rest = text[next_at : next_at + 16]
-        found = next((tag for tag in _FOLLOW if rest.startswith(tag)), None)
+        found = next((tag for tag in self._form.follow if rest.startswith(tag)), None)
         if found is None:
-            if not any(tag.startswith(rest) for tag in _FOLLOW):
+            if not any(tag.startswith(rest) for tag in self._form.follow):
                 return 1
             return -1 if not final else int(self._depth > 0)
         if not self._depth:
             return 0
-        self._depth -= found != PARAMETER
+        self._depth -= found != self._form.follow[0]
         return 1
 
     def _mark(self, at: int) -> None:

@@ -20,46 +20,27 @@ _OPEN_WEBUI = (
 # labels of the caller's own, hints for caches that need none here, and routing that has been done
 QUIET_LABELS = frozenset(
     (
-        "user",
-        "metadata",
-        "safety_identifier",
-        "client_metadata",
-        "session_id",
-        "request_id",
-        "rid",
-        "trace_id",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "cache_salt",
-        "service_tier",
-        "priority",
-        "provider",
-        "route",
-        "keep_alive",
-        *_OPEN_WEBUI,
+        *(
+            "user",
+            "metadata",
+            "safety_identifier",
+            "client_metadata",
+            "session_id",
+            "request_id",
+            "rid",
+            "trace_id",
+        ),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_salt", "keep_alive"),
+        *("service_tier", "priority", "provider", "route", *_OPEN_WEBUI),
     )
 )
 
 # what sets a sampler that is off unless another field turns it on
-QUIET_SAMPLING = QUIET_LABELS | frozenset(
-    (
-        "cache_prompt",
-        "id_slot",
-        "n_cache_reuse",
-        "prediction",
-        "usage",
-        "dry_base",
-        "dry_allowed_length",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
-        "xtc_threshold",
-        "dynatemp_exponent",
-        "adaptive_decay",
-        "min_keep",
-        "n_discard",
-    )
-)
+QUIET_SAMPLING = QUIET_LABELS | {
+    *("cache_prompt", "id_slot", "n_cache_reuse", "prediction", "usage", "min_keep", "n_discard"),
+    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("xtc_threshold", "dynatemp_exponent", "adaptive_decay"),
+}
 
 LLAMA_SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.server import vetting
-from dflash_ggml.server.vetting import Vetter
+from dflash_ggml.server import grammar_sandbox
+from dflash_ggml.server.grammar_sandbox import Vetter
 from dflash_ggml.session.session import Session
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.grammar_spec import GrammarSpec
@@ -58,7 +58,7 @@ def test_good_and_bad_grammars_come_to_an_end(vetter: Vetter) -> None:
 
 def test_numbers_of_tokens_do_not_end_the_trial_early() -> None:
     assert (
-        vetting._TOKEN_IDS.sub("<[0]>", "start: <[5000]> /a+/ <[12-13,99]> <[^7]>")
+        grammar_sandbox._TOKEN_IDS.sub("<[0]>", "start: <[5000]> /a+/ <[12-13,99]> <[^7]>")
         == "start: <[0]> /a+/ <[0]> <[0]>"
     )
 
@@ -73,7 +73,7 @@ def test_one_that_takes_too_long_is_refused_and_remembered(vetter: Vetter) -> No
     assert stopped.poll() is not None
     with pytest.raises(ConfigError, match="0.05 s"):
         vetter(LARGE)
-    vetter.seconds = vetting.SECONDS
+    vetter.seconds = grammar_sandbox.SECONDS
     vetter(WORD)  # in another process
     assert process(vetter).pid != stopped.pid
 
@@ -83,7 +83,7 @@ def test_one_that_takes_too_much_memory_is_refused() -> None:
     try:
         with pytest.raises(ConfigError, match="more than 0 MiB of memory"):
             vetter(LARGE)
-        vetter.memory = vetting.MEMORY
+        vetter.memory = grammar_sandbox.MEMORY
         vetter(GrammarSpec("regex", "x"))
     finally:
         vetter.close()
@@ -102,7 +102,7 @@ def test_where_none_can_be_started_grammars_are_compiled_anyway(
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(vetting, "spawn", refuse)
+    monkeypatch.setattr(grammar_sandbox, "spawn", refuse)
     vetter(WORD)
     vetter(LARGE)
     assert caplog.text.count("without being tried out first: no more processes") == 1

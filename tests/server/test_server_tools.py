@@ -11,7 +11,7 @@ pytest.importorskip("starlette", reason="the server extra is not installed")
 
 from dflash_ggml.server.errors import ApiError
 from dflash_ggml.server.notes import Notes
-from dflash_ggml.server.offered import (
+from dflash_ggml.server.tools import (
     FreeText,
     choose,
     free_text,

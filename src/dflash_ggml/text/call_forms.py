@@ -1,0 +1,117 @@
+"""How models write tool calls: one table of the forms with tags, for the reader of calls and for the grammar of forced ones.
+
+    <function=name>           {"name": "name", "arguments": {...}}           <tool_call>name
+    <parameter=key>                                                          <arg_key>key</arg_key>
+    value                                                                    <arg_value>value</arg_value>
+    </parameter>                                                             </tool_call>
+    </function>
+
+Qwen's parameters ("xml"), a JSON object ("json"), and keys with values ("keys"), as Laguna and GLM have them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+ToolFormat = Literal["xml", "json", "keys"]
+
+CALL, END_CALL = "<tool_call>", "</tool_call>"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+ARG_KEY, END_ARG_VALUE = "<arg_key>", "</arg_value>"
+
+_BLANK = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """One form of calls whose arguments stand between tags.
+
+    name: the head of a call, group 1 is the tool's name; bare: it needs no `<tool_call>` before it.
+    key: the head of an argument, group 1 is its name, or without a group the end of the call; open_key: what may become one.
+    end: ends a value where one of `follow` comes behind it; all but the first of these end the call.
+    forgotten: the call's end (group 1) behind a value without an `end`; key_line: an argument's head within such a value.
+    lines: line ends around a value are not part of it. quotes: complete calls inside a value are.
+    In a grammar's rule: `rule_name` and `rule_key` ({}: the name), `rule_end` behind a value and `behind` that, `close`;
+    forbidden: within a value, what the reader takes for its end.
+    """
+
+    name: re.Pattern[str]
+    bare: bool
+    key: re.Pattern[str]
+    open_key: re.Pattern[str]
+    end: str
+    follow: tuple[str, ...]
+    forgotten: re.Pattern[str]
+    key_line: re.Pattern[str]
+    lines: bool
+    quotes: bool
+    rule_name: str
+    rule_key: str
+    rule_end: str
+    behind: str
+    close: str
+    forbidden: str
+
+    @property
+    def closing(self) -> tuple[str, ...]:
+        """What may come behind a value, one after the other or alone."""
+        return ("\n" + self.end, self.end) if self.lines else (self.end,)
+
+
+FORMS = {
+    "xml": CallForm(
+        name=re.compile(r"<function=([^<>\n]{1,200})>"),
+        bare=True,
+        key=re.compile(r"<parameter=([^<>\n]{1,200})>|</function>|</tool_call>"),
+        open_key=re.compile(r"<[^<]*\Z"),
+        end=END_PARAMETER,
+        follow=(PARAMETER, END_FUNCTION, END_CALL),
+        forgotten=re.compile(
+            r"\n?(</function>\s*</tool_call>|</tool_call>|</function>)(?=\s*(<tool_call>|\Z))"
+        ),
+        key_line=re.compile(r"\n<parameter=([^<>\n]{1,200})>\n?"),
+        lines=True,
+        quotes=True,
+        rule_name='"<function=" {} ">\\n"',
+        rule_key='"<parameter=" {} ">\\n"',
+        rule_end="\n</parameter>\n",
+        behind="",
+        close='"</function>"',
+        forbidden=r"<\/parameter>|\n<parameter=|\n<\/function>|<\/tool_call>",
+    ),
+    "keys": CallForm(
+        name=re.compile(r"([\w.:/-]{1,200})\s*(?=<arg_key>|</tool_call>)"),
+        bare=False,
+        key=re.compile(r"<arg_key>([^<>]{1,200})</arg_key>\s*<arg_value>|</tool_call>"),
+        open_key=re.compile(r"<arg_key>[^<>]{0,200}(<[^<>]{0,12}(>\s*(<[^<>]{0,12})?)?)?\Z|<[^<>]{0,12}\Z"),
+        end=END_ARG_VALUE,
+        follow=(ARG_KEY, END_CALL),
+        forgotten=re.compile(r"(</tool_call>)(?=\s*\Z)"),
+        key_line=re.compile(r"(?!)"),
+        lines=False,
+        quotes=False,
+        rule_name="{} line",
+        rule_key='"<arg_key>" {} "</arg_key>" line "<arg_value>"',
+        rule_end=END_ARG_VALUE,
+        behind="line",
+        close="",
+        forbidden=r"<\/arg_value>|<\/tool_call>",
+    ),
+}
+
+
+def after_blanks(text: str, at: int) -> int:
+    """Index of the first character from `at` on that is not white space; the length if there is none."""
+    match = _BLANK.match(text, at)
+    return match.end() if match else at
+
+
+def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` that could be the beginning of a marker (0 if none)."""
+    for n in range(min(len(text), max(map(len, markers), default=0)), 0, -1):
+        if any(len(m) > n and m.startswith(text[-n:]) for m in markers):
+            return n
+    return 0
