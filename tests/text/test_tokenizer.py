@@ -176,10 +176,12 @@ def test_unfinished_characters_wait_then_show_as_replacement(tokenizer: Tokenize
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "key 'tokenizer.ggml.model': 'llama' is not supported"),
+        ({"model": "bert"}, "key 'tokenizer.ggml.model': 'bert' is not supported (expected 'gpt2' or 'llama')"),
+        ({"model": "llama"}, "key 'tokenizer.ggml.scores' is missing"),
+        ({"model": "llama", "scores": [0.5]}, f"scores': expected {tiny.VOCAB} finite numbers"),
         (
-            {"pre": "llama-bpe"},
-            "key 'tokenizer.ggml.pre': 'llama-bpe' is not supported (expected one of qwen2, qwen35, laguna)",
+            {"pre": "viking"},
+            "key 'tokenizer.ggml.pre': 'viking' is not supported (expected one of qwen2, qwen35, laguna, ",
         ),
         ({"pre": None}, "key 'tokenizer.ggml.pre' is missing"),
         ({"tokens": None}, "key 'tokenizer.ggml.tokens' is missing"),
