@@ -42,14 +42,16 @@ _FOR_TESTS = (
     "models/templates/poolside-Laguna-S-2.1.jinja",
     "models/templates/poolside-Laguna-XS-2.1.jinja",
     "models/templates/poolside-Laguna-XS.2.jinja",
-    "models/ggml-vocab-qwen35.gguf",
-    "models/ggml-vocab-qwen35.gguf.inp",
-    "models/ggml-vocab-qwen35.gguf.out",
+    *(
+        f"models/ggml-vocab-{name}.gguf{end}"
+        for name in ("qwen35", "llama-spm", "llama-bpe", "starcoder")
+        for end in ("", ".inp", ".out")
+    ),
 )
 _MARK = "ggml/CMakeLists.txt"
 _PIN = "pin.json"
 # Raise when the choice of files above changes, so that folders filled earlier are filled again.
-_LAYOUT = 2
+_LAYOUT = 3
 
 
 class VendorError(Exception):

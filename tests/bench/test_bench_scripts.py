@@ -32,5 +32,7 @@ def test_what_a_script_imports_is_there(script: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_figures_page_is_what_its_script_writes() -> None:
-    done = subprocess.run([sys.executable, str(BENCH / "figures.py"), "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "figures.py"), "--check"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr

@@ -26,8 +26,8 @@ class KvToy:
     Of `qwen3moe` and `laguna`: experts. Of `laguna`: period of the layers that see everything (0: all do), from the first
     on; `window`, `window_heads` and `window_theta` of the others. gate: "head" or "element". The first n_dense layers are
     dense, others have experts. beta, attention: of YaRN.
-    Of `llama`: biased: matrices have biases. linear: stretch of all positions. factor: of Llama 3.1's scaling of slow pairs beyond
-    `n_ctx_first`. sliding: every layer has a window.
+    Of `llama`: biased: matrices have biases. linear: stretch of all positions. factor: of Llama 3.1's scaling of slow pairs
+    beyond `n_ctx_first`. sliding: every layer has a window.
     """
 
     arch: str = "qwen3"
@@ -74,7 +74,7 @@ class KvToy:
         return self.window_heads if self.has_window(layer) else self.n_heads
 
     def has_window(self, layer: int) -> bool:
-        return self.sliding or self.arch == "laguna" and self.period > 0 and layer % self.period != 0
+        return self.sliding or (self.arch == "laguna" and self.period > 0 and layer % self.period != 0)
 
 
 # seed -> fields of `KvToy`

@@ -89,7 +89,11 @@ class Qwen3(Target):
         split_qkv(file, [n_heads] * n, params.n_kv_heads, d)
         shapes = params.tensors()
         matrices = [name for name, shape in shapes.items() if len(shape) > 1]
-        params = replace(params, scales=scales_beside(file, matrices), biases=biases_beside(file, matrices) if cls.biased else ())
+        params = replace(
+            params,
+            scales=scales_beside(file, matrices),
+            biases=biases_beside(file, matrices) if cls.biased else (),
+        )
         check_file(file, params.tensors(), cls._ignored)
         return params
 
