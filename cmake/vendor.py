@@ -42,9 +42,11 @@ _FOR_TESTS = (
     "models/templates/poolside-Laguna-S-2.1.jinja",
     "models/templates/poolside-Laguna-XS-2.1.jinja",
     "models/templates/poolside-Laguna-XS.2.jinja",
-    "models/ggml-vocab-qwen35.gguf",
-    "models/ggml-vocab-qwen35.gguf.inp",
-    "models/ggml-vocab-qwen35.gguf.out",
+    *(
+        f"models/ggml-vocab-{name}.gguf{end}"
+        for name in ("qwen35", "llama-spm", "llama-bpe", "starcoder")
+        for end in ("", ".inp", ".out")
+    ),
 )
 _MARK = "ggml/CMakeLists.txt"
 _PIN = "pin.json"

@@ -16,6 +16,7 @@ from dflash_ggml.ggml.device import F16
 from dflash_ggml.ggml.operations import Yarn
 from dflash_ggml.models.experts import Experts
 from dflash_ggml.models.laguna import Laguna
+from dflash_ggml.models.llama import Llama
 from dflash_ggml.models.qwen3 import Qwen3
 from dflash_ggml.models.qwen3moe import Qwen3Moe
 from dflash_ggml.models.registry import read_target
@@ -398,3 +399,86 @@ def test_what_laguna_would_ignore(file: Path) -> None:
     for name in ("blk.1.attn_sinks.weight", "blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate_inp_shexp.weight"):
         with pytest.raises(ModelFileError, match=f"{name!r} is unknown"):
             laguna(file, changes={name: (D,)})
+
+
+def llama(
+    path: Path, keys: dict[str, Any] | None = None, changes: dict[str, tuple[int, ...] | None] | None = None
+) -> Llama:
+    """As `target`, in the architecture `llama`."""
+    own: dict[str, Any] = {key: None for key in qwen3_keys() if key.startswith("qwen3.")}
+    own |= {key.replace("qwen3.", "llama."): value for key, value in qwen3_keys().items()}
+    own |= {"general.architecture": "llama", "llama.rope.dimension_count": HEAD_DIM}
+    norms: dict[str, tuple[int, ...] | None] = {
+        f"blk.{i}.attn_{x}_norm.weight": None for i in range(2) for x in "qk"
+    }
+    found = target(path, own | (keys or {}), norms | (changes or {}))
+    assert isinstance(found, Llama)
+    return found
+
+
+def test_llama(file: Path) -> None:
+    found = llama(file)
+    assert (found.n_heads, found.n_kv_heads, found.head_dim, found.n_ff) == (HEADS, KV, HEAD_DIM, FF)
+    assert (found.stretch, found.yarn, found.factors, found.biases) == (1.0, None, False, ())
+    assert found.windows == (None, None) and not found.state_spec().recurrent
+    assert found.rope({}) == Rope(HEAD_DIM, 1e6, None, 1.0, True)
+    assert llama(file, changes={"output.weight": None}).tied_head
+    scale = {"blk.1.ffn_up.scale": (1,)}
+    assert llama(file, changes=scale).scales == ("blk.1.ffn_up.scale",)
+    llama(file, changes=qkv(1))
+    llama(file, changes={"blk.1.attn_rot_embd.weight": (HEAD_DIM // 2,)})
+
+
+def test_llama_positions(file: Path) -> None:
+    """Linear, with or without its name; YaRN; divisors of each pair; and nothing else."""
+    for keys in ({"type": "linear", "factor": 8.0}, {"factor": 8.0}):
+        found = llama(file, {f"llama.rope.scaling.{k}": v for k, v in keys.items()})
+        assert (found.stretch, found.yarn) == (8.0, None)
+    keys = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+    found = llama(file, {f"llama.rope.scaling.{k}": v for k, v in keys.items()})
+    assert found.stretch == 1.0 and found.yarn is not None and found.yarn.n_ctx == 32
+    factors: dict[str, tuple[int, ...] | None] = {"rope_freqs.weight": (HEAD_DIM // 2,)}
+    found = llama(file, changes=factors)
+    assert found.factors and found.rope({"rope_freqs.weight": "divisors"}).factors == "divisors"
+    with pytest.raises(ModelFileError, match="'rope_freqs.weight' has shape"):
+        llama(file, changes={"rope_freqs.weight": (HEAD_DIM,)})
+    with pytest.raises(ModelFileError, match="'longrope' is not supported, only 'none', 'linear' and 'yarn'"):
+        llama(file, {"llama.rope.scaling.type": "longrope"})
+
+
+def test_llama_windows(file: Path) -> None:
+    """All layers have it where the file does not list those that do."""
+    window = {"llama.attention.sliding_window": 16}
+    assert llama(file, window).windows == (16, 16)
+    listed = window | {"llama.attention.sliding_window_pattern": [True, False]}
+    assert llama(file, listed).windows == (16, None)
+    spec = llama(file, window).state_spec()
+    assert [layer.window for layer in spec.layers] == [16, 16]
+
+
+def test_llama_biases(file: Path) -> None:
+    biases: dict[str, tuple[int, ...] | None] = {
+        "blk.0.attn_q.bias": (HEADS * HEAD_DIM,),
+        "blk.1.ffn_down.bias": (D,),
+    }
+    found = llama(file, changes=biases)
+    assert found.biases == tuple(biases)
+    assert {name: found.tensors()[name] for name in biases} == biases
+    with pytest.raises(ModelFileError, match="'blk.0.attn_q.bias' has shape"):
+        llama(file, changes={"blk.0.attn_q.bias": (D,)})
+    with pytest.raises(ModelFileError, match="'output.bias' is unknown"):
+        llama(file, changes={"output.bias": (VOCAB,)})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("expert_count", 8, "models with experts are not supported"),
+        ("attention.scale", 0.5, "not 0"),
+        ("rope.dimension_count", HEAD_DIM - 2, "the whole head"),
+        ("attention.head_count_kv", 3, "a divisor of 4"),
+    ],
+)
+def test_llama_values_that_are_not_supported(file: Path, key: str, value: Any, said: str) -> None:
+    with pytest.raises(ModelFileError, match=f"key 'llama.{key}'.*{said}"):
+        llama(file, {f"llama.{key}": value})

@@ -145,7 +145,7 @@ def test_target_key_missing_or_of_the_wrong_type(file: Path, key: str):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("general.architecture", "llama"),
+        ("general.architecture", "falcon"),
         ("qwen35.block_count", 0),
         ("qwen35.block_count", 2**31),
         ("qwen35.nextn_predict_layers", 4),
@@ -215,8 +215,8 @@ def test_target_tensor_types(file: Path):
         ("qwen35-dflash-draft", "this is a draft, name it with -md"),
         ("qwen2moe", "Qwen3, Qwen3-Next and those from 3.5 on are supported"),
         (
-            "llama",
-            "'llama' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3', 'qwen3moe', 'laguna'.$",
+            "falcon",
+            "'falcon' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3', 'qwen3moe', 'laguna', 'llama'.$",
         ),
     ],
 )

@@ -26,6 +26,8 @@ class KvToy:
     Of `qwen3moe` and `laguna`: experts. Of `laguna`: period of the layers that see everything (0: all do), from the first
     on; `window`, `window_heads` and `window_theta` of the others. gate: "head" or "element". The first n_dense layers are
     dense, others have experts. beta, attention: of YaRN.
+    Of `llama`: biased: matrices have biases. linear: stretch of all positions. factor: of Llama 3.1's scaling of slow pairs
+    beyond `n_ctx_first`. sliding: every layer has a window.
     """
 
     arch: str = "qwen3"
@@ -62,13 +64,17 @@ class KvToy:
     n_ff_expert: int = 32
     n_ff_shared: int = 48
     scale: float = 2.5
+    biased: bool = False
+    linear: float | None = None
+    factor: float | None = None
+    sliding: bool = False
 
     def heads(self, layer: int) -> int:
         """Query heads of a layer."""
         return self.window_heads if self.has_window(layer) else self.n_heads
 
     def has_window(self, layer: int) -> bool:
-        return self.arch == "laguna" and self.period > 0 and layer % self.period != 0
+        return self.sliding or (self.arch == "laguna" and self.period > 0 and layer % self.period != 0)
 
 
 # seed -> fields of `KvToy`
@@ -98,6 +104,19 @@ VARIANTS: dict[int, dict[str, Any]] = {
         "n_layers": 5,
         "scale": 1.0,
     },
+    41: {"arch": "llama"},
+    42: {
+        "arch": "llama",
+        "n_heads": 8,
+        "n_kv_heads": 1,
+        "head_dim": 16,
+        "biased": True,
+        "linear": 4.0,
+    },
+    43: {"arch": "llama", "n_kv_heads": 4, "factor": 8.0},
+    44: {"arch": "llama", "window": 30, "window_heads": 4, "sliding": True},
+    45: {"arch": "llama", "yarn": 4.0},
+    46: {"arch": "llama", "tied": True, "mix": 3.0, "n_layers": 3},
 }
 
 
@@ -152,8 +171,15 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
             writer.add_float32(prefix + "yarn_beta_fast", toy.beta)
         if toy.attention is not None:
             writer.add_float32(prefix + "yarn_attn_factor", toy.attention)
+    if toy.linear is not None:
+        writer.add_string(f"{toy.arch}.rope.scaling.type", "linear")
+        writer.add_float32(f"{toy.arch}.rope.scaling.factor", toy.linear)
     if toy.arch == "laguna":
         _laguna_metadata(writer, toy)
+    if toy.arch == "llama":
+        writer.add_rope_dimension_count(toy.head_dim)
+        if toy.sliding:
+            writer.add_sliding_window(toy.window)
     if toy.arch == "qwen3moe":
         writer.add_expert_count(toy.n_experts)
         writer.add_expert_used_count(toy.n_used)
@@ -163,7 +189,7 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
     if toy.arch == "laguna":
         _laguna_tokenizer(writer, toy)
     else:
-        toys._tokenizer(writer, toy, "qwen2")
+        toys._tokenizer(writer, toy, "smollm" if toy.arch == "llama" else "qwen2")
 
 
 def _laguna_metadata(writer: GGUFWriter, toy: KvToy) -> None:
@@ -217,6 +243,8 @@ def _tensors(toy: KvToy, rng: np.random.Generator) -> dict[str, np.ndarray]:
     tensors = {"token_embd.weight": embedding, "output_norm.weight": np.ones(d)}
     if not toy.tied:
         tensors["output.weight"] = head
+    if toy.factor is not None:
+        tensors["rope_freqs.weight"] = slow_pairs(toy, toy.factor)
     for layer in range(toy.n_layers):
         found = _layer(toy, rng, layer)
         tensors |= {f"blk.{layer}.{name}": x for name, x in found.items()}
@@ -235,6 +263,17 @@ def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.nda
         "attn_q_norm.weight": toy.sharp * _norm(rng, toy.head_dim),
         "attn_k_norm.weight": _norm(rng, toy.head_dim),
     }
+    if toy.arch == "llama":
+        for x in "qk":
+            del tensors[f"attn_{x}_norm.weight"]
+        tensors["attn_q.weight"] *= toy.sharp
+        tensors |= _swiglu(toy, rng, toy.n_ff, "")
+        if toy.biased:
+            matrices = {n: x for n, x in tensors.items() if x.ndim > 1}
+            tensors |= {n.replace("weight", "bias"): rng.normal(0, 0.05, len(x)) for n, x in matrices.items()}
+            for n in ("attn_output.bias", "ffn_down.bias"):
+                tensors[n][0] = 0
+        return tensors
     if toy.arch == "laguna":
         tensors["attn_gate.weight"] = _matrix(rng, toy.heads(layer) if toy.gate == "head" else q, d, 2.0)
         if layer >= toy.n_dense:
@@ -266,7 +305,15 @@ def _experts(toy: KvToy, rng: np.random.Generator) -> dict[str, np.ndarray]:
     }
 
 
+def slow_pairs(toy: KvToy, factor: float, low: float = 1.0, high: float = 4.0) -> np.ndarray:
+    """Llama 3.1's divisors of the angles: 1 for pairs that turn `high` times within `n_ctx_first`, `factor` for those that turn
+    less than `low` times, and between the two so that the frequency is interpolated."""
+    turns = toy.n_ctx_first * toy.theta ** (-np.arange(0, toy.head_dim, 2) / toy.head_dim) / (2 * np.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
 def llama_cpp_agrees(toy: KvToy) -> bool:
     """Whether the vendored revision of llama.cpp reads all keys of such a file: not how fast YaRN's pairs must turn to be
-    kept, nor what it multiplies by."""
-    return toy.beta is None and toy.attention is None
+    kept, nor what it multiplies by, nor windows of `llama`."""
+    return toy.beta is None and toy.attention is None and not toy.sliding

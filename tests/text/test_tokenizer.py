@@ -176,10 +176,15 @@ def test_unfinished_characters_wait_then_show_as_replacement(tokenizer: Tokenize
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "key 'tokenizer.ggml.model': 'llama' is not supported"),
         (
-            {"pre": "llama-bpe"},
-            "key 'tokenizer.ggml.pre': 'llama-bpe' is not supported (expected one of qwen2, qwen35, laguna)",
+            {"model": "bert"},
+            "key 'tokenizer.ggml.model': 'bert' is not supported (expected 'gpt2' or 'llama')",
+        ),
+        ({"model": "llama"}, "key 'tokenizer.ggml.scores' is missing"),
+        ({"model": "llama", "scores": [0.5]}, f"scores': expected {tiny.VOCAB} finite numbers"),
+        (
+            {"pre": "viking"},
+            "key 'tokenizer.ggml.pre': 'viking' is not supported (expected one of qwen2, qwen35, laguna, ",
         ),
         ({"pre": None}, "key 'tokenizer.ggml.pre' is missing"),
         ({"tokens": None}, "key 'tokenizer.ggml.tokens' is missing"),
@@ -222,3 +227,84 @@ def test_laguna_cuts_out_lines_first() -> None:
     for text, said in expected.items():
         assert [tokens[i] for i in tokenizer.encode(text)] == said
     assert tokenizer.eog_ids == {0, tokens.index("</assistant>")}, "older files do not declare it"
+
+
+def spm(folder: Path, **changes: Any) -> Tokenizer:
+    """A SentencePiece vocabulary of a few pieces whose scores fall with their ids."""
+    words = ["▁", "a", "b", "c", "▁a", "ab", "abc", "▁ab", "bc", "▁▁"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "<|user|>"]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(words), 4]
+    keys = {"model": "llama", "tokens": tokens, "token_type": types, "merges": None, "pre": None}
+    keys |= {"scores": [float(-i) for i in range(len(tokens))], "eos_token_id": None, "add_bos_token": None}
+    return tiny_tokenizer(folder, **{**keys, **changes})
+
+
+def pieces_of(tokenizer: Tokenizer, text: str, special: bool = True) -> list[str]:
+    return [tokenizer.tokens[i] for i in tokenizer.encode(text, special)]
+
+
+def test_sentencepiece_joins_the_best_piece_first(tmp_path: Path) -> None:
+    tokenizer = spm(tmp_path)
+    expected = {
+        "ab": ["▁ab"],
+        "abc": ["▁ab", "c"],  # ▁a is better than ab, so that abc never comes to be
+        "cabc": ["▁", "c", "abc"],
+        "a  b": ["▁a", "▁▁", "b"],
+        "é": ["▁", "<0xC3>", "<0xA9>"],
+        "a\n": ["▁a", "<0x0A>"],
+        "": [],
+        "<|user|>a": ["<|user|>", "▁a"],
+    }
+    for text, said in expected.items():
+        assert pieces_of(tokenizer, text) == said, text
+    bare = spm(tmp_path, add_space_prefix=False)
+    assert pieces_of(bare, "cab") == ["c", "ab"] and pieces_of(bare, " ab") == ["▁ab"]
+
+
+def test_sentencepiece_numbers_and_bytes(tmp_path: Path) -> None:
+    tokenizer = spm(tmp_path)
+    assert (tokenizer.bos_ids, tokenizer.eos_id, tokenizer.eog_ids) == ([1], 2, {2})
+    assert spm(tmp_path, add_bos_token=False).bos_ids == []
+    assert spm(tmp_path, bos_token_id=0).bos_ids == [0]
+    ids = tokenizer.encode("ab é")
+    assert tokenizer.decode(ids) == " ab é" and tokenizer.pieces(ids)[:2] == [b" ab", b" "]
+    assert len(ids) * tokenizer._longest >= len("ab é".encode())
+
+
+def test_no_text_makes_a_control_token_of_sentencepiece(tmp_path: Path) -> None:
+    """Not even where its characters could be joined to its name, as llama.cpp does."""
+    words = ["<", "/", "s", ">", "</", "s>", "▁"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(words)]
+    tokenizer = spm(tmp_path, tokens=tokens, token_type=types, scores=[0.0] * len(tokens))
+    assert pieces_of(tokenizer, "</s>", special=False) == ["▁", "</", "s>"]
+    assert pieces_of(tokenizer, "</s>") == ["</s>"]
+
+
+@LOOSE
+@given(text=TEXTS, special=st.booleans())
+def test_sentencepiece_round_trip(tmp_path: Path, text: str, special: bool) -> None:
+    tokenizer = spm(tmp_path, add_space_prefix=False)
+    assert tokenizer.decode_bytes(tokenizer.encode(text, special), special=True).decode() == text.replace(
+        "▁", " "
+    )
+
+
+def test_words_of_several_digits_and_whole_words(tmp_path: Path) -> None:
+    """llama-bpe takes digits by threes, and a word that is a token whole, though no merge makes it; smollm takes each digit."""
+    changes = {"tokens": [*tiny.TOKENS, "12", "123", "xyz"], "token_type": [*tiny.TYPES, 1, 1, 1]}
+    changes["merges"] = ["1 2", "12 3"]
+    first = len(tiny.TOKENS)
+    llama = tiny_tokenizer(tmp_path, pre="llama-bpe", add_bos_token=None, bos_token_id=3, **changes)
+    assert llama.encode("123123") == [first + 1] * 2 and llama.encode("xyz") == [first + 2]
+    assert llama.bos_ids == [3], "they begin with it unless the file says otherwise"
+    smollm = tiny_tokenizer(tmp_path, pre="smollm", **changes)
+    assert len(smollm.encode("123")) == 3 and len(smollm.encode("xyz")) == 3
+    assert tiny_tokenizer(tmp_path, pre="starcoder", **changes).encode("123") == smollm.encode("123")
+
+
+def test_tekken_parts_words_where_capitals_begin(tmp_path: Path) -> None:
+    changes = {"tokens": [*tiny.TOKENS, "aB", "Ba", "ab"], "token_type": [*tiny.TYPES, 1, 1, 1]}
+    tokenizer = tiny_tokenizer(tmp_path, pre="tekken", merges=["a B", "B a", "a b"], **changes)
+    said = [tokenizer.tokens[i] for i in tokenizer.encode("abBa")]
+    assert said == ["ab", "Ba"]

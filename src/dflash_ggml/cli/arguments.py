@@ -23,6 +23,7 @@ from ..config import (
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..files.hub import Hub, RepoSpec
+from ..files.named import NAMED, fetch_named, find_named, looks_like_repository
 from ..files.pairs import EMBEDDED_TARGET
 from .llama_cpp import add_llama_cpp_options
 from .parser import ListPairs, Version
@@ -40,8 +41,9 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     add(
         "-m",
         "--model",
-        metavar="GGUF",
-        help="target model (default: the embedded demonstration pair)",
+        metavar="GGUF|NAME",
+        help=f"target model: a file, {' or '.join(model.name for model in NAMED)} (fetched once), or a repository as with -hf "
+        "(default: the embedded demonstration pair)",
     )
     add(
         "-md",
@@ -306,10 +308,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         raise ConfigError("give one target only: -m or -hf")
     if args.model_draft is not None and args.hf_repo_draft is not None:
         raise ConfigError("give one draft only: -md or -hfd")
+    if args.model is not None and looks_like_repository(args.model):
+        args.hf_repo, args.model = args.model, None
     # all that can be refused at once is, before gigabytes are fetched
     target_spec = None if args.hf_repo is None else RepoSpec.parse(args.hf_repo)
     draft_spec = None if args.hf_repo_draft is None else RepoSpec.parse(args.hf_repo_draft)
-    model = EMBEDDED_TARGET if args.model is None else _existing("-m", args.model)
+    by_name = None if args.model is None or Path(args.model).exists() else find_named(args.model)
+    model = EMBEDDED_TARGET if args.model is None or by_name else _existing("-m", args.model)
     draft = None if args.model_draft is None else _existing("-md", args.model_draft)
     named = draft is not None or draft_spec is not None
     wants_draft = args.mode != "plain" and (args.spec is None or any(name in FILES for name in args.spec))
@@ -318,12 +323,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     hub = (
         None if target_spec is None and draft_spec is None else Hub(offline=args.offline, token=args.hf_token)
     )
+    if by_name is not None:
+        model = fetch_named(by_name, offline=args.offline)
+        draft = draft or by_name.draft
     if hub is not None and target_spec is not None:
         model, found = hub.target(target_spec, args.hf_file, want_draft=wants_draft and not named)
         draft = draft or found
     if hub is not None and draft_spec is not None and wants_draft:
         draft = hub.draft(draft_spec)
-    if wants_draft and not named and args.hf_repo is None:
+    if wants_draft and draft is None and not named and args.hf_repo is None:
         draft = _beside(model, args.mode)
     return EngineConfig(
         model=model,

@@ -221,15 +221,33 @@ class Operations:
         n = a.ne[0]
         return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
 
-    def rope(self, a, positions, n_dims: int, theta: float, yarn: Yarn | None = None):
-        """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims)."""
-        n_ctx, scale, stretch, attention, fast, slow = 0, 1.0, 0.0, 1.0, 0.0, 0.0
+    def rope(
+        self,
+        a,
+        positions,
+        n_dims: int,
+        theta: float,
+        yarn: Yarn | None = None,
+        *,
+        stretch: float = 1.0,
+        adjacent: bool = False,
+        factors=None,
+    ):
+        """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims).
+
+        Args:
+            stretch: divisor of all positions; `yarn` brings its own.
+            adjacent: the pairs are (2j, 2j + 1).
+            factors: divisors of each pair's angle, float32 [n_dims/2].
+        """
+        n_ctx, scale, ramp, attention, fast, slow = 0, 1 / stretch, 0.0, 1.0, 0.0, 0.0
         if yarn is not None:
-            n_ctx, scale, stretch, fast, slow = yarn.n_ctx, 1 / yarn.factor, 1.0, yarn.fast, yarn.slow
+            n_ctx, scale, ramp, fast, slow = yarn.n_ctx, 1 / yarn.factor, 1.0, yarn.fast, yarn.slow
             attention = yarn.attention / (1 + 0.1 * math.log(yarn.factor))  # ggml brings this one itself
-        neox, positions = lib.GGML_ROPE_TYPE_NEOX, self.aligned(positions)
-        more = (n_ctx, theta, scale, stretch, attention, fast, slow)
-        return lib.ggml_rope_ext(self.ctx, a, positions, ffi.NULL, n_dims, neox, *more)
+        mode, positions = 0 if adjacent else lib.GGML_ROPE_TYPE_NEOX, self.aligned(positions)
+        more = (n_ctx, theta, scale, ramp, attention, fast, slow)
+        divisors = ffi.NULL if factors is None else factors
+        return lib.ggml_rope_ext(self.ctx, a, positions, divisors, n_dims, mode, *more)
 
     def attention(self, q, k, v, mask, scale: float, seqs=None, spans=None):
         """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n].

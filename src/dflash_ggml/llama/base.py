@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from ..config import FILES
 from ..decode.recommended import recommended, told
 from ..errors import ConfigError, DeviceError, DflashError
+from ..files.named import model_path
 from ..session.session import Session
 from . import left_out
 from .cache import BaseLlamaCache
@@ -33,7 +35,7 @@ class LlamaBase:
     """One model with one context. See `Llama` for the constructor's keywords."""
 
     def __init__(self, options: LlamaOptions) -> None:
-        self._options = options
+        options = self._options = replace(options, model_path=model_path(options.model_path))
         self.model_path = options.model_path
         self.verbose = options.verbose
         if not os.path.exists(options.model_path):

@@ -1,5 +1,5 @@
-"""Softmax attention with normalised heads, over whole caches or a window, its output gated or not. n = columns, D = embedding
-length."""
+"""Softmax attention over whole caches or a window, its heads normalised and its output gated where the file says so. n =
+columns, D = embedding length."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ def attention(
     gated = f"{name}gate.weight" in w
     found = products(g, w, [name + x for x in ("q", "k", "v", *(("gate",) if gated else ()))], y)
     q, k, v, *gate = (g.expand(x) for x in found)
-    q = g.rms_norm(g.reshape(q, d, heads, n), eps, w[name + "q_norm.weight"])
+    q, k = g.reshape(q, d, heads, n), g.reshape(k, d, kv_heads, n)
+    normed = f"{name}q_norm.weight" in w
+    if normed:
+        q = g.rms_norm(q, eps, w[name + "q_norm.weight"])
     q = cache.queries(g, rope.turn(g, q, columns.positions))
-    k = g.rms_norm(g.reshape(k, d, kv_heads, n), eps, w[name + "k_norm.weight"])
+    if normed:
+        k = g.rms_norm(k, eps, w[name + "k_norm.weight"])
     k = rope.turn(g, k, columns.positions)
     o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered)
     if gated:

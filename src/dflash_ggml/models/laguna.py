@@ -22,7 +22,7 @@ from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import scale_shape
 from .layers import APPENDED, Columns, Taps, declare_outputs, swiglu
-from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
+from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size, windows
 from .rope import Rope, read_yarn
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors
@@ -107,7 +107,7 @@ class Laguna(Target):
             heads=heads,
             n_kv_heads=n_kv_heads,
             head_dim=d,
-            windows=_windows(keys, n),
+            windows=windows(keys, n, _PERIOD),
             gates=tuple(_gate(file, i, h, d) for i, h in enumerate(heads)),
             n_dense=keys.count("leading_dense_block_count", n, 0),
             experts=Experts(
@@ -208,21 +208,6 @@ class Laguna(Target):
         taps.finish()
         declare_outputs(g, w, self.head_name, x, eps, batch)
         return g
-
-
-def _windows(keys: Keys, n: int) -> tuple[int | None, ...]:
-    """The window of each layer: a list of the layers that have it, or the period of those that have not."""
-    window = keys.count("attention.sliding_window", 1 << 30, 0, default=0)
-    if not window:
-        return (None,) * n
-    key = f"{keys.arch}.attention.sliding_window_pattern"
-    if not isinstance(keys.file.metadata.get(key, 0), int):
-        pattern = keys.file.require_array(key, bool)
-        if len(pattern) != n:
-            raise keys.file.error(f"key {key!r} has {len(pattern)} entries (expected {n})")
-        return tuple(window if is_window else None for is_window in pattern)
-    period = keys.count("attention.sliding_window_pattern", MAX_LAYERS, default=_PERIOD)
-    return tuple(window if i % period else None for i in range(n))
 
 
 def _gate(file: GGUFFile, layer: int, heads: int, head_dim: int) -> int:

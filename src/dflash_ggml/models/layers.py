@@ -114,7 +114,7 @@ class Taps:
 
 
 def product(g: Graph, w: Mapping[str, Any], name: str, y):
-    """The matrix `name` times y, and times its `.scale` [1] where the file has one, as NVFP4 files do; y [D, n] -> [rows, n]."""
+    """The matrix `name` times y [D, n], times its `.scale` [1] and plus its `.bias` [rows] where the file has them: [rows, n]."""
     return products(g, w, (name,), y)[0]
 
 
@@ -129,7 +129,7 @@ def products(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
         g.expand(found[name])
     for name in scaled:
         found[name] = g.expand(g.mul(found[name], w[f"{name}.scale"]))
-    return list(found.values())
+    return [g.add(x, w[f"{name}.bias"]) if f"{name}.bias" in w else x for name, x in found.items()]
 
 
 def swiglu(g: Graph, w: Mapping[str, Any], name: str, y, end: str = ""):

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..files.gguf import GGUFFile
 from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..ggml.operations import Yarn
+from ..state.memory import padded
+from ..state.ring import TILE
 from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .feed_forward import FeedForward, scale_shape
 from .layers import APPENDED, Columns, Dense, Taps, declare_outputs
-from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
+from .reading import Keys, biases_beside, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors
@@ -27,7 +29,11 @@ from .tensors import attention_tensors, outer_tensors
 
 @dataclass(frozen=True, slots=True)
 class Qwen3(Target):
-    """Sizes of the model. All layers are alike; relatives differ in their feed-forward layers (`ffn`)."""
+    """Sizes of the model. All layers are alike; relatives differ in their feed-forward layers (`ffn`), in norms of heads and in
+    positions."""
+
+    normed: ClassVar[bool] = True  # queries and keys, per head
+    biased: ClassVar[bool] = False  # matrices may have biases beside them
 
     n_layers: int
     n_embd: int
@@ -42,6 +48,7 @@ class Qwen3(Target):
     n_ctx_train: int
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
     scales: tuple[str, ...] = ()  # the `.scale` tensors [1] that the file has beside matrices (NVFP4)
+    biases: tuple[str, ...] = ()  # the `.bias` tensors [rows] that the file has beside matrices
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Qwen3:
@@ -57,7 +64,7 @@ class Qwen3(Target):
             n_kv_heads=keys.one("attention.head_count_kv", MAX_HEADS, default=n_heads, n=n),
             head_dim=keys.count("attention.key_length", default=n_embd // n_heads),
             rope_theta=keys.number("rope.freq_base", default=10000.0),
-            yarn=read_yarn(file, f"{file.arch}.rope.scaling."),
+            **cls._read_positions(keys, n),
             rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
             n_ctx_train=keys.count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
@@ -81,9 +88,24 @@ class Qwen3(Target):
         settle_scales(file)
         split_qkv(file, [n_heads] * n, params.n_kv_heads, d)
         shapes = params.tensors()
-        params = replace(params, scales=scales_beside(file, (n for n, s in shapes.items() if len(s) > 1)))
-        check_file(file, params.tensors())
+        matrices = [name for name, shape in shapes.items() if len(shape) > 1]
+        params = replace(
+            params,
+            scales=scales_beside(file, matrices),
+            biases=biases_beside(file, matrices) if cls.biased else (),
+        )
+        check_file(file, params.tensors(), cls._ignored)
         return params
+
+    @staticmethod
+    def _ignored(name: str) -> bool:
+        """Whether a tensor that the graph does not use may be there."""
+        return False
+
+    @classmethod
+    def _read_positions(cls, keys: Keys, n: int) -> dict[str, Any]:
+        """The fields that say how positions turn heads, and what a column sees; n: layers."""
+        return {"yarn": read_yarn(keys.file, f"{keys.arch}.rope.scaling.")}
 
     @classmethod
     def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
@@ -106,30 +128,41 @@ class Qwen3(Target):
         shapes = outer_tensors(d, self.n_vocab, self.tied_head)
         layer = {
             "attn_norm.weight": (d,),
-            **attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim),
+            **attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim, normed=self.normed),
             "ffn_norm.weight": (d,),
         }
         ffn = {joined: self.ffn.tensors(joined) for joined in (False, True)}
         for i in range(self.n_layers):
             block = layer | ffn[i in self.joined]
             shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
-        return shapes | {
-            name: scale_shape(shapes[name.removesuffix("scale") + "weight"]) for name in self.scales
-        }
+        scales = {name: scale_shape(shapes[name.removesuffix("scale") + "weight"]) for name in self.scales}
+        return shapes | scales | {n: shapes[n.removesuffix("bias") + "weight"][1:] for n in self.biases}
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Tokens that a column of each layer sees; None: all."""
+        return (None,) * self.n_layers
+
+    def rope(self, weights: Mapping[str, Any]) -> Rope:
+        """How positions turn the heads."""
+        return Rope(self.head_dim, self.rope_theta, self.yarn)
 
     def state_spec(self) -> StateSpec:
-        """K/V of every layer."""
-        return StateSpec((KvLayer(self.n_kv_heads, self.head_dim),) * self.n_layers)
+        """K/V of every layer, of those with a window in a ring."""
+        return StateSpec(tuple(KvLayer(self.n_kv_heads, self.head_dim, window) for window in self.windows))
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
-        """The widest layer, the features, and the mask of a pass of few columns."""
+        """The widest layer, the rows of a window, the features, and the mask of a pass of few columns."""
+        kv = self.n_kv_heads * self.head_dim
         per_column = self.ffn.per_column + (4 + n_taps) * self.n_embd
-        per_column += 2 * (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        per_column += 2 * self.n_heads * self.head_dim + 4 * kv
+        window = max((w for w in self.windows if w is not None), default=0)
+        gathered = 2 * kv * padded(window + TILE + columns, 256) if window else 0
         appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
-        return 4 * (columns * per_column + appended) + 2 * rows * min(columns, NARROW_COLUMNS)
+        return 4 * (columns * per_column + appended + gathered) + 2 * rows * min(columns, NARROW_COLUMNS)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
-        """See Target.build."""
+        """See Target.build. Of layers with a window also the inputs of their rings."""
         g, w, eps = (
             Graph(state.device, 512 + (40 + self.ffn.nodes) * self.n_layers),
             weights,
@@ -137,13 +170,17 @@ class Qwen3(Target):
         )
         columns = Columns(g, batch)
         taps = Taps(g, batch, columns, state)
-        rope = Rope(self.head_dim, self.rope_theta, self.yarn)
+        rope = self.rope(w)
+        near = {
+            ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
+            for ring in state.rings
+        }
         sizes = {"heads": self.n_heads, "kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
         x = g.get_rows(w["token_embd.weight"], columns.ids)
-        for i in range(self.n_layers):
-            name = f"blk.{i}."
+        for i, window in enumerate(self.windows):
+            name, seen = f"blk.{i}.", columns if window is None else near[window]
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
-            y = attention(g, w, name + "attn_", y, columns, state.cache(i), rope, **sizes, eps=eps)
+            y = attention(g, w, name + "attn_", y, seen, state.cache(i), rope, **sizes, eps=eps)
             taps.settle()
             x = g.add(y, x)
             y = g.rms_norm(x, eps, w[name + "ffn_norm.weight"])

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..files.gguf import GGUFFile, StringArray
 from ..files.tensor_info import F32
-from .checks import MAX_WIDTH, check_tensors, in_range, positive
+from .checks import MAX_LAYERS, MAX_WIDTH, check_tensors, in_range, positive
 
 
 class Keys:
@@ -79,6 +79,22 @@ class Keys:
                 raise self.file.error(f"key {key!r}: {self.file.metadata.get(key)}, not {expected}")
 
 
+def windows(keys: Keys, n: int, period: int = 0) -> tuple[int | None, ...]:
+    """The window of each of `n` layers, None where it sees everything: a list of those that have it, or the period of those that
+    have not, `period` where the file does not say (0: all have it)."""
+    window = keys.count("attention.sliding_window", 1 << 30, 0, default=0)
+    if not window:
+        return (None,) * n
+    key = f"{keys.arch}.attention.sliding_window_pattern"
+    if not isinstance(keys.file.metadata.get(key, 0), int):
+        pattern = keys.file.require_array(key, bool)
+        if len(pattern) != n:
+            raise keys.file.error(f"key {key!r} has {len(pattern)} entries (expected {n})")
+        return tuple(window if is_window else None for is_window in pattern)
+    period = keys.count("attention.sliding_window_pattern", MAX_LAYERS, default=period)
+    return tuple(window if not period or i % period else None for i in range(n))
+
+
 def vocabulary_size(file: GGUFFile) -> int:
     """Rows of the embedding, which are the vocabulary."""
     embedding = file.tensors.get("token_embd.weight")
@@ -127,6 +143,12 @@ def split_qkv(file: GGUFFile, heads: Sequence[int], n_kv_heads: int, head_dim: i
 def scales_beside(file: GGUFFile, matrices: Iterable[str]) -> tuple[str, ...]:
     """The `.scale` tensors [1] that a file has beside these matrices, as NVFP4 files do."""
     names = (name.removesuffix("weight") + "scale" for name in matrices if not name.startswith("token_embd."))
+    return tuple(name for name in names if name in file.tensors)
+
+
+def biases_beside(file: GGUFFile, matrices: Iterable[str]) -> tuple[str, ...]:
+    """The `.bias` tensors [rows] that a file has beside these matrices."""
+    names = (name.removesuffix("weight") + "bias" for name in matrices if name.startswith("blk."))
     return tuple(name for name in names if name in file.tensors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..files.gguf import GGUFFile
 from .laguna import Laguna
+from .llama import Llama
 from .qwen3 import Qwen3
 from .qwen3moe import Qwen3Moe
 from .qwen3next import Qwen3Next
@@ -18,6 +19,7 @@ TARGETS: dict[str, type[Target]] = {
     "qwen3": Qwen3,
     "qwen3moe": Qwen3Moe,
     "laguna": Laguna,
+    "llama": Llama,
 }
 
 # parts of architectures that people name by mistake, and what to do

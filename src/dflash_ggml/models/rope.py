@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..files.keys import KeyedFile
 from ..ggml.graph import Graph
@@ -12,15 +12,20 @@ from .checks import in_range
 
 
 class Rope(NamedTuple):
-    """n_rot: leading dimensions of a head that turn, in pairs (j, j + n_rot/2). theta: the base. yarn: see `Yarn`."""
+    """n_rot: leading dimensions of a head that turn, in pairs (j, j + n_rot/2). theta: the base. yarn: see `Yarn`. stretch,
+    adjacent, factors: see `Graph.rope`."""
 
     n_rot: int
     theta: float
     yarn: Yarn | None = None
+    stretch: float = 1.0
+    adjacent: bool = False
+    factors: Any = None
 
     def turn(self, g: Graph, x, positions):
         """x [head_dim, heads, n] at `positions`, int32 [n]."""
-        return g.rope(x, positions, self.n_rot, self.theta, self.yarn)
+        own = {"stretch": self.stretch, "adjacent": self.adjacent, "factors": self.factors}
+        return g.rope(x, positions, self.n_rot, self.theta, self.yarn, **own)
 
 
 class Scaling(NamedTuple):
@@ -46,6 +51,17 @@ def read_scaling(file: KeyedFile, prefix: str) -> Scaling:
     if kind is None:
         return Scaling("none" if factor == 1 else "linear", factor, key, key)
     return Scaling(kind, factor, f"{prefix}type", key)
+
+
+def read_stretch(file: KeyedFile, prefix: str) -> tuple[float, Yarn | None]:
+    """How a GGUF's keys below `prefix` stretch positions: the factor of all of them alike, 1 for none, or YaRN. Raises
+    ModelFileError for another way."""
+    scaling = read_scaling(file, prefix)
+    if scaling.kind == "linear":
+        return in_range(file.error, f"key {scaling.factor_key!r}", scaling.factor, 1e-3, 1e6), None
+    if scaling.kind not in ("none", "yarn"):
+        raise file.error(scaling.refusal("'none', 'linear' and 'yarn'"))
+    return 1.0, read_yarn(file, prefix)
 
 
 def read_yarn(file: KeyedFile, prefix: str) -> Yarn | None:

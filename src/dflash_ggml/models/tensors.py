@@ -10,15 +10,16 @@ def outer_tensors(d: int, n_vocab: int, tied_head: bool) -> dict[str, tuple[int,
 
 
 def attention_tensors(
-    d: int, heads: int, kv_heads: int, head_dim: int, gated: bool = False
+    d: int, heads: int, kv_heads: int, head_dim: int, gated: bool = False, normed: bool = True
 ) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a layer's tensors over a width of d. gated: a head's query rows are followed by as many for its gate."""
+    """Name -> shape of a layer's tensors over a width of d. gated: a head's query rows are followed by as many for its gate.
+    normed: queries and keys are normalised."""
     q, kv = heads * head_dim, kv_heads * head_dim
+    norms = {f"attn_{x}_norm.weight": (head_dim,) for x in "qk"} if normed else {}
     return {
         "attn_q.weight": (d, 2 * q if gated else q),
         "attn_k.weight": (d, kv),
         "attn_v.weight": (d, kv),
         "attn_output.weight": (q, d),
-        "attn_q_norm.weight": (head_dim,),
-        "attn_k_norm.weight": (head_dim,),
+        **norms,
     }

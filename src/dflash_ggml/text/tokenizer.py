@@ -1,12 +1,13 @@
 """Text to token ids and back, rebuilt from a GGUF file's metadata on the `tokenizers` package.
 
-The model is byte-level BPE with the pre-tokenizer of Qwen2, of Qwen3.5 or of Laguna. Like llama.cpp, no Unicode
-normalisation is applied unless asked for (`nfc=True` does what the reference tokenizer of these models does).
+The model is byte-level BPE with one of `PRE_TOKENIZERS`, or SentencePiece's BPE. Like llama.cpp, no Unicode normalisation is
+applied unless asked for (`nfc=True` does what the reference tokenizer of the Qwen models does).
 """
 
 from __future__ import annotations
 
 import codecs
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,18 +19,39 @@ from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from .json_text import well_formed
 from .pieces import PIECE, pieces, uncuttable
+from .tokenizer_sentencepiece import SentencePiece
 
-# How the models' own tokenizer.json splits text before BPE: qwen35 counts combining marks as part of a word.
+# How the models' own tokenizer.json splits text before BPE: qwen35 counts combining marks as part of a word, llama-bpe takes
+# three digits at a time.
 _SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{word}]+|\p{{N}}"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{word}]+|\p{{N}}{digits}"
     r"| ?[^\s{word}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Each splits what the one before has left: laguna cuts out lines first.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# capitals and what follows them are words of their own
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LETTERS = r"\p{L}"
+# Each splits what the one before has left: laguna cuts out lines first, smollm digits.
 PRE_TOKENIZERS = {
-    "qwen2": (_SPLIT.format(word=r"\p{L}"),),
-    "qwen35": (_SPLIT.format(word=r"\p{L}\p{M}"),),
-    "laguna": (r"[^\n]+|[\n]+", _SPLIT.format(word=r"\p{L}")),
+    "qwen2": (_SPLIT.format(word=_LETTERS, digits=""),),
+    "qwen35": (_SPLIT.format(word=r"\p{L}\p{M}", digits=""),),
+    "laguna": (r"[^\n]+|[\n]+", _SPLIT.format(word=_LETTERS, digits="")),
+    "llama-bpe": (_SPLIT.format(word=_LETTERS, digits="{1,3}"),),
+    "smollm": (r"\p{N}", _GPT2),
+    "gpt-2": (_GPT2,),
+    "tekken": (_TEKKEN,),
 }
+# other names under which files have them
+_ALIASES = {
+    **dict.fromkeys(("llama3", "llama-v3", "smaug-bpe", "dbrx", "falcon3", "pixtral"), "llama-bpe"),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell"), "smollm"),
+}
+# those whose vocabularies hold words that no merge makes, and whose texts begin with BOS unless the file says otherwise
+_WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -46,6 +68,10 @@ END_TEXTS = (
     "<|repo_name|>",
     "<|file_sep|>",
     "</assistant>",
+    "<EOT>",
+    "[EOT]",
+    "<end_of_utterance>",
+    "<reponame>",
 )
 # Keys `tokenizer.ggml.<name>_token_id`.
 END_NAMES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -90,11 +116,12 @@ class Tokenizer:
         add_bos: bool = False,
         chat_template: str | None = None,
         nfc: bool = False,
+        sentencepiece: SentencePiece | None = None,
     ) -> None:
         """Raises `ConfigError` when the parts do not fit together.
 
         `types` as in GGUF (1 normal to 6 byte); `merges`: pairs with a space between, best first; `pre`: a
-        key of `PRE_TOKENIZERS`.
+        key of `PRE_TOKENIZERS`. Neither is used with `sentencepiece`.
         """
         self.tokens, self.n_vocab = list(tokens), len(tokens)
         self._types = bytes(types)
@@ -103,17 +130,19 @@ class Tokenizer:
         self._ids = {text: i for i, text in enumerate(self.tokens)}
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         # no token stands for more bytes of a text; 0 where bytes can get lost, and nothing follows from their number
-        lossless = not nfc and all(chr(code) in self._ids for code in _BYTES)
+        self._sentencepiece = sentencepiece
+        alphabet = (f"<0x{byte:02X}>" if sentencepiece else chr(code) for code, byte in _BYTES.items())
+        lossless = not nfc and all(text in self._ids for text in alphabet)
         self._longest = max(len(text.encode()) for text in self.tokens) if lossless else 0
         marked = (text for text, kind in zip(self.tokens, self._types) if kind in (CONTROL, USER_DEFINED))
-        self._whole = nfc or uncuttable(marked)
+        self._whole = nfc or sentencepiece is not None or uncuttable(marked)
         for name, i in self.special_ids.items():
             if not 0 <= i < self.n_vocab:
                 raise ConfigError(f"{name} token id {i} is outside the vocabulary of {self.n_vocab}")
         listed = {self._ids[text] for text in END_TEXTS if text in self._ids}
         declared = {self.special_ids[name] for name in END_NAMES if name in self.special_ids}
         self.eog_ids = frozenset(declared | {i for i in listed if self._types[i] in (CONTROL, USER_DEFINED)})
-        model = self._bpe(merges)
+        model = self._bpe(merges, pre) if sentencepiece is None else self._scored(sentencepiece)
         # Whether control tokens are parsed is a property of the object, hence two on one model.
         self._with_special, self._plain = self._engine(model, pre, nfc), self._engine(model, pre, nfc)
         self._plain.encode_special_tokens = True
@@ -121,20 +150,35 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, file: GGUFFile, *, nfc: bool = False) -> Tokenizer:
         """Build from the `tokenizer.*` keys. Raises `ModelFileError` for missing, damaged or unknown ones."""
-        kind, pre = file.require("tokenizer.ggml.model", str), file.require("tokenizer.ggml.pre", str)
-        if kind != "gpt2":
-            raise file.error(f"key 'tokenizer.ggml.model': {kind!r} is not supported (expected 'gpt2')")
-        if pre not in PRE_TOKENIZERS:
+        kind = file.require("tokenizer.ggml.model", str)
+        if kind not in ("gpt2", "llama"):
+            raise file.error(
+                f"key 'tokenizer.ggml.model': {kind!r} is not supported (expected 'gpt2' or 'llama')"
+            )
+        pre = file.require("tokenizer.ggml.pre", str) if kind == "gpt2" else ""
+        if pre and _ALIASES.get(pre, pre) not in PRE_TOKENIZERS:
             known = ", ".join(PRE_TOKENIZERS)
             raise file.error(f"key 'tokenizer.ggml.pre': {pre!r} is not supported (expected one of {known})")
         tokens = file.require_array("tokenizer.ggml.tokens", str)
         types = file.require_array("tokenizer.ggml.token_type", int)
-        merges = file.require_array("tokenizer.ggml.merges", str)
+        merges = file.require_array("tokenizer.ggml.merges", str) if kind == "gpt2" else ()
         if not tokens or len(types) != len(tokens):
             raise file.error(f"key 'tokenizer.ggml.token_type': {len(types)} types for {len(tokens)} tokens")
         if min(types) < 0 or max(types) > BYTE:
             raise file.error("key 'tokenizer.ggml.token_type': a value is outside 0..6")
+        sentencepiece = None
+        if kind == "llama":
+            scores = file.require_array("tokenizer.ggml.scores", float)
+            if len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
+                raise file.error(f"key 'tokenizer.ggml.scores': expected {len(tokens)} finite numbers")
+            prefix = file.get("tokenizer.ggml.add_space_prefix", bool)
+            sentencepiece = SentencePiece(scores, prefix is not False)
         special = {name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in SPECIAL_NAMES}
+        if kind == "llama":  # as SentencePiece numbers them
+            special |= {
+                name: i for name, i in (("bos", 1), ("eos", 2)) if special[name] is None and i < len(tokens)
+            }
+        add_bos = file.get("tokenizer.ggml.add_bos_token", bool)
         try:
             return cls(
                 tokens,
@@ -142,9 +186,10 @@ class Tokenizer:
                 merges,
                 pre,
                 special_ids={name: i for name, i in special.items() if i is not None},
-                add_bos=bool(file.get("tokenizer.ggml.add_bos_token", bool)),
+                add_bos=kind == "llama" or pre in _WHOLE_WORDS if add_bos is None else add_bos,
                 chat_template=file.get("tokenizer.chat_template", str),
                 nfc=nfc,
+                sentencepiece=sentencepiece,
             )
         except ConfigError as reason:
             raise file.error(f"tokenizer: {reason}") from None
@@ -228,37 +273,51 @@ class Tokenizer:
         """A new incremental decoder."""
         return Detokenizer(self, special)
 
-    def _bpe(self, merges: Sequence[str]) -> models.BPE:
+    def _bpe(self, merges: Sequence[str], pre: str) -> models.BPE:
         pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
         bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
         if bad is not None:
             raise ConfigError(f"merge {bad} ({merges[bad]!r}) is not two tokens with a space between")
         try:
-            return models.BPE(self._ids, pairs)
+            return models.BPE(self._ids, pairs, ignore_merges=pre in _WHOLE_WORDS)
         except Exception as reason:  # noqa: BLE001 - the package raises nothing narrower
             raise ConfigError(f"the merges do not fit the vocabulary ({reason})") from None
 
+    def _scored(self, sentencepiece: SentencePiece) -> models.BPE:
+        joinable = [kind in (NORMAL, USER_DEFINED) for kind in self._types]
+        unknown = next((text for text, kind in zip(self.tokens, self._types) if kind == UNKNOWN), None)
+        return sentencepiece.model(self._ids, joinable, unknown)
+
     def _engine(self, model: models.BPE, pre: str, nfc: bool) -> Engine:
         engine = Engine(model)
-        if nfc:
-            engine.normalizer = normalizers.NFC()
-        engine.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        composed = [normalizers.NFC()] if nfc else []
+        if self._sentencepiece is not None:
+            engine.normalizer = normalizers.Sequence([*composed, self._sentencepiece.normalizer()])
+            normal = [text for text, kind in zip(self.tokens, self._types) if kind == NORMAL]
+            if (splitter := self._sentencepiece.splitter(normal)) is not None:
+                engine.pre_tokenizer = splitter
+        else:
+            if composed:
+                engine.normalizer = composed[0]
+            patterns = PRE_TOKENIZERS[_ALIASES.get(pre, pre)]
+            engine.pre_tokenizer = pre_tokenizers.Sequence(
+                [
+                    *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                ]
+            )
         for kind in (CONTROL, USER_DEFINED):
             texts = [self.tokens[i] for i, t in enumerate(self._types) if t == kind and self.tokens[i]]
             engine.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text in texts])
         return engine
 
-    @staticmethod
-    def _bytes_of(text: str, kind: int) -> bytes:
+    def _bytes_of(self, text: str, kind: int) -> bytes:
         if kind == UNUSED:
             return b""
         if kind == BYTE and (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)):
             return bytes.fromhex(byte[1])
+        if kind == NORMAL and self._sentencepiece is not None:
+            return self._sentencepiece.bytes_of(text)
         if kind == NORMAL:
             try:
                 return text.translate(_BYTES).encode("latin-1")

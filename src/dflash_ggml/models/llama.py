@@ -1,0 +1,67 @@
+"""Target `llama`: Llama 2 and 3, SmolLM2, TinyLlama, Mistral 7B and Nemo, and others of their shape. The blocks of `qwen3`
+without norms of heads; pairs of a head that turn together are adjacent, which files are written for.
+
+Shapes are in ggml's order; D = embedding length, n = columns of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .qwen3 import Qwen3
+from .reading import Keys, windows
+from .rope import Rope, read_stretch
+
+FACTORS = "rope_freqs.weight"  # what Llama 3.1 and later divide the angles of pairs by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama(Qwen3):
+    """Sizes of the model.
+
+    stretch: divisor of positions (linear scaling). factors: the file has a divisor for each pair of a head. seen: see `windows`.
+    """
+
+    normed: ClassVar[bool] = False
+    biased: ClassVar[bool] = True
+    longest_answer: ClassVar[int] = 4096  # instruction-tuned without thoughts, most for 8,192 tokens in all
+
+    stretch: float = 1.0
+    factors: bool = False
+    seen: tuple[int | None, ...] = ()
+
+    @classmethod
+    def _read_positions(cls, keys: Keys, n: int) -> dict[str, Any]:
+        file, experts = keys.file, "expert_count"
+        has_experts = bool(keys.has(experts) and keys.count(experts, low=0))
+        keys.hold(
+            (experts, not has_experts, "0: models with experts are not supported in this architecture"),
+            ("attention.scale", not file.get(f"{keys.arch}.attention.scale", float), "0"),
+        )
+        stretch, yarn = read_stretch(file, f"{keys.arch}.rope.scaling.")
+        return {
+            "stretch": stretch,
+            "yarn": yarn,
+            "factors": FACTORS in file.tensors,
+            "seen": windows(keys, n),
+        }
+
+    @staticmethod
+    def _ignored(name: str) -> bool:
+        return name.endswith("attn_rot_embd.weight")  # angles that old writers kept
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.seen
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor that the graph uses."""
+        factors = {FACTORS: (self.head_dim // 2,)} if self.factors else {}
+        return super(Llama, self).tensors() | factors
+
+    def rope(self, weights: Mapping[str, Any]) -> Rope:
+        """How positions turn the heads."""
+        factors = weights[FACTORS] if self.factors else None
+        return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch, True, factors)

@@ -1,0 +1,53 @@
+"""SentencePiece's BPE as files of `tokenizer.ggml.model` = `llama` hold it: scored pieces, a mark for spaces, bytes for the rest.
+
+A pair is joined if the result is a piece, the best score first. On the `tokenizers` package that is BPE whose merges are all
+ways to make a piece of two, by the score of what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+
+SPACE = "\u2581"  # stands for a space
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePiece:
+    """scores: of each token. space_prefix: a text, and what follows a special token, begins as if behind a space."""
+
+    scores: Sequence[float]
+    space_prefix: bool = True
+
+    def model(self, ids: Mapping[str, int], joinable: Sequence[bool], unknown: str | None) -> models.BPE:
+        """The model over tokens `ids`; joinable: whether each may come of joining others, which control tokens never may."""
+        merges = []
+        for text, i in ids.items():
+            if joinable[i]:
+                for cut in range(1, len(text)):
+                    left, right = ids.get(text[:cut]), ids.get(text[cut:])
+                    if left is not None and right is not None and joinable[left] and joinable[right]:
+                        merges.append((-self.scores[i], i, left, right, cut))
+        merges.sort()
+        texts = {i: text for text, i in ids.items()}
+        pairs = [(texts[left], texts[right]) for _, _, left, right, _ in merges]
+        return models.BPE(dict(ids), pairs, unk_token=unknown, byte_fallback=True)
+
+    def normalizer(self) -> normalizers.Normalizer:
+        """Spaces as their mark."""
+        marked = normalizers.Replace(" ", SPACE)
+        return normalizers.Sequence([normalizers.Prepend(SPACE), marked]) if self.space_prefix else marked
+
+    @staticmethod
+    def splitter(texts: Sequence[str]) -> pre_tokenizers.PreTokenizer | None:
+        """Splits into words where none of these tokens goes beyond one; a long text as a single word is slow."""
+        if any(SPACE in text.lstrip(SPACE) for text in texts):
+            return None
+        return pre_tokenizers.Split(Regex(f"{SPACE}*[^{SPACE}]+|{SPACE}+"), "isolated")
+
+    @staticmethod
+    def bytes_of(text: str) -> bytes:
+        """What a normal token stands for."""
+        return text.replace(SPACE, " ").encode()
