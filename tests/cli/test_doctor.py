@@ -433,7 +433,7 @@ def test_too_many_tokens_for_the_output(doctor: Doctor, tmp_path: Path) -> None:
 
 def test_too_little_memory(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_binding()
-    monkeypatch.setattr("dflash_ggml.engine.declared.free_memory", lambda: 1 << 20)
+    monkeypatch.setattr("dflash_ggml.engine.memory_planner.free_memory", lambda: 1 << 20)
     code, found = doctor()
     (memory,) = bad(found)
     assert code == 1 and memory["topic"] == "memory" and "-c" in memory["advice"]

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.registry import open_draft
-from dflash_ggml.engine.declared import declare
+from dflash_ggml.engine.memory_planner import declare
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device

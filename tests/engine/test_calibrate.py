@@ -12,7 +12,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import cost_cache, known_costs, loading
 from dflash_ggml.engine.cost_cache import CostCache, Measured, default_folder
-from dflash_ggml.engine.products import ProductTable, Timing
+from dflash_ggml.engine.kernel_tuning import ProductTable, Timing
 from dflash_ggml.policy.costs import Point
 from dflash_ggml.policy.forecast import blocks
 from reference.chi_square import assert_same_source

@@ -15,7 +15,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.reduced import watch
 from dflash_ggml.decode.sampling import BLOCK, Sampler, SamplingParams, largest
 from dflash_ggml.engine.batches import BatchSizes
-from dflash_ggml.engine.products import WIDTHS, ProductTable, Timing, apply, measure_products
+from dflash_ggml.engine.kernel_tuning import WIDTHS, ProductTable, Timing, apply, measure_products
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state import context
 from reference.engine_kit import Solo, verify

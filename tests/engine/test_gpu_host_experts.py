@@ -11,7 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
-from dflash_ggml.engine.declared import DRIVER
+from dflash_ggml.engine.memory_planner import DRIVER
 from dflash_ggml.ggml.device import HOST, list_devices
 from dflash_ggml.models.experts import LENT
 from dflash_ggml.state.memory import MARGIN

@@ -14,7 +14,7 @@ import pytest
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine import cost_cache, declared, kept, loading
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
-from dflash_ggml.engine.declared import declare, declare_fitting, layers_to_keep
+from dflash_ggml.engine.memory_planner import declare, declare_fitting, layers_to_keep
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device

@@ -14,8 +14,8 @@ from test_block_drafts import KINDS
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
-from dflash_ggml.engine.declared import declare
 from dflash_ggml.engine.kv_types import kv_types
+from dflash_ggml.engine.memory_planner import declare
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.declared import declare
+from dflash_ggml.engine.memory_planner import declare
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml import weights

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.declared import DRIVER, memory_free
+from dflash_ggml.engine.memory_planner import DRIVER, memory_free
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import F16, DeviceInfo

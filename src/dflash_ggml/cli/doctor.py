@@ -179,8 +179,8 @@ def left_out(error: BaseException) -> Check:
 
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
-    from ..engine.declared import choose_device, declare_fitting, layers_to_keep, memory_free
     from ..engine.kv_types import SMALLER
+    from ..engine.memory_planner import choose_device, declare_fitting, layers_to_keep, memory_free
     from ..ggml.stock import lacking
 
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..policy.costs import Pass, Point
-from .products import ProductTable
+from .kernel_tuning import ProductTable
 
 FORMAT = 2  # of the file, and of how its figures are measured
 

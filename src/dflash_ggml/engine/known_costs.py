@@ -15,8 +15,8 @@ from ..ggml.device import cuda_driver
 from ..policy.costs import Point
 from .calibrate import LONG, calibrate, warm_up
 from .cost_cache import CostCache, Measured
+from .kernel_tuning import ProductTable, apply, measure_products, worth_measuring
 from .passes import TargetPasses
-from .products import ProductTable, apply, measure_products, worth_measuring
 
 SECONDS = {True: 1.5, False: 1.0}  # to measure in, at most, on a GPU and on the CPU
 WARM_SECONDS = 0.25  # to build graphs in, where costs are known

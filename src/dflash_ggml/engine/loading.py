@@ -22,10 +22,10 @@ from ..policy.costs import Costs
 from ..state.memory import SCRATCH, MemoryPlan, cache_rows
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
-from .declared import choose_device, declare_fitting, decode_window, plan_declared, usual_places
+from .kernel_tuning import without_kernels
 from .known_costs import known_costs
+from .memory_planner import choose_device, declare_fitting, decode_window, plan_declared, usual_places
 from .passes import TargetPasses
-from .products import without_kernels
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
-from dflash_ggml.engine.products import (
+from dflash_ggml.engine.kernel_tuning import (
     SAMPLE_BYTES,
     TUNED,
     TYPES,

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import declared
-from dflash_ggml.engine.declared import Declared, declare, usual_places
+from dflash_ggml.engine.memory_planner import Declared, declare, usual_places
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
 from dflash_ggml.ggml.device import Device

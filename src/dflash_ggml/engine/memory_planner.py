@@ -35,10 +35,10 @@ from ..state.spec import StateSpec
 from ..state.state import state_parts
 from ..state.window import DecodeWindow
 from .batches import CHOICES, CPU_BATCH
-from .kept import expert_sizes, fewest_layers, kept_experts, kept_names, lent_bytes
+from .cpu_offload import expert_sizes, fewest_layers, kept_experts, kept_names, lent_bytes
+from .kernel_tuning import wide_bytes
 from .kv_types import KvTypes, kv_types
 from .passes import most_columns, tree_width
-from .products import wide_bytes
 
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
