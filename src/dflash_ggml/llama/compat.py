@@ -23,13 +23,13 @@ from . import (
     functions,
     internals,
     llama,
-    opened_context,
 )
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
 from . import types as llama_types
+from .batch import LlamaBatch
 from .constants import CONSTANTS
-from .context import LlamaBatch
+from .context import LlamaContext
 from .distribution import DistributionFinder
 from .model import LlamaModel
 from .sampler_chain import LlamaSampler
@@ -70,7 +70,7 @@ _UTILS = _of(internals, "suppress_stdout_stderr Singleton MetaSingleton")
 _LOGGER = _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL")
 _INTERNALS = {
     "LlamaModel": LlamaModel,
-    "LlamaContext": opened_context.OpenedContext,
+    "LlamaContext": LlamaContext,
     "LlamaSampler": LlamaSampler,
     "LlamaBatch": LlamaBatch,
     **_of(internals, "LlamaSamplingParams normalize_embedding"),
@@ -100,7 +100,7 @@ _CHAT = {
     "LLAMA3_INSTRUCT_CHAT_TEMPLATE": FORMATS["llama-3"].template,
 }
 _SETTINGS = {"Settings": Settings, "ServerSettings": ServerSettings, "ModelSettings": ModelSettings}
-_C_NAMES = {**CONSTANTS, **functions.FUNCTIONS, **opened_context.FUNCTIONS}
+_C_NAMES = {**CONSTANTS, **functions.FUNCTIONS}
 _finder = DistributionFinder(VERSION)
 
 
