@@ -26,7 +26,6 @@ from . import (
 )
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
-from . import types as llama_types
 from .batch import LlamaBatch
 from .constants import CONSTANTS
 from .context import LlamaContext
@@ -35,6 +34,7 @@ from .model import LlamaModel
 from .sampler_chain import LlamaSampler
 from .served import ModelSettings, ServerSettings, Settings, create_app
 from .speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from .types import TYPES
 
 __all__ = ["VERSION", "LlamaDraftModel", "install", "uninstall"]
 
@@ -60,11 +60,6 @@ _GRAMMAR = {
 _SPECULATIVE = {
     "LlamaDraftModel": LlamaDraftModel,
     "LlamaPromptLookupDecoding": LlamaPromptLookupDecoding,
-}
-_TYPES = {
-    name: value
-    for name, value in vars(llama_types).items()
-    if name[0].isupper() and name not in ("TYPE_CHECKING", "TypedDict", "Any", "Literal", "Union")
 }
 _UTILS = _of(internals, "suppress_stdout_stderr Singleton MetaSingleton")
 _LOGGER = _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL")
@@ -130,14 +125,14 @@ def install() -> ModuleType:
         )
     public = {"Llama": llama.Llama, "LlamaGrammar": grammar.LlamaGrammar, **_STATE, **_CACHE, **_TOKENIZER}
     parts = {
-        "llama": {**public, **_TYPES, "LlamaDraftModel": LlamaDraftModel},
+        "llama": {**public, **TYPES, "LlamaDraftModel": LlamaDraftModel},
         "llama_grammar": _GRAMMAR,
         "llama_cache": _CACHE,
         "llama_tokenizer": _TOKENIZER,
         "llama_chat_format": _CHAT,
         "llama_speculative": _SPECULATIVE,
         "llama_cpp": {**_C_NAMES, "_lib": functions.Library},
-        "llama_types": _TYPES,
+        "llama_types": TYPES,
         "_internals": _INTERNALS,
         "_utils": _UTILS,
         "_logger": _LOGGER,
@@ -148,7 +143,7 @@ def install() -> ModuleType:
     top = {
         **_C_NAMES,
         **public,
-        **_TYPES,
+        **TYPES,
         "LlamaDraftModel": LlamaDraftModel,
         "set_verbose": internals.set_verbose,
         "suppress_stdout_stderr": internals.suppress_stdout_stderr,
