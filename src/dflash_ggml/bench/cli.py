@@ -62,11 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="measure the costs of passes anew and print them, no texts",
     )
     add = parser.add_argument_group("what is measured").add_argument
-    add(
-        "--suite",
-        metavar="NAME",
-        help="quick, full or suites by name, with commas (default quick)",
-    )
+    add("--suite", metavar="NAME", help="quick, full or suites by name, with commas (default quick)")
     add(
         "--prompts",
         metavar="SET",

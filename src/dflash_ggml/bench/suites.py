@@ -270,11 +270,7 @@ def ttft_report(bench: Bench, texts: list[Text]) -> Section:
 def acceptance_jobs(bench: Bench) -> list[Job]:
     """Chain and trees, once: acceptance does not depend on the clock."""
     settings = [s for s in bench.modes(tuple(sorted({15, bench.budget}))) if s.mode in ("chain", "tree")]
-    return bench.jobs(
-        settings,
-        spread(list(bench.prompts), bench.size.acceptance),
-        1,
-    )
+    return bench.jobs(settings, spread(list(bench.prompts), bench.size.acceptance), 1)
 
 
 def acceptance_report(bench: Bench, texts: list[Text]) -> Section:

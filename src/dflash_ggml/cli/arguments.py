@@ -37,12 +37,7 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
     model = parser.add_argument_group("model")
     add = model.add_argument
-    add(
-        "-m",
-        "--model",
-        metavar="GGUF",
-        help="target model (default: the embedded demonstration pair)",
-    )
+    add("-m", "--model", metavar="GGUF", help="target model (default: the embedded demonstration pair)")
     add(
         "-md",
         "--model-draft",

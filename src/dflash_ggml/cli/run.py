@@ -208,11 +208,7 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
 
     Raises ConfigError, ContextOverflowError.
     """
-    options: dict[str, Any] = {
-        "sampling": params,
-        "max_tokens": args.predict,
-        **text_options(args),
-    }
+    options: dict[str, Any] = {"sampling": params, "max_tokens": args.predict, **text_options(args)}
     tokenizer = session.tokenizer
     request: ChatRequest | CompletionRequest
     if args.chat:

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..session.answer import Answer, Block
-from ..session.events import (
-    Event,
-    Finish,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArgs,
-    ToolCallBegin,
-    Usage,
-)
+from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, Usage
 from ..session.logprobs import chat_logprobs
 from ..session.openai_parts import call_object, finish_reason, timings_dict, usage_dict
 from .completion import Heading

@@ -15,15 +15,7 @@ from ..errors import ConfigError
 from ..text import grammar
 from ..text.chat_formats import FORMATS
 from . import cache as llama_cache
-from . import (
-    chat_formats,
-    chat_from_text,
-    chat_handlers,
-    formatter,
-    functions,
-    internals,
-    llama,
-)
+from . import chat_formats, chat_from_text, chat_handlers, formatter, functions, internals, llama
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
 from .batch import LlamaBatch
@@ -57,10 +49,7 @@ _GRAMMAR = {
     "JSON_GBNF": chat_from_text.JSON_GBNF,
     "JSON_ARR_GBNF": chat_from_text.JSON_ARR_GBNF,
 }
-_SPECULATIVE = {
-    "LlamaDraftModel": LlamaDraftModel,
-    "LlamaPromptLookupDecoding": LlamaPromptLookupDecoding,
-}
+_SPECULATIVE = {"LlamaDraftModel": LlamaDraftModel, "LlamaPromptLookupDecoding": LlamaPromptLookupDecoding}
 _UTILS = _of(internals, "suppress_stdout_stderr Singleton MetaSingleton")
 _LOGGER = _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL")
 _INTERNALS = {

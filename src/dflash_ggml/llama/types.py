@@ -122,10 +122,7 @@ TYPES |= {
     for name, parts in _UNIONS.items()
 }
 TYPES |= {name: TYPES[first] for first, *names in _entries(_SAME) for name in names}
-TYPES |= {
-    "JsonType": JsonType,
-    "ChatCompletionFunctionParameters": dict[str, Any],
-}
+TYPES |= {"JsonType": JsonType, "ChatCompletionFunctionParameters": dict[str, Any]}
 _call: Any = TYPES["ChatCompletionMessageToolCall"]
 TYPES["ChatCompletionMessageToolCalls"] = list[_call]
 globals().update(TYPES)
