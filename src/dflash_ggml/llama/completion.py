@@ -67,10 +67,5 @@ def completion_chunks(
 
 
 def _chunk(head: Heading, choice: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": head.id,
-        "object": "text_completion",
-        "created": head.created,
-        "model": head.model,
-        "choices": [choice],
-    }
+    named = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+    return {**named, "choices": [choice]}

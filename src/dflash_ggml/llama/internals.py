@@ -45,7 +45,9 @@ _OLDER = """n_prev=64 n_probs=0 top_k=40 top_p=0.95 min_p=0.05 tfs_z=1.0 typical
     grammar="" cfg_negative_prompt="" cfg_scale=1.0"""
 _FIELDS = [(name, Any, literal_eval(value)) for name, value in (word.split("=") for word in _OLDER.split())]
 _BIAS: Any = ("logit_bias", dict[int, float], field(default_factory=dict))
-LlamaSamplingParams = make_dataclass("LlamaSamplingParams", [*_FIELDS, _BIAS])
+LlamaSamplingParams = make_dataclass(
+    "LlamaSamplingParams", [*_FIELDS, _BIAS], namespace={"__module__": __name__}
+)
 
 
 class suppress_stdout_stderr:

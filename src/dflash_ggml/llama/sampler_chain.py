@@ -74,9 +74,6 @@ class LlamaSampler:
             self._sampler = None
 
     def __getattr__(self, name: str) -> Any:
-        step = _STEPS.get(name.removeprefix("add_"))
-        if step is not None and name.startswith("add_"):
-            return lambda *args, **kwargs: self._set(**step(*args, **kwargs))
         if name.startswith("add_"):
             raise AttributeError(f"LlamaSampler.{name}: there is no such step in this package's sampler")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -114,3 +111,11 @@ class LlamaSampler:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _adds(step: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+    return lambda self, *args, **kwargs: self._set(**step(*args, **kwargs))
+
+
+for _name, _step in _STEPS.items():
+    setattr(LlamaSampler, f"add_{_name}", _adds(_step))
