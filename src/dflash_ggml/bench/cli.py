@@ -15,6 +15,7 @@ from typing import Any
 from ..cli.arguments import add_model_options, engine_config
 from ..cli.command import run_command
 from ..cli.interrupt import Interrupt
+from ..cli.option_table import add_table
 from ..cli.parser import Parser
 from ..cli.report import Meter
 from ..config import EngineConfig
@@ -46,6 +47,28 @@ examples:
   dflash-bench -m model.gguf --suite speed --against http://127.0.0.1:8080 --prompts HumanEval.jsonl.gz"""
 
 
+_MEASURED = f"""
+--suite NAME | quick, full or suites by name, with commas (default quick)
+--prompts SET | with commas: {", ".join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's;
+    {" or ".join(ON_HUB)} from the hub (default: all but python; the embedded pair: {", ".join(EMBEDDED_STYLES)})
+--limit N int | prompts per suite at most, spread over the styles
+-n --predict N int | tokens per text
+--rounds N int | how often every text is decoded
+--temp X float 0 | temperature, but for its sweep (default 0: greedy)
+-s --seed N int 1 | seed of the draws (default 1)
+--chat _ chat | wrap every prompt, or none, in the chat template (default: those that are requests)
+--against URL urls | also ask this OpenAI-compatible server (suites speed and ttft); may be repeated
+--against-key KEY | API key for those servers
+"""
+_REPORTS = """
+--json FILE path | write everything, every text's figures too, as JSON
+--markdown FILE path | write the tables as Markdown
+--html FILE path | write tables and plots as one HTML page
+--svg FILE path | write the plots alone as one picture
+-v --verbose | log what is loaded
+"""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     suites = "\n".join(f"  {name:<12} {suite.about}" for name, suite in SUITES.items())
@@ -61,44 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("calibrate",),
         help="measure the costs of passes anew and print them, no texts",
     )
-    add = parser.add_argument_group("what is measured").add_argument
-    add("--suite", metavar="NAME", help="quick, full or suites by name, with commas (default quick)")
-    add(
-        "--prompts",
-        metavar="SET",
-        help=f"with commas: {', '.join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's; "
-        f"{' or '.join(ON_HUB)} from the hub (default: all but python; the embedded pair: {', '.join(EMBEDDED_STYLES)})",
-    )
-    add("--limit", type=int, metavar="N", help="prompts per suite at most, spread over the styles")
-    add("-n", "--predict", type=int, metavar="N", help="tokens per text")
-    add("--rounds", type=int, metavar="N", help="how often every text is decoded")
-    add(
-        "--temp",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="temperature, but for its sweep (default 0: greedy)",
-    )
-    add("-s", "--seed", type=int, default=1, metavar="N", help="seed of the draws (default 1)")
-    add(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="wrap every prompt, or none, in the chat template (default: those that are requests)",
-    )
-    add(
-        "--against",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="also ask this OpenAI-compatible server (suites speed and ttft); may be repeated",
-    )
-    add("--against-key", metavar="KEY", help="API key for those servers")
-    add = parser.add_argument_group("reports").add_argument
-    add("--json", type=Path, metavar="FILE", help="write everything, every text's figures too, as JSON")
-    add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
-    add("--html", type=Path, metavar="FILE", help="write tables and plots as one HTML page")
-    add("--svg", type=Path, metavar="FILE", help="write the plots alone as one picture")
-    add("-v", "--verbose", action="store_true", help="log what is loaded")
+    chat, urls = {"action": argparse.BooleanOptionalAction}, {"action": "append", "default": []}
+    add_table(parser.add_argument_group("what is measured").add_argument, _MEASURED, chat=chat, urls=urls)
+    add_table(parser.add_argument_group("reports").add_argument, _REPORTS)
     add_model_options(parser, n_ctx=4096)
     return parser
 

@@ -33,6 +33,7 @@ from .chat_options import (
 )
 from .command import run_command
 from .interrupt import Interrupt
+from .option_table import add_table
 from .parser import Parser
 from .report import Meter, Report, Steps, sizes
 from .sampling_options import add_sampling_options, check_biases, sampling_params
@@ -48,6 +49,17 @@ EXAMPLES = """examples:
 With no -m the embedded demonstration pair is used: a small model trained on Python source."""
 
 
+_PROMPT = """
+--chat | wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else on stderr
+-sys --system TEXT | system message (with --chat)
+-sysf --system-prompt-file FILE system | the same from a file
+-e --escape | read escapes in --prompt: \\\\n is a new line
+"""
+_OUTPUT = """
+--json | print one JSON object instead of streaming text
+--versus-plain | afterwards decode as much plainly, by turns where it is soon done, and say in a line what drafting was worth
+-v --verbose | print the widths that auto chose, the device and the sizes of everything on it
+"""
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\])""")
 
@@ -61,54 +73,19 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument_group("prompt").add_argument
-    add("-p", "--prompt", metavar="TEXT", help="the prompt")
-    add("-f", "--file", metavar="FILE", help="read the prompt from a file")
-    add(
-        "stdin",
-        nargs="?",
-        metavar="-",
-        help="read the prompt from standard input (also without it, from a pipe)",
-    )
-    add(
-        "--chat",
-        action="store_true",
-        help="wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else "
-        "on stderr",
-    )
-    add("-sys", "--system", metavar="TEXT", help="system message (with --chat)")
-    add(
-        "-sysf",
-        "--system-prompt-file",
-        dest="system",
-        type=file_text,
-        metavar="FILE",
-        help="the same from a file",
-    )
-    add("-e", "--escape", action="store_true", help="read escapes in --prompt: \\\\n is a new line")
+    add_table(add, "-p --prompt TEXT | the prompt\n-f --file FILE | read the prompt from a file")
+    where = "read the prompt from standard input (also without it, from a pipe)"
+    add("stdin", nargs="?", metavar="-", help=where)
+    add_table(add, _PROMPT, system={"dest": "system", "type": file_text})
     add_chat_options(add)
     add = parser.add_argument_group("output").add_argument
-    add(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=token_limit,
-        default=256,
-        metavar="N",
-        help="tokens to write, -1: until the end (default 256)",
+    add_table(
+        add,
+        "-n --predict --n-predict N limit 256 | tokens to write, -1: until the end (default 256)",
+        limit=token_limit,
     )
     add_text_options(add)
-    add("--json", action="store_true", help="print one JSON object instead of streaming text")
-    add(
-        "--versus-plain",
-        action="store_true",
-        help="afterwards decode as much plainly, by turns where it is soon done, and say in a line what drafting was worth",
-    )
-    add(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="print the widths that auto chose, the device and the sizes of everything on it",
-    )
+    add_table(add, _OUTPUT)
     add_model_options(parser)
     add_sampling_options(parser)
     return parser
