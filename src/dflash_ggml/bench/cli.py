@@ -116,9 +116,9 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
     if args.seed < 0:
         raise ConfigError(f"-s: {args.seed} is below 0")
     for file in (args.json, args.markdown, args.html, args.svg):
-        if file is not None and (
-            file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)
-        ):
+        if file is None:
+            continue
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             raise ConfigError(f"can't write {file}: name a file in a folder that exists")
     if args.html or args.svg:
         from . import plots  # noqa: F401 - it says what is missing, now and not after an hour
@@ -164,9 +164,8 @@ def text_facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people."""
     gpu = found["gpu"]
-    device = (
-        found["device"] if gpu else f"{found['device']}, {found['threads']} threads of {found['cpus']} CPUs"
-    )
+    device = found["device"]
+    device += "" if gpu else f", {found['threads']} threads of {found['cpus']} CPUs"
     if gpu:
         device += f", driver {gpu['driver_version']}, {gpu['clocks.max.sm']} at most, {gpu['power.limit']}"
     pair = f"{found['model']} + {found['draft'] or 'no draft'}"
@@ -187,9 +186,8 @@ def _text_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """What the texts were, if there were any."""
     if "styles" not in found:
         return []
-    draws = (
-        "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']}, seed {found['seed']}"
-    )
+    drawn = f"temperature {found['temperature']}, seed {found['seed']}"
+    draws = "greedy" if found["temperature"] == 0 else drawn
     return [("texts", f"{', '.join(found['styles'])}; up to {found['tokens_per_text']} tokens, {draws}")]
 
 
@@ -206,9 +204,8 @@ def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Se
         if file is None:
             continue
         try:
-            file.write_text(
-                text(), encoding="utf-8", errors="backslashreplace"
-            )  # names of files are any bytes
+            # names of files are any bytes
+            file.write_text(text(), encoding="utf-8", errors="backslashreplace")
             say(f"{file} written")
         except OSError as e:  # the others are still worth writing
             error = DflashError(f"can't write {file}: {e.strerror}")
@@ -256,19 +253,8 @@ def run(args: argparse.Namespace) -> int:
     sections: list[Section] = []
     with meter, Engine.load(config, meter.bytes) as engine, Interrupt() as interrupt:
         meter.clear()
-        bench = Bench(
-            engine,
-            prompts,
-            size,
-            progress(sys.stderr),
-            lambda: interrupt.asked,
-            servers,
-            mode=args.mode,
-            budget=args.budget,
-            temperature=args.temp,
-            seed=args.seed,
-            chat=args.chat,
-        )
+        shared = engine, prompts, size, progress(sys.stderr), lambda: interrupt.asked, servers
+        bench = Bench(*shared, args.mode, args.budget, args.temp, args.seed, args.chat)
         found, state = facts(bench, args), "Cut short: not all was measured."
         try:
             for name in names:
@@ -302,9 +288,8 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
     has_head = config.wants("mtp") and config.draft is None and bool(draft_beside(config.model).own)
     if config.draft is None and not has_head and not config.names_copies:
         how = "" if config.spec is None else ", and leave --spec away"
-        raise ConfigError(
-            f"calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd{how}"
-        )
+        why = "costs decide between plain decoding and a draft"
+        raise ConfigError(f"calibrate: {why}; name one with -md or -hfd{how}")
     meter = Meter(sys.stderr)
     config = replace(config, calibrate="always", reproducible=False)
     with meter, Engine.load(config, meter.bytes, CALIBRATION_SECONDS) as engine:

@@ -34,6 +34,13 @@ class Column:
         return self.digits is not None
 
 
+def columns(table: str) -> tuple[Column, ...]:
+    """Columns from `key=title` or `key=title:digits`, with `; ` between."""
+    parts = (entry.partition("=") for entry in table.split("; "))
+    split = ((key, *title.partition(":")) for key, _, title in parts)
+    return tuple(Column(key, title, int(digits) if digits else None) for key, title, _, digits in split)
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """A line of a plot, with the spread of its points where there is one; or a kind of part of every bar."""
