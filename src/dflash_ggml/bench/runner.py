@@ -25,15 +25,12 @@ class Progress(Protocol):
 
     def begin(self, name: str, total: int) -> None:
         """A suite of `total` texts begins."""
-        ...
 
     def at(self, done: int, what: str) -> None:
         """`done` texts are done, `what` comes next."""
-        ...
 
     def end(self) -> None:
         """The suite has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

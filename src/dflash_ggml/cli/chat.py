@@ -17,15 +17,9 @@ from types import FrameType
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..session.session import Session
+from . import chat_options as chats
 from .arguments import add_model_options, engine_config, token_limit, warn_of_threads
-from .chat_options import (
-    add_chat_options,
-    add_text_options,
-    file_text,
-    session_options,
-    text_options,
-    thinking_choice,
-)
+from .chat_options import file_text
 from .command import run_command
 from .interrupt import leave
 from .option_table import add_table
@@ -60,8 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
         text={"default": ""},
         system={"dest": "system", "type": file_text},
     )
-    add_text_options(add)
-    add_chat_options(add)
+    chats.add_text_options(add)
+    chats.add_chat_options(add)
     add_table(add, _FILES)
     add_model_options(parser)
     add_sampling_options(parser)
@@ -166,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
             if done >= total:
                 meter.clear()
 
-        session = Session(engine, **session_options(args))
+        session = Session(engine, **chats.session_options(args))
         conversation = Conversation(
             session,
             sys.stdout,
@@ -174,8 +168,8 @@ def run(args: argparse.Namespace) -> int:
             sampling=sampling,
             max_tokens=args.predict,
             system=args.system,
-            thinking=thinking_choice(args.think, session),
-            options=text_options(args),
+            thinking=chats.thinking_choice(args.think, session),
+            options=chats.text_options(args),
             progress=progress,
         )
         if save is not None:

@@ -21,6 +21,7 @@ from .streams import can_write
 from .wording import count
 
 CHECKPOINT = "training.pt"
+_MORE = "give more text or a smaller --length"
 
 
 _TEXT = """
@@ -135,9 +136,8 @@ def train(args, interrupt: Interrupt) -> bool:
         return _train(args, interrupt)
     except torch.OutOfMemoryError as full:
         said = str(full).splitlines()[0]
-        raise ConfigError(
-            f"the GPU's memory is full ({said}); a smaller --batch, fewer --anchors or a smaller --write-batch takes less"
-        ) from None
+        less = "a smaller --batch, fewer --anchors or a smaller --write-batch takes less"
+        raise ConfigError(f"the GPU's memory is full ({said}); {less}") from None
 
 
 def _train(args, interrupt: Interrupt) -> bool:
@@ -161,21 +161,18 @@ def _train(args, interrupt: Interrupt) -> bool:
     target = TargetModel(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)
     shape = _shape(args, target)
     check(shape, run, target.sizes)
-    net = (
-        HeadNet(shape, target.sizes, target.decoder) if shape.kind == "mtp" else BlockNet(shape, target.sizes)
-    )
+    is_head = shape.kind == "mtp"
+    net = HeadNet(shape, target.sizes, target.decoder) if is_head else BlockNet(shape, target.sizes)
     if args.start_from is not None and not args.resume:
         missing = start_from(args.start_from, net, target.tables)
-        tell(
-            f"{args.start_from}: {count(len(missing), 'tensor')} of this draft are not in it and begin at random"
-        )
+        lack = count(len(missing), "tensor")
+        tell(f"{args.start_from}: {lack} of this draft are not in it and begin at random")
     own, texts = _rows(args, run, target, interrupt)
     learnt, held = _split(own, texts, run, args.own_share)
     net = net.to(device)
     parameters = sum(p.numel() for p in net.parameters())
-    tell(
-        f"{shape.kind}, {parameters / 1e6:.1f} M parameters; {len(learnt)} rows, {learnt.n_tokens} tokens to learn from"
-    )
+    rows = f"{len(learnt)} rows, {learnt.n_tokens} tokens to learn from"
+    tell(f"{shape.kind}, {parameters / 1e6:.1f} M parameters; {rows}")
     if args.graph and device == "cpu":
         raise ConfigError("--graph needs a GPU")
     room = _room(args, device)
@@ -189,9 +186,8 @@ def _train(args, interrupt: Interrupt) -> bool:
         return False
     found = trainer.check()
     depths = " ".join(f"{share:.2f}" for share in found.right)
-    tell(
-        f"held-out rows: a chain has {found.accepted:.2f} tokens a step accepted, {found.blocks} blocks; right by depth: {depths}"
-    )
+    chain = f"a chain has {found.accepted:.2f} tokens a step accepted, {found.blocks} blocks"
+    tell(f"held-out rows: {chain}; right by depth: {depths}")
     tell(_next(args, shape))
     return True
 
@@ -251,9 +247,8 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
             n = max(1, args.own_text // max(1, run.length - args.prompt))
             if not prompts:
                 if not len(documents):
-                    raise ConfigError(
-                        "--own-text needs prompts, or texts of at least --length tokens, in --data"
-                    )
+                    needs = "prompts, or texts of at least --length tokens, in --data"
+                    raise ConfigError(f"--own-text needs {needs}")
                 prompts = beginnings(documents, args.prompt, n, rng)
             prompts = [prompts[i % len(prompts)] for i in range(n)]
             heat = np.where(rng.random(n) < args.greedy, 0.0, args.temperature).tolist()
@@ -261,9 +256,7 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
             own.append(write_rows(target, *asked, tell, lambda: interrupt.asked))
     own = [rows for rows in own if len(rows)]
     if not own and not others:
-        raise ConfigError(
-            f"--data: no row of {run.length} tokens in it; give more text or a smaller --length"
-        )
+        raise ConfigError(f"--data: no row of {run.length} tokens in it; {_MORE}")
     return (joined(own) if own else None), (joined(others) if others else None)
 
 
@@ -275,9 +268,7 @@ def _split(own: Rows | None, texts: Rows | None, run: Run, share: float) -> tupl
     source = own if own is not None else texts
     assert source is not None
     if len(source) < 2:
-        raise ConfigError(
-            f"one row of {run.length} tokens is too little; give more text or a smaller --length"
-        )
+        raise ConfigError(f"one row of {run.length} tokens is too little; {_MORE}")
     order = rng.permutation(len(source))
     n = max(1, min(run.checked, len(source) // 4))
     held, learnt = source.take(order[:n]), source.take(order[n:])
