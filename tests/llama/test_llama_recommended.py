@@ -55,14 +55,12 @@ def test_left_out_and_given(model: str, call: str, args: list[Any]) -> None:
 
 
 def test_generate(model: str) -> None:
+    others = {"logits_processor": None, "grammar": None}
     with Recommending(model) as llm:
-        sampler = llm._sampler(n_prompt=0, logits_processor=None, grammar=None, temperature=0.5, top_k=40)
+        sampler = llm._sampler_of({"temp": 0.5, "top_k": 40, **others}, 0)
         assert sampler.params.temperature == 0.5 and sampler.params.top_k == 40
-        defaults = inspect.signature(Llama.generate).parameters
-        sampler = llm._sampler(
-            n_prompt=0, logits_processor=None, grammar=None, temperature=defaults["temp"].default, top_k=3
-        )
-        assert sampler.params.temperature == 0.6
+        default = inspect.signature(Llama.generate).parameters["temp"].default
+        assert llm._sampler_of({"temp": default, "top_k": 3, **others}, 0).params.temperature == 0.6
 
 
 def test_the_signature_keeps_its_numbers() -> None:

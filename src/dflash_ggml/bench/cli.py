@@ -15,6 +15,7 @@ from typing import Any
 from ..cli.arguments import add_model_options, engine_config
 from ..cli.command import run_command
 from ..cli.interrupt import Interrupt
+from ..cli.option_table import add_table
 from ..cli.parser import Parser
 from ..cli.report import Meter
 from ..config import EngineConfig
@@ -46,6 +47,28 @@ examples:
   dflash-bench -m model.gguf --suite speed --against http://127.0.0.1:8080 --prompts HumanEval.jsonl.gz"""
 
 
+_MEASURED = f"""
+--suite NAME | quick, full or suites by name, with commas (default quick)
+--prompts SET | with commas: {", ".join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's;
+    {" or ".join(ON_HUB)} from the hub (default: all but python; the embedded pair: {", ".join(EMBEDDED_STYLES)})
+--limit N int | prompts per suite at most, spread over the styles
+-n --predict N int | tokens per text
+--rounds N int | how often every text is decoded
+--temp X float 0 | temperature, but for its sweep (default 0: greedy)
+-s --seed N int 1 | seed of the draws (default 1)
+--chat _ chat | wrap every prompt, or none, in the chat template (default: those that are requests)
+--against URL urls | also ask this OpenAI-compatible server (suites speed and ttft); may be repeated
+--against-key KEY | API key for those servers
+"""
+_REPORTS = """
+--json FILE path | write everything, every text's figures too, as JSON
+--markdown FILE path | write the tables as Markdown
+--html FILE path | write tables and plots as one HTML page
+--svg FILE path | write the plots alone as one picture
+-v --verbose | log what is loaded
+"""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     suites = "\n".join(f"  {name:<12} {suite.about}" for name, suite in SUITES.items())
@@ -61,48 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("calibrate",),
         help="measure the costs of passes anew and print them, no texts",
     )
-    add = parser.add_argument_group("what is measured").add_argument
-    add(
-        "--suite",
-        metavar="NAME",
-        help="quick, full or suites by name, with commas (default quick)",
-    )
-    add(
-        "--prompts",
-        metavar="SET",
-        help=f"with commas: {', '.join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's; "
-        f"{' or '.join(ON_HUB)} from the hub (default: all but python; the embedded pair: {', '.join(EMBEDDED_STYLES)})",
-    )
-    add("--limit", type=int, metavar="N", help="prompts per suite at most, spread over the styles")
-    add("-n", "--predict", type=int, metavar="N", help="tokens per text")
-    add("--rounds", type=int, metavar="N", help="how often every text is decoded")
-    add(
-        "--temp",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="temperature, but for its sweep (default 0: greedy)",
-    )
-    add("-s", "--seed", type=int, default=1, metavar="N", help="seed of the draws (default 1)")
-    add(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="wrap every prompt, or none, in the chat template (default: those that are requests)",
-    )
-    add(
-        "--against",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="also ask this OpenAI-compatible server (suites speed and ttft); may be repeated",
-    )
-    add("--against-key", metavar="KEY", help="API key for those servers")
-    add = parser.add_argument_group("reports").add_argument
-    add("--json", type=Path, metavar="FILE", help="write everything, every text's figures too, as JSON")
-    add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
-    add("--html", type=Path, metavar="FILE", help="write tables and plots as one HTML page")
-    add("--svg", type=Path, metavar="FILE", help="write the plots alone as one picture")
-    add("-v", "--verbose", action="store_true", help="log what is loaded")
+    chat, urls = {"action": argparse.BooleanOptionalAction}, {"action": "append", "default": []}
+    add_table(parser.add_argument_group("what is measured").add_argument, _MEASURED, chat=chat, urls=urls)
+    add_table(parser.add_argument_group("reports").add_argument, _REPORTS)
     add_model_options(parser, n_ctx=4096)
     return parser
 
@@ -132,9 +116,9 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
     if args.seed < 0:
         raise ConfigError(f"-s: {args.seed} is below 0")
     for file in (args.json, args.markdown, args.html, args.svg):
-        if file is not None and (
-            file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)
-        ):
+        if file is None:
+            continue
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             raise ConfigError(f"can't write {file}: name a file in a folder that exists")
     if args.html or args.svg:
         from . import plots  # noqa: F401 - it says what is missing, now and not after an hour
@@ -180,9 +164,8 @@ def text_facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people."""
     gpu = found["gpu"]
-    device = (
-        found["device"] if gpu else f"{found['device']}, {found['threads']} threads of {found['cpus']} CPUs"
-    )
+    device = found["device"]
+    device += "" if gpu else f", {found['threads']} threads of {found['cpus']} CPUs"
     if gpu:
         device += f", driver {gpu['driver_version']}, {gpu['clocks.max.sm']} at most, {gpu['power.limit']}"
     pair = f"{found['model']} + {found['draft'] or 'no draft'}"
@@ -203,9 +186,8 @@ def _text_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """What the texts were, if there were any."""
     if "styles" not in found:
         return []
-    draws = (
-        "greedy" if found["temperature"] == 0 else f"temperature {found['temperature']}, seed {found['seed']}"
-    )
+    drawn = f"temperature {found['temperature']}, seed {found['seed']}"
+    draws = "greedy" if found["temperature"] == 0 else drawn
     return [("texts", f"{', '.join(found['styles'])}; up to {found['tokens_per_text']} tokens, {draws}")]
 
 
@@ -222,9 +204,8 @@ def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Se
         if file is None:
             continue
         try:
-            file.write_text(
-                text(), encoding="utf-8", errors="backslashreplace"
-            )  # names of files are any bytes
+            # names of files are any bytes
+            file.write_text(text(), encoding="utf-8", errors="backslashreplace")
             say(f"{file} written")
         except OSError as e:  # the others are still worth writing
             error = DflashError(f"can't write {file}: {e.strerror}")
@@ -272,19 +253,8 @@ def run(args: argparse.Namespace) -> int:
     sections: list[Section] = []
     with meter, Engine.load(config, meter.bytes) as engine, Interrupt() as interrupt:
         meter.clear()
-        bench = Bench(
-            engine,
-            prompts,
-            size,
-            progress(sys.stderr),
-            lambda: interrupt.asked,
-            servers,
-            mode=args.mode,
-            budget=args.budget,
-            temperature=args.temp,
-            seed=args.seed,
-            chat=args.chat,
-        )
+        shared = engine, prompts, size, progress(sys.stderr), lambda: interrupt.asked, servers
+        bench = Bench(*shared, args.mode, args.budget, args.temp, args.seed, args.chat)
         found, state = facts(bench, args), "Cut short: not all was measured."
         try:
             for name in names:
@@ -318,9 +288,8 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
     has_head = config.wants("mtp") and config.draft is None and bool(draft_beside(config.model).own)
     if config.draft is None and not has_head and not config.names_copies:
         how = "" if config.spec is None else ", and leave --spec away"
-        raise ConfigError(
-            f"calibrate: costs decide between plain decoding and a draft; name one with -md or -hfd{how}"
-        )
+        why = "costs decide between plain decoding and a draft"
+        raise ConfigError(f"calibrate: {why}; name one with -md or -hfd{how}")
     meter = Meter(sys.stderr)
     config = replace(config, calibrate="always", reproducible=False)
     with meter, Engine.load(config, meter.bytes, CALIBRATION_SECONDS) as engine:

@@ -15,15 +15,14 @@ from .measure import Job, Text, all_widths, by_prompt
 from .prompts import Prompt, spread
 from .rows import SWEEP, chosen_widths, grouped, lines, loops_note, speed_row
 from .runner import Bench
-from .sections import Column, Row, Section
+from .sections import Row, Section, columns
 
 BUDGETS = (3, 7, 15, 31)
 BEFORE, BETWEEN, BEHIND = "plain, before", "auto, between", "plain, behind"
+_SHOWN = ("versus_plain", "versus_plain_min", "length", "step_ms", "widths", "texts", "repeating")
 COLUMNS = (
-    Column("rate", "tokens/s, all texts", 1),
-    Column("to_best", "x best fixed", 3),
-    *(column for column in SWEEP if column.key in ("versus_plain", "versus_plain_min", "length", "step_ms")),
-    *(column for column in SWEEP if column.key in ("widths", "texts", "repeating")),
+    *columns("temperature=temperature:1; setting=mode; rate=tokens/s, all texts:1; to_best=x best fixed:3"),
+    *(column for column in SWEEP if column.key in _SHOWN),
 )
 
 
@@ -141,10 +140,8 @@ def never_slower_report(bench: Bench, texts: Sequence[Text]) -> Section:
         auto[f"temperature {t:g}"] = [text for text in same if text.setting == "auto"]
         if found and "to_best" in found[-1]:
             notes.append(f"Temperature {t:g}: {verdict(same, found[-1])}")
-    columns = [Column("temperature", "temperature", 1), Column("setting", "mode"), *COLUMNS]
-    plot = lines(
-        "never-slower", "auto beside fixed modes", "temperature", "tokens/s", rows, "temperature", "rate"
-    )
+    what = "never-slower", "auto beside fixed modes", "temperature", "tokens/s"
+    plot = lines(*what, rows, "temperature", "rate")
     notes += loops_note(texts)
     title, details = "Is auto ever slower?", chosen_widths(auto)
-    return Section("never-slower", title, columns, rows, notes, plot, texts, details=details)
+    return Section("never-slower", title, COLUMNS, rows, notes, plot, texts, details=details)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from ..engine.engine import Engine
 from ..policy.break_even import break_even, where_it_pays
 from ..policy.costs import Pass
-from .sections import Column, Plot, Row, Section, Series
+from .sections import Column, Plot, Row, Section, Series, columns
 
 
 def costs_report(engine: Engine) -> Section:
@@ -28,20 +28,15 @@ def costs_report(engine: Engine) -> Section:
             row |= {f"length_{context}": step.length}
             row |= {f"pays_{context}": step.length if step.can_pay else None}
     order = get_args(Pass)
-    columns = [Column("pass", "pass"), Column("columns", "columns", 0), Column("nodes", "nodes", 0)]
-    columns += [Column(f"ms_{context}", f"ms at {context:,}", 3) for context in contexts]
-    columns += [Column(f"pays_{context}", f"pays from, at {context:,}", 2) for context in contexts]
-    columns += [Column("most", "at most", 0)]
-    shown = sorted(rows.values(), key=lambda row: (order.index(row["pass"]), row["columns"]))
+    shown = [*columns("pass=pass; columns=columns:0; nodes=nodes:0")]
+    shown += [Column(f"ms_{context}", f"ms at {context:,}", 3) for context in contexts]
+    shown += [Column(f"pays_{context}", f"pays from, at {context:,}", 2) for context in contexts]
+    shown += columns("most=at most:0")
+    sorted_rows = sorted(rows.values(), key=lambda row: (order.index(row["pass"]), row["columns"]))
     notes = [f"Behind {n:,} tokens {where_it_pays(found)}." for n, found in steps.items() if found]
     if not points:
-        return Section(
-            "calibrate",
-            "Costs of passes",
-            columns,
-            [],
-            ["There was no time for a single pass: nothing is kept."],
-        )
+        why = "There was no time for a single pass: nothing is kept."
+        return Section("calibrate", "Costs of passes", shown, [], [why])
     notes += [
         "Pays from: tokens per step, the target's own included, above which a draft with this verify pass is faster than plain "
         "decoding; at most: what the longest path gives. Bookkeeping between passes is learned while decoding.",
@@ -49,7 +44,7 @@ def costs_report(engine: Engine) -> Section:
         if engine.costs_file
         else "Not kept: the cache folder cannot be written.",
     ]
-    return Section("calibrate", "Costs of passes", columns, shown, notes, _plots(steps))
+    return Section("calibrate", "Costs of passes", shown, sorted_rows, notes, _plots(steps))
 
 
 def _plots(steps: dict[int, list[Any]]) -> list[Plot]:

@@ -69,10 +69,11 @@ def header(secrets: Sequence[str] = (), **more: object) -> dict[str, object]:
     """Facts for a result file; folders, which say who ran it where, and the secrets are left out of its command."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     for secret in secrets:
-        words = [
-            word.removesuffix(secret) + "..." if word == secret or word.endswith(f"={secret}") else word
-            for word in words
-        ]
+        told = {
+            secret: "...",
+            **{w: w.removesuffix(secret) + "..." for w in words if w.endswith(f"={secret}")},
+        }
+        words = [told.get(word, word) for word in words]
     words = [re.sub(r"(^|=)/(?:.*/)?(?=[^/])", r"\1", word) for word in words]
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -178,14 +178,8 @@ def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: flo
         accepted=dict(sorted(accepted.items())),
         widths=widths,
         uses=tuple(
-            WidthUse(
-                nodes,
-                int(uses[nodes][0]),
-                int(uses[nodes][1]),
-                uses[nodes][2],
-                slot.engine.expected_ms(nodes, slot.n_tokens),
-            )
-            for nodes in widths
+            WidthUse(nodes, int(n), int(got), ms, slot.engine.expected_ms(nodes, slot.n_tokens))
+            for nodes, (n, got, ms) in sorted(uses.items())
         ),
         step_ms=step_ms,
         repeats=repeats(tokens),
@@ -198,13 +192,8 @@ def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
     found = [value for value in values if value is not None]
     if not found:
         return None
-    return {
-        "median": statistics.median(found),
-        "mean": statistics.fmean(found),
-        "min": min(found),
-        "max": max(found),
-        "n": len(found),
-    }
+    middle = {"median": statistics.median(found), "mean": statistics.fmean(found)}
+    return {**middle, "min": min(found), "max": max(found), "n": len(found)}
 
 
 def ratios(texts: Iterable[Text], base: Iterable[Text]) -> dict[str, Any] | None:
@@ -236,9 +225,8 @@ def by_depth(texts: Iterable[Text]) -> list[float]:
     for text in texts:
         kept.update(text.accepted)
     total = kept.total()
-    return [
-        sum(n for k, n in kept.items() if k >= depth) / total for depth in range(1, max(kept, default=0) + 1)
-    ]
+    depths = range(1, max(kept, default=0) + 1)
+    return [sum(n for k, n in kept.items() if k >= depth) / total for depth in depths]
 
 
 def all_widths(texts: Iterable[Text]) -> Counter[int]:

@@ -43,20 +43,12 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # names of servers and files may have dollars
     "font.size": 11,
     "font.family": "DejaVu Sans",
-    "text.color": MARK["ink"],
-    "axes.labelcolor": MARK["ink"],
-    "axes.edgecolor": MARK["faint"],
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), MARK["ink"]),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), MARK["faint"]),
     "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "axes.axisbelow": True,
-    "xtick.color": MARK["faint"],
-    "ytick.color": MARK["faint"],
-    "xtick.labelcolor": MARK["ink"],
-    "ytick.labelcolor": MARK["ink"],
-    "grid.color": MARK["faint"],
     "grid.linewidth": 0.7,
-    "legend.frameon": False,
     "legend.fontsize": 10,
 }
 
@@ -77,27 +69,19 @@ def svg(plot: Plot) -> str:
         if len(labels) == 1:  # a name for the only line says nothing that the title does not
             handles, labels = [], []
         # the layout makes room for a legend beside the axes, but not for it and a title: so the title is the legend's
-        figure.legend(
-            handles,
-            labels,
-            title=plot.title,
-            title_fontproperties={"size": 13, "weight": "bold"},
-            alignment="left",
-            loc="outside upper left",
-            ncols=max(1, min(columns, len(labels))),
-        )
-        out = io.StringIO()
-        figure.savefig(
-            out,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
+        named: Any = {"title": plot.title, "title_fontproperties": {"size": 13, "weight": "bold"}}
+        at: Any = {
+            "alignment": "left",
+            "loc": "outside upper left",
+            "ncols": max(1, min(columns, len(labels))),
+        }
+        figure.legend(handles, labels, **named, **at)
+        out, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(
-        r'<(g|text) id="[^"]*"', r"<\1", text
-    )  # nothing refers to them, and a page has several pictures
+    # nothing refers to them, and a page has several pictures
+    text = re.sub(r'<(g|text) id="[^"]*"', r"<\1", text)
     text = re.sub(r'(width|height)="[\d.]+pt" ', "", text, count=2)
     text = re.sub(r"(\d\.\d\d)\d+(?![\de])", r"\1", text)  # a hundredth of a unit is below a pixel
     text = text.replace("'DejaVu Sans'", "system-ui, sans-serif").replace("\n", " ")
@@ -113,24 +97,15 @@ def _lines(axes: Axes, plot: Plot) -> None:
         colour = MARK[OWN_COLOUR.get(series.name) or next(colours, "blue")]
         if series.low and series.high and len(plot.series) <= 3:  # more of them would hide each other
             axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.13, linewidth=0)
-        axes.plot(
-            series.x, series.y, color=colour, marker=shape, markersize=5, linewidth=1.8, label=series.name
-        )
+        look: Any = {"color": colour, "marker": shape, "markersize": 5, "linewidth": 1.8}
+        axes.plot(series.x, series.y, **look, label=series.name)
     for name, y in plot.levels:
         colour = MARK[OWN_COLOUR.get(name, "grey")]
         axes.axhline(y, color=colour, linewidth=1.6, linestyle=(0, (5, 3)), label=f"{name}: {_number(y)}")
     if plot.mark:
         name, x, y = plot.mark
-        axes.plot(
-            [x],
-            [y],
-            "o",
-            markersize=14,
-            fillstyle="none",
-            markeredgewidth=2,
-            color=MARK["orange"],
-            label=name,
-        )
+        ring: Any = {"markersize": 14, "fillstyle": "none", "markeredgewidth": 2, "color": MARK["orange"]}
+        axes.plot([x], [y], "o", **ring, label=name)
     points = sorted({x for series in plot.series for x in series.x})
     if plot.log_x:
         axes.set_xscale("log", base=2)
@@ -155,9 +130,8 @@ def _bars(axes: Axes, plot: Plot) -> None:
         axes.barh(places, series.y, left=ends, height=0.62, color=MARK[colour], label=series.name)
         ends = [end + y for end, y in zip(ends, series.y)]
     for place, end in zip(places, ends):
-        axes.annotate(
-            f"{end:.2f}", (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=10
-        )
+        beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{end:.2f}", (end, place), **beside, fontsize=10)
     axes.set_xlim(0, 1.12 * max(ends))
     axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0)

@@ -15,9 +15,8 @@ from ..files.hub import Hub
 
 _DATA = Path(__file__).parents[1] / "data" / "prompts"
 STYLES = tuple(sorted(file.stem for file in _DATA.glob("*.jsonl")))
-REQUESTS = frozenset(
-    {"chat", "maths", "json", "summary", "gsm8k", "math500"}
-)  # asked; other styles are continued
+# asked; other styles are continued
+REQUESTS = frozenset({"chat", "maths", "json", "summary", "gsm8k", "math500"})
 EMBEDDED_STYLES = ("python", "edit")  # what the embedded pair was trained to write
 DEFAULT_STYLES = tuple(style for style in STYLES if style != "python")
 # public sets that the hub holds as JSON lines
@@ -64,9 +63,8 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise ConfigError(
-                f"--prompts: {file}, line {number}: not JSON; a JSON object per line is expected"
-            ) from None
+            said = "not JSON; a JSON object per line is expected"
+            raise ConfigError(f"--prompts: {file}, line {number}: {said}") from None
         prompt = _prompt(row, style, file, number) if isinstance(row, Mapping) else None
         if prompt is None:
             raise ConfigError(f"--prompts: {file}, line {number}: no text in prompt, question or problem")
@@ -77,10 +75,9 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
 
 
 def _prompt(row: Mapping[str, Any], style: str | None, file: Path, number: int) -> Prompt | None:
-    key, usual = next(
-        ((k, s) for k, s in (("prompt", None), ("question", "gsm8k"), ("problem", "math500")) if k in row),
-        ("", None),
-    )
+    forms = {"prompt": None, "question": "gsm8k", "problem": "math500"}
+    key = next((k for k in forms if k in row), "")
+    usual = forms.get(key)
     text = row.get(key)
     if not isinstance(text, str) or not text:
         return None
@@ -107,9 +104,8 @@ def choose(names: Iterable[str], hub: Hub | None = None) -> list[Prompt]:
         elif name in ON_HUB:
             found += read((hub or Hub()).fetch(*ON_HUB[name], kind="dataset"), name)
         elif name == "gsm8k":
-            raise ConfigError(
-                "--prompts: gsm8k is not on the hub as JSON lines; name a file with question and answer"
-            )
+            how = "name a file with question and answer"
+            raise ConfigError(f"--prompts: gsm8k is not on the hub as JSON lines; {how}")
         elif Path(name).is_file():
             found += read(Path(name))
         else:

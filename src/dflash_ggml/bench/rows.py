@@ -6,20 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .measure import Text, all_uses, all_widths, mean_length, ratios, step_times, summary
-from .sections import Column, Plot, Row, Section, Series
+from .sections import Plot, Row, Section, Series, columns
 
-SPEED = (
-    Column("speed", "tokens/s", 1),
-    Column("speed_min", "min", 1),
-    Column("speed_max", "max", 1),
-    Column("versus_plain", "x plain", 2),
-    Column("versus_plain_min", "worst", 2),
-    Column("length", "tokens/pass", 2),
-    Column("step_ms", "ms/pass", 2),
-    Column("ttft_ms", "first token ms", 1),
-    Column("widths", "nodes a pass"),
-    Column("texts", "texts", 0),
-    Column("repeating", "that loop", 0),
+SPEED = columns(
+    "speed=tokens/s:1; speed_min=min:1; speed_max=max:1; versus_plain=x plain:2; versus_plain_min=worst:2; length=tokens/pass:2; "
+    "step_ms=ms/pass:2; ttft_ms=first token ms:1; widths=nodes a pass; texts=texts:0; repeating=that loop:0"
+)
+CHOICES = columns(
+    "group=texts; nodes=nodes:0; steps=steps:0; share=%:1; tokens_per_step=tokens/step:2; ms=ms:3; predicted_ms=predicted ms:3"
 )
 SWEEP = tuple(column for column in SPEED if column.key != "ttft_ms")
 
@@ -34,12 +28,8 @@ def spread_of(name: str, values: dict[str, Any] | None) -> Row:
 def speed_row(texts: Sequence[Text], plain: Sequence[Text], **first: object) -> Row:
     """The cells of SPEED for the texts of one setting; `plain`: the same prompts without drafts."""
     widths, times, ours = all_widths(texts), step_times(texts), any(text.steps for text in texts)
-    used = (
-        ", ".join(f"{w}: {n / widths.total():.0%}" for w, n in widths.most_common(3))
-        if len(widths) > 1
-        else ""
-    )
-    used = used or (str(next(iter(widths))) if any(widths) else "")
+    common = ", ".join(f"{w}: {n / widths.total():.0%}" for w, n in widths.most_common(3))
+    used = common if len(widths) > 1 else str(next(iter(widths))) if any(widths) else ""
     return {
         **first,
         **spread_of("speed", summary(text.per_second for text in texts)),
@@ -61,28 +51,13 @@ def chosen_widths(groups: Mapping[str, Sequence[Text]]) -> Section | None:
     for name, texts in groups.items():
         uses = all_uses(texts)
         total = sum(use.steps for use in uses)
-        rows += [
-            {
-                "group": name,
-                "nodes": use.nodes,
-                "steps": use.steps,
-                "share": 100 * use.steps / total,
-                "tokens_per_step": use.tokens / use.steps,
-                "ms": use.ms / use.steps,
-                "predicted_ms": use.predicted_ms,
-            }
-            for use in uses
-        ]
-    columns = [
-        Column("group", "texts"),
-        Column("nodes", "nodes", 0),
-        Column("steps", "steps", 0),
-        Column("share", "%", 1),
-        Column("tokens_per_step", "tokens/step", 2),
-        Column("ms", "ms", 3),
-        Column("predicted_ms", "predicted ms", 3),
-    ]
-    return Section("auto_choices", "What auto chose", columns, rows) if rows else None
+        for use in uses:
+            per_step = {"tokens_per_step": use.tokens / use.steps, "ms": use.ms / use.steps}
+            share = {"steps": use.steps, "share": 100 * use.steps / total}
+            rows.append(
+                {"group": name, "nodes": use.nodes, **share, **per_step, "predicted_ms": use.predicted_ms}
+            )
+    return Section("auto_choices", "What auto chose", CHOICES, rows) if rows else None
 
 
 def grouped(texts: Sequence[Text]) -> dict[str, list[Text]]:
@@ -99,17 +74,15 @@ def loops_note(texts: Sequence[Text]) -> list[str]:
     """A warning when texts repeat themselves."""
     ours = [text for text in texts if text.steps]
     looping = sum(text.repeats for text in ours)
-    if not looping:
-        return []
-    return [f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."]
+    said = f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."
+    return [said] if looping else []
 
 
 def cache_note(texts: Sequence[Text]) -> list[str]:
     """What is left out because a server knew its prompt already."""
     cached = sum(text.n > 0 and text.fresh_ttft_ms is None for text in texts)
-    if not cached:
-        return []
-    return [f"{cached} of {len(texts)} first tokens are not counted: the server had the prompt in its cache."]
+    said = f"{cached} of {len(texts)} first tokens are not counted: the server had the prompt in its cache."
+    return [said] if cached else []
 
 
 def by_length(texts: Sequence[Text]) -> list[tuple[int, str, list[Text]]]:

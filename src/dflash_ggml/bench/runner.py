@@ -25,15 +25,12 @@ class Progress(Protocol):
 
     def begin(self, name: str, total: int) -> None:
         """A suite of `total` texts begins."""
-        ...
 
     def at(self, done: int, what: str) -> None:
         """`done` texts are done, `what` comes next."""
-        ...
 
     def end(self) -> None:
         """The suite has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +47,8 @@ class Size:
 
 
 QUICK = Size(6, 48, 1, (3, 7, 15, 31, 63), (0.0, 0.8, 1.2), (64, 256, 1024), 12)
-FULL = Size(
-    18, 200, 2, (1, 3, 7, 15, 23, 31, 47, 63), (0.0, 0.4, 0.8, 1.2), tuple(128 << i for i in range(0, 14, 2))
-)
+_LENGTHS = tuple(128 << i for i in range(0, 14, 2))
+FULL = Size(18, 200, 2, (1, 3, 7, 15, 23, 31, 47, 63), (0.0, 0.4, 0.8, 1.2), _LENGTHS)
 
 
 @dataclass(slots=True)
@@ -108,16 +104,14 @@ class Bench:
         found = [self.setting("plain", "plain", None, temperature)]
         if self.engine.has_draft and self.mode != "plain":
             label = f"tree {self.budget}" if self.mode == "tree" else self.mode
-            found.append(
-                self.setting(label, self.mode, None if self.mode == "chain" else self.budget, temperature)
-            )
+            budget = None if self.mode == "chain" else self.budget
+            found.append(self.setting(label, self.mode, budget, temperature))
         return found
 
     def others(self) -> list[Setting]:
         """The servers to compare with."""
-        return [
-            Setting(f"{s.url} ({s.model})", temperature=self.temperature, server=s.url) for s in self.servers
-        ]
+        at = self.temperature
+        return [Setting(f"{s.url} ({s.model})", temperature=at, server=s.url) for s in self.servers]
 
     # ---- jobs
 
@@ -128,10 +122,8 @@ class Bench:
         if chat:
             request = ChatRequest(messages=[{"role": "user", "content": prompt.text}])
             return replace(prompt, chat=True), list(self._session.prompts.make(request).ids)
-        return replace(prompt, chat=False), [
-            *tokenizer.bos_ids,
-            *tokenizer.encode(prompt.text, special=False),
-        ]
+        ids = [*tokenizer.bos_ids, *tokenizer.encode(prompt.text, special=False)]
+        return replace(prompt, chat=False), ids
 
     def jobs(
         self,

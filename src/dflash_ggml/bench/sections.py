@@ -34,6 +34,13 @@ class Column:
         return self.digits is not None
 
 
+def columns(table: str) -> tuple[Column, ...]:
+    """Columns from `key=title` or `key=title:digits`, with `; ` between."""
+    parts = (entry.partition("=") for entry in table.split("; "))
+    split = ((key, *title.partition(":")) for key, _, title in parts)
+    return tuple(Column(key, title, int(digits) if digits else None) for key, title, _, digits in split)
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """A line of a plot, with the spread of its points where there is one; or a kind of part of every bar."""
@@ -83,9 +90,8 @@ class Section:
     @property
     def heading(self) -> str:
         """The title, and that acceptance was forced, if it was."""
-        return (
-            f"{self.title}: FORCED ACCEPTANCE, not model text ({self.forced})" if self.forced else self.title
-        )
+        forced = f": FORCED ACCEPTANCE, not model text ({self.forced})" if self.forced else ""
+        return f"{self.title}{forced}"
 
     def cells(self) -> list[list[str]]:
         """The table as text, its headings first; columns that are empty in every row are left out."""
@@ -112,10 +118,8 @@ def plain(section: Section) -> str:
     """A section for a terminal or a file, without control characters."""
     cells, right = section.cells(), section.aligned()
     sizes = [max(map(len, column)) for column in zip(*cells)]
-    lines = [
-        "  ".join(c.rjust(n) if r else c.ljust(n) for c, n, r in zip(row, sizes, right)).rstrip()
-        for row in cells
-    ]
+    padded = ([c.rjust(n) if r else c.ljust(n) for c, n, r in zip(row, sizes, right)] for row in cells)
+    lines = ["  ".join(row).rstrip() for row in padded]
     return "\n".join([section.heading, *(f"  {line}" for line in lines), *(f"  {n}" for n in section.notes)])
 
 

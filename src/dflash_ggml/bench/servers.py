@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,13 +55,15 @@ class Server:
             answer = json.loads(self._ask(connection, "GET", "/v1/models").read())
             self.model = one_line(str(answer["data"][0]["id"]))
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"{self._at}/v1/models: {_reason(error)}") from None
+            raise self._error("/v1/models", _reason(error)) from None
         except (ValueError, KeyError, IndexError, TypeError):
-            raise ServerError(
-                f"{self._at}/v1/models: names no model; is this an OpenAI-compatible server?"
-            ) from None
+            said = "names no model; is this an OpenAI-compatible server?"
+            raise self._error("/v1/models", said) from None
         finally:
             connection.close()
+
+    def _error(self, path: str, said: str) -> ServerError:
+        return ServerError(f"{self._at}{path}: {said}")
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
@@ -68,9 +71,8 @@ class Server:
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
-            raise ServerError(
-                f"{self.url}: no connection: {_reason(error)}; is the server running?"
-            ) from None
+            said = f"no connection: {_reason(error)}; is the server running?"
+            raise ServerError(f"{self.url}: {said}") from None
         connection.sock.settimeout(SILENCE_SECONDS)
         return connection
 
@@ -88,16 +90,13 @@ class Server:
                 return response
             said = _said(response.read(4096))
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"{self._at}{path}: {_reason(error)}") from None
-        raise ServerError(f"{self._at}{path}: answered with status {response.status}{said}")
+            raise self._error(path, _reason(error)) from None
+        raise self._error(path, f"answered with status {response.status}{said}")
 
     def complete(self, job: Job, should_stop: Callable[[], bool]) -> Text:
         """Have the server write a job's text. Raises ServerError; Interrupted when `should_stop` says so."""
-        connection = self._connect()
-        try:
+        with closing(self._connect()) as connection:
             return self._complete(connection, job, should_stop)
-        finally:
-            connection.close()
 
     def _complete(
         self, connection: http.client.HTTPConnection, job: Job, should_stop: Callable[[], bool]
@@ -111,33 +110,28 @@ class Server:
             "stream_options": {"include_usage": True},
         }
         path = "/v1/chat/completions" if job.prompt.chat else "/v1/completions"
-        body |= (
-            {"messages": [{"role": "user", "content": job.text}]} if job.prompt.chat else {"prompt": job.text}
-        )
+        messages = {"messages": [{"role": "user", "content": job.text}]}
+        body |= messages if job.prompt.chat else {"prompt": job.text}
         first = last = 0.0
         usage: Any = None
         finish = ""
         began = time.perf_counter()
         for at, chunk in self._chunks(connection, path, body, should_stop):
             if chunk.get("error"):
-                raise ServerError(f"{self._at}{path}: {_said(json.dumps(chunk).encode()).lstrip(': ')}")
+                raise self._error(path, _said(json.dumps(chunk).encode()).lstrip(": "))
             try:
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices") or ():
                     finish = str(choice.get("finish_reason") or finish)
                     delta = choice.get("delta") or {}
                     if choice.get("text") or any(
-                        delta.get(k) for k in ("content", "reasoning_content", "reasoning")
+                        map(delta.get, ("content", "reasoning_content", "reasoning"))
                     ):
                         first, last = first or at, at
             except (AttributeError, TypeError):
-                raise ServerError(
-                    f"{self._at}{path}: a chunk of its stream does not have OpenAI's form"
-                ) from None
+                raise self._error(path, "a chunk of its stream does not have OpenAI's form") from None
         if _count(usage, "completion_tokens") is None:
-            raise ServerError(
-                f"{self._at}{path}: its stream ends without usage, so its tokens can't be counted"
-            )
+            raise self._error(path, "its stream ends without usage, so its tokens can't be counted")
         return Text(
             prompt=job.prompt.id,
             style=job.prompt.style,
@@ -184,7 +178,7 @@ class Server:
             if isinstance(found, ServerError):
                 raise found
             if isinstance(found, Exception):
-                raise ServerError(f"{self._at}{path}: {_reason(found)}")
+                raise self._error(path, _reason(found))
             at, line = found
             name, _, data = line.strip().partition(b":")
             if name != b"data" or data.strip() == b"[DONE]":
@@ -194,7 +188,7 @@ class Server:
             except ValueError:
                 chunk = None
             if not isinstance(chunk, dict):
-                raise ServerError(f"{self._at}{path}: a chunk of its stream is no JSON object")
+                raise self._error(path, "a chunk of its stream is no JSON object")
             yield at, chunk
 
 

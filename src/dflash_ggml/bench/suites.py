@@ -12,7 +12,7 @@ from ..cli.report import STAGES
 from ..config import MAX_BUDGET
 from .comparison import BUDGETS, never_slower_jobs, never_slower_report
 from .measure import Job, Setting, Text, all_widths, by_depth, mean_length, summary
-from .prompts import spread
+from .prompts import Prompt, spread
 from .rows import (
     SPEED,
     SWEEP,
@@ -26,7 +26,7 @@ from .rows import (
     spread_of,
 )
 from .runner import Bench, Size
-from .sections import Column, Plot, Row, Section, Series
+from .sections import Column, Plot, Row, Section, Series, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,16 @@ class Suite:
     against: bool = False
 
 
+def _some(bench: Bench) -> list[Prompt]:
+    return spread(list(bench.prompts), bench.size.prompts)
+
+
 # ---- speed by mode
 
 
 def speed_jobs(bench: Bench) -> list[Job]:
     """Every mode on every prompt, and the other servers."""
-    return bench.jobs([*bench.modes(), *bench.others()], spread(list(bench.prompts), bench.size.prompts))
+    return bench.jobs([*bench.modes(), *bench.others()], _some(bench))
 
 
 def speed_report(bench: Bench, texts: list[Text]) -> Section:
@@ -66,13 +70,12 @@ def speed_report(bench: Bench, texts: list[Text]) -> Section:
         plots.append(Plot("step", "Where a step's time goes", "", "ms per target pass", parts, bars=names))
     notes = [*loops_note(texts), *cache_note(texts)]
     if bench.servers:
-        notes.append(
-            "Other servers are timed at their stream: tokens by their usage, from the first chunk to the last."
-        )
+        how = "tokens by their usage, from the first chunk to the last"
+        notes.append(f"Other servers are timed at their stream: {how}.")
     if not bench.engine.has_draft:
         notes.append("There is no draft: plain decoding only.")
-    columns, auto = [Column("setting", "mode"), *SPEED], chosen_widths({"": groups.get("auto", [])})
-    return Section("speed", "Speed by mode", columns, rows, notes, plots, texts, details=auto)
+    shown, auto = [*columns("setting=mode"), *SPEED], chosen_widths({"": groups.get("auto", [])})
+    return Section("speed", "Speed by mode", shown, rows, notes, plots, texts, details=auto)
 
 
 # ---- budget
@@ -81,9 +84,7 @@ def speed_report(bench: Bench, texts: list[Text]) -> Section:
 def budget_jobs(bench: Bench) -> list[Job]:
     """Plain, trees of all budgets, auto."""
     settings = bench.modes(bench.size.budgets)
-    return bench.jobs(
-        [s for s in settings if s.mode != "chain"], spread(list(bench.prompts), bench.size.prompts)
-    )
+    return bench.jobs([s for s in settings if s.mode != "chain"], _some(bench))
 
 
 def chosen_budget(auto: Sequence[Text]) -> int | None:
@@ -100,26 +101,18 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
     rows = []
     for name, found in groups.items():
         budget = 0 if name == "plain" else int(name[5:]) if name.startswith("tree ") else None
-        rows.append(
-            speed_row(
-                found, plain, setting=name, budget=budget, chosen=chosen is not None and budget == chosen
-            )
-        )
+        is_chosen = chosen is not None and budget == chosen
+        rows.append(speed_row(found, plain, setting=name, budget=budget, chosen=is_chosen))
     swept = [row for row in rows if row["budget"] is not None and "speed" in row]
     notes, plots = loops_note(texts), []
     trees = [row for row in swept if row["budget"]]
     if trees:
         best = max(swept, key=lambda row: row["speed"])
         notes.insert(0, f"Fastest of the sweep in the median: {best['setting']}.")
-        line = Series(
-            "trees (median, range over texts)",
-            *([row[k] for row in trees] for k in ("budget", "speed", "speed_min", "speed_max")),
-        )
-        levels = [
-            (row["setting"], row["speed"])
-            for row in rows
-            if row["setting"] in ("plain", "auto") and "speed" in row
-        ]
+        values = ([row[k] for row in trees] for k in ("budget", "speed", "speed_min", "speed_max"))
+        line = Series("trees (median, range over texts)", *values)
+        beside = [row for row in rows if row["setting"] in ("plain", "auto") and "speed" in row]
+        levels = [(row["setting"], row["speed"]) for row in beside]
         mark = None
         if chosen is not None:
             share = all_widths(auto)[chosen] / all_widths(auto).total()
@@ -130,12 +123,11 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
             at = at["median"] if isinstance(at, dict) else at
             mark = (f"chosen by auto: {chosen}", chosen, at) if chosen and at else None
         title = "Speed by budget" + (": auto chose plain" if chosen == 0 else "")
-        plots.append(
-            Plot("budget", title, "tree nodes without the root", "tokens/s", [line], levels, mark, log_x=True)
-        )
-    columns = [Column("setting", "mode"), Column("chosen", "chosen by auto"), *SWEEP]
+        axes = "tree nodes without the root", "tokens/s"
+        plots.append(Plot("budget", title, *axes, [line], levels, mark, log_x=True))
+    shown = [*columns("setting=mode; chosen=chosen by auto"), *SWEEP]
     details = chosen_widths({"": auto})
-    return Section("budget", "Budget sweep", columns, rows, notes, plots, texts, details=details)
+    return Section("budget", "Budget sweep", shown, rows, notes, plots, texts, details=details)
 
 
 # ---- temperature
@@ -158,8 +150,8 @@ def temperature_report(bench: Bench, texts: list[Text]) -> Section:
     plot = lines(
         "temperature", "Speed by temperature", "temperature", "tokens/s", rows, "temperature", "speed"
     )
-    columns = [Column("temperature", "temperature", 1), Column("setting", "mode"), *SWEEP]
-    return Section("temperature", "Temperature sweep", columns, rows, loops_note(texts), plot, texts)
+    shown = [*columns("temperature=temperature:1; setting=mode"), *SWEEP]
+    return Section("temperature", "Temperature sweep", shown, rows, loops_note(texts), plot, texts)
 
 
 # ---- sweeps over the length of the prompt
@@ -192,12 +184,26 @@ def context_report(bench: Bench, texts: list[Text]) -> Section:
     groups = by_length(texts)
     plain = {n: found for n, name, found in groups if name == "plain"}
     rows = [speed_row(found, plain.get(n, []), context=n, setting=name) for n, name, found in groups]
-    plot = lines(
-        "context", "Speed by context", "tokens of context", "tokens/s", rows, "context", "speed", True
-    )
-    columns = [Column("context", "context", 0), Column("setting", "mode"), *SWEEP]
+    axes = "tokens of context", "tokens/s"
+    plot = lines("context", "Speed by context", *axes, rows, "context", "speed", True)
+    shown = [*columns("context=context:0; setting=mode"), *SWEEP]
     notes = [*loops_note(texts), "Contexts are this run's prompts one after the other."]
-    return Section("context", "Context sweep", columns, rows, notes, plot, texts)
+    return Section("context", "Context sweep", shown, rows, notes, plot, texts)
+
+
+def _by_length(
+    texts: list[Text], name: str, value: Callable[[Text], float | None], setting: str | None = None
+) -> list[Row]:
+    """A row per length and setting with the spread of one figure."""
+    return [
+        {
+            "context": n,
+            "setting": setting or own,
+            **spread_of(name, summary(map(value, found))),
+            "texts": len(found),
+        }
+        for n, own, found in by_length(texts)
+    ]
 
 
 def prefill_jobs(bench: Bench) -> list[Job]:
@@ -207,20 +213,12 @@ def prefill_jobs(bench: Bench) -> list[Job]:
 
 def prefill_report(bench: Bench, texts: list[Text]) -> Section:
     """A row per length."""
-    rows = [
-        {
-            "context": n,
-            "setting": "prefill",
-            **spread_of("speed", summary(1e3 * t.prompt_n / t.prefill_ms for t in found)),
-            "texts": len(found),
-        }
-        for n, _, found in by_length(texts)
-    ]
+    rows = _by_length(texts, "speed", lambda t: 1e3 * t.prompt_n / t.prefill_ms, "prefill")
     drafted = " The draft takes its part of every pass." if bench.engine.has_draft else ""
     plot = lines("prefill", "Prefill", "tokens of prompt", "tokens/s", rows, "context", "speed", True)
-    columns = [Column("context", "prompt", 0), *SPEED[:3], Column("texts", "texts", 0)]
+    shown = [*columns("context=prompt:0"), *SPEED[:3], *columns("texts=texts:0")]
     notes = [f"At most {bench.engine.batches.most} tokens a pass.{drafted}"]
-    return Section("prefill", "Prefill", columns, rows, notes, plot, texts)
+    return Section("prefill", "Prefill", shown, rows, notes, plot, texts)
 
 
 def ttft_jobs(bench: Bench) -> list[Job]:
@@ -231,37 +229,16 @@ def ttft_jobs(bench: Bench) -> list[Job]:
 
 def ttft_report(bench: Bench, texts: list[Text]) -> Section:
     """Rows by length."""
-    rows = [
-        {
-            "context": n,
-            "setting": name,
-            **spread_of("ttft_ms", summary(t.fresh_ttft_ms for t in found)),
-            "texts": len(found),
-        }
-        for n, name, found in by_length(texts)
-    ]
-    plot = lines(
-        "ttft",
-        "Time to first token",
-        "tokens of prompt",
-        "ms to the first token",
-        rows,
-        "context",
-        "ttft_ms",
-        True,
+    rows = _by_length(texts, "ttft_ms", lambda t: t.fresh_ttft_ms)
+    title, axes = "Time to first token", ("tokens of prompt", "ms to the first token")
+    plot = lines("ttft", title, *axes, rows, "context", "ttft_ms", True)
+    shown = columns(
+        "context=prompt:0; setting=mode; ttft_ms=first token ms:1; ttft_ms_min=min:1; ttft_ms_max=max:1; texts=texts:0"
     )
-    columns = [
-        Column("context", "prompt", 0),
-        Column("setting", "mode"),
-        Column("ttft_ms", "first token ms", 1),
-        Column("ttft_ms_min", "min", 1),
-        Column("ttft_ms_max", "max", 1),
-        Column("texts", "texts", 0),
-    ]
     notes = cache_note(texts)
     if len({text.setting for text in texts}) > 1:
         notes.insert(0, "Ours in this process, other servers over HTTP.")
-    return Section("ttft", "Time to first token", columns, rows, notes, plot, texts)
+    return Section("ttft", title, shown, rows, notes, plot, texts)
 
 
 # ---- acceptance
@@ -270,11 +247,7 @@ def ttft_report(bench: Bench, texts: list[Text]) -> Section:
 def acceptance_jobs(bench: Bench) -> list[Job]:
     """Chain and trees, once: acceptance does not depend on the clock."""
     settings = [s for s in bench.modes(tuple(sorted({15, bench.budget}))) if s.mode in ("chain", "tree")]
-    return bench.jobs(
-        settings,
-        spread(list(bench.prompts), bench.size.acceptance),
-        1,
-    )
+    return bench.jobs(settings, spread(list(bench.prompts), bench.size.acceptance), 1)
 
 
 def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
@@ -296,53 +269,33 @@ def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
         chain, tree = row.get("chain"), row.get(f"tree {bench.budget}")
         row |= {"gain": 100 * (tree / chain - 1) if chain and tree else None}
         rows.append(row | {"texts": len(chosen), "repeating": len(chosen & looping)})
-    columns = [
-        Column("style", "style"),
-        *(Column(name, name, 2) for name in groups),
-        Column("gain", f"% tree {bench.budget} over chain", 0),
-        Column("texts", "prompts", 0),
-        Column("repeating", "that loop", 0),
-    ]
+    gain = f"gain=% tree {bench.budget} over chain:0; texts=prompts:0; repeating=that loop:0"
+    shown = [*columns("style=style"), *(Column(name, name, 2) for name in groups), *columns(gain)]
     curves = [(name, by_depth(found)) for name, found in groups.items()]
     series = [Series(name, range(1, len(y) + 1), [100 * v for v in y]) for name, y in curves if y]
     plots = []
     if series:
-        plots.append(
-            Plot(
-                "depth",
-                "Acceptance by depth",
-                "depth in the draft",
-                "% of steps that keep this depth",
-                series,
-            )
-        )
+        axes = "depth in the draft", "% of steps that keep this depth"
+        plots.append(Plot("depth", "Acceptance by depth", *axes, series))
     notes = ["Tokens per target pass, the target's own included."]
-    return Section("acceptance", "Acceptance by style", columns, rows, notes, plots, texts)
+    return Section("acceptance", "Acceptance by style", shown, rows, notes, plots, texts)
 
 
+_NEVER = "auto beside plain, chain and trees at three temperatures; long, and only when named"
+_SWEEP = "a sweep over tree sizes, what auto chooses marked"
+_BY_STYLE = "tokens per pass by style of prompt"
 SUITES = {
     "speed": Suite("tokens per second by mode", speed_jobs, speed_report, lambda size: (31,), against=True),
-    "budget": Suite(
-        "a sweep over tree sizes, what auto chooses marked",
-        budget_jobs,
-        budget_report,
-        lambda size: size.budgets,
-    ),
+    "budget": Suite(_SWEEP, budget_jobs, budget_report, lambda size: size.budgets),
     "temperature": Suite(
         "a sweep over temperatures", temperature_jobs, temperature_report, lambda size: (15,)
     ),
     "context": Suite("a sweep over lengths of context", context_jobs, context_report),
     "prefill": Suite("tokens per second of prompts", prefill_jobs, prefill_report),
     "ttft": Suite("time to the first token", ttft_jobs, ttft_report, against=True),
-    "acceptance": Suite(
-        "tokens per pass by style of prompt", acceptance_jobs, acceptance_report, lambda size: (15,)
-    ),
+    "acceptance": Suite(_BY_STYLE, acceptance_jobs, acceptance_report, lambda size: (15,)),
     "never-slower": Suite(
-        "auto beside plain, chain and trees at three temperatures; long, and only when named",
-        never_slower_jobs,
-        never_slower_report,
-        lambda size: BUDGETS,
-        everyday=False,
+        _NEVER, never_slower_jobs, never_slower_report, lambda size: BUDGETS, everyday=False
     ),
 }
 

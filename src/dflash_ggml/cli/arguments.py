@@ -26,194 +26,92 @@ from ..files.hub import Hub, RepoSpec
 from ..files.named import NAMED, fetch_named, find_named, looks_like_repository
 from ..files.pairs import EMBEDDED_TARGET
 from .llama_cpp import add_llama_cpp_options
+from .option_table import add_table
 from .parser import ListPairs, Version
 from .wording import count
 
 log = logging.getLogger(__name__)
+
+_MODEL = """
+-m --model GGUF|NAME | target model: a file, NAMES (fetched once), or a repository as with -hf (default: the embedded
+    demonstration pair)
+-md --model-draft PATH | DFlash draft: GGUF, or a safetensors folder (default: found beside the target)
+-hf -hfr --hf-repo USER/REPO[:QUANT] | fetch the target from the Hugging Face hub, and its draft if one is published
+-hff --hf-file FILE | this file of the -hf repository
+-hfd --hf-repo-draft USER/REPO[:QUANT] | fetch the draft from the hub
+--list-pairs _ pairs | print which draft belongs to which target, and leave
+-hft --hf-token TOKEN | token for the hub (default: HF_TOKEN, or what is logged in)
+--offline | use only what the hub's cache already holds
+-c --ctx-size N int {n_ctx} | context in tokens, 0: as trained, as far as it fits: into the GPU's memory, on the CPU into half of
+    what is free (default {n_ctx})
+--gpu-memory SIZE size | what may be taken of the GPU's memory: 23GiB, 24GB, 90%% (default: what is free)
+-b --batch-size N int 0 | tokens per prefill pass (default 0: chosen)
+-t --threads N int | CPU threads (default: physical cores, fewer on a busy machine)
+-ngl --gpu-layers --n-gpu-layers N layers -1 | 0: stay on the CPU; else use a GPU if present
+-mg --main-gpu I int 0 | which GPU (default 0)
+"""
+_EXPERTS = """
+-cmoe --cpu-moe _ all | keep the experts of all layers in the host's memory and compute them on the CPU
+-ncmoe --n-cpu-moe N int | those of the first N layers only (default: of as few as it takes where the model does not fit the
+    GPU)
+"""
+_CACHES = """
+--cache-type TYPE cache | type of keys and values alike, where -ctk and -ctv say nothing else
+-ctk --cache-type-k TYPE cache | type of the keys in the K/V cache: KNOWN (default auto: f16 on a GPU, f32 on the CPU, where it
+    is faster)
+-ctv --cache-type-v TYPE cache | type of its values: KNOWN (default auto: f16 on a GPU, f32 on the CPU, where it is faster)
+-ctkd --cache-type-k-draft TYPE cache | type of the keys in the draft's cache: KNOWN (default as the target's)
+-ctvd --cache-type-v-draft TYPE cache | type of its values: KNOWN (default as the target's)
+"""
+_DECODING = f"""
+--mode _ mode auto | how to draft (default auto)
+--spec NAME,... sources | what may draft: some of {", ".join(SOURCES)}, or none (default: all that there are; suffix is text that
+    stood before, which takes no model)
+--budget B int 31 | tree nodes without the root, 1..{MAX_BUDGET} (default 31)
+--candidates K int | tokens per drafted position that the tree may branch over (default 8, for a budget above 15: 16; of DFlash2
+    as its file says)
+--chain-seed | put the most likely chain into the tree first
+--draft-window N int | tokens that the draft's window layers see, for a draft whose file does not tell, 0: all (default: as the
+    file says)
+--draft-max N int 3 | tokens that the target's own prediction head drafts ahead, where it has one, at most {MAX_AHEAD}
+    (default 3); other drafts have a block
+--draft-type TYPE weights | what the draft's float weights become while they are loaded, one of {", ".join(get_args(DraftType))}
+    (default: as published, on a GPU q8_0 where that does not fit)
+--fa-window N int 0 | see only the last N tokens and the first 64 while decoding, 0: all; faster in long texts, and CHANGES THE
+    TEXT (default 0)
+--no-calibrate | do not measure at the first start what passes cost here; auto then learns it while decoding
+--reproducible | no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU
+"""
 
 
 def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one. n_ctx: the context
     where none is asked for."""
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
-    model = parser.add_argument_group("model")
-    add = model.add_argument
-    add(
-        "-m",
-        "--model",
-        metavar="GGUF|NAME",
-        help=f"target model: a file, {' or '.join(model.name for model in NAMED)} (fetched once), or a repository as with -hf "
-        "(default: the embedded demonstration pair)",
+    names = " or ".join(model.name for model in NAMED)
+    model, cache = parser.add_argument_group("model"), {"choices": get_args(CacheType)}
+    pairs = {"action": ListPairs, "nargs": 0}
+    add_table(
+        model.add_argument,
+        _MODEL.format(n_ctx=n_ctx).replace("NAMES", names),
+        size=memory_size,
+        layers=gpu_layers,
+        pairs=pairs,
     )
-    add(
-        "-md",
-        "--model-draft",
-        metavar="PATH",
-        help="DFlash draft: GGUF, or a safetensors folder (default: found beside the target)",
-    )
-    add(
-        "-hf",
-        "-hfr",
-        "--hf-repo",
-        metavar="USER/REPO[:QUANT]",
-        help="fetch the target from the Hugging Face hub, and its draft if one is published",
-    )
-    add("-hff", "--hf-file", metavar="FILE", help="this file of the -hf repository")
-    add("-hfd", "--hf-repo-draft", metavar="USER/REPO[:QUANT]", help="fetch the draft from the hub")
-    add(
-        "--list-pairs", action=ListPairs, nargs=0, help="print which draft belongs to which target, and leave"
-    )
-    add(
-        "-hft",
-        "--hf-token",
-        metavar="TOKEN",
-        help="token for the hub (default: HF_TOKEN, or what is logged in)",
-    )
-    add("--offline", action="store_true", help="use only what the hub's cache already holds")
-    add(
-        "-c",
-        "--ctx-size",
-        type=int,
-        default=n_ctx,
-        metavar="N",
-        help="context in tokens, 0: as trained, as far as it fits: into the GPU's memory, on the CPU into half of what is "
-        f"free (default {n_ctx})",
-    )
-    add(
-        "--gpu-memory",
-        type=memory_size,
-        metavar="SIZE",
-        help="what may be taken of the GPU's memory: 23GiB, 24GB, 90%% (default: what is free)",
-    )
-    add(
-        "-b",
-        "--batch-size",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens per prefill pass (default 0: chosen)",
-    )
-    add(
-        "-t",
-        "--threads",
-        type=int,
-        metavar="N",
-        help="CPU threads (default: physical cores, fewer on a busy machine)",
-    )
-    add(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        type=gpu_layers,
-        default=-1,
-        metavar="N",
-        help="0: stay on the CPU; else use a GPU if present",
-    )
-    add("-mg", "--main-gpu", type=int, default=0, metavar="I", help="which GPU (default 0)")
     experts = model.add_mutually_exclusive_group()
-    experts.add_argument(
-        "-cmoe",
-        "--cpu-moe",
-        dest="n_cpu_moe",
-        action="store_const",
-        const=ALL_LAYERS,
-        help="keep the experts of all layers in the host's memory and compute them on the CPU",
+    add_table(
+        experts.add_argument,
+        _EXPERTS,
+        all={"dest": "n_cpu_moe", "action": "store_const", "const": ALL_LAYERS},
     )
-    experts.add_argument(
-        "-ncmoe",
-        "--n-cpu-moe",
-        type=int,
-        metavar="N",
-        help="those of the first N layers only (default: of as few as it takes where the model does not fit the GPU)",
-    )
-    add(
-        "--cache-type",
-        choices=get_args(CacheType),
-        metavar="TYPE",
-        help="type of keys and values alike, where -ctk and -ctv say nothing else",
-    )
-    for short, long, what in (
-        ("-ctk", "--cache-type-k", "the keys in the K/V cache"),
-        ("-ctv", "--cache-type-v", "its values"),
-        ("-ctkd", "--cache-type-k-draft", "the keys in the draft's cache"),
-        ("-ctvd", "--cache-type-v-draft", "its values"),
-    ):
-        default = (
-            "as the target's" if "draft" in long else "auto: f16 on a GPU, f32 on the CPU, where it is faster"
-        )
-        add(
-            short,
-            long,
-            choices=get_args(CacheType),
-            metavar="TYPE",
-            help=f"type of {what}: {', '.join(get_args(CacheType)[1:])} (default {default})",
-        )
-    decode = parser.add_argument_group("decoding")
-    decode.add_argument("--mode", choices=get_args(Mode), default="auto", help="how to draft (default auto)")
-    decode.add_argument(
-        "--spec",
-        type=_sources,
-        metavar="NAME,...",
-        help=f"what may draft: some of {', '.join(SOURCES)}, or none (default: all that there are; suffix is text that stood "
-        "before, which takes no model)",
-    )
-    decode.add_argument(
-        "--budget",
-        type=int,
-        default=31,
-        metavar="B",
-        help=f"tree nodes without the root, 1..{MAX_BUDGET} (default 31)",
-    )
-    decode.add_argument(
-        "--candidates",
-        type=int,
-        metavar="K",
-        help="tokens per drafted position that the tree may branch over (default 8, for a budget above 15: 16; of DFlash2 as its "
-        "file says)",
-    )
-    decode.add_argument(
-        "--chain-seed", action="store_true", help="put the most likely chain into the tree first"
-    )
-    decode.add_argument(
-        "--draft-window",
-        type=int,
-        metavar="N",
-        help="tokens that the draft's window layers see, for a draft whose file does not tell, 0: all (default: as the "
-        "file says)",
-    )
-    decode.add_argument(
-        "--draft-max",
-        type=int,
-        default=3,
-        metavar="N",
-        help=f"tokens that the target's own prediction head drafts ahead, where it has one, at most {MAX_AHEAD} (default 3); "
-        "other drafts have a block",
-    )
-    decode.add_argument(
-        "--draft-type",
-        choices=get_args(DraftType),
-        metavar="TYPE",
-        help=f"what the draft's float weights become while they are loaded, one of {', '.join(get_args(DraftType))} (default: as "
-        "published, on a GPU q8_0 where that does not fit)",
-    )
-    decode.add_argument(
-        "--fa-window",
-        type=int,
-        default=0,
-        metavar="N",
-        help="see only the last N tokens and the first 64 while decoding, 0: all; faster in long texts, and CHANGES THE TEXT "
-        "(default 0)",
-    )
-    decode.add_argument(
-        "--no-calibrate",
-        action="store_true",
-        help="do not measure at the first start what passes cost here; auto then learns it while decoding",
-    )
-    decode.add_argument(
-        "--reproducible",
-        action="store_true",
-        help="no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU",
-    )
+    known = ", ".join(get_args(CacheType)[1:])
+    add_table(model.add_argument, _CACHES.replace("KNOWN", known), cache=cache)
+    kinds: dict[str, Any] = {
+        "mode": {"choices": get_args(Mode)},
+        "sources": _sources,
+        "weights": {"choices": get_args(DraftType)},
+    }
+    add_table(parser.add_argument_group("decoding").add_argument, _DECODING, **kinds)
     add_llama_cpp_options(parser)
 
 
@@ -295,6 +193,11 @@ def warn_of_threads(n_threads: int | None) -> None:
         )
 
 
+# options that the engine's configuration has under the same name
+_SAME = """gpu_memory fa_window main_gpu n_cpu_moe mode budget candidates chain_seed reproducible draft_window draft_type
+    spec"""
+
+
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Fetch what the hub holds, find the draft, and put the options together.
 
@@ -333,32 +236,22 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft = hub.draft(draft_spec)
     if wants_draft and draft is None and not named and args.hf_repo is None:
         draft = _beside(model, args.mode)
+    same: dict[str, Any] = {name: getattr(args, name) for name in _SAME.split()}
     return EngineConfig(
         model=model,
         draft=draft if wants_draft else None,
         n_ctx=args.ctx_size,
-        gpu_memory=args.gpu_memory,
-        fa_window=args.fa_window,
         n_batch=args.batch_size,
         n_threads=None if args.threads == -1 else args.threads,
         n_gpu_layers=args.gpu_layers,
-        main_gpu=args.main_gpu,
-        n_cpu_moe=args.n_cpu_moe,
-        mode=args.mode,
-        budget=args.budget,
-        candidates=args.candidates,
-        chain_seed=args.chain_seed,
         type_k=args.cache_type_k or args.cache_type or "auto",
         type_v=args.cache_type_v or args.cache_type or "auto",
         draft_type_k=args.cache_type_k_draft or "auto",
         draft_type_v=args.cache_type_v_draft or "auto",
         calibrate="never" if args.no_calibrate else "cached",
-        reproducible=args.reproducible,
         draft_found=not named,
-        draft_window=args.draft_window,
-        draft_type=args.draft_type,
-        spec=args.spec,
         draft_max=min(args.draft_max, MAX_AHEAD),
+        **same,
     )
 
 

@@ -12,23 +12,17 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..session.session import Session
+from . import chat_options as chats
 from .arguments import add_model_options, engine_config, token_limit, warn_of_threads
-from .chat_options import (
-    add_chat_options,
-    add_text_options,
-    file_text,
-    session_options,
-    text_options,
-    thinking_choice,
-)
+from .chat_options import file_text
 from .command import run_command
 from .interrupt import leave
+from .option_table import add_table
 from .parser import Parser
 from .repl import Conversation, Quit, Save, read_save
 from .report import Meter
@@ -36,41 +30,33 @@ from .sampling_options import add_sampling_options, check_biases, sampling_param
 from .terminal import HISTORY, Keyboard, line_history
 
 FENCE = '"""'
+_CONVERSATION = """
+-sys --system TEXT text | system message
+-sysf --system-prompt-file FILE system | the same from a file
+-n --predict --n-predict N limit | longest answer in tokens, -1: what the context holds (default)
+"""
+_FILES = f"""
+--load FILE | go on with a saved conversation
+--history FILE path {HISTORY} | lines typed in earlier sessions (default {HISTORY})
+--no-history | keep no lines
+-v --verbose | log what is loaded
+"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = Parser(prog="dflash-chat", description="Talk to a model in the terminal; /help lists commands.")
     add = parser.add_argument_group("conversation").add_argument
-    add("-sys", "--system", default="", metavar="TEXT", help="system message")
-    add(
-        "-sysf",
-        "--system-prompt-file",
-        dest="system",
-        type=file_text,
-        metavar="FILE",
-        help="the same from a file",
+    add_table(
+        add,
+        _CONVERSATION,
+        limit=token_limit,
+        text={"default": ""},
+        system={"dest": "system", "type": file_text},
     )
-    add(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=token_limit,
-        metavar="N",
-        help="longest answer in tokens, -1: what the context holds (default)",
-    )
-    add_text_options(add)
-    add_chat_options(add)
-    add("--load", metavar="FILE", help="go on with a saved conversation")
-    add(
-        "--history",
-        type=Path,
-        default=HISTORY,
-        metavar="FILE",
-        help=f"lines typed in earlier sessions (default {HISTORY})",
-    )
-    add("--no-history", action="store_true", help="keep no lines")
-    add("-v", "--verbose", action="store_true", help="log what is loaded")
+    chats.add_text_options(add)
+    chats.add_chat_options(add)
+    add_table(add, _FILES)
     add_model_options(parser)
     add_sampling_options(parser)
     return parser
@@ -174,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
             if done >= total:
                 meter.clear()
 
-        session = Session(engine, **session_options(args))
+        session = Session(engine, **chats.session_options(args))
         conversation = Conversation(
             session,
             sys.stdout,
@@ -182,8 +168,8 @@ def run(args: argparse.Namespace) -> int:
             sampling=sampling,
             max_tokens=args.predict,
             system=args.system,
-            thinking=thinking_choice(args.think, session),
-            options=text_options(args),
+            thinking=chats.thinking_choice(args.think, session),
+            options=chats.text_options(args),
             progress=progress,
         )
         if save is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..text.chat_formats import named_template
 from ..text.grammar_spec import GrammarSpec, json_schema_spec
+from .option_table import add_table
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -23,69 +24,46 @@ FORMATS = ("auto", "deepseek", "none", "deepseek-legacy")  # of thoughts in answ
 
 log = logging.getLogger(__name__)
 
+_CHAT = """
+--think _ think auto | turn the model's thinking on or off, through its chat template (default auto: as the template has it)
+--reasoning-budget N budget | tokens of thinking before it is ended, 0: none, -1: as many as the model wants (default)
+--reasoning-format FORMAT format auto | none: thoughts stay in the text, with their tags; auto, deepseek: they are set apart
+    (default)
+--reasoning-effort LEVEL | the variable of this name for the chat template, where it has levels: low, medium, high
+--chat-template JINJA template | a chat template, or a known one's name: chatml
+--chat-template-file FILE file | the same from a file
+--chat-template-kwargs JSON variables | variables for the chat template: {"enable_thinking": false}
+"""
+_TEXT = """
+--ignore-eos | go on behind the model's end of text
+-r --reverse-prompt TEXT stops | end the text where this comes; may be repeated
+--grammar GBNF gbnf | hold the text to this grammar
+--grammar-file FILE gbnf_file | the same from a file
+-j --json-schema JSON schema | hold the text to this JSON schema
+-jf --json-schema-file FILE schema_file | the same from a file
+"""
+
 
 def add_chat_options(add: Callable[..., Any]) -> None:
     """Add what `session_options` reads, and --think, to a group of options; `add` is the group's add_argument."""
-    add(
-        "--think",
-        choices=tuple(THINKING),
-        default="auto",
-        help="turn the model's thinking on or off, through its chat template (default auto: as the template has it)",
-    )
-    add(
-        "--reasoning-budget",
-        type=_budget,
-        metavar="N",
-        help="tokens of thinking before it is ended, 0: none, -1: as many as the model wants (default)",
-    )
-    add(
-        "--reasoning-format",
-        choices=FORMATS,
-        default="auto",
-        metavar="FORMAT",
-        help="none: thoughts stay in the text, with their tags; auto, deepseek: they are set apart (default)",
-    )
-    add(
-        "--reasoning-effort",
-        metavar="LEVEL",
-        help="the variable of this name for the chat template, where it has levels: low, medium, high",
-    )
-    template = {"metavar": "JINJA", "dest": "chat_template"}
-    add("--chat-template", type=_template, help="a chat template, or a known one's name: chatml", **template)
-    add(
-        "--chat-template-file",
-        type=file_text,
-        help="the same from a file",
-        **(template | {"metavar": "FILE"}),
-    )
-    add(
-        "--chat-template-kwargs",
-        type=_variables,
-        default={},
-        metavar="JSON",
-        help='variables for the chat template: {"enable_thinking": false}',
-    )
+    kinds: dict[str, Any] = {
+        "think": {"choices": tuple(THINKING)},
+        "format": {"choices": FORMATS},
+        "budget": _budget,
+    }
+    kinds["variables"] = {"type": _variables, "default": {}}
+    kinds["template"] = {"dest": "chat_template", "type": _template}
+    kinds["file"] = {"dest": "chat_template", "type": file_text}
+    add_table(add, _CHAT, **kinds)
 
 
 def add_text_options(add: Callable[..., Any]) -> None:
     """Add what `text_options` reads to a group of options."""
-    add("--ignore-eos", action="store_true", help="go on behind the model's end of text")
-    add(
-        "-r",
-        "--reverse-prompt",
-        dest="stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the text where this comes; may be repeated",
-    )
-    for names, kind, metavar, what in (
-        (("--grammar",), _gbnf, "GBNF", "hold the text to this grammar"),
-        (("--grammar-file",), partial(_in_file, _gbnf), "FILE", "the same from a file"),
-        (("-j", "--json-schema"), _schema, "JSON", "hold the text to this JSON schema"),
-        (("-jf", "--json-schema-file"), partial(_in_file, _schema), "FILE", "the same from a file"),
-    ):
-        add(*names, dest="grammar", type=kind, metavar=metavar, help=what)
+    kinds: dict[str, Any] = {"stops": {"dest": "stop", "action": "append", "default": []}}
+    for name, kind in (("gbnf", _gbnf), ("schema", _schema)):
+        kinds[name] = {"dest": "grammar", "type": kind}
+        kinds[f"{name}_file"] = {"dest": "grammar", "type": partial(_in_file, kind)}
+    add_table(add, _TEXT, **kinds)
 
 
 def session_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -15,15 +15,8 @@ if TYPE_CHECKING:  # what is compiled may be what does not load
 Verdict = Literal["ok", "note", "bad"]
 
 # instruction sets that matter for speed: what /proc/cpuinfo calls them, and what ggml does
-_SETS = {
-    "avx2": "AVX2",
-    "fma": "FMA",
-    "f16c": "F16C",
-    "avx512f": "AVX512",
-    "avx512_vnni": "AVX512_VNNI",
-    "avx512_bf16": "AVX512_BF16",
-    "amx_int8": "AMX_INT8",
-}
+_SETS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512"}
+_SETS |= {"avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8"}
 _REBUILD = "build it here: make build, or pip install --force-reinstall --no-deps ."
 _WITH_CUDA = "build with it: pip install . -C cmake.define.GGML_CUDA=ON"
 _HARDLY = 1.2  # tokens per drafted step below which a draft does next to nothing
@@ -162,13 +155,8 @@ def composed_check(name: str, lacking: Sequence[str]) -> Check | None:
 def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) -> Check:
     """The memory plan against what is free. On the CPU weights stay in the file's mapping, and caches grow as they are used.
     layers: whose experts the host could keep, so that all else fits; 0 where that does not help."""
-    data = {
-        "n_ctx": plan.n_ctx,
-        "free": plan.free,
-        "total": plan.total,
-        "parts": plan.parts,
-        "kept": asdict(plan.kept) if plan.kept else None,
-    }
+    data: dict[str, Any] = {name: getattr(plan, name) for name in ("n_ctx", "free", "total", "parts")}
+    data["kept"] = asdict(plan.kept) if plan.kept else None
     if plan.fits:
         return Check("memory", "ok", f"{where}: {plan}", data=data)
     largest = max(plan.parts, key=lambda name: plan.parts[name])
@@ -186,10 +174,8 @@ def costs_check(
     """What passes cost, as (kind, columns, milliseconds) behind `context` tokens, and where drafting begins to pay there."""
     if not points:
         return Check("costs", "note", "no pass has been measured", "leave --no-calibrate away")
-    shown = ", ".join(
-        f"{kind} {width} {ms:.2f}" if kind in ("verify", "draft") else f"{kind} {ms:.2f}"
-        for kind, width, ms in points
-    )
+    wide = ("verify", "draft")
+    shown = ", ".join(f"{kind} {f'{width} ' if kind in wide else ''}{ms:.2f}" for kind, width, ms in points)
     data = {
         "context": context,
         "ms": [{"kind": kind, "width": width, "ms": ms} for kind, width, ms in points],
@@ -200,9 +186,8 @@ def costs_check(
     pays = where_it_pays(steps)
     text = (f"{pays}; " if pays else "") + f"ms per pass behind {context} tokens: {shown}"
     if steps and not any(step.can_pay for step in steps):
-        return Check(
-            "costs", "note", text, f"nothing to mend: this target is too small for a draft on {device}", data
-        )
+        advice = f"nothing to mend: this target is too small for a draft on {device}"
+        return Check("costs", "note", text, advice, data)
     return Check("costs", "ok", text, data=data)
 
 
@@ -235,23 +220,18 @@ def speed_checks(plain: Speed, auto: Speed | None) -> list[Check]:
     if auto is None:
         return found
     length, ratio = auto.acceptance, auto.per_second / plain.per_second if plain.per_second else 0.0
-    drafts = (
-        "nothing drafted"
-        if length is None
-        else f"{length:.2f} tokens per drafted step ({auto.drafted} steps)"
-    )
+    drafts = f"{length or 0:.2f} tokens per drafted step ({auto.drafted} steps)"
+    drafts = "nothing drafted" if length is None else drafts
     text = f"auto: {auto.per_second:.1f} tokens/s, {ratio:.2f} times plain; {drafts}"
     data = {"mode": "auto", "tokens_per_second": auto.per_second, "acceptance_length": length}
     if length is not None and length < _HARDLY and auto.drafted >= 8:
-        advice = (
-            "the draft hardly ever hits: take the one made for this very model, not for another of its size"
-        )
-        found.append(Check("decoding", "note", text, advice, data))
+        advice = "take the one made for this very model, not for another of its size"
+        found.append(Check("decoding", "note", text, f"the draft hardly ever hits: {advice}", data))
     elif ratio < 0.9:
-        advice = (
-            "drafting loses on this text and machine: --mode plain, or compare with dflash-run --versus-plain"
+        advice = "--mode plain, or compare with dflash-run --versus-plain"
+        found.append(
+            Check("decoding", "note", text, f"drafting loses on this text and machine: {advice}", data)
         )
-        found.append(Check("decoding", "note", text, advice, data))
     else:
         found.append(Check("decoding", "ok", text, data=data))
     return found

@@ -7,36 +7,32 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from ..config import DraftType
 from ..errors import DflashError
+from .option_table import add_table
 from .parser import Parser, Version
 from .streams import can_write
+
+_OPTIONS = f"""
+-m --model FILE file | the target's GGUF, whose vocabulary goes along
+-o --output FILE file | the file to write
+--type TYPE weights | what float matrices become, one of {", ".join(get_args(DraftType))} (default: as published)
+--force | write over a file that is there
+"""
 
 
 def build_parser() -> Parser:
     parser = Parser(prog="dflash-convert", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
-    parser.add_argument(
-        "draft", type=Path, help="the draft: a folder with config.json and safetensors, or a GGUF file"
-    )
-    parser.add_argument(
-        "-m",
-        "--model",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the target's GGUF, whose vocabulary goes along",
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    parser.add_argument(
-        "--type",
-        choices=get_args(DraftType),
-        metavar="TYPE",
-        help=f"what float matrices become, one of {', '.join(get_args(DraftType))} (default: as published)",
-    )
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    what = "the draft: a folder with config.json and safetensors, or a GGUF file"
+    parser.add_argument("draft", type=Path, help=what)
+    kinds: dict[str, Any] = {
+        "file": {"type": Path, "required": True},
+        "weights": {"choices": get_args(DraftType)},
+    }
+    add_table(parser.add_argument, _OPTIONS, **kinds)
     return parser
 
 

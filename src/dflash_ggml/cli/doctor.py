@@ -19,24 +19,11 @@ from typing import TYPE_CHECKING, Any
 from ..config import FILES, EngineConfig
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError, DflashError
+from . import checks as made
 from .arguments import add_model_options, engine_config
-from .checks import (
-    Check,
-    SeenDevice,
-    Speed,
-    build_check,
-    composed_check,
-    costs_check,
-    cpu_check,
-    device_checks,
-    failed,
-    memory_check,
-    no_binding,
-    speed_checks,
-    threads_check,
-)
+from .checks import Check, SeenDevice, Speed, failed
 from .parser import Parser
-from .streams import can_write, end_output, named
+from .streams import can_write, end_output, write_out
 from .wording import count
 
 if TYPE_CHECKING:
@@ -45,6 +32,7 @@ if TYPE_CHECKING:
 
 SECONDS = 0.5  # of decoding in each mode
 PROMPT = "def fibonacci(n):\n"
+_SHOWN = ("topic", "verdict", "text", "advice")
 _BROKEN = (DflashError, OSError, MemoryError)
 
 
@@ -66,20 +54,20 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
         from ..decode import native  # noqa: F401 - only whether it loads
         from ..ggml import bindings, device
     except (ImportError, AttributeError) as error:  # AttributeError: a binding built from other sources
-        yield no_binding(" ".join(str(error.__cause__ or error).split()))
+        yield made.no_binding(" ".join(str(error.__cause__ or error).split()))
         return
     patches = getattr(bindings.lib, "DFLASH_PATCHES", None)
     if patches is None:
-        yield no_binding("it was built from other sources than these Python files")
+        yield made.no_binding("it was built from other sources than these Python files")
         return
     backends, features = device.built_backends(), device.cpu_features()
     ggml = bindings.ffi.string(bindings.lib.ggml_version()).decode()
-    yield build_check(distributions.version("dflash-ggml"), ggml, patches, backends, features)
-    yield cpu_check(features, cpu_flags())
+    yield made.build_check(distributions.version("dflash-ggml"), ggml, patches, backends, features)
+    yield made.cpu_check(features, cpu_flags())
     cores = device.physical_cores()
-    yield threads_check(args.threads or cores, cores, os.getloadavg()[0])
+    yield made.threads_check(args.threads or cores, cores, os.getloadavg()[0])
     seen = [SeenDevice(d.name, d.description, d.is_gpu, d.memory_free) for d in device.list_devices()]
-    devices = device_checks(seen, backends, nvidia_driver(), args.gpu_layers, args.main_gpu)
+    devices = made.device_checks(seen, backends, nvidia_driver(), args.gpu_layers, args.main_gpu)
     yield from devices
     try:
         config = engine_config(args)
@@ -115,11 +103,10 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         target = read_target(file)
         read_tokenizer(file, target)
         size = sum(info.nbytes for info in file.tensors.values()) / 2**20
-        yield Check(
-            "target",
-            "ok",
-            f"{config.model}: {file.arch}, {target.n_layers} layers, {target.n_vocab} tokens, {size:.0f} MiB",
+        text = (
+            f"{config.model}: {file.arch}, {target.n_layers} layers, {target.n_vocab} tokens, {size:.0f} MiB"
         )
+        yield Check("target", "ok", text)
     except _BROKEN as error:
         target = None
         yield failed("target", error, advice)
@@ -185,7 +172,7 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
 
     try:
         with closing(choose_device(config)) as device:
-            if composed := composed_check(device.info.name, lacking(device)):
+            if composed := made.composed_check(device.info.name, lacking(device)):
                 yield composed
             wanted = declare_fitting(device, config, file, target, draft)
             with closing(wanted.weights):
@@ -195,14 +182,10 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
                 kv, _, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
                 n_ctx = memory.n_ctx
                 layers = 0 if memory.fits else layers_to_keep(device, config, file, target, draft, wanted)
-                yield memory_check(memory, device.info.name, device.is_gpu, layers)
+                yield made.memory_check(memory, device.info.name, device.is_gpu, layers)
                 if kv.note:
-                    yield Check(
-                        "memory",
-                        "note",
-                        kv.note,
-                        f"a smaller -c, or -ctk {SMALLER[0]} -ctv {SMALLER[1]} to ask for them",
-                    )
+                    how = f"a smaller -c, or -ctk {SMALLER[0]} -ctv {SMALLER[1]} to ask for them"
+                    yield Check("memory", "note", kv.note, how)
                 if config.n_ctx and n_ctx > target.n_ctx_train:
                     text = f"-c {n_ctx}: the target was trained for {target.n_ctx_train} tokens"
                     yield Check("memory", "note", text, f"-c {target.n_ctx_train} or less")
@@ -225,9 +208,9 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
                 depth = engine.drafter.depth if engine.drafter else 0
                 steps = break_even(engine.costs, config.budget, depth, context)
                 device = engine.device.info.description
-                yield costs_check(known_costs(engine, context), context, steps, device)
+                yield made.costs_check(known_costs(engine, context), context, steps, device)
             yield Check("allocated", "ok", engine.memory.against(engine.nbytes))
-            yield from speed_checks(plain, auto)
+            yield from made.speed_checks(plain, auto)
     except _BROKEN as error:
         yield failed("decoding", error, "lower -c, --budget or -b, or stay on the CPU (-ngl 0)")
 
@@ -291,13 +274,6 @@ def line(check: Check) -> str:
     return f"{shown}\n{'':16}-> {check.advice}" if check.advice and check.verdict != "ok" else shown
 
 
-def write_out(text: str) -> None:
-    """Text to stdout as UTF-8, at once; names of files may be any bytes."""
-    with named():
-        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
-        sys.stdout.buffer.flush()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 nothing is bad, 1 something is or cannot be written, 2 bad option, 130 interrupted."""
     if not can_write("dflash-doctor"):
@@ -309,14 +285,12 @@ def main(argv: list[str] | None = None) -> int:
         for check in examine(args):
             checks.append(check)
             if not args.json:
-                write_out(line(check) + "\n")
+                write_out(line(check) + "\n", "surrogateescape")  # names of files may be any bytes
         is_bad = any(check.verdict == "bad" for check in checks)
         if args.json:
-            shown = [
-                {"topic": c.topic, "verdict": c.verdict, "text": c.text, "advice": c.advice, **c.data}
-                for c in checks
-            ]
-            write_out(json.dumps({"ok": not is_bad, "checks": shown}, ensure_ascii=False) + "\n")
+            shown = [{name: getattr(c, name) for name in _SHOWN} | dict(c.data) for c in checks]
+            whole = {"ok": not is_bad, "checks": shown}
+            write_out(json.dumps(whole, ensure_ascii=False) + "\n", "surrogateescape")
     except KeyboardInterrupt:
         return 130
     except OSError as error:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+from .option_table import entries
 
 # Ours -> llama.cpp's further names of it.
 ALIASES = {
@@ -77,90 +80,61 @@ VALUES = """
     --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --adaptive-decay --dynatemp-exp
     --grp-attn-w -gaw
 """
-SWITCHES = (
-    "-fa",
-    "--flash-attn",
-    "-fit",
-    "--fit",
-    "-co",
-    "--color",
-    "--log-colors",
-)  # one of STATES behind them, or nothing
+# one of STATES behind them, or nothing
+SWITCHES = ("-fa", "--flash-attn", "-fit", "--fit", "-co", "--color", "--log-colors")
 STATES = ("on", "off", "auto", "1", "0", "true", "false", "enabled", "disabled")
 
-_POSITIONS = "positions are taken as the model file has them"
-_SAMPLER = "there is no such sampler here"
-_ORDER = "samplers run in one order here"
-_SOURCE = "name the model with -hf, or fetch it and name the file with -m"
-_REQUESTS = "not a default of this command; requests can ask for it"
-_MODES = "dflash-run completes one prompt, dflash-chat is interactive, dflash-serve serves"
 # Names, number of values, the values that ask for nothing, and why all others are refused.
-REFUSED: tuple[tuple[str, int, tuple[str, ...], str], ...] = (
-    ("--lora --lora-scaled", 1, (), "adapters are not supported: merge it into the model file"),
-    ("--lora-init-without-apply", 0, (), "adapters are not supported: merge it into the model file"),
-    ("--control-vector --control-vector-scaled", 1, (), "control vectors are not supported"),
-    ("--control-vector-layer-range", 2, (), "control vectors are not supported"),
-    (
-        "--override-kv",
-        1,
-        (),
-        "the model file's keys are taken as they are; for a template there is --chat-template-file",
-    ),
-    ("--rope-scaling", 1, (), _POSITIONS),
-    ("--rope-scale --grp-attn-n -gan", 1, ("1",), _POSITIONS),
-    ("--rope-freq-base --rope-freq-scale --yarn-orig-ctx", 1, ("0",), _POSITIONS),
-    ("--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast", 1, ("-1",), _POSITIONS),
-    ("--samplers", 1, ("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",), _ORDER),
-    ("--sampler-seq --sampling-seq", 1, ("edskypmxt",), _ORDER),
-    ("--top-nsigma --top-n-sigma --adaptive-target", 1, ("-1",), _SAMPLER),
-    ("--xtc-probability --dry-multiplier --dynatemp-range", 1, ("0",), _SAMPLER),
-    (
-        "--grammar --grammar-file --json-schema -j --json-schema-file -jf --reverse-prompt -r",
-        1,
-        ("",),
-        _REQUESTS,
-    ),
-    ("--ignore-eos", 0, (), _REQUESTS),
-    ("--system-prompt -sys --system-prompt-file -sysf", 1, ("",), "messages of requests have it"),
-    ("--special -sp", 0, (), "control tokens are never part of a text here"),
-    ("--skip-chat-parsing", 0, (), "answers are parsed; --reasoning-format none leaves thoughts in the text"),
-    ("--reasoning-budget-message", 1, ("",), "a thought is closed with the template's own end"),
-    (
-        "--reasoning-preserve --no-reasoning-preserve",
-        0,
-        (),
-        "set the variable that the template has for it, with --chat-template-kwargs",
-    ),
-    ("--pooling", 1, ("mean",), "an embedding is the mean over its tokens"),
-    ("--embd-normalize", 1, ("2",), _REQUESTS),
-    ("--rerank --reranking", 0, (), "there is no such endpoint here"),
-    ("--spm-infill", 0, (), "the prefix comes first here"),
-    ("--api-prefix", 1, ("",), "put a reverse proxy in front"),
-    ("--ssl-key-file --ssl-cert-file", 1, ("",), "there is no TLS here: put a reverse proxy in front"),
-    ("--models-dir --models-preset", 1, ("",), "one model is served; name it with -m"),
-    ("--spec-synth-len --spec-synth-rates", 1, (), "drafts are real here"),
-    ("--server-base", 1, ("",), "commands load the model themselves"),
-    ("--image --audio --video", 1, (), "this model reads text only"),
-    ("--binary-file -bf", 1, (), "give the prompt as UTF-8 text, with -f"),
-    ("--output --output-file -o", 1, ("",), "redirect standard output"),
-    ("--in-prefix --in-suffix", 1, ("",), "the chat template writes what stands around a message"),
-    ("--in-prefix-bos", 0, (), "the chat template writes what stands around a message"),
-    ("--prompt -p --file -f", 1, (), _MODES),
-    ("--interactive -i --interactive-first -if", 0, (), _MODES),
-    ("--multiline-input -mli", 0, (), 'lines between """ are one message'),
-    ("--model-url -mu --docker-repo -dr", 1, (), _SOURCE),
-    (
-        """--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec
-        --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
-        --vision-gemma-12b-default""",
-        0,
-        (),
-        _SOURCE,
-    ),
-    ("--list-devices", 0, (), "dflash-doctor lists the devices"),
-    ("--cache-list -cl", 0, (), "the hub's own command lists its cache: hf cache ls"),
-    ("--completion-bash --license", 0, (), "there is none here"),
-)
+REFUSED = """
+--lora --lora-scaled 1 | adapters are not supported: merge it into the model file
+--lora-init-without-apply 0 | adapters are not supported: merge it into the model file
+--control-vector --control-vector-scaled 1 | control vectors are not supported
+--control-vector-layer-range 2 | control vectors are not supported
+--override-kv 1 | the model file's keys are taken as they are; for a template there is --chat-template-file
+--rope-scaling 1 | positions are taken as the model file has them
+--rope-scale --grp-attn-n -gan 1 =1 | positions are taken as the model file has them
+--rope-freq-base --rope-freq-scale --yarn-orig-ctx 1 =0 | positions are taken as the model file has them
+--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast 1 =-1 | positions are taken as the model file
+    has them
+--samplers 1 =penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature | samplers run in one order here
+--sampler-seq --sampling-seq 1 =edskypmxt | samplers run in one order here
+--top-nsigma --top-n-sigma --adaptive-target 1 =-1 | there is no such sampler here
+--xtc-probability --dry-multiplier --dynatemp-range 1 =0 | there is no such sampler here
+--grammar --grammar-file --json-schema -j --json-schema-file -jf --reverse-prompt -r 1 = | not a default of this
+    command; requests can ask for it
+--ignore-eos 0 | not a default of this command; requests can ask for it
+--system-prompt -sys --system-prompt-file -sysf 1 = | messages of requests have it
+--special -sp 0 | control tokens are never part of a text here
+--skip-chat-parsing 0 | answers are parsed; --reasoning-format none leaves thoughts in the text
+--reasoning-budget-message 1 = | a thought is closed with the template's own end
+--reasoning-preserve --no-reasoning-preserve 0 | set the variable that the template has for it, with
+    --chat-template-kwargs
+--pooling 1 =mean | an embedding is the mean over its tokens
+--embd-normalize 1 =2 | not a default of this command; requests can ask for it
+--rerank --reranking 0 | there is no such endpoint here
+--spm-infill 0 | the prefix comes first here
+--api-prefix 1 = | put a reverse proxy in front
+--ssl-key-file --ssl-cert-file 1 = | there is no TLS here: put a reverse proxy in front
+--models-dir --models-preset 1 = | one model is served; name it with -m
+--spec-synth-len --spec-synth-rates 1 | drafts are real here
+--server-base 1 = | commands load the model themselves
+--image --audio --video 1 | this model reads text only
+--binary-file -bf 1 | give the prompt as UTF-8 text, with -f
+--output --output-file -o 1 = | redirect standard output
+--in-prefix --in-suffix 1 = | the chat template writes what stands around a message
+--in-prefix-bos 0 | the chat template writes what stands around a message
+--prompt -p --file -f 1 | dflash-run completes one prompt, dflash-chat is interactive, dflash-serve serves
+--interactive -i --interactive-first -if 0 | dflash-run completes one prompt, dflash-chat is interactive, dflash-serve
+    serves
+--multiline-input -mli 0 | lines between \"\"\" are one message
+--model-url -mu --docker-repo -dr 1 | name the model with -hf, or fetch it and name the file with -m
+--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec
+    --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
+    --vision-gemma-12b-default 0 | name the model with -hf, or fetch it and name the file with -m
+--list-devices 0 | dflash-doctor lists the devices
+--cache-list -cl 0 | the hub's own command lists its cache: hf cache ls
+--completion-bash --license 0 | there is none here
+"""
 
 
 class _Noted(argparse.Action):
@@ -203,8 +177,9 @@ def add_llama_cpp_options(parser: argparse.ArgumentParser) -> None:
     add(FLAGS, action=_Noted, nargs=0)
     add(VALUES, action=_Noted)
     add(" ".join(SWITCHES), action=_Noted, nargs="?", type=_state)
-    for names, n, neutral, why in REFUSED:
-        add(names, action=_Refused, nargs=None if n == 1 else n, why=why, neutral=neutral)
+    for flags, (n, *neutral), why in entries(REFUSED):
+        refused = partial(_Refused, why=why, neutral=[value[1:] for value in neutral])
+        add(" ".join(flags), action=refused, nargs=None if n == "1" else int(n))
 
 
 def join_states(words: Sequence[str]) -> list[str]:

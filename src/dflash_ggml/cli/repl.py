@@ -205,20 +205,9 @@ class Conversation:
     # ---- commands
 
     def _commands(self) -> Mapping[str, Callable[[str], None]]:
-        return {
-            "system": self._system,
-            "reset": self._reset,
-            "undo": self._undo,
-            "save": self._save,
-            "load": self._load,
-            "think": self._think,
-            "set": self._set,
-            "tokens": self._tokens,
-            "stats": self._stats,
-            "help": lambda _: self.note(HELP),
-            "quit": self._quit,
-            "exit": self._quit,
-        }
+        own = ("system", "reset", "undo", "save", "load", "think", "set", "tokens", "stats", "quit")
+        named = {name: getattr(self, f"_{name}") for name in own}
+        return {**named, "help": lambda _: self.note(HELP), "exit": self._quit}
 
     def _system(self, text: str) -> None:
         if text == "-":
@@ -264,9 +253,8 @@ class Conversation:
         if not name:
             width = max(map(len, OPTIONS))
             rows = [f"{n:{width}}  {self._shown(n):<8} {option.help}" for n, option in OPTIONS.items()]
-            self.note(
-                "\n".join([*rows, f"{'max_tokens':{width}}  {self._shown('max_tokens'):<8} longest answer"])
-            )
+            rows.append(f"{'max_tokens':{width}}  {self._shown('max_tokens'):<8} longest answer")
+            self.note("\n".join(rows))
             return
         if value and name == "max_tokens":
             self._set_limit(value)

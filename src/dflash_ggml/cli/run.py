@@ -22,21 +22,16 @@ from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
+from . import chat_options as chats
 from .arguments import add_model_options, engine_config, token_limit, warn_of_threads
-from .chat_options import (
-    add_chat_options,
-    add_text_options,
-    file_text,
-    session_options,
-    text_options,
-    thinking_choice,
-)
+from .chat_options import file_text
 from .command import run_command
 from .interrupt import Interrupt
+from .option_table import add_table
 from .parser import Parser
 from .report import Meter, Report, Steps, sizes
 from .sampling_options import add_sampling_options, check_biases, sampling_params
-from .streams import named
+from .streams import named, write_out
 from .versus import compared, decode_again, versus_line
 from .writer import Writer
 
@@ -48,6 +43,18 @@ EXAMPLES = """examples:
 With no -m the embedded demonstration pair is used: a small model trained on Python source."""
 
 
+_PROMPT = """
+--chat | wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else on stderr
+-sys --system TEXT | system message (with --chat)
+-sysf --system-prompt-file FILE system | the same from a file
+-e --escape | read escapes in --prompt: \\\\n is a new line
+"""
+_OUTPUT = """
+--json | print one JSON object instead of streaming text
+--versus-plain | afterwards decode as much plainly, by turns where it is soon done, and say in a line what drafting was worth
+-v --verbose | print the widths that auto chose, the device and the sizes of everything on it
+"""
+_SOURCES = "give --prompt TEXT, -f FILE, or - for standard input"
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\])""")
 
@@ -61,54 +68,19 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument_group("prompt").add_argument
-    add("-p", "--prompt", metavar="TEXT", help="the prompt")
-    add("-f", "--file", metavar="FILE", help="read the prompt from a file")
-    add(
-        "stdin",
-        nargs="?",
-        metavar="-",
-        help="read the prompt from standard input (also without it, from a pipe)",
-    )
-    add(
-        "--chat",
-        action="store_true",
-        help="wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else "
-        "on stderr",
-    )
-    add("-sys", "--system", metavar="TEXT", help="system message (with --chat)")
-    add(
-        "-sysf",
-        "--system-prompt-file",
-        dest="system",
-        type=file_text,
-        metavar="FILE",
-        help="the same from a file",
-    )
-    add("-e", "--escape", action="store_true", help="read escapes in --prompt: \\\\n is a new line")
-    add_chat_options(add)
+    add_table(add, "-p --prompt TEXT | the prompt\n-f --file FILE | read the prompt from a file")
+    where = "read the prompt from standard input (also without it, from a pipe)"
+    add("stdin", nargs="?", metavar="-", help=where)
+    add_table(add, _PROMPT, system={"dest": "system", "type": file_text})
+    chats.add_chat_options(add)
     add = parser.add_argument_group("output").add_argument
-    add(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=token_limit,
-        default=256,
-        metavar="N",
-        help="tokens to write, -1: until the end (default 256)",
+    add_table(
+        add,
+        "-n --predict --n-predict N limit 256 | tokens to write, -1: until the end (default 256)",
+        limit=token_limit,
     )
-    add_text_options(add)
-    add("--json", action="store_true", help="print one JSON object instead of streaming text")
-    add(
-        "--versus-plain",
-        action="store_true",
-        help="afterwards decode as much plainly, by turns where it is soon done, and say in a line what drafting was worth",
-    )
-    add(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="print the widths that auto chose, the device and the sizes of everything on it",
-    )
+    chats.add_text_options(add)
+    add_table(add, _OUTPUT)
     add_model_options(parser)
     add_sampling_options(parser)
     return parser
@@ -132,11 +104,9 @@ def read_prompt(args: argparse.Namespace) -> str:
         with named("standard input"):
             name, data = "standard input", sys.stdin.buffer.read()
     else:
-        raise ConfigError("no prompt: give --prompt TEXT, -f FILE, or - for standard input")
+        raise ConfigError(f"no prompt: {_SOURCES}")
     if not data:
-        raise ConfigError(
-            f"the prompt is empty ({name}): give --prompt TEXT, -f FILE, or - for standard input"
-        )
+        raise ConfigError(f"the prompt is empty ({name}): {_SOURCES}")
     try:
         return data.decode()
     except UnicodeDecodeError as e:
@@ -163,18 +133,16 @@ def run(args: argparse.Namespace) -> int:
         check_biases(params, engine.n_vocab)
         if args.versus_plain and not engine.sources:
             raise ConfigError("--versus-plain needs a draft (-md)")
-        session = Session(engine, cache_bytes=0, **session_options(args))
+        session = Session(engine, cache_bytes=0, **chats.session_options(args))
         steps = Steps()
         prepared = prepare(session, text, args, params)
         start = run_chat if args.chat else run_completion
         with Interrupt() as interrupt:
             hooks = Hooks(on_step=steps.add)
-            with closing(
-                start(session, prepared, hooks=hooks, should_stop=lambda: interrupt.asked)
-            ) as events:
-                report = follow(
-                    events, steps, meter, None if args.json else Writer(sys.stdout, sys.stderr), args.chat
-                )
+            writer = None if args.json else Writer(sys.stdout, sys.stderr)
+            asked = start(session, prepared, hooks=hooks, should_stop=lambda: interrupt.asked)
+            with closing(asked) as events:
+                report = follow(events, steps, meter, writer, args.chat)
             cancelled = report.finish_reason == "cancelled"
             if not args.json:
                 print(report.line(), file=sys.stderr)
@@ -195,10 +163,9 @@ def run(args: argparse.Namespace) -> int:
         if plain is not None and not args.json:
             print(versus_line(report, plain, session, rounds), file=sys.stderr)
         if report.is_cut_in_thinking and not args.json:
-            fits = args.predict is None or report.usage.predicted_n < args.predict
-            more = f"the context of {engine.n_ctx} ended inside the thinking: raise -c" if fits else (
-                "the limit fell inside the thinking: -n N"
-            )  # fmt: skip
+            more = "the limit fell inside the thinking: -n N"
+            if args.predict is None or report.usage.predicted_n < args.predict:
+                more = f"the context of {engine.n_ctx} ended inside the thinking: raise -c"
             print(f"dflash-run: {more} or --think off", file=sys.stderr)
         return 130 if cancelled else 0
 
@@ -208,34 +175,27 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
 
     Raises ConfigError, ContextOverflowError.
     """
-    options: dict[str, Any] = {
-        "sampling": params,
-        "max_tokens": args.predict,
-        **text_options(args),
-    }
+    options: dict[str, Any] = {"sampling": params, "max_tokens": args.predict, **chats.text_options(args)}
     tokenizer = session.tokenizer
     request: ChatRequest | CompletionRequest
     if args.chat:
         if session.templates.source is None:
-            raise ConfigError(
-                f"--chat: {session.engine.config.model} has no chat template; --chat-template gives one"
-            )
+            model = session.engine.config.model
+            raise ConfigError(f"--chat: {model} has no chat template; --chat-template gives one")
         messages = [{"role": "system", "content": args.system}] if args.system else []
         messages.append({"role": "user", "content": text})
-        thinking = thinking_choice(args.think, session)
+        thinking = chats.thinking_choice(args.think, session)
         request = ChatRequest(messages=messages, enable_thinking=thinking, **options)
     else:
         # as ids: a control token spelt out in the text is text
-        request = CompletionRequest(
-            prompt=[*tokenizer.bos_ids, *tokenizer.encode(text, special=False)], **options
-        )
+        ids = [*tokenizer.bos_ids, *tokenizer.encode(text, special=False)]
+        request = CompletionRequest(prompt=ids, **options)
     try:
         return session.prepare(request)
     except ContextOverflowError:
         n, n_ctx = session.count_tokens(request), session.engine.n_ctx
-        raise ContextOverflowError(
-            f"the prompt's {n} tokens leave no room in the context of {n_ctx}: shorten it or raise -c"
-        ) from None
+        said = f"the prompt's {n} tokens leave no room in the context of {n_ctx}: shorten it or raise -c"
+        raise ContextOverflowError(said) from None
 
 
 def follow(
@@ -270,13 +230,6 @@ def follow(
         writer.end()
     assert usage is not None and finish is not None
     return Report("".join(pieces), finish.reason, usage, steps, "".join(thoughts) if is_chat else None)
-
-
-def write_out(text: str) -> None:
-    """Text to stdout as UTF-8, at once."""
-    with named():
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
 
 
 def main(argv: list[str] | None = None) -> int:

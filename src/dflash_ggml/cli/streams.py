@@ -50,3 +50,10 @@ def end_output(command: str, error: OSError) -> int:
     what = f"{error.filename}: " if error.filename else ""
     print(f"{command}: {what}{error.strerror or error}", file=sys.stderr)
     return 1
+
+
+def write_out(text: str, errors: str = "strict") -> None:
+    """Text to stdout as UTF-8, at once."""
+    with named():
+        sys.stdout.buffer.write(text.encode(errors=errors))
+        sys.stdout.buffer.flush()

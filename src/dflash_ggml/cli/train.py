@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,91 +15,77 @@ from ..train.corpus import Rows, answered_rows, beginnings, document_rows, joine
 from ..train.own_text import KEPT, write_rows
 from ..train.recipe import KINDS, Run, Shape, check, check_head, shape_of, spread
 from .interrupt import Interrupt
+from .option_table import add_table
 from .parser import Parser, Version
 from .streams import can_write
 from .wording import count
 
 CHECKPOINT = "training.pt"
+_MORE = "give more text or a smaller --length"
+
+
+_TEXT = """
+--data PATH paths | text files, folders of them, .jsonl with text, prompt or messages, or own-text.npz of an earlier run
+--suffix END words | of a folder's files take those that end so, e.g. .py .md
+--max-bytes N int 400000000 | read no more text than this (default 400 MB)
+--own-text TOKENS int 0 | let the target write so many tokens first, behind prompts or beginnings of the texts (kept as
+    own-text.npz)
+--own-share P float 0.7 | share of its own text in a batch (default 0.7)
+--prompt N int 96 | tokens of a text that it goes on from (default 96)
+--temperature T float 0.8 | of what it writes (default 0.8)
+--greedy P float 0.5 | share of rows that it writes greedily (default 0.5)
+--write-batch N int 64 | rows that it writes at once (default 64)
+"""
+_DRAFT = """
+--kind _ kind | what to train (default dflash, or what --start-from is)
+--start-from FOLDER path | begin with a published draft's weights and sizes
+--layers N int | layers (default 5)
+--ffn N int | width of the feed-forward layers (default: the target's)
+--heads N int | query heads (default 32)
+--kv-heads N int | key/value heads (default 8)
+--head-dim N int | size of a head (default 128)
+--block N int | columns of a block, the pending token's included (default 16)
+--taps I,J,.. layers | target layers that it reads, from 0 (default: five, spread)
+--mask-id ID int | token of masked columns (default: the tokenizer's or an unused one)
+--window N int | attention window of all layers but the last (default 0: none)
+--rank N int | rank of pair scores, dflash2 and dspark (default 256)
+--candidates K int | candidates per depth, dflash2 (default 16)
+--group N int | channels that share a dynamic weight, dflash2 (default 16)
+--draft-steps N int | tokens in a row that a prediction head learns (default 4)
+--gated _ gated | a gated Markov head, dspark; llama.cpp does not read it
+"""
+_LOOP = """
+--steps N int 0 | steps to train (default: as many as --minutes allows)
+--minutes M float 0.0 | minutes to train, without writing text and checks
+--batch N int {run.batch} | rows a step (default {run.batch})
+--length N int {run.length} | tokens a row (default {run.length})
+--anchors N int {run.anchors} | blocks a row (default {run.anchors})
+--lr X float {run.lr} | highest learning rate (default {run.lr:g})
+--warm-up N int {run.warm_up} | steps until it is reached (default {run.warm_up})
+--gamma G float 0.0 | depth at which a token counts 1/e (default: by the block)
+--seed N int {run.seed} | of all that is drawn (default {run.seed})
+--held N int {run.checked} | rows held out for the check (default {run.checked})
+--save-minutes M float {run.save_minutes} | minutes between checkpoints (default 10)
+--device NAME device | cpu, cuda or cuda:N (default: cuda where there is one)
+--keep GIB float | memory for the target's features (default: a quarter of all free)
+--resume | go on from the folder's checkpoint, with the options that it began with
+--compile | compile the draft with torch.compile
+--graph | replay steps as a CUDA graph: faster for drafts of a small target
+"""
 
 
 def build_parser() -> Parser:
-    run = Run()
     parser = Parser(prog="dflash-train", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
     parser.add_argument("target", type=Path, help="folder of the target: config.json, safetensors, tokenizer")
     where = "where the draft and the checkpoint go"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=where)
-    text = parser.add_argument_group("text")
-    what = (
-        "text files, folders of them, .jsonl with text, prompt or messages, or own-text.npz of an earlier run"
-    )
-    text.add_argument("--data", type=Path, nargs="+", default=[], metavar="PATH", help=what)
-    what = "of a folder's files take those that end so, e.g. .py .md"
-    text.add_argument("--suffix", nargs="+", default=[], metavar="END", help=what)
-    own = "let the target write so many tokens first, behind prompts or beginnings of the texts (kept as own-text.npz)"
-    _add(
-        text,
-        ("--max-bytes", int, "N", 400_000_000, "read no more text than this (default 400 MB)"),
-        ("--own-text", int, "TOKENS", 0, own),
-        ("--own-share", float, "P", 0.7, "share of its own text in a batch (default 0.7)"),
-        ("--prompt", int, "N", 96, "tokens of a text that it goes on from (default 96)"),
-        ("--temperature", float, "T", 0.8, "of what it writes (default 0.8)"),
-        ("--greedy", float, "P", 0.5, "share of rows that it writes greedily (default 0.5)"),
-        ("--write-batch", int, "N", 64, "rows that it writes at once (default 64)"),
-    )
-    draft = parser.add_argument_group("draft")
-    draft.add_argument(
-        "--kind", choices=KINDS, help="what to train (default dflash, or what --start-from is)"
-    )
-    _add(
-        draft,
-        ("--start-from", Path, "FOLDER", None, "begin with a published draft's weights and sizes"),
-        ("--layers", int, "N", None, "layers (default 5)"),
-        ("--ffn", int, "N", None, "width of the feed-forward layers (default: the target's)"),
-        ("--heads", int, "N", None, "query heads (default 32)"),
-        ("--kv-heads", int, "N", None, "key/value heads (default 8)"),
-        ("--head-dim", int, "N", None, "size of a head (default 128)"),
-        ("--block", int, "N", None, "columns of a block, the pending token's included (default 16)"),
-        ("--taps", _layers, "I,J,..", None, "target layers that it reads, from 0 (default: five, spread)"),
-        ("--mask-id", int, "ID", None, "token of masked columns (default: the tokenizer's or an unused one)"),
-        ("--window", int, "N", None, "attention window of all layers but the last (default 0: none)"),
-        ("--rank", int, "N", None, "rank of pair scores, dflash2 and dspark (default 256)"),
-        ("--candidates", int, "K", None, "candidates per depth, dflash2 (default 16)"),
-        ("--group", int, "N", None, "channels that share a dynamic weight, dflash2 (default 16)"),
-        ("--draft-steps", int, "N", None, "tokens in a row that a prediction head learns (default 4)"),
-    )
-    what = "a gated Markov head, dspark; llama.cpp does not read it"
-    draft.add_argument("--gated", action="store_true", default=None, help=what)
-    loop = parser.add_argument_group("run")
-    _add(
-        loop,
-        ("--steps", int, "N", 0, "steps to train (default: as many as --minutes allows)"),
-        ("--minutes", float, "M", 0.0, "minutes to train, without writing text and checks"),
-        ("--batch", int, "N", run.batch, f"rows a step (default {run.batch})"),
-        ("--length", int, "N", run.length, f"tokens a row (default {run.length})"),
-        ("--anchors", int, "N", run.anchors, f"blocks a row (default {run.anchors})"),
-        ("--lr", float, "X", run.lr, f"highest learning rate (default {run.lr:g})"),
-        ("--warm-up", int, "N", run.warm_up, f"steps until it is reached (default {run.warm_up})"),
-        ("--gamma", float, "G", 0.0, "depth at which a token counts 1/e (default: by the block)"),
-        ("--seed", int, "N", run.seed, f"of all that is drawn (default {run.seed})"),
-        ("--held", int, "N", run.checked, f"rows held out for the check (default {run.checked})"),
-        ("--save-minutes", float, "M", run.save_minutes, "minutes between checkpoints (default 10)"),
-        ("--device", _device, "NAME", None, "cpu, cuda or cuda:N (default: cuda where there is one)"),
-        ("--keep", float, "GIB", None, "memory for the target's features (default: a quarter of all free)"),
-    )
-    for flag, what in (
-        ("--resume", "go on from the folder's checkpoint, with the options that it began with"),
-        ("--compile", "compile the draft with torch.compile"),
-        ("--graph", "replay steps as a CUDA graph: faster for drafts of a small target"),
-    ):
-        loop.add_argument(flag, action="store_true", help=what)
+    kinds: dict[str, Any] = {"layers": _layers, "device": _device, "kind": {"choices": KINDS}}
+    kinds |= {"paths": {"type": Path, "nargs": "+", "default": []}, "words": {"nargs": "+", "default": []}}
+    kinds["gated"] = {"action": "store_true", "default": None}
+    for name, table in {"text": _TEXT, "draft": _DRAFT, "run": _LOOP.format(run=Run())}.items():
+        add_table(parser.add_argument_group(name).add_argument, table, **kinds)
     return parser
-
-
-def _add(group: Any, *rows: tuple[str, Callable[[str], Any], str, Any, str]) -> None:
-    """Add options with a value: flag, what reads it, its name in the help, default, help."""
-    for flag, kind, name, default, what in rows:
-        group.add_argument(flag, type=kind, metavar=name, default=default, help=what)
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -151,9 +136,8 @@ def train(args, interrupt: Interrupt) -> bool:
         return _train(args, interrupt)
     except torch.OutOfMemoryError as full:
         said = str(full).splitlines()[0]
-        raise ConfigError(
-            f"the GPU's memory is full ({said}); a smaller --batch, fewer --anchors or a smaller --write-batch takes less"
-        ) from None
+        less = "a smaller --batch, fewer --anchors or a smaller --write-batch takes less"
+        raise ConfigError(f"the GPU's memory is full ({said}); {less}") from None
 
 
 def _train(args, interrupt: Interrupt) -> bool:
@@ -177,21 +161,18 @@ def _train(args, interrupt: Interrupt) -> bool:
     target = TargetModel(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)
     shape = _shape(args, target)
     check(shape, run, target.sizes)
-    net = (
-        HeadNet(shape, target.sizes, target.decoder) if shape.kind == "mtp" else BlockNet(shape, target.sizes)
-    )
+    is_head = shape.kind == "mtp"
+    net = HeadNet(shape, target.sizes, target.decoder) if is_head else BlockNet(shape, target.sizes)
     if args.start_from is not None and not args.resume:
         missing = start_from(args.start_from, net, target.tables)
-        tell(
-            f"{args.start_from}: {count(len(missing), 'tensor')} of this draft are not in it and begin at random"
-        )
+        lack = count(len(missing), "tensor")
+        tell(f"{args.start_from}: {lack} of this draft are not in it and begin at random")
     own, texts = _rows(args, run, target, interrupt)
     learnt, held = _split(own, texts, run, args.own_share)
     net = net.to(device)
     parameters = sum(p.numel() for p in net.parameters())
-    tell(
-        f"{shape.kind}, {parameters / 1e6:.1f} M parameters; {len(learnt)} rows, {learnt.n_tokens} tokens to learn from"
-    )
+    rows = f"{len(learnt)} rows, {learnt.n_tokens} tokens to learn from"
+    tell(f"{shape.kind}, {parameters / 1e6:.1f} M parameters; {rows}")
     if args.graph and device == "cpu":
         raise ConfigError("--graph needs a GPU")
     room = _room(args, device)
@@ -205,9 +186,8 @@ def _train(args, interrupt: Interrupt) -> bool:
         return False
     found = trainer.check()
     depths = " ".join(f"{share:.2f}" for share in found.right)
-    tell(
-        f"held-out rows: a chain has {found.accepted:.2f} tokens a step accepted, {found.blocks} blocks; right by depth: {depths}"
-    )
+    chain = f"a chain has {found.accepted:.2f} tokens a step accepted, {found.blocks} blocks"
+    tell(f"held-out rows: {chain}; right by depth: {depths}")
     tell(_next(args, shape))
     return True
 
@@ -218,19 +198,8 @@ def _next(args, shape: Shape) -> str:
 
 
 def _run(args) -> Run:
-    return Run(
-        steps=args.steps,
-        minutes=args.minutes,
-        batch=args.batch,
-        length=args.length,
-        anchors=args.anchors,
-        lr=args.lr,
-        warm_up=args.warm_up,
-        gamma=args.gamma,
-        seed=args.seed,
-        save_minutes=args.save_minutes,
-        checked=args.held,
-    )
+    same = "steps minutes batch length anchors lr warm_up gamma seed save_minutes"
+    return Run(checked=args.held, **{name: getattr(args, name) for name in same.split()})
 
 
 def _shape(args, target) -> Shape:
@@ -243,22 +212,9 @@ def _shape(args, target) -> Shape:
         taps = spread(target.sizes.n_layers, 5)
         mask = 0 if args.kind == "mtp" else args.mask_id if args.mask_id is not None else target.mask_id()
         shape = Shape(args.kind or "dflash", 5, target.sizes.n_ff, 32, 8, 128, 16, taps, mask)
-    names = {
-        "layers": "n_layers",
-        "ffn": "n_ff",
-        "heads": "n_heads",
-        "kv_heads": "n_kv_heads",
-        "head_dim": "head_dim",
-        "block": "block_size",
-        "taps": "taps",
-        "mask_id": "mask_id",
-        "window": "window",
-        "rank": "rank",
-        "candidates": "candidates",
-        "group": "group",
-        "gated": "gated",
-        "draft_steps": "n_steps",
-    }
+    fields = """layers=n_layers ffn=n_ff heads=n_heads kv_heads=n_kv_heads head_dim=head_dim block=block_size taps=taps
+        mask_id=mask_id window=window rank=rank candidates=candidates group=group gated=gated draft_steps=n_steps"""
+    names = dict(word.split("=") for word in fields.split())
     given = {field: getattr(args, name) for name, field in names.items() if getattr(args, name) is not None}
     return replace(shape, **given)
 
@@ -291,9 +247,8 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
             n = max(1, args.own_text // max(1, run.length - args.prompt))
             if not prompts:
                 if not len(documents):
-                    raise ConfigError(
-                        "--own-text needs prompts, or texts of at least --length tokens, in --data"
-                    )
+                    needs = "prompts, or texts of at least --length tokens, in --data"
+                    raise ConfigError(f"--own-text needs {needs}")
                 prompts = beginnings(documents, args.prompt, n, rng)
             prompts = [prompts[i % len(prompts)] for i in range(n)]
             heat = np.where(rng.random(n) < args.greedy, 0.0, args.temperature).tolist()
@@ -301,9 +256,7 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
             own.append(write_rows(target, *asked, tell, lambda: interrupt.asked))
     own = [rows for rows in own if len(rows)]
     if not own and not others:
-        raise ConfigError(
-            f"--data: no row of {run.length} tokens in it; give more text or a smaller --length"
-        )
+        raise ConfigError(f"--data: no row of {run.length} tokens in it; {_MORE}")
     return (joined(own) if own else None), (joined(others) if others else None)
 
 
@@ -315,9 +268,7 @@ def _split(own: Rows | None, texts: Rows | None, run: Run, share: float) -> tupl
     source = own if own is not None else texts
     assert source is not None
     if len(source) < 2:
-        raise ConfigError(
-            f"one row of {run.length} tokens is too little; give more text or a smaller --length"
-        )
+        raise ConfigError(f"one row of {run.length} tokens is too little; {_MORE}")
     order = rng.permutation(len(source))
     n = max(1, min(run.checked, len(source) // 4))
     held, learnt = source.take(order[:n]), source.take(order[n:])

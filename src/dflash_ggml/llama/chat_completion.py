@@ -6,15 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..session.answer import Answer, Block
-from ..session.events import (
-    Event,
-    Finish,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArgs,
-    ToolCallBegin,
-    Usage,
-)
+from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, Usage
 from ..session.logprobs import chat_logprobs
 from ..session.openai_parts import call_object, finish_reason, timings_dict, usage_dict
 from .completion import Heading
@@ -33,21 +25,32 @@ def chat_body(events: Iterable[Event], head: Heading, *, legacy_call: bool = Fal
         message["tool_calls"] = calls
         if legacy_call:
             message["function_call"] = dict(calls[0]["function"])
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": chat_logprobs(answer.logprobs),
-        "finish_reason": finish_reason(finish.reason),
-    }
-    return {
+    logprobs = chat_logprobs(answer.logprobs)
+    body = chat_object(head, message, logprobs, finish_reason(finish.reason), usage_dict(usage))
+    return {**body, "timings": timings_dict(usage)}
+
+
+def _call_delta(index: int, call: dict[str, Any], legacy_call: bool) -> dict[str, Any]:
+    legacy = {"function_call": dict(call["function"])} if legacy_call and index == 0 else {}
+    return {"tool_calls": [{"index": index, **call}], **legacy}
+
+
+def chat_object(
+    head: Heading,
+    message: dict[str, Any],
+    logprobs: dict[str, Any] | None,
+    reason: str,
+    usage: dict[str, Any],
+) -> dict[str, Any]:
+    """A chat completion of one choice."""
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    named = {
         "id": "chat" + head.id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": [choice],
-        "usage": usage_dict(usage),
-        "timings": timings_dict(usage),
     }
+    return {**named, "choices": [choice], "usage": usage}
 
 
 def chat_chunks(
@@ -59,38 +62,31 @@ def chat_chunks(
     for event in events:
         if not started:
             # with the first event, so that errors in the request still surface at the first next()
-            yield _chunk(head, {"role": "assistant"})
+            yield chat_chunk(head, {"role": "assistant"})
             started = True
         if isinstance(event, TextDelta):
-            yield _chunk(head, {"content": event.text}, chat_logprobs(event.logprobs or ()))
+            yield chat_chunk(head, {"content": event.text}, chat_logprobs(event.logprobs or ()))
         elif isinstance(event, ReasoningDelta):
-            yield _chunk(head, {"reasoning_content": event.text})
+            yield chat_chunk(head, {"reasoning_content": event.text})
         elif isinstance(event, ToolCallBegin):
             call = call_object(Block("tool", id=event.id, name=event.name))
-            delta: dict[str, Any] = {"tool_calls": [{"index": event.index, **call}]}
-            if legacy_call and event.index == 0:
-                delta["function_call"] = {"name": event.name, "arguments": ""}
-            yield _chunk(head, delta)
+            yield chat_chunk(head, _call_delta(event.index, call, legacy_call))
         elif isinstance(event, ToolCallArgs):
-            delta = {"tool_calls": [{"index": event.index, "function": {"arguments": event.json}}]}
-            if legacy_call and event.index == 0:
-                delta["function_call"] = {"arguments": event.json}
-            yield _chunk(head, delta)
+            yield chat_chunk(
+                head, _call_delta(event.index, {"function": {"arguments": event.json}}, legacy_call)
+            )
         elif isinstance(event, Usage):
             usage = event
         elif isinstance(event, Finish):
             assert usage is not None
-            last = _chunk(head, {}, None, finish_reason(event.reason))
+            last = chat_chunk(head, {}, None, finish_reason(event.reason))
             yield {**last, "usage": usage_dict(usage), "timings": timings_dict(usage)}
 
 
-def _chunk(
+def chat_chunk(
     head: Heading, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None
 ) -> dict[str, Any]:
-    return {
-        "id": "chat" + head.id,
-        "model": head.model,
-        "created": head.created,
-        "object": "chat.completion.chunk",
-        "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
-    }
+    """A chunk of a chat completion."""
+    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    named = {"id": "chat" + head.id, "model": head.model, "created": head.created}
+    return {**named, "object": "chat.completion.chunk", "choices": [choice]}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..text.grammar import LlamaGrammar
+from .chat_completion import chat_chunk, chat_object
+from .completion import Heading
 
 # any JSON value; blanks between its parts are few, so that a model cannot idle in them
 JSON_GBNF = r"""
@@ -66,54 +68,34 @@ def chat_logprobs_of(logprobs: Mapping[str, Any] | None) -> dict[str, Any] | Non
     """Log-probabilities of a text completion in the shape of a chat's."""
     if logprobs is None:
         return None
+    content = []
     rows = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
-    return {"content": [_entry(t, p, dict(top or {})) for t, p, top in rows], "refusal": None}
+    for token, logprob, top in rows:
+        others = [{"token": t, "logprob": p, "bytes": None} for t, p in (top or {}).items()]
+        content.append({"token": token, "bytes": None, "logprob": logprob, "top_logprobs": others})
+    return {"content": content, "refusal": None}
 
 
-def _entry(token: str, logprob: float, top: Mapping[str, float]) -> dict[str, Any]:
-    others = [{"token": t, "logprob": p, "bytes": None} for t, p in top.items()]
-    return {"token": token, "bytes": None, "logprob": logprob, "top_logprobs": others}
+def _parts(body: Mapping[str, Any]) -> tuple[Heading, str, dict[str, Any] | None, Any]:
+    """What a text completion or a chunk of one says: heading, text, log-probabilities and why it ended."""
+    (choice,) = body["choices"]
+    head = Heading(body["model"], body["id"], body["created"])
+    return head, choice["text"], chat_logprobs_of(choice["logprobs"]), choice["finish_reason"]
 
 
 def chat_of_completion(completion: Mapping[str, Any]) -> dict[str, Any]:
     """A text completion as a chat completion: all of its text is content."""
-    (choice,) = completion["choices"]
-    return {
-        "id": "chat" + completion["id"],
-        "object": "chat.completion",
-        "created": completion["created"],
-        "model": completion["model"],
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": choice["text"]},
-                "logprobs": chat_logprobs_of(choice["logprobs"]),
-                "finish_reason": choice["finish_reason"],
-            }
-        ],
-        "usage": completion["usage"],
-    }
+    head, text, logprobs, reason = _parts(completion)
+    return chat_object(head, {"role": "assistant", "content": text}, logprobs, reason, completion["usage"])
 
 
 def chat_chunks_of(chunks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Chunks of a text completion as those of a chat, after one that tells the role."""
     for i, chunk in enumerate(chunks):
-        head = {
-            "id": "chat" + chunk["id"],
-            "model": chunk["model"],
-            "created": chunk["created"],
-            "object": "chat.completion.chunk",
-        }
-        (choice,) = chunk["choices"]
+        head, text, logprobs, reason = _parts(chunk)
         if i == 0:
-            yield {**head, "choices": [_delta({"role": "assistant"}, None, None)]}
-        reason = choice["finish_reason"]
-        delta = {"content": choice["text"]} if reason is None else {}
-        yield {**head, "choices": [_delta(delta, chat_logprobs_of(choice["logprobs"]), reason)]}
-
-
-def _delta(delta: dict[str, Any], logprobs: Any, reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+            yield chat_chunk(head, {"role": "assistant"})
+        yield chat_chunk(head, {"content": text} if reason is None else {}, logprobs, reason)
 
 
 def chat_of(completion_or_chunks: Any, stream: bool = False) -> Any:

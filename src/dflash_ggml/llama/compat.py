@@ -23,18 +23,19 @@ from . import (
     functions,
     internals,
     llama,
-    opened_context,
+    served,
+    speculative,
 )
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
-from . import types as llama_types
+from .batch import LlamaBatch
 from .constants import CONSTANTS
-from .context import LlamaBatch
+from .context import LlamaContext
 from .distribution import DistributionFinder
 from .model import LlamaModel
 from .sampler_chain import LlamaSampler
-from .served import ModelSettings, ServerSettings, Settings, create_app
-from .speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from .speculative import LlamaDraftModel
+from .types import TYPES
 
 __all__ = ["VERSION", "LlamaDraftModel", "install", "uninstall"]
 
@@ -51,33 +52,25 @@ _STATE = _of(
 )
 _CACHE = _of(llama_cache, "BaseLlamaCache LlamaCache LlamaRAMCache LlamaDiskCache")
 _TOKENIZER = _of(llama_tokenizer, "BaseLlamaTokenizer LlamaTokenizer LlamaHFTokenizer")
-_GRAMMAR = {
-    "LlamaGrammar": grammar.LlamaGrammar,
-    "LLAMA_GRAMMAR_DEFAULT_ROOT": "root",
-    "JSON_GBNF": chat_from_text.JSON_GBNF,
-    "JSON_ARR_GBNF": chat_from_text.JSON_ARR_GBNF,
-}
-_SPECULATIVE = {
-    "LlamaDraftModel": LlamaDraftModel,
-    "LlamaPromptLookupDecoding": LlamaPromptLookupDecoding,
-}
-_TYPES = {
-    name: value
-    for name, value in vars(llama_types).items()
-    if name[0].isupper() and name not in ("TYPE_CHECKING", "TypedDict", "Any", "Literal", "Union")
-}
-_UTILS = _of(internals, "suppress_stdout_stderr Singleton MetaSingleton")
-_LOGGER = _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL")
 _INTERNALS = {
-    "LlamaModel": LlamaModel,
-    "LlamaContext": opened_context.OpenedContext,
-    "LlamaSampler": LlamaSampler,
-    "LlamaBatch": LlamaBatch,
+    **{kind.__name__: kind for kind in (LlamaModel, LlamaContext, LlamaSampler, LlamaBatch)},
     **_of(internals, "LlamaSamplingParams normalize_embedding"),
     **{name: internals.absent(name, advice) for name, advice in internals.ABSENT.items()},
 }
+_TEMPLATES = {"CHATML": "chatml", "LLAMA3_INSTRUCT": "llama-3"}
+_TEMPLATES |= dict.fromkeys(("MISTRAL_INSTRUCT", "MIXTRAL_INSTRUCT"), "mistral-instruct")
+_HANDLERS = {
+    "functionary_chat_handler": "functionary",
+    "functionary_v1_v2_chat_handler": "functionary-v2",
+    "chatml_function_calling": "chatml-function-calling",
+}
 _CHAT = {
-    **{name: getattr(formatter, name) for name in formatter.__all__},
+    **_of(
+        formatter,
+        "ChatFormatter ChatFormatterResponse Jinja2ChatFormatter chat_formatter_to_chat_completion_handler "
+        "hf_autotokenizer_to_chat_completion_handler hf_autotokenizer_to_chat_formatter "
+        "hf_tokenizer_config_to_chat_completion_handler hf_tokenizer_config_to_chat_formatter",
+    ),
     **_of(
         chat_handlers,
         "LlamaChatCompletionHandlerNotFoundException LlamaChatCompletionHandlerRegistry get_chat_completion_handler "
@@ -87,20 +80,14 @@ _CHAT = {
     **chat_handlers.VISION,
     **chat_formats.FUNCTION_NAMES,
     "LlamaChatCompletionHandler": chat_handlers.ChatHandler,
-    "functionary_chat_handler": chat_handlers.get_chat_completion_handler("functionary"),
-    "functionary_v1_v2_chat_handler": chat_handlers.get_chat_completion_handler("functionary-v2"),
-    "chatml_function_calling": chat_handlers.get_chat_completion_handler("chatml-function-calling"),
-    "CHATML_CHAT_TEMPLATE": FORMATS["chatml"].template,
-    "CHATML_BOS_TOKEN": "<s>",
+    **{name: chat_handlers.get_chat_completion_handler(form) for name, form in _HANDLERS.items()},
+    **{f"{name}_CHAT_TEMPLATE": FORMATS[form].template for name, form in _TEMPLATES.items()},
+    **dict.fromkeys(("CHATML_BOS_TOKEN", "MISTRAL_INSTRUCT_BOS_TOKEN"), "<s>"),
     "CHATML_EOS_TOKEN": "<|im_end|>",
-    "MISTRAL_INSTRUCT_CHAT_TEMPLATE": FORMATS["mistral-instruct"].template,
-    "MISTRAL_INSTRUCT_BOS_TOKEN": "<s>",
     "MISTRAL_INSTRUCT_EOS_TOKEN": "</s>",
-    "MIXTRAL_INSTRUCT_CHAT_TEMPLATE": FORMATS["mistral-instruct"].template,
-    "LLAMA3_INSTRUCT_CHAT_TEMPLATE": FORMATS["llama-3"].template,
 }
-_SETTINGS = {"Settings": Settings, "ServerSettings": ServerSettings, "ModelSettings": ModelSettings}
-_C_NAMES = {**CONSTANTS, **functions.FUNCTIONS, **opened_context.FUNCTIONS}
+_SETTINGS = _of(served, "Settings ServerSettings ModelSettings")
+_C_NAMES = {**CONSTANTS, **functions.FUNCTIONS}
 _finder = DistributionFinder(VERSION)
 
 
@@ -129,31 +116,27 @@ def install() -> ModuleType:
             "llama_cpp is already imported: call dflash_ggml.compat.install() before anything imports it"
         )
     public = {"Llama": llama.Llama, "LlamaGrammar": grammar.LlamaGrammar, **_STATE, **_CACHE, **_TOKENIZER}
+    draft = _of(speculative, "LlamaDraftModel")
+    grammars = {**_of(grammar, "LlamaGrammar"), **_of(chat_from_text, "JSON_GBNF JSON_ARR_GBNF")}
+    silence = _of(internals, "suppress_stdout_stderr")
     parts = {
-        "llama": {**public, **_TYPES, "LlamaDraftModel": LlamaDraftModel},
-        "llama_grammar": _GRAMMAR,
+        "llama": {**public, **TYPES, **draft},
+        "llama_grammar": {**grammars, "LLAMA_GRAMMAR_DEFAULT_ROOT": "root"},
         "llama_cache": _CACHE,
         "llama_tokenizer": _TOKENIZER,
         "llama_chat_format": _CHAT,
-        "llama_speculative": _SPECULATIVE,
+        "llama_speculative": {**draft, **_of(speculative, "LlamaPromptLookupDecoding")},
         "llama_cpp": {**_C_NAMES, "_lib": functions.Library},
-        "llama_types": _TYPES,
+        "llama_types": TYPES,
         "_internals": _INTERNALS,
-        "_utils": _UTILS,
-        "_logger": _LOGGER,
+        "_utils": {**silence, **_of(internals, "Singleton MetaSingleton")},
+        "_logger": _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL"),
         "server": {},
         "server.settings": _SETTINGS,
-        "server.app": {**_SETTINGS, "create_app": create_app},
+        "server.app": {**_SETTINGS, **_of(served, "create_app")},
     }
-    top = {
-        **_C_NAMES,
-        **public,
-        **_TYPES,
-        "LlamaDraftModel": LlamaDraftModel,
-        "set_verbose": internals.set_verbose,
-        "suppress_stdout_stderr": internals.suppress_stdout_stderr,
-        "__version__": VERSION,
-    }
+    top = {**_C_NAMES, **public, **TYPES, **draft, **silence, "__version__": VERSION}
+    top |= _of(internals, "set_verbose")
     package = _module("llama_cpp", top, package=True)
     sys.modules["llama_cpp"] = package
     for name, content in parts.items():

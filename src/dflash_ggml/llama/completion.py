@@ -33,11 +33,7 @@ def completion_body(events: Iterable[Event], head: Heading, *, echo: str | None 
         "logprobs": completion_logprobs([*answer.prompt, *answer.logprobs]),
         "finish_reason": finish_reason(finish.reason),
     }
-    return {
-        **_chunk(head, choice),
-        "usage": usage_dict(usage),
-        "timings": timings_dict(usage),
-    }
+    return {**_chunk(head, choice), "usage": usage_dict(usage), "timings": timings_dict(usage)}
 
 
 def completion_chunks(
@@ -71,10 +67,5 @@ def completion_chunks(
 
 
 def _chunk(head: Heading, choice: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": head.id,
-        "object": "text_completion",
-        "created": head.created,
-        "model": head.model,
-        "choices": [choice],
-    }
+    named = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+    return {**named, "choices": [choice]}

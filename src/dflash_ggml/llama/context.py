@@ -1,125 +1,311 @@
-"""`Llama._ctx`: llama.h's view of a context, one sequence, token by token, on the engine behind a `Llama`."""
+"""`Llama._ctx`: one sequence of tokens on an engine, evaluated call by call, and llama.h's view of it."""
 
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ConfigError
+from ..decode.sampling import Sampler
+from ..errors import ConfigError, DeviceError
+from ..session.generation import Generation
+from ..session.prefix_cache import common_prefix
+from ..session.row_keeper import RowKeeper
+from ..session.session import Session
+from ..session.slots import CachedSlot
 from .handles import handle_for
 from .model import LlamaModel
+from .opening import open_engine
+from .options import LlamaOptions
+from .state import LlamaState
 
-llama_token = ctypes.c_int32
-llama_pos = ctypes.c_int32
-llama_seq_id = ctypes.c_int32
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..engine.step import Step
 
-
-class llama_batch(ctypes.Structure):
-    """Tokens of one pass: ids, positions, sequences, and for which of them logits are wanted. Layout of llama.h."""
-
-    _fields_ = [
-        ("n_tokens", ctypes.c_int32),
-        ("token", ctypes.POINTER(llama_token)),
-        ("embd", ctypes.POINTER(ctypes.c_float)),
-        ("pos", ctypes.POINTER(llama_pos)),
-        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(llama_seq_id))),
-        ("logits", ctypes.POINTER(ctypes.c_int8)),
-    ]
+T = TypeVar("T")
 
 
-def new_batch(n_tokens: int, n_seq_max: int) -> llama_batch:
-    """An empty batch with room for so many tokens; its memory lives as long as it does."""
-    ids = [(llama_seq_id * max(n_seq_max, 1))() for _ in range(n_tokens)]
-    rows = (ctypes.POINTER(llama_seq_id) * n_tokens)(
-        *(ctypes.cast(i, ctypes.POINTER(llama_seq_id)) for i in ids)
-    )
-    arrays = ((llama_token * n_tokens)(), (llama_pos * n_tokens)(), (ctypes.c_int32 * n_tokens)())
-    flags = (ctypes.c_int8 * n_tokens)()
-    batch = llama_batch(0, arrays[0], None, arrays[1], arrays[2], rows, flags)
-    batch._memory = (ids, rows, arrays, flags)
-    return batch
+class TokenGeneration(Generation):
+    """The tokens after a prompt as events, until `ends` says that the next one is too many."""
+
+    def __init__(self, ids: Sequence[int], sampler: Sampler, ends: Callable[[int], bool]) -> None:
+        super().__init__(ids, {"sampler": sampler, "max_tokens": None, "stop": ends})
+
+    def take(self, step: Step) -> None:
+        self.events.extend(step.tokens[:-1] if step.finish == "stop" else step.tokens)
 
 
-class HasContext(Protocol):
-    """What a LlamaContext needs of a Llama."""
+def llama_model_default_params() -> SimpleNamespace:
+    """Parameters of a LlamaModel; n_gpu_layers and main_gpu have an effect, others can be set and have none."""
+    return SimpleNamespace(n_gpu_layers=0, main_gpu=0)
 
-    n_tokens: int
-    n_batch: int
-    n_threads: int
-    n_seq_max: int
-    context_params: Any
-    _model: LlamaModel
-    _n_vocab: int
-    _requires_eval: bool
 
-    @property
-    def _input_ids(self) -> npt.NDArray[np.intc]: ...
-    def _logits_at(self, ids: list[int], places: Sequence[int]) -> npt.NDArray[np.single]: ...
-    def n_ctx(self) -> int: ...
-    def pooling_type(self) -> int: ...
-    def reset(self) -> None: ...
+def llama_context_default_params() -> SimpleNamespace:
+    """Parameters of a LlamaContext, those that have an effect; others can be set and have none."""
+    return SimpleNamespace(n_ctx=512, n_batch=2048, n_ubatch=512, n_threads=None)
 
 
 class LlamaContext:
-    """A context as llama.h sees it. `ctx` is a handle for the `llama_*` functions; made by a Llama only."""
+    """A context: of a Llama, or with an engine of its own that decodes plainly. `ctx` is a handle for the `llama_*` functions.
 
-    model: LlamaModel
+    n_tokens: how many of input_ids are evaluated. It ends with its model.
+    """
+
     ctx: int | None
-    memory: int | None
-    _llama: weakref.ref[Any]
-    _rows: npt.NDArray[np.single]
-    _row_of: dict[int, int]  # place in the last batch -> row
 
-    def __init__(self, *, model: Any = None, params: Any = None, verbose: bool = True) -> None:
-        raise ConfigError(
-            "LlamaContext: a context comes with its Llama; open one and take llm.ctx or llm._ctx"
-        )
+    def __init__(self, *, model: LlamaModel, params: Any = None, verbose: bool = True) -> None:
+        if params is None:
+            raise ConfigError(
+                "LlamaContext: a context comes with its Llama; open one and take llm.ctx or llm._ctx"
+            )
+        chosen: dict[str, Any] = {name: getattr(params, name) for name in ("n_ctx", "n_batch", "n_threads")}
+        chosen |= {name: getattr(model.params, name, 0) for name in ("n_gpu_layers", "main_gpu")}
+        options = LlamaOptions(model.path_model, **chosen, draft_model=False)
+        options.check()
+        self._bind(options, model, open_engine(options))
+        self.params, self.verbose = params, verbose
 
     @classmethod
-    def of(cls, llama: Any) -> LlamaContext:
-        """The context of a Llama, which it does not keep alive."""
+    def of(cls, options: LlamaOptions, model: LlamaModel, engine: Engine | None) -> LlamaContext:
+        """The context of a Llama; engine None: one without weights."""
         self = cls.__new__(cls)
-        self._bind(llama)
+        self._bind(options, model, engine)
         return self
 
-    def _bind(self, llama: Any) -> None:
-        self._llama = weakref.ref(llama)
-        self.model = llama._model
+    def _bind(self, options: LlamaOptions, model: LlamaModel, engine: Engine | None) -> None:
+        from ..ggml.device import physical_cores
+
+        self.model, self.options, self._engine = model, options, engine
+        self._session = None if engine is None else Session(engine, cache_bytes=options.prefix_cache_bytes)
+        n_ctx = self._n_ctx = engine.n_ctx if engine else options.n_ctx or model.n_ctx_train()
+        self.n_batch = min(n_ctx, options.n_batch)
+        self.n_ubatch, self.n_seq_max = min(self.n_batch, options.n_ubatch), options.n_seq_max
+        # one pool for single tokens and batches
+        self.n_threads: int = engine.device.n_threads if engine else options.threads or physical_cores()
+        self.n_tokens, self.requires_eval = 0, True
+        self.input_ids: npt.NDArray[np.intc] = np.zeros(n_ctx, np.intc)
+        self.scores_buffer: npt.NDArray[np.single] | None = None
+        self._rows = np.empty((0, model.n_vocab()), np.single)
+        self._row_of: dict[int, int] = {}  # place in the last batch -> row
         self.ctx = self.memory = handle_for(self)
-        self._rows = np.empty((0, llama._n_vocab), np.single)
-        self._row_of = {}
+        model.contexts.add(self)
+
+    @staticmethod
+    def default_params() -> SimpleNamespace:
+        """As llama_context_default_params."""
+        return llama_context_default_params()
 
     @property
-    def llama(self) -> HasContext:
-        """The Llama. Raises ConfigError when it is gone."""
-        llama: HasContext | None = self._llama()
-        if llama is None:
-            raise ConfigError("this context's Llama is gone")
-        return llama
+    def engine(self) -> Engine:
+        """The engine. Raises ConfigError after close() or with vocab_only."""
+        if self._engine is None:
+            raise self._no_weights()
+        return self._engine
+
+    @property
+    def session(self) -> Session:
+        """The session on the engine, for typed requests. Raises as `engine`."""
+        if self._session is None:
+            raise self._no_weights()
+        return self._session
+
+    def _no_weights(self) -> ConfigError:
+        if self.options.vocab_only:
+            return ConfigError("this Llama was opened with vocab_only=True: it has no weights")
+        return ConfigError("this Llama is closed; open the model again")
+
+    def between_steps(self, work: Callable[[], None]) -> None:
+        """Do something while no slot is needed: a stream that this thread left open ends, that of another is waited for."""
+        if self._session is None:
+            work()
+        else:
+            self._session.scheduler.borrow(lambda slot: work())
+
+    def close(self) -> None:
+        """Free the engine; a second call does nothing."""
+        try:
+            self.between_steps(self.free)
+        except DeviceError:  # there was nothing to wait for
+            self.free()
+
+    def free(self) -> None:
+        """The same, whatever runs."""
+        engine, self._engine, self._session, self.ctx = getattr(self, "_engine", None), None, None, None
+        if engine is not None:
+            engine.close()
+
+    def __del__(self) -> None:
+        self.free()
+
+    # --- evaluation, one call at a time
+
+    @property
+    def ids(self) -> npt.NDArray[np.intc]:
+        """The evaluated tokens."""
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def scores(self) -> npt.NDArray[np.single]:
+        """Logits by position, single [n_ctx or n_batch, n_vocab]; filled with logits_all only, allocated when touched."""
+        if self.scores_buffer is None:
+            rows = self._n_ctx if self.options.logits_all else self.n_batch
+            self.scores_buffer = np.zeros((rows, self.model.n_vocab()), np.single)
+        return self.scores_buffer
+
+    def reset(self) -> None:
+        """Empty the context. Raises ConfigError after close()."""
+        if not self.options.vocab_only:
+            _ = self.session
+        self.between_steps(lambda: self.follow([]))
+        self.requires_eval = True
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens after those that are. Raises ContextOverflowError, ConfigError."""
+        more = [int(t) for t in tokens]
+        self.on_slot(lambda slot: self._evaluate(slot, self.ids.tolist() + more), len(more))
+
+    def on_slot(self, work: Callable[[CachedSlot], T], more: int = 0) -> T:
+        """Do something between two steps with the slot that has most of the context, and cache rows for `more` tokens."""
+        ids = self.ids.tolist()
+        return self.session.scheduler.borrow(work, ids, len(ids) + more + 1)
+
+    def _evaluate(self, slot: CachedSlot, ids: list[int]) -> None:
+        """Bring a slot to exactly ids, with the logits of the last one."""
+        # with logits_all, rows exist for the tokens evaluated before
+        known = common_prefix(self.ids, ids) if self.options.logits_all else len(ids)
+        slot.load(ids[:known])
+        for i, row in enumerate(slot.extend(ids[known:]), known):
+            self.scores[i] = row
+        self.follow(ids)
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """The context is these tokens, evaluated, from now on."""
+        self.n_tokens, self.requires_eval = 0, False
+        self._append(ids)
+
+    def _append(self, ids: Sequence[int]) -> None:
+        self.input_ids[self.n_tokens : self.n_tokens + len(ids)] = ids
+        self.n_tokens += len(ids)
+
+    def _logits_at(self, ids: list[int], places: Sequence[int]) -> npt.NDArray[np.single]:
+        """Evaluate exactly ids; the logits after these places in it, rising, float32 [n places, n_vocab].
+
+        From the first of them to the last a pass takes 32 tokens.
+        """
+        rows = np.empty((len(places), self.model.n_vocab()), np.single)
+
+        def work(slot: CachedSlot) -> None:
+            at = places[0] + 1 if places else len(ids)
+            row_of = {place: row for row, place in enumerate(places)}
+            stop = places[-1] + 1 if places else at
+            slot.load(ids[:at])
+            rows[:1] = slot.logits
+            for place, row in enumerate(slot.extend(ids[at:stop]), at):
+                if place in row_of:
+                    rows[row_of[place]] = row
+            slot.load(ids)
+            self.follow(ids)
+
+        self.on_slot(work, max(len(ids) - self.n_tokens, 0))
+        return rows
+
+    def draw(self, sampler: Sampler, idx: int | None) -> int:
+        """A token from the logits after the last evaluated token, or after position idx. Raises ConfigError."""
+        n = self.n_tokens
+        if idx is not None and (at := idx % n) != n - 1:
+            if not self.options.logits_all:
+                raise ConfigError("sample: idx needs a model opened with logits_all=True")
+            return sampler.sample(self.scores[at], self.ids[: at + 1].tolist())
+
+        def work(slot: CachedSlot) -> int:
+            if not slot.holds(self.ids):
+                self._evaluate(slot, self.ids.tolist())
+            return sampler.sample(slot.logits, self.ids.tolist())
+
+        return self.on_slot(work)
+
+    def stream(
+        self, ids: list[int], sampler: Sampler, keeper: RowKeeper | None, criteria: tuple[Any, ...]
+    ) -> Generator[int, None, None]:
+        """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded."""
+        ids = list(ids)
+        self.on_slot(lambda slot: self._evaluate(slot, ids), max(len(ids) - self.n_tokens, 0))
+        if len(ids) >= self._n_ctx:
+            return
+        text, n = np.empty(self._n_ctx + 1, np.intc), len(ids)
+        text[:n] = ids
+
+        def ends(token: int) -> bool:
+            nonlocal n
+            ended = False
+            if keeper is not None and keeper.row is not None:
+                if self.options.logits_all:
+                    self.scores[n - 1] = keeper.row
+                ended = any(c(text[:n], keeper.row) for c in criteria)
+            text[n] = token
+            n += 1
+            return ended
+
+        try:
+            with closing(self.session.scheduler.run(TokenGeneration(ids, sampler, ends))) as tokens:
+                last: list[int] = []
+                for token in tokens:
+                    self._append(last)
+                    yield token
+                    last = [token]  # counts once the next one is asked for, and comes
+                self._append(last)
+        finally:
+            self.requires_eval = True
+
+    def state(self, slot: CachedSlot, seed: int) -> LlamaState:
+        """The evaluated context, and a seed that belongs to it."""
+        if slot.tokens != self.ids.tolist():
+            self._evaluate(slot, self.ids.tolist())
+        snapshot = slot.slot.snapshot() if self.n_tokens else None
+        kept = self.n_tokens if self.options.logits_all else 0
+        scores = self.scores[:kept].copy() if kept else np.empty((0, self.model.n_vocab()), np.single)
+        size = 0 if snapshot is None else snapshot.nbytes
+        return LlamaState(self.input_ids.copy(), scores, self.n_tokens, snapshot, size, seed)
+
+    def restore(self, state: LlamaState, then: Callable[[], None]) -> None:
+        """Go back to a saved context, and do something else before the next step. Raises ConfigError."""
+
+        def work(slot: CachedSlot) -> None:
+            if state.llama_state is None:
+                slot.reset()
+            else:
+                slot.restore(state.llama_state)
+            if self.options.logits_all and len(state.scores):
+                self.scores[: len(state.scores)] = state.scores
+            self.input_ids, self.n_tokens = state.input_ids.copy(), state.n_tokens
+            self.requires_eval = True
+            then()
+
+        self.on_slot(work, max(state.n_tokens - self.n_tokens, 0))
+
+    # --- as llama.h has it
 
     def n_ctx(self) -> int:
-        return self.llama.n_ctx()
+        return self._n_ctx
 
     def pooling_type(self) -> int:
-        return self.llama.pooling_type()
+        return self.options.pooling_type
 
     def kv_cache_clear(self) -> None:
-        self.llama.reset()
+        self.reset()
 
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
         """Forget the positions from p0 on; False for a piece out of the middle, which cannot be taken out."""
-        llama = self.llama
-        n, start = llama.n_tokens, max(p0, 0)
+        n, start = self.n_tokens, max(p0, 0)
         if 0 <= p1 < n and start < p1:
             return False
-        llama.n_tokens = min(n, start)
-        llama._requires_eval = True
+        self.n_tokens, self.requires_eval = min(n, start), True
         return True
 
     def decode(self, batch: Any) -> None:
@@ -136,23 +322,21 @@ class LlamaContext:
         Raises ConfigError for several sequences, embeddings or gaps.
         """
         batch = getattr(batch, "batch", batch)
-        llama, n = self.llama, int(batch.n_tokens)
+        n, known = int(batch.n_tokens), self.n_tokens
         if not batch.token or n < 1:
             raise ConfigError(
                 "llama_decode: expected a batch of one or more token ids; embeddings are not taken"
             )
         if batch.n_seq_id and any(batch.n_seq_id[i] != 1 or batch.seq_id[i][0] != 0 for i in range(n)):
             raise ConfigError("llama_decode: this context has one sequence, of id 0")
-        start = batch.pos[0] if batch.pos else llama.n_tokens
-        if not 0 <= start <= llama.n_tokens or (
-            batch.pos and any(batch.pos[i] != start + i for i in range(n))
-        ):
+        start = batch.pos[0] if batch.pos else known
+        if not 0 <= start <= known or (batch.pos and any(batch.pos[i] != start + i for i in range(n))):
             raise ConfigError("llama_decode: positions must rise by one from one that follows a known token")
-        if start + n > llama.n_ctx():
+        if start + n > self.n_ctx():
             return 1
         wanted = [i for i in range(n) if batch.logits[i]] if batch.logits else [n - 1]
-        ids = [*llama._input_ids[:start].tolist(), *batch.token[:n]]
-        self._rows = llama._logits_at(ids, [start + i for i in wanted])
+        ids = [*self.ids[:start].tolist(), *batch.token[:n]]
+        self._rows = self._logits_at(ids, [start + i for i in wanted])
         self._row_of = {place: row for row, place in enumerate(wanted)}
         return 0
 
@@ -176,46 +360,4 @@ class LlamaContext:
     def reset_timings(self) -> None:
         """Nothing: timings come with every answer."""
 
-    def print_timings(self) -> None:
-        """Nothing: timings come with every answer."""
-
-    def close(self) -> None:
-        """Nothing: the Llama closes."""
-
-
-class LlamaBatch:
-    """A llama_batch with a Python face. embd must be 0."""
-
-    def __init__(self, *, n_tokens: int, embd: int = 0, n_seq_max: int = 1, verbose: bool = True) -> None:
-        if embd:
-            raise ConfigError("LlamaBatch: embd must be 0, this engine takes token ids")
-        self.batch = new_batch(n_tokens, n_seq_max)
-
-    def n_tokens(self) -> int:
-        return self.batch.n_tokens
-
-    def reset(self) -> None:
-        self.batch.n_tokens = 0
-
-    def set_batch(self, batch: Sequence[int], n_past: int, logits_all: bool) -> None:
-        """Tokens from position n_past on; logits for all of them, or for the last."""
-        self.reset()
-        self._add(batch, n_past, 0, logits_all)
-
-    def add_sequence(self, batch: Sequence[int], seq_id: int, logits_all: bool) -> None:
-        """Tokens of a sequence, from its position 0, behind those that are there."""
-        self._add(batch, 0, seq_id, logits_all)
-
-    def _add(self, tokens: Sequence[int], first: int, seq_id: int, logits_all: bool) -> None:
-        room, n = len(self.batch._memory[3]), self.batch.n_tokens
-        if n + len(tokens) > room:
-            raise ConfigError(f"LlamaBatch: {n + len(tokens)} tokens do not fit {room}")
-        for i, token in enumerate(tokens):
-            at = n + i
-            self.batch.token[at], self.batch.pos[at] = int(token), first + i
-            self.batch.n_seq_id[at], self.batch.seq_id[at][0] = 1, seq_id
-            self.batch.logits[at] = logits_all or i == len(tokens) - 1
-        self.batch.n_tokens = n + len(tokens)
-
-    def close(self) -> None:
-        """Nothing: the memory goes with the object."""
+    print_timings = reset_timings

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, ParamSpec, Protocol
 
 from ..errors import ConfigError
 from ..text.template import ChatTemplate, content_text
 from .state import StoppingCriteriaList
 from .template_handler import TemplateHandler, listed
 
+P = ParamSpec("P")
 # the template of a prompt that a formatter has made already: `prompt` comes in as a keyword of the template
 FORMATTED = "{{ formatted_prompt }}"
 
@@ -155,15 +157,6 @@ def hf_tokenizer_config_to_chat_formatter(
     return format_tokenizer_config
 
 
-def hf_tokenizer_config_to_chat_completion_handler(
-    tokenizer_config: dict[str, Any], add_generation_prompt: bool = True
-) -> Callable[..., Any]:
-    """The same as a handler."""
-    return chat_formatter_to_chat_completion_handler(
-        hf_tokenizer_config_to_chat_formatter(tokenizer_config, add_generation_prompt)
-    )
-
-
 def hf_autotokenizer_to_chat_formatter(
     pretrained_model_name_or_path: str | os.PathLike[str],
 ) -> ChatFormatter:
@@ -184,22 +177,15 @@ def hf_autotokenizer_to_chat_formatter(
     return format_autotokenizer
 
 
-def hf_autotokenizer_to_chat_completion_handler(
-    pretrained_model_name_or_path: str | os.PathLike[str],
-) -> Callable[..., Any]:
-    """The same as a handler."""
-    return chat_formatter_to_chat_completion_handler(
-        hf_autotokenizer_to_chat_formatter(pretrained_model_name_or_path)
-    )
+def _handler_maker(make: Callable[P, ChatFormatter]) -> Callable[P, Callable[..., Any]]:
+    """Makes a handler where the other makes a formatter."""
+
+    @wraps(make)
+    def handler(*args: P.args, **kwargs: P.kwargs) -> Callable[..., Any]:
+        return chat_formatter_to_chat_completion_handler(make(*args, **kwargs))
+
+    return handler
 
 
-__all__ = [
-    "ChatFormatter",
-    "ChatFormatterResponse",
-    "Jinja2ChatFormatter",
-    "chat_formatter_to_chat_completion_handler",
-    "hf_autotokenizer_to_chat_completion_handler",
-    "hf_autotokenizer_to_chat_formatter",
-    "hf_tokenizer_config_to_chat_completion_handler",
-    "hf_tokenizer_config_to_chat_formatter",
-]
+hf_tokenizer_config_to_chat_completion_handler = _handler_maker(hf_tokenizer_config_to_chat_formatter)
+hf_autotokenizer_to_chat_completion_handler = _handler_maker(hf_autotokenizer_to_chat_formatter)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from ast import literal_eval
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, make_dataclass
 from typing import Any, TextIO
 
 import numpy as np
@@ -19,7 +20,7 @@ GGML_LOG_LEVEL_TO_LOGGING_LEVEL = dict(
     enumerate((logging.CRITICAL, logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG, logging.DEBUG))
 )
 
-# wrappers of libllama's objects that have nothing behind them here
+# wrappers of libllama's objects that have nothing behind them here, and what to do instead
 ABSENT = {
     "CustomSampler": "pass a logits_processor",
     "LlamaSamplingContext": "pass the sampling keywords to Llama's methods",
@@ -38,30 +39,15 @@ def normalize_embedding(embedding: Sequence[float]) -> Sequence[float]:
     return embedding if norm == 0 else [float(v) / norm for v in embedding]
 
 
-@dataclass
-class LlamaSamplingParams:
-    """Sampling options under llama.cpp's older names; nothing here reads them."""
-
-    n_prev: int = 64
-    n_probs: int = 0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    tfs_z: float = 1.0
-    typical_p: float = 1.0
-    temp: float = 0.8
-    penalty_last_n: int = 64
-    penalty_repeat: float = 1.0
-    penalty_freq: float = 0.0
-    penalty_present: float = 0.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    penalize_nl: bool = True
-    grammar: str = ""
-    cfg_negative_prompt: str = ""
-    cfg_scale: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
+# sampling options under llama.cpp's older names; nothing here reads them
+_OLDER = """n_prev=64 n_probs=0 top_k=40 top_p=0.95 min_p=0.05 tfs_z=1.0 typical_p=1.0 temp=0.8 penalty_last_n=64
+    penalty_repeat=1.0 penalty_freq=0.0 penalty_present=0.0 mirostat=0 mirostat_tau=5.0 mirostat_eta=0.1 penalize_nl=True
+    grammar="" cfg_negative_prompt="" cfg_scale=1.0"""
+_FIELDS = [(name, Any, literal_eval(value)) for name, value in (word.split("=") for word in _OLDER.split())]
+_BIAS: Any = ("logit_bias", dict[int, float], field(default_factory=dict))
+LlamaSamplingParams = make_dataclass(
+    "LlamaSamplingParams", [*_FIELDS, _BIAS], namespace={"__module__": __name__}
+)
 
 
 class suppress_stdout_stderr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,46 @@ from .metadata import text_metadata
 
 _ATTRIBUTES = {
     kind: CONSTANTS[f"LLAMA_TOKEN_ATTR_{name}"]
-    for kind, name in (
-        (NORMAL, "NORMAL"),
-        (UNKNOWN, "UNKNOWN"),
-        (CONTROL, "CONTROL"),
-        (USER_DEFINED, "USER_DEFINED"),
-        (UNUSED, "UNUSED"),
-        (BYTE, "BYTE"),
-    )
+    for name, kind in {
+        "NORMAL": NORMAL,
+        "UNKNOWN": UNKNOWN,
+        "CONTROL": CONTROL,
+        "USER_DEFINED": USER_DEFINED,
+        "UNUSED": UNUSED,
+        "BYTE": BYTE,
+    }.items()
 }
 # special token -> texts by which it is known where the file does not declare it
 _KNOWN_TEXTS = {
     "bos": ("<|endoftext|>",),  # no file of this family declares one, and some libraries cannot do without
     "eot": END_TEXTS,
-    "fim_pre": ("<|fim_prefix|>",),
-    "fim_suf": ("<|fim_suffix|>",),
-    "fim_mid": ("<|fim_middle|>",),
-    "fim_pad": ("<|fim_pad|>",),
+    **{
+        f"fim_{name}": (f"<|fim_{text}|>",)
+        for name, text in zip(["pre", "suf", "mid", "pad"], ["prefix", "suffix", "middle", "pad"])
+    },
     "fim_rep": ("<|repo_name|>",),
     "fim_sep": ("<|file_sep|>",),
 }
 _DECLARED = {"pad": "padding", "cls": "bos"}  # the file's name of a special token where llama.h has another
+
+
+SPECIAL = (
+    "bos",
+    "eos",
+    "cls",
+    "sep",
+    "pad",
+    "mask",
+    "eot",
+    *(f"fim_{n}" for n in ["pre", "suf", "mid", "pad", "rep", "sep"]),
+)
+
+
+def _token(name: str) -> Callable[[LlamaModel], int]:
+    def token(self: LlamaModel) -> int:
+        return self.special(name)
+
+    return token
 
 
 class LlamaModel:
@@ -70,12 +90,12 @@ class LlamaModel:
         self._texts = text_metadata(metadata)
         self.model: int | None = handle_for(self)
         self.vocab: int | None = self.model
-        self.on_close: list[Callable[[], None]] = []
+        self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def close(self) -> None:
         """Forget the handles, and end the contexts made of it."""
-        while self.on_close:
-            self.on_close.pop()()
+        for context in list(self.contexts):
+            context.close()
         self.model = self.vocab = None
 
     # --- sizes
@@ -139,32 +159,11 @@ class LlamaModel:
         found = (self.tokenizer.id_of(text) for text in _KNOWN_TEXTS.get(name, ()))
         return next((i for i in found if i is not None), -1)
 
-    def token_bos(self) -> int:
-        return self.special("bos")
-
-    def token_eos(self) -> int:
-        return self.special("eos")
-
-    def token_cls(self) -> int:
-        return self.special("cls")
-
-    def token_sep(self) -> int:
-        return self.special("sep")
-
-    def token_eot(self) -> int:
-        return self.special("eot")
-
     def token_nl(self) -> int:
         return self.tokenizer.encode("\n")[-1]
 
-    def token_prefix(self) -> int:
-        return self.special("fim_pre")
-
-    def token_middle(self) -> int:
-        return self.special("fim_mid")
-
-    def token_suffix(self) -> int:
-        return self.special("fim_suf")
+    token_bos, token_eos, token_cls, token_sep, token_eot = map(_token, ("bos", "eos", "cls", "sep", "eot"))
+    token_prefix, token_middle, token_suffix = map(_token, ("fim_pre", "fim_mid", "fim_suf"))
 
     def add_bos_token(self) -> bool:
         return self.tokenizer.add_bos

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,25 +11,32 @@ from ..config import ALL_LAYERS, MAX_PARALLEL, CacheType, Calibrate, DraftType, 
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
+from .lenient import warn
 from .speculative import LlamaPromptLookupDecoding
 
 DEFAULT_BATCH = 512
 # ggml type numbers
-_CACHE_TYPES: dict[int | None, CacheType] = {
-    None: "auto",
-    0: "f32",
-    1: "f16",
-    2: "q4_0",
-    3: "q4_1",
-    6: "q5_0",
-    7: "q5_1",
-    8: "q8_0",
-    20: "q4_0",
-    30: "bf16",
-}
+_CACHE_TYPES: dict[int | None, CacheType] = {None: "auto", 0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1"}
+_CACHE_TYPES |= {6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "q4_0", 30: "bf16"}
 _IQ4_NL = 20  # llama.cpp caches in it too; here q4_0, of the same size, stands for it
 _OVERRIDABLE = ("tokenizer.chat_template",)
 _ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is what LangChain always sends
+
+
+_OWN_ROPE = "only the model file's own rope settings are supported"
+# what a keyword may be, and why it may be nothing else
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "lora_path": ((None,), "LoRA adapters are not supported; merge the adapter into the model file"),
+    "rope_scaling_type": ((-1, None), f"{_OWN_ROPE} (-1)"),
+    "yarn_orig_ctx": ((0,), f"{_OWN_ROPE} (0)"),
+    "yarn_ext_factor": ((-1.0,), f"{_OWN_ROPE} (-1.0)"),
+}
+# without effect on a single-device, single-context engine
+_NO_MEANING = """split_mode tensor_split use_mmap use_mlock attention_type offload_kqv op_offload swa_full no_perf
+    lora_base numa"""
+# keywords that the engine's configuration has under the same name
+_SAME = """n_ctx n_gpu_layers main_gpu candidates chain_seed calibrate reproducible draft_window draft_type
+    draft_max"""
 
 
 class FoundDraft(str):
@@ -108,41 +114,28 @@ class LlamaOptions:
             raise ConfigError(f"pooling_type: {self.pooling_type} is not between -1 and 3")
         if not isinstance(self.n_seq_max, int) or not 1 <= self.n_seq_max <= MAX_PARALLEL:
             raise ConfigError(f"n_seq_max: {self.n_seq_max!r} is outside 1..{MAX_PARALLEL}")
-        if self.lora_path is not None:
-            raise ConfigError(
-                "lora_path: LoRA adapters are not supported; merge the adapter into the model file"
-            )
         if (self.rope_freq_base, self.rope_freq_scale) not in _ROPE_AS_IN_FILE:
             raise ConfigError(
                 "rope_freq_base, rope_freq_scale: only the model file's own values are supported (0)"
             )
-        for name, neutral in (
-            ("rope_scaling_type", (-1, None)),
-            ("yarn_orig_ctx", (0,)),
-            ("yarn_ext_factor", (-1.0,)),
-        ):
+        for name, (neutral, why) in _REFUSED.items():
             if getattr(self, name) not in neutral:
-                raise ConfigError(
-                    f"{name}: only the model file's own rope settings are supported ({neutral[0]})"
-                )
+                raise ConfigError(f"{name}: {why}")
         if self.cpu_moe and self.n_cpu_moe is not None:
-            raise ConfigError(
-                f"cpu_moe, n_cpu_moe={self.n_cpu_moe}: one means all layers and the other so many; take one of them"
-            )
+            both = f"cpu_moe, n_cpu_moe={self.n_cpu_moe}"
+            raise ConfigError(f"{both}: one means all layers and the other so many; take one of them")
         unknown = [k for k in self.kv_overrides or () if k not in _OVERRIDABLE]
         if unknown:
-            raise ConfigError(
-                f"kv_overrides: {unknown[0]!r} cannot be overridden, only {', '.join(_OVERRIDABLE)}"
-            )
+            only = ", ".join(_OVERRIDABLE)
+            raise ConfigError(f"kv_overrides: {unknown[0]!r} cannot be overridden, only {only}")
         self.cache_types()
-        ignored = [name for name, neutral in _no_meaning() if getattr(self, name) != neutral]
+        defaults = {f.name: f.default for f in fields(self)}
+        ignored = [name for name in _NO_MEANING.split() if getattr(self, name) != defaults[name]]
         told = [f"these options have no meaning in dflash-ggml: {', '.join(ignored)}"] if ignored else []
         if _IQ4_NL in (self.type_k, self.type_v):
-            told.append(
-                f"type_k={self.type_k}, type_v={self.type_v}: iq4_nl is not supported, q4_0 is as small"
-            )
-        if told:
-            warnings.warn("; ".join(told), stacklevel=4)
+            types = f"type_k={self.type_k}, type_v={self.type_v}"
+            told.append(f"{types}: iq4_nl is not supported, q4_0 is as small")
+        warn(told)
 
     def cache_types(self) -> tuple[CacheType, CacheType]:
         """Types of the K/V cache's keys and values. Raises ConfigError for numbers of others."""
@@ -167,29 +160,21 @@ class LlamaOptions:
     def engine_config(self, draft: Path | None, own_draft: bool = False) -> EngineConfig:
         """The engine's configuration with this draft (None: plain decoding, or with `own_draft` the target's prediction head)."""
         type_k, type_v = self.cache_types()
+        same: dict[str, Any] = {name: getattr(self, name) for name in _SAME.split()}
         return EngineConfig(
             model=Path(self.model_path),
             draft=draft,
-            n_ctx=self.n_ctx,
             n_batch=self._batch,
             n_threads=self.threads,
-            n_gpu_layers=self.n_gpu_layers,
-            main_gpu=self.main_gpu,
             n_cpu_moe=ALL_LAYERS if self.cpu_moe else self.n_cpu_moe,
             mode="plain" if self.draft_model is False and self.mode == "auto" else self.mode,
             own_draft=own_draft,
             budget=self.lookup.num_pred_tokens if self.lookup else self.budget,
-            candidates=self.candidates,
-            chain_seed=self.chain_seed,
             type_k=type_k,
             type_v=type_v,
-            calibrate=self.calibrate,
-            reproducible=self.reproducible,
-            draft_window=self.draft_window,
-            draft_type=self.draft_type,
             spec=("suffix",) if self.lookup else None if self.spec is None else tuple(self.spec),
-            draft_max=self.draft_max,
             parallel=self.n_seq_max,
+            **same,
         )
 
     @property
@@ -200,22 +185,3 @@ class LlamaOptions:
     def as_dict(self) -> dict[str, Any]:
         """Keyword -> value, for pickling."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-def _no_meaning() -> list[tuple[str, Any]]:
-    """Options without effect on a single-device, single-context engine, with the value that is not worth a word."""
-    names = (
-        "split_mode",
-        "tensor_split",
-        "use_mmap",
-        "use_mlock",
-        "attention_type",
-        "offload_kqv",
-        "op_offload",
-        "swa_full",
-        "no_perf",
-        "lora_base",
-        "numa",
-    )
-    defaults = {f.name: f.default for f in fields(LlamaOptions)}
-    return [(name, defaults[name]) for name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
@@ -12,7 +12,7 @@ from ..session.requests import ChatRequest, CompletionRequest, GrammarSpec, Name
 from ..text.grammar import LlamaGrammar
 from ..text.grammar_spec import spec_of
 from .lenient import sampling_in_range, usable_choice, usable_messages
-from .options import LLAMA_DEFAULT_SEED
+from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 
 # of the sampler's options those that the methods take under the same name and pass on as they are
 SAMPLING_OPTIONS = tuple(
@@ -50,25 +50,17 @@ def grammar_spec(grammar: Any) -> GrammarSpec | None:
     raise ConfigError(f"grammar: expected a LlamaGrammar or GBNF text, got {type(grammar).__name__}")
 
 
-def shared_options(
-    sampling: SamplingParams,
-    *,
-    max_tokens: int | None,
-    stop: str | Sequence[str] | None,
-    grammar: Any,
-    penalize_prompt: bool,
-    mode: Any = None,
-    budget: int | None = None,
-) -> dict[str, Any]:
-    """The arguments that completions and chats share."""
+def _shared(sampling: SamplingParams, options: Mapping[str, Any], opened: LlamaOptions) -> dict[str, Any]:
+    """What completions and chats share, of a call's keywords and the constructor's."""
+    limit = options["max_tokens"]
     return {
         "sampling": sampling,
-        "max_tokens": None if max_tokens is None or max_tokens <= 0 else max_tokens,
-        "stop": stop_strings(stop),
-        "grammar": grammar_spec(grammar),
-        "penalize_prompt": penalize_prompt,
-        "mode": mode,
-        "budget": budget,
+        "max_tokens": None if limit is None or limit <= 0 else limit,
+        "stop": stop_strings(options["stop"]),
+        "grammar": grammar_spec(options["grammar"]),
+        "penalize_prompt": opened.penalize_prompt,
+        "mode": options["mode"],
+        "budget": options["budget"],
     }
 
 
@@ -80,17 +72,12 @@ def as_tuple(functions: Any) -> tuple[Any, ...]:
     return tuple(functions) if listed else (functions,)
 
 
-def hooks_of(
-    logits_processor: Any,
-    stopping_criteria: Any = None,
-    on_step: Callable[..., None] | None = None,
-    **more: Any,
-) -> Hooks:
+def hooks_of(options: Mapping[str, Any], **more: Any) -> Hooks:
     """The callables among a method's keywords."""
     return Hooks(
-        logits_processor=as_tuple(logits_processor),
-        stopping_criteria=as_tuple(stopping_criteria),
-        on_step=on_step,
+        logits_processor=as_tuple(options["logits_processor"]),
+        stopping_criteria=as_tuple(options["stopping_criteria"]),
+        on_step=options["on_step"],
         **more,
     )
 
@@ -125,38 +112,37 @@ def tool_choice_of(value: Any) -> ToolChoice:
 
 
 def completion_request(
-    prompt: str | Sequence[int], sampling: SamplingParams, *, logprobs: int | None, **options: Any
+    prompt: str | Sequence[int], sampling: SamplingParams, options: Mapping[str, Any], opened: LlamaOptions
 ) -> CompletionRequest:
-    """A completion; `options` as in shared_options, and suffix, suffix_first, prompt_logprobs."""
-    own = {k: options.pop(k) for k in ("suffix", "suffix_first", "prompt_logprobs") if k in options}
-    return CompletionRequest(prompt=prompt, logprobs=logprobs, **own, **shared_options(sampling, **options))
+    """A completion by the keywords of create_completion."""
+    return CompletionRequest(
+        prompt=prompt,
+        logprobs=options["logprobs"],
+        suffix=options["suffix"],
+        suffix_first=opened.spm_infill,
+        prompt_logprobs=options["echo"] and options["logprobs"] is not None,
+        **_shared(sampling, options, opened),
+    )
 
 
 def chat_request(
     template: str,
-    messages: Sequence[Mapping[str, Any]],
     sampling: SamplingParams,
-    *,
     tools: tuple[Mapping[str, Any], ...],
     tool_choice: Any,
-    response_format: Mapping[str, Any] | None,
-    logprobs: bool | None,
-    top_logprobs: int | None,
-    chat_template_kwargs: Mapping[str, Any] | None,
-    thinking: Mapping[str, Any],
-    parallel_tool_calls: bool,
-    **options: Any,
+    options: Mapping[str, Any],
+    opened: LlamaOptions,
 ) -> ChatRequest:
-    """A chat; thinking: fields of the request that are about it; `options` as in shared_options."""
+    """A chat by the keywords of create_chat_completion."""
     return ChatRequest(
-        messages=usable_messages(messages),
+        messages=usable_messages(options["messages"]),
         template=template,
         tools=tools,
         tool_choice=tool_choice_of(usable_choice(tool_choice, tools)),
-        parallel_tool_calls=parallel_tool_calls,
-        response_format=response_format,
-        logprobs=(top_logprobs or 0) if logprobs else None,
-        chat_template_kwargs=chat_template_kwargs or {},
-        **thinking,
-        **shared_options(sampling, **options),
+        parallel_tool_calls=options["parallel_tool_calls"] is not False,
+        response_format=options["response_format"],
+        logprobs=(options["top_logprobs"] or 0) if options["logprobs"] else None,
+        chat_template_kwargs=options["chat_template_kwargs"] or {},
+        **{name: options[name] for name in ("enable_thinking", "reasoning_budget", "reasoning_effort")},
+        **_shared(sampling, options, opened),
     )

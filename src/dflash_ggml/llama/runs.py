@@ -1,11 +1,9 @@
-"""One run of a generation, as every call of `Llama` makes it: its sampler, the state cache, `scores`."""
+"""Running the requests of a `Llama`: one by one with its context, or several as a batch."""
 
 from __future__ import annotations
 
-import random
 import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,14 +14,12 @@ from ..session.events import Event, Usage
 from ..session.generation import Generation
 from ..session.hooks import Hooks
 from ..session.openai_parts import usage_line
+from ..session.prefix_cache import common_prefix
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.scheduler import Scheduler
 from ..session.session import generation_of
 from ..session.slots import CachedSlot
-from .embedding import LlamaEmbeddings
-from .left_out import settled
-from .lenient import whole
-from .requests import sampling_params
+from .lenient import warn
 
 
 class Batch:
@@ -47,63 +43,73 @@ class Batch:
             self._scheduler.abandon(generation)
 
 
-def _warn_of_unbound(request: ChatRequest | CompletionRequest) -> None:
-    """Say what of a request's schemas binds nothing."""
+def all_of(calls: Sequence[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What all calls give, in their order. The first error is raised once all have ended."""
+    bodies, errors = list[dict[str, Any]](), list[Exception]()
+    for call in calls:
+        try:
+            bodies.append(call())
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return bodies
+
+
+def is_one(prompt: Any) -> bool:
+    """Whether a prompt is one text, or the ids of one, and not a list of several."""
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Iterable):
+        return True  # what is no prompt at all is no list of them either
+    return not any(isinstance(part, (str, list, tuple)) for part in prompt)
+
+
+def events_of(
+    llm: Any, request: ChatRequest | CompletionRequest, hooks: Hooks, batch: Batch | None = None
+) -> Iterator[Event]:
+    """The events of a generation: of a batch, which begins at once, or alone, with the context and the state cache."""
     with suppress(ConfigError):  # what is wrong is raised where the request is prepared
         for label, what in unbound(request):
-            warnings.warn(f"{label}: {what} (not enforced)", stacklevel=5)
+            warn([f"{label}: {what} (not enforced)"])
+    if batch is None:
+        return _reported(llm, _alone(llm, request, hooks))
+    prepared = llm.session.prepare(request)
+    return _reported(llm, batch.add(generation_of(llm.session, prepared, hooks)))
 
 
-class LlamaRuns(LlamaEmbeddings):
-    """The part of `Llama` that runs a request."""
+def _reported(llm: Any, events: Iterator[Event]) -> Iterator[Event]:
+    """The same events; with `verbose` the statistics are printed."""
+    for event in events:
+        if llm.verbose and isinstance(event, Usage):
+            print(usage_line(event), file=sys.stderr)
+        yield event
 
-    def _events(
-        self, request: ChatRequest | CompletionRequest, hooks: Hooks, batch: Batch | None = None
-    ) -> Iterator[Event]:
-        """The events of a generation: of a batch, which begins at once, or alone, with the context and the state cache."""
-        _warn_of_unbound(request)
-        if batch is None:
-            return self._reported(self._alone(request, hooks))
-        prepared = self.session.prepare(request)
-        return self._reported(batch.add(generation_of(self.session, prepared, hooks)))
 
-    def _alone(self, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
-        """Run a generation with the state cache before and after it, and `scores` of it with logits_all."""
-        prepared = self.session.prepare(request)
-        keepers = (*self._row_keeper(), *hooks.logits_processor)
-        hooks = replace(hooks, logits_processor=keepers, on_end=self._keep_context)
-        self._consult_cache(prepared.ids)
-        yield from self.session.scheduler.run(generation_of(self.session, prepared, hooks))
+def _alone(llm: Any, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
+    """Run a generation with the state cache before and after it, and `scores` of it with logits_all."""
+    prepared = llm.session.prepare(request)
 
-    def _keep_context(self, slot: CachedSlot) -> None:
-        """After a generation the context is what its slot holds."""
-        self._follow(slot.tokens)
-        if self.cache is not None:
-            self.cache[self._input_ids.tolist()] = self._saved_state(slot)
+    def keep_scores(ids: Any, scores: Any) -> Any:
+        llm.scores[len(ids) - 1] = scores
+        return scores
 
-    def _reported(self, events: Iterator[Event]) -> Iterator[Event]:
-        """The same events; with `verbose` the statistics are printed."""
-        for event in events:
-            if self.verbose and isinstance(event, Usage):
-                print(usage_line(event), file=sys.stderr)
-            yield event
+    def keep_context(slot: CachedSlot) -> None:
+        llm._ctx.follow(slot.tokens)
+        if llm.cache is not None:
+            llm.cache[list(slot.tokens)] = llm._ctx.state(slot, llm._seed)
 
-    def _row_keeper(self) -> list[Any]:
-        """With logits_all, a processor that changes nothing and fills `scores` for what is generated."""
-        if not self._logits_all:
-            return []
+    keepers = (keep_scores,) if llm._logits_all else ()
+    hooks = replace(hooks, logits_processor=(*keepers, *hooks.logits_processor), on_end=keep_context)
+    _consult_cache(llm, prepared.ids)
+    yield from llm.session.scheduler.run(generation_of(llm.session, prepared, hooks))
 
-        def keep(ids: Any, scores: Any) -> Any:
-            self.scores[len(ids) - 1] = scores
-            return scores
 
-        return [keep]
-
-    def _sampling(self, seed: int | None, **options: Any) -> Any:
-        """Sampler options with the call's seed, or the next of the constructor seed's chain."""
-        seed = random.Random(self._seed).randint(0, 2**32) if seed is None else whole("seed", seed)
-        self.set_seed(seed)
-        options = settled(options, self._recommended)
-        return sampling_params(
-            seed=seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **options
-        )
+def _consult_cache(llm: Any, prompt: Sequence[int]) -> None:
+    """Load the state of `cache` that shares a longer prefix with the prompt than the context does; the seed stays."""
+    if not llm.cache:
+        return
+    try:
+        item = llm.cache[prompt]
+    except KeyError:
+        return
+    if common_prefix(item.input_ids[: item.n_tokens], prompt) > common_prefix(llm._ctx.ids, prompt):
+        llm._ctx.restore(item, lambda: None)

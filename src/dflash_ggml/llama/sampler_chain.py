@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ..decode.sampling import Sampler
@@ -16,6 +16,37 @@ from .requests import grammar_spec
 
 # every step off
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def _seeded(seed: int, **options: Any) -> dict[str, Any]:
+    seed &= 0xFFFFFFFF
+    return {**options, "seed": None if seed == LLAMA_DEFAULT_SEED else seed}
+
+
+# a step's arguments, and the options of our sampler that it sets
+_STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+    "greedy": lambda: {"temperature": 0.0},
+    "dist": _seeded,
+    "softmax": dict,  # a draw takes logits
+    "top_k": lambda k: {"top_k": k},
+    "top_p": lambda p, min_keep=1: {"top_p": p},
+    "min_p": lambda p, min_keep=1: {"min_p": p},
+    "typical": lambda p, min_keep=1: {"typical_p": p},
+    "temp": lambda temp: {"temperature": max(temp, 0.0)},
+    "mirostat": lambda n_vocab, seed, tau, eta, m: _mirostat(1, seed, tau, eta),
+    "mirostat_v2": lambda seed, tau, eta: _mirostat(2, seed, tau, eta),
+    "penalties": lambda n_vocab, penalty_last_n, penalty_repeat, penalty_freq, penalty_present: {
+        "penalty_last_n": max(penalty_last_n, 0),
+        "repeat_penalty": penalty_repeat,
+        "frequency_penalty": penalty_freq,
+        "presence_penalty": penalty_present,
+    },
+    "logit_bias": lambda n_vocab, logit_bias: {"logit_bias": dict(logit_bias)},
+}
+
+
+def _mirostat(mode: int, seed: int, tau: float, eta: float) -> dict[str, Any]:
+    return _seeded(seed, mirostat_mode=mode, mirostat_tau=tau, mirostat_eta=eta)
 
 
 class LlamaSampler:
@@ -34,56 +65,6 @@ class LlamaSampler:
     def _set(self, **options: Any) -> None:
         self._options |= options
         self._sampler = None
-
-    def add_greedy(self) -> None:
-        self._set(temperature=0.0)
-
-    def add_dist(self, seed: int) -> None:
-        self._set(seed=None if seed & 0xFFFFFFFF == LLAMA_DEFAULT_SEED else seed & 0xFFFFFFFF)
-
-    def add_softmax(self) -> None:
-        """Nothing: a draw takes logits."""
-
-    def add_top_k(self, k: int) -> None:
-        self._set(top_k=k)
-
-    def add_top_p(self, p: float, min_keep: int = 1) -> None:
-        self._set(top_p=p)
-
-    def add_min_p(self, p: float, min_keep: int = 1) -> None:
-        self._set(min_p=p)
-
-    def add_typical(self, p: float, min_keep: int = 1) -> None:
-        self._set(typical_p=p)
-
-    def add_temp(self, temp: float) -> None:
-        self._set(temperature=max(temp, 0.0))
-
-    def add_mirostat(self, n_vocab: int, seed: int, tau: float, eta: float, m: int) -> None:
-        self._set(mirostat_mode=1, mirostat_tau=tau, mirostat_eta=eta)
-        self.add_dist(seed)
-
-    def add_mirostat_v2(self, seed: int, tau: float, eta: float) -> None:
-        self._set(mirostat_mode=2, mirostat_tau=tau, mirostat_eta=eta)
-        self.add_dist(seed)
-
-    def add_penalties(
-        self,
-        n_vocab: int,
-        penalty_last_n: int,
-        penalty_repeat: float,
-        penalty_freq: float,
-        penalty_present: float,
-    ) -> None:
-        self._set(
-            penalty_last_n=max(penalty_last_n, 0),
-            repeat_penalty=penalty_repeat,
-            frequency_penalty=penalty_freq,
-            presence_penalty=penalty_present,
-        )
-
-    def add_logit_bias(self, n_vocab: int, logit_bias: Mapping[int, float]) -> None:
-        self._set(logit_bias=dict(logit_bias))
 
     def add_grammar(self, model: LlamaModel, grammar: Any) -> None:
         """Needs llguidance; grammar: a LlamaGrammar, an empty one binds nothing."""
@@ -130,3 +111,11 @@ class LlamaSampler:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _adds(step: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+    return lambda self, *args, **kwargs: self._set(**step(*args, **kwargs))
+
+
+for _name, _step in _STEPS.items():
+    setattr(LlamaSampler, f"add_{_name}", _adds(_step))
