@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .call_forms import ARG_KEY, CALL, END_CALL, END_FUNCTION, FORMS, FUNCTION, PARAMETER, after_blanks
@@ -23,34 +23,24 @@ def starts_with_any(text: str, options: tuple[str, ...]) -> Verdict:
     return "wait" if any(option.startswith(text) for option in options) else "text"
 
 
-class JsonHead:
-    """`{"name": "x", "arguments": ` of a known tool, in this order, before the arguments' brace."""
+def json_head(text: str, quoted: Mapping[str, str]) -> tuple[Verdict, str, int]:
+    """Whether a text is `{"name": "x", "arguments": ` of a known tool, in this order, before the arguments' brace.
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        self._names = {_quoted(name): name for name in names}
-        self._parts = (
-            ("{",),
-            ('"name"',),
-            (":",),
-            tuple(self._names),
-            (",",),
-            ('"arguments"', '"parameters"'),
-            (":",),
-            ("{",),
-        )
-
-    def match(self, text: str) -> tuple[Verdict, str, int]:
-        """What it is; of a call also the tool's name and where the arguments begin."""
-        at, name = 0, ""
-        for options in self._parts:
-            at = after_blanks(text, at)
-            verdict = starts_with_any(text[at : at + 300], options)
-            if verdict != "call":
-                return verdict, "", 0
-            found = max((o for o in options if text.startswith(o, at)), key=len)
-            name = self._names.get(found, name)
-            at += len(found)
-        return "call", name, at - 1
+    quoted: names by how they are written. Of a call also the tool's name, and where the arguments begin.
+    """
+    at, name, known = 0, "", tuple(quoted)
+    for options in (
+        *(("{",), ('"name"',), (":",), known, (",",)),
+        *(('"arguments"', '"parameters"'), (":",), ("{",)),
+    ):
+        at = after_blanks(text, at)
+        verdict = starts_with_any(text[at : at + 300], options)
+        if verdict != "call":
+            return verdict, "", 0
+        found = max((o for o in options if text.startswith(o, at)), key=len)
+        name = quoted.get(found, name)
+        at += len(found)
+    return "call", name, at - 1
 
 
 class Opening:
@@ -59,7 +49,7 @@ class Opening:
     def __init__(self, schemas: Mapping[str, Any]) -> None:
         """schemas: by the names of the tools that are known."""
         self._schemas = schemas
-        self._head = JsonHead(schemas)
+        self._quoted = quoted_names(schemas)
         self._stream: JsonStream | None = None
         self._strict: list[str] = []
         self._at = 0
@@ -96,7 +86,7 @@ class Opening:
         return "wait" if any(tag.startswith(rest) for tag in (ARG_KEY, END_CALL)) else "text"
 
     def _object(self, text: str, start: int, tagged: bool) -> Verdict:
-        verdict, _, _ = self._head.match(text[start : start + 1000])
+        verdict, _, _ = json_head(text[start : start + 1000], self._quoted)
         if verdict != "text" or not tagged:
             return verdict
         if self._stream is None:
@@ -131,5 +121,6 @@ def _call(value: Any) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def quoted_names(names: Iterable[str]) -> dict[str, str]:
+    """Names by how they are written in JSON."""
+    return {'"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"': name for name in names}

@@ -89,15 +89,16 @@ def weight_of(value: Any, depth: int = 0) -> int:
         return ITEM + value.bit_length() // 3
     if isinstance(value, range):
         return ITEM * (1 + len(value))
+    held = value
     if kind is not list and not isinstance(value, _LISTS):
         if kind is not dict and not isinstance(value, Mapping):
             return ITEM
-        value = (*value, *value.values())
+        held = (*value, *value.values())
     if depth >= DEPTH:
         refuse(f"it makes a list that is nested deeper than {DEPTH}")
     n = fits(ITEM * (1 + len(value)))
     spend(1 + len(value) // 16)
-    for item in value:
+    for item in held:
         n += len(item) if type(item) is str else weight_of(item, depth + 1)
         if n > VALUE:
             fits(n)

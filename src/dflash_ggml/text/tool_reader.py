@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 
 from .call_forms import CALL, END_CALL, END_FUNCTION, FORMS, FUNCTION, partial_suffix
-from .call_opening import OPEN_TAG, JsonHead, calls_in
+from .call_opening import OPEN_TAG, calls_in, json_head, quoted_names
 from .deltas import Delta, ToolCallArgs, ToolCallBegin, ToolCallEnd
 from .json_stream import JsonStream
 from .tool_schema import ToolSchema
@@ -96,7 +96,7 @@ class ToolCallReader:
                 return True
         if not text.startswith(("{", "[")):
             return False
-        verdict, name, at = JsonHead(self._schemas).match(text)
+        verdict, name, at = json_head(text, quoted_names(self._schemas))
         if verdict == "call":
             self._begin(name)
             self._buf = text[at:]
