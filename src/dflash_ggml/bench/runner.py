@@ -82,6 +82,11 @@ class Bench:
         if not self.engine.tokenizer.chat_template:
             self.chat = False
 
+    @property
+    def slot(self) -> Slot:
+        """What everything is decoded in."""
+        return self._slot
+
     # ---- settings
 
     def setting(

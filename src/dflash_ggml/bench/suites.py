@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..cli.report import STAGES
 from ..config import MAX_BUDGET
 from .comparison import BUDGETS, never_slower_jobs, never_slower_report
+from .drafting import drafting_budgets, drafting_jobs, drafting_report
 from .measure import Job, Setting, Text, all_widths, by_depth, mean_length, summary
 from .prompts import Prompt, spread
 from .rows import (
@@ -296,6 +297,13 @@ SUITES = {
     "acceptance": Suite(_BY_STYLE, acceptance_jobs, acceptance_report, lambda size: (15,)),
     "never-slower": Suite(
         _NEVER, never_slower_jobs, never_slower_report, lambda size: BUDGETS, everyday=False
+    ),
+    "drafts": Suite(
+        "plain, chain, trees and auto by set of prompts, greedy and sampled, acceptance by depth; only when named",
+        drafting_jobs,
+        drafting_report,
+        drafting_budgets,
+        everyday=False,
     ),
 }
 

@@ -1,0 +1,129 @@
+"""`dflash-bench perplexity FILE`: how well the target foretells a text, in windows as llama.cpp's tool has them; K/V types beside
+each other.
+
+A window is `n` tokens from an empty context, its first one BOS where the model wants one, and the tokens of its second half are
+scored but for the first. Of a text that ends within a window that window is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from ..config import CacheType
+from ..engine.slot import Slot
+from ..errors import ConfigError
+from .sections import Column, Row, Section
+
+WINDOW = 512  # tokens, llama.cpp's default
+_LOGITS_BYTES = 64 << 20  # of a pass that are on the device at a time
+COLUMNS = [
+    Column("kv", "K/V"),
+    Column("perplexity", "perplexity", 4),
+    Column("error", "±", 4),
+    Column("change", "% to the first", 3),
+    Column("windows", "windows", 0),
+    Column("tokens", "scored tokens", 0),
+    Column("per_second", "tokens/s", 1),
+]
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over the negative log-probabilities of the scored tokens, in nats."""
+
+    total: float = 0.0
+    squares: float = 0.0
+    n: int = 0
+    windows: int = 0
+    seconds: float = 0.0
+
+    def add(self, logits: np.ndarray, token: int) -> None:
+        """Score `token` by the logits before it, float32 [n_vocab]."""
+        shifted = logits - logits.max()
+        lost = math.log(float(np.exp(shifted).sum(dtype=np.float64))) - float(shifted[token])
+        self.total, self.squares, self.n = self.total + lost, self.squares + lost * lost, self.n + 1
+
+    def row(self, kv: str, first: Score | None, window: int) -> Row:
+        """As the table has it."""
+        mean = self.total / self.n
+        variance = max(self.squares / self.n - mean * mean, 0.0)
+        found = {"kv": kv, "perplexity": math.exp(mean), "windows": self.windows, "tokens": self.n}
+        found["error"] = math.exp(mean) * math.sqrt(variance / max(self.n - 1, 1))
+        found["per_second"] = self.windows * window / self.seconds if self.seconds > 0 else None
+        if first is not None:
+            found["change"] = 100 * math.expm1(mean - first.total / first.n)
+        return found
+
+
+def kv_pairs(text: str) -> list[tuple[str, str]]:
+    """K/V types from `f16,q8_0/q4_0`; one name is both. Raises ConfigError."""
+    found = []
+    for part in text.split(","):
+        k, _, v = part.strip().partition("/")
+        pair = (k, v or k)
+        if not set(pair) <= set(get_args(CacheType)):
+            raise ConfigError(f"--kv: {part.strip()} is not K/V of {', '.join(get_args(CacheType))}")
+        found.append(pair)
+    return found
+
+
+def read_text(file: Path) -> str:
+    """The text of a file. Raises ConfigError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"perplexity: can't read {file}: {said}") from None
+
+
+def windows_of(ids: Sequence[int], window: int, limit: int | None) -> list[Sequence[int]]:
+    """The whole windows of a text, the first `limit`. Raises ConfigError for none."""
+    if window < 4:
+        raise ConfigError(f"--window: {window} is below 4")
+    found = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
+    if not found:
+        raise ConfigError(f"perplexity: the text has {len(ids)} tokens, a window takes {window} (--window)")
+    return found[:limit]
+
+
+def score(
+    slot: Slot, windows: Sequence[Sequence[int]], begin: int | None, at: Callable[[int], None]
+) -> Score:
+    """Score windows of equal length. begin: the token in place of the first of each. at: told how many are done, and free to
+    raise."""
+    found, window = Score(), len(windows[0])
+    rows = max(1, min(256, _LOGITS_BYTES // (4 * slot.n_vocab)))
+    half, last = (
+        window // 2,
+        window - 1,
+    )  # logits are used from the token `half` on, up to the one before the last
+    for done, text in enumerate(windows):
+        at(done)
+        began = time.perf_counter()
+        ids = list(text) if begin is None else [begin, *text[1:]]
+        slot.reset()
+        slot.forget()
+        slot.prefill(ids[:half])
+        targets = iter(ids[half + 1 :])
+        for first in range(half, last, rows):
+            part = ids[first : min(first + rows, last)]
+            slot.prefill(part, take_row=lambda logits: found.add(logits, next(targets)))  # noqa: B023 - used at once
+        found.windows += 1
+        found.seconds += time.perf_counter() - began
+    at(len(windows))
+    return found
+
+
+def report(scores: Sequence[tuple[str, Score]], file: Path, window: int) -> Section:
+    """A row per pair of K/V types."""
+    first = scores[0][1]
+    rows = [found.row(kv, first if i else None, window) for i, (kv, found) in enumerate(scores)]
+    notes = [f"{file.name} in windows of {window} tokens, the second half of each scored."]
+    return Section("perplexity", "Perplexity", COLUMNS, rows, notes)
