@@ -33,6 +33,8 @@ _CHAT = """
 --chat-template JINJA template | a chat template, or a known one's name: chatml
 --chat-template-file FILE file | the same from a file
 --chat-template-kwargs JSON variables | variables for the chat template: {"enable_thinking": false}
+--prompt-keep SHARE float | read this share of long prompts only, such as 0.1, chosen by the words of the question: LOSSY. The server
+    lets requests ask for it (dflash.prompt_keep), for no less (default: all is read)
 """
 _TEXT = """
 --ignore-eos | go on behind the model's end of text
@@ -75,13 +77,15 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
         "variables": {**effort, **args.chat_template_kwargs},
         "split_reasoning": args.reasoning_format != "none",
         "reasoning_budget": args.reasoning_budget,
+        "prompt_keep": args.prompt_keep,
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
 def text_options(args: argparse.Namespace) -> dict[str, Any]:
     """What a request says of the text, as its keywords."""
-    return {"ignore_eos": args.ignore_eos, "stop": tuple(args.stop), "grammar": args.grammar}
+    names = ("ignore_eos", "grammar", "prompt_keep")
+    return {"stop": tuple(args.stop), **{name: getattr(args, name) for name in names}}
 
 
 def thinking_choice(word: str, session: Session) -> bool | None:

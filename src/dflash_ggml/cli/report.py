@@ -138,8 +138,10 @@ class Report:
         fixed = usage.mode in ("chain", "tree") and usage.budget
         mode = f"{usage.mode} {usage.budget}" if fixed else usage.mode
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.steps.ms().items())
+        kept = usage.prompt_kept_n
+        part = "" if kept is None else f", {kept} of them read (lossy, asked for),"
         return (
-            f"prompt {count(usage.prompt_n, 'token')} at {usage.prompt_per_second:.0f}/s; "
+            f"prompt {count(usage.prompt_n, 'token')}{part} at {usage.prompt_per_second:.0f}/s; "
             f"{count(len(self.steps.token_ids), 'token')} at "
             f"{self.per_second:.1f}/s ({mode}, {usage.tokens_per_step:.2f} per step, {count(usage.steps, 'step')}; "
             f"ms per step: {stages})"

@@ -9,6 +9,7 @@ is made once: the recurrent state behind it cannot be patched, and later turns e
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import re
 import threading
@@ -62,6 +63,7 @@ class LexicalScorer:
             raise ConfigError(
                 "reading part of a prompt needs bm25s: pip install 'dflash-ggml[selection]'"
             ) from None
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it says what it does in steps of milliseconds
         self._tokenizer, self._bm25s = tokenizer, bm25s
 
     def score(self, ids: Sequence[int], units: Sequence[Range], question: Range) -> np.ndarray:
