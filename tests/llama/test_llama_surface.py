@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 
+from dflash_ggml.llama.keywords import arguments, for_handler
 from dflash_ggml.llama.llama import Llama
 from dflash_ggml.llama.options import LlamaOptions
 
@@ -111,3 +112,19 @@ def test_constructor() -> None:
     ]
     options = [written(p) for p in parameters(LlamaOptions)]
     assert options == ["model_path", *keywords]
+
+
+@pytest.mark.parametrize("name", ["create_completion", "create_chat_completion", "generate"])
+def test_wrong_calls_are_told_as_python_tells_them(name: str) -> None:
+    method, opened = getattr(Llama, name), object.__new__(Llama)
+    with pytest.raises(TypeError, match=rf"^{name}\(\) missing a required argument"):
+        method(opened)
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'templature'"):
+        method(opened, [], templature=1)
+
+
+def test_handlers_get_what_llama_cpp_has_and_what_was_given() -> None:
+    given = arguments("create_chat_completion", None, [], enable_thinking=False)
+    taken = for_handler(given)
+    assert taken["enable_thinking"] is False and taken["max_tokens"] is None
+    assert "budget" not in taken and "mode" not in taken

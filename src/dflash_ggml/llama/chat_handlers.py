@@ -12,18 +12,8 @@ from .formatter import ChatFormatter, chat_formatter_to_chat_completion_handler
 from .template_handler import TemplateHandler
 
 # llama-cpp-python's handlers of models that look at pictures
-VISION_HANDLERS = (
-    "Llava15ChatHandler",
-    "Llava16ChatHandler",
-    "MTMDChatHandler",
-    "Gemma4ChatHandler",
-    "ObsidianChatHandler",
-    "MoondreamChatHandler",
-    "NanoLlavaChatHandler",
-    "Llama3VisionAlphaChatHandler",
-    "MiniCPMv26ChatHandler",
-    "Qwen25VLChatHandler",
-)
+VISION_HANDLERS = """Llava15 Llava16 MTMD Gemma4 Obsidian Moondream NanoLlava Llama3VisionAlpha MiniCPMv26
+    Qwen25VL"""
 
 
 class ChatHandler(Protocol):
@@ -137,5 +127,6 @@ def _refused(name: str) -> type:
     return type(name, (), {"__init__": refuse, "from_pretrained": staticmethod(refuse), "__doc__": doc})
 
 
-VISION: dict[str, type] = {name: _refused(name) for name in VISION_HANDLERS}
+_VISION = [f"{name}ChatHandler" for name in VISION_HANDLERS.split()]
+VISION: dict[str, type] = {name: _refused(name) for name in _VISION}
 VISION["Llama3VisionAlpha"] = VISION["Llama3VisionAlphaChatHandler"]

@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..text.template import ChatTemplate, content_text
 from .state import StoppingCriteriaList
 from .template_handler import TemplateHandler, listed
+from .tokenizer import auto_tokenizer
 
 P = ParamSpec("P")
 # the template of a prompt that a formatter has made already: `prompt` comes in as a keyword of the template
@@ -136,15 +137,10 @@ def hf_tokenizer_config_to_chat_formatter(
 
     A template that does not know of add_generation_prompt gets an empty message of the assistant at the end instead.
     """
-    lacking = [
-        key
-        for key in ("chat_template", "bos_token", "eos_token")
-        if not isinstance(tokenizer_config.get(key), str)
-    ]
-    if lacking:
-        raise ConfigError(f"tokenizer_config: {lacking[0]!r} is missing or no text")
-    bos, eos = tokenizer_config["bos_token"], tokenizer_config["eos_token"]
-    source = tokenizer_config["chat_template"]
+    for key in ("chat_template", "bos_token", "eos_token"):
+        if not isinstance(tokenizer_config.get(key), str):
+            raise ConfigError(f"tokenizer_config: {key!r} is missing or no text")
+    source, bos, eos = (tokenizer_config[key] for key in ("chat_template", "bos_token", "eos_token"))
     template = ChatTemplate(source, bos_token=bos, eos_token=eos)
     empty_turn = add_generation_prompt and "add_generation_prompt" not in source
 
@@ -161,13 +157,7 @@ def hf_autotokenizer_to_chat_formatter(
     pretrained_model_name_or_path: str | os.PathLike[str],
 ) -> ChatFormatter:
     """A formatter that asks a transformers tokenizer; needs the transformers package."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ImportError(
-            "hf_autotokenizer_to_chat_formatter needs transformers: pip install transformers"
-        ) from None
-    tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path)
+    tokenizer = auto_tokenizer("hf_autotokenizer_to_chat_formatter", pretrained_model_name_or_path)
 
     def format_autotokenizer(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
         kwargs.setdefault("add_generation_prompt", True)

@@ -527,8 +527,7 @@ class Llama:
 
         Texts beyond the context are cut. Raises ConfigError for an empty text.
         """
-        texts = [input] if isinstance(input, str) else list(input)
-        found, n_tokens = self._vectors(texts, normalize=True, truncate=True)
+        found, n_tokens = self._vectors(input, normalize=True, truncate=True)
         return {
             "object": "list",
             "data": [{"object": "embedding", "embedding": v, "index": i} for i, v in enumerate(found)],
@@ -547,12 +546,12 @@ class Llama:
 
         truncate: cut texts beyond the context, else ContextOverflowError. Raises ConfigError for an empty text.
         """
-        texts = [input] if isinstance(input, str) else input
-        found, n_tokens = self._vectors(texts, normalize, truncate)
+        found, n_tokens = self._vectors(input, normalize, truncate)
         output = found[0] if isinstance(input, str) else found
         return (output, n_tokens) if return_count else output
 
-    def _vectors(self, texts: list[str], normalize: bool, truncate: bool) -> tuple[list[Any], int]:
+    def _vectors(self, given: str | list[str], normalize: bool, truncate: bool) -> tuple[list[Any], int]:
+        texts = [given] if isinstance(given, str) else given
         ids = [self.tokenize(text.encode("utf-8")) for text in texts]
         return vectors(self._ctx, ids, normalize, truncate)
 

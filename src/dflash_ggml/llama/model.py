@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..files.gguf import GGUFFile
 from ..text.tokenizer import BYTE, CONTROL, END_TEXTS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Tokenizer
 from .constants import CONSTANTS
 from .handles import handle_for
-from .metadata import text_metadata
 
 _ATTRIBUTES = {
     kind: CONSTANTS[f"LLAMA_TOKEN_ATTR_{name}"]
@@ -54,10 +55,11 @@ SPECIAL = (
 
 
 def _token(name: str) -> Callable[[LlamaModel], int]:
-    def token(self: LlamaModel) -> int:
-        return self.special(name)
+    return lambda self: self.special(name)
 
-    return token
+
+def _size(name: str) -> Callable[[LlamaModel], int]:
+    return lambda self: getattr(self.target, name)
 
 
 class LlamaModel:
@@ -104,17 +106,7 @@ class LlamaModel:
         """Byte-level BPE, the only kind that is supported."""
         return CONSTANTS["LLAMA_VOCAB_TYPE_BPE"]
 
-    def n_vocab(self) -> int:
-        return self.target.n_vocab
-
-    def n_ctx_train(self) -> int:
-        return self.target.n_ctx_train
-
-    def n_embd(self) -> int:
-        return self.target.n_embd
-
-    def n_layer(self) -> int:
-        return self.target.n_layers
+    n_vocab, n_ctx_train, n_embd, n_layer = map(_size, ("n_vocab", "n_ctx_train", "n_embd", "n_layers"))
 
     def n_params(self) -> int:
         """Number of weights of the tensors that are used."""
@@ -195,3 +187,16 @@ def lossy_text(text: bytes) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError:
         return re.sub("[\udc80-\udcff]", "\ufffd", text.decode("utf-8", "surrogateescape"))
+
+
+def text_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Metadata as texts: arrays left out, booleans true/false, floats with six decimals."""
+    out = {}
+    for key, value in metadata.items():
+        if isinstance(value, (bool, np.bool_)):
+            out[key] = "true" if value else "false"
+        elif isinstance(value, (float, np.floating)):
+            out[key] = f"{value:f}"
+        elif isinstance(value, (str, int, np.integer)):
+            out[key] = str(value)
+    return out

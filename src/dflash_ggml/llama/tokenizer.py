@@ -85,8 +85,13 @@ class LlamaHFTokenizer(BaseLlamaTokenizer):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str) -> LlamaHFTokenizer:
         """Load by name; needs the transformers package."""
-        try:
-            from transformers import AutoTokenizer
-        except ImportError:
-            raise ImportError("LlamaHFTokenizer needs transformers: pip install transformers") from None
-        return cls(AutoTokenizer.from_pretrained(pretrained_model_name_or_path=pretrained_model_name_or_path))
+        return cls(auto_tokenizer("LlamaHFTokenizer", pretrained_model_name_or_path))
+
+
+def auto_tokenizer(who: str, name: Any) -> Any:
+    """A tokenizer of the transformers package, by name. Raises ImportError that says who needs it."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ImportError(f"{who} needs transformers: pip install transformers") from None
+    return AutoTokenizer.from_pretrained(name)
