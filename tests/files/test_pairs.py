@@ -52,6 +52,11 @@ def test_the_embedded_pair_is_there() -> None:
         (["qwen3-reranker-8b-q8_0.gguf"], "Qwen3-Reranker", "8B"),
         (["Qwen3VL-8B-Instruct-Q4_K_M.gguf"], "Qwen3-VL", "8B"),
         (["model-4B-f16.gguf", "Qwen3-4B-Embedding"], "Qwen3-Embedding", "4B"),
+        (["Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf"], "Llama3.1", "8B"),
+        (["z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"], "Llama3.1", "8B"),
+        (["llama-3.2-1b-instruct-q8_0.gguf"], "Llama3.2", "1B"),
+        (["DeepSeek-R1-Distill-Llama-8B-Q4_K_M.gguf"], None, "8B"),
+        (["SmolLM2-135M-Instruct.Q4_1.gguf"], None, None),
         (["model-Q8_0.gguf"], None, None),
     ],
 )

@@ -54,7 +54,7 @@ class ModelName:
 
 
 _FAMILY = re.compile(
-    r"(?<![a-z])(qwen|gemma)[-_ ]?(\d+(?:\.\d+)?)(?![\d.]*b(?![a-z]))([-_ ]coder)?", re.IGNORECASE
+    r"(?<![a-z])(qwen|gemma|llama)[-_ ]?(\d+(?:\.\d+)?)(?![\d.]*b(?![a-z]))([-_ ]coder)?", re.IGNORECASE
 )
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
 _CODER_NEXT = re.compile(r"(?<![a-z0-9])coder[-_ ]next(?![a-z0-9])", re.IGNORECASE)
@@ -114,6 +114,7 @@ PAIRS = (
     Pair("Qwen3.5", "122B-A10B", "z-lab/Qwen3.5-122B-A10B-DFlash"),
     Pair("Qwen3.5", "397B-A17B", "z-lab/Qwen3.5-397B-A17B-DFlash"),
     Pair("Qwen3", "Coder-Next", "z-lab/Qwen3-Coder-Next-DFlash"),
+    Pair("Llama3.1", "8B", "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"),
     Pair("Laguna", "XS.2", "poolside/Laguna-XS.2-speculator.dflash"),
     Pair("Laguna", "XS-2.1", "poolside/Laguna-XS-2.1-DFlash"),
     Pair("Laguna", "S-2.1", "poolside/Laguna-S-2.1-DFlash"),
