@@ -33,7 +33,7 @@ _CHAT = """
 --chat-template JINJA template | a chat template, or a known one's name: chatml
 --chat-template-file FILE file | the same from a file
 --chat-template-kwargs JSON variables | variables for the chat template: {"enable_thinking": false}
---prompt-keep SHARE float | read this share of long prompts only, such as 0.1, chosen by the words of the question: LOSSY. The server
+--prompt-keep SHARE float | read this share of long prompts only, such as 0.1, chosen by the question: LOSSY. The server
     lets requests ask for it (dflash.prompt_keep), for no less (default: all is read)
 """
 _TEXT = """
