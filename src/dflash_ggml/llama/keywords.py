@@ -1,45 +1,24 @@
-"""The keywords of `Llama`'s methods, as llama-cpp-python has them: one table of names, order, types and defaults."""
+"""The keywords of `Llama`'s methods, as llama-cpp-python has them: their only list, with order, types and defaults."""
 
 from __future__ import annotations
 
-from ast import literal_eval
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from inspect import Parameter, Signature
-from typing import Any
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..decode.sampling_params import OPTIONS
 
+if TYPE_CHECKING:
+    from ..engine.step import Step
+    from ..text.grammar import LlamaGrammar
+    from .state import LogitsProcessorList, StoppingCriteriaList
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 # Of these a default gives way to what the model file recommends.
 RECOMMENDABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
-
-_MIROSTAT = "tfs_z:float=1.0 mirostat_mode:int=0 mirostat_tau:float=5.0 mirostat_eta:float=0.1"
-_TOKENS = "top_k:int=40 top_p:float=0.95 min_p:float=0.05 typical_p:float=1.0 temp:float=0.8 repeat_penalty:float=1.0"
-_PENALTIES = "frequency_penalty:float=0.0 presence_penalty:float=0.0"
-# a method's keywords, behind `*` by name only: name:type=default; what this package adds comes last, and is None
-_METHODS = {
-    "create_completion": "prompt:str|Sequence[int]|Sequence[str] suffix:str|None=None max_tokens:int|None=16 "
-    "temperature:float=0.8 top_p:float=0.95 min_p:float=0.05 typical_p:float=1.0 logprobs:int|None=None echo:bool=False "
-    f"stop:str|list[str]|None=None {_PENALTIES} repeat_penalty:float=1.0 top_k:int=40 stream:bool=False "
-    f"seed:int|None=None {_MIROSTAT} model:str|None=None stopping_criteria:StoppingCriteriaList|None=None "
-    "logits_processor:LogitsProcessorList|None=None grammar:LlamaGrammar|None=None logit_bias:Mapping[int,float]|None=None "
-    "* mode:str|None=None budget:int|None=None on_step:Callable[[Step],None]|None=None n:int|None=None",
-    "create_chat_completion": "messages:list[Mapping[str,Any]] functions:list[Mapping[str,Any]]|None=None "
-    "function_call:str|Mapping[str,Any]|None=None tools:list[Mapping[str,Any]]|None=None "
-    "tool_choice:str|Mapping[str,Any]|None=None temperature:float=0.2 top_p:float=0.95 top_k:int=40 min_p:float=0.05 "
-    "typical_p:float=1.0 stream:bool=False stop:str|list[str]|None=None seed:int|None=None "
-    "response_format:Mapping[str,Any]|None=None max_tokens:int|None=None presence_penalty:float=0.0 "
-    f"frequency_penalty:float=0.0 repeat_penalty:float=1.0 {_MIROSTAT} model:str|None=None "
-    "logits_processor:LogitsProcessorList|None=None grammar:LlamaGrammar|None=None logit_bias:Mapping[int,float]|None=None "
-    "logprobs:bool|None=None top_logprobs:int|None=None * chat_template_kwargs:Mapping[str,Any]|None=None "
-    "enable_thinking:bool|None=None reasoning_budget:int|None=None reasoning_effort:str|None=None "
-    "parallel_tool_calls:bool|None=None mode:str|None=None budget:int|None=None on_step:Callable[[Step],None]|None=None",
-    "generate": f"tokens:Sequence[int] {_TOKENS} reset:bool=True {_PENALTIES} {_MIROSTAT} penalize_nl:bool=True "
-    "logits_processor:LogitsProcessorList|None=None stopping_criteria:StoppingCriteriaList|None=None "
-    "grammar:LlamaGrammar|None=None",
-    "sample": f"{_TOKENS} {_PENALTIES} tfs_z:float=1.0 mirostat_mode:int=0 mirostat_eta:float=0.1 mirostat_tau:float=5.0 "
-    "penalize_nl:bool=True logits_processor:LogitsProcessorList|None=None grammar:LlamaGrammar|None=None idx:int|None=None",
-}
 
 
 class LeftOutFloat(float):
@@ -50,23 +29,137 @@ class LeftOutInt(int):
     """The same of whole numbers."""
 
 
-def _parameters(words: str) -> list[Parameter]:
-    kind: Any = Parameter.POSITIONAL_OR_KEYWORD
-    found = [Parameter("self", kind)]
-    for word in words.split():
-        if word == "*":
-            kind = Parameter.KEYWORD_ONLY
-            continue
-        declared, _, text = word.partition("=")
-        name, _, annotation = declared.partition(":")
-        default: Any = literal_eval(text) if text else Parameter.empty
-        if name in (*RECOMMENDABLE, "temp"):
-            default = (LeftOutInt if isinstance(default, int) else LeftOutFloat)(default)
-        found.append(Parameter(name, kind, default=default, annotation=annotation))
-    return found
+# the keywords of methods, behind `*` by name only: those that this package adds
 
 
-SIGNATURES = {name: Signature(_parameters(words)) for name, words in _METHODS.items()}
+def create_completion(
+    self: Any,
+    prompt: str | Sequence[int] | Sequence[str],
+    suffix: str | None = None,
+    max_tokens: int | None = 16,
+    temperature: float = LeftOutFloat(0.8),
+    top_p: float = LeftOutFloat(0.95),
+    min_p: float = LeftOutFloat(0.05),
+    typical_p: float = 1.0,
+    logprobs: int | None = None,
+    echo: bool = False,
+    stop: str | list[str] | None = None,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    repeat_penalty: float = LeftOutFloat(1.0),
+    top_k: int = LeftOutInt(40),
+    stream: bool = False,
+    seed: int | None = None,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_tau: float = 5.0,
+    mirostat_eta: float = 0.1,
+    model: str | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    logits_processor: LogitsProcessorList | None = None,
+    grammar: LlamaGrammar | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    *,
+    mode: str | None = None,
+    budget: int | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    n: int | None = None,
+) -> None:
+    """Of `Llama.create_completion`."""
+
+
+def create_chat_completion(
+    self: Any,
+    messages: list[Mapping[str, Any]],
+    functions: list[Mapping[str, Any]] | None = None,
+    function_call: str | Mapping[str, Any] | None = None,
+    tools: list[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    temperature: float = LeftOutFloat(0.2),
+    top_p: float = LeftOutFloat(0.95),
+    top_k: int = LeftOutInt(40),
+    min_p: float = LeftOutFloat(0.05),
+    typical_p: float = 1.0,
+    stream: bool = False,
+    stop: str | list[str] | None = None,
+    seed: int | None = None,
+    response_format: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    repeat_penalty: float = LeftOutFloat(1.0),
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_tau: float = 5.0,
+    mirostat_eta: float = 0.1,
+    model: str | None = None,
+    logits_processor: LogitsProcessorList | None = None,
+    grammar: LlamaGrammar | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    logprobs: bool | None = None,
+    top_logprobs: int | None = None,
+    *,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    enable_thinking: bool | None = None,
+    reasoning_budget: int | None = None,
+    reasoning_effort: str | None = None,
+    parallel_tool_calls: bool | None = None,
+    mode: str | None = None,
+    budget: int | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> None:
+    """Of `Llama.create_chat_completion`."""
+
+
+def generate(
+    self: Any,
+    tokens: Sequence[int],
+    top_k: int = LeftOutInt(40),
+    top_p: float = LeftOutFloat(0.95),
+    min_p: float = LeftOutFloat(0.05),
+    typical_p: float = 1.0,
+    temp: float = LeftOutFloat(0.8),
+    repeat_penalty: float = LeftOutFloat(1.0),
+    reset: bool = True,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_tau: float = 5.0,
+    mirostat_eta: float = 0.1,
+    penalize_nl: bool = True,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    grammar: LlamaGrammar | None = None,
+) -> None:
+    """Of `Llama.generate`."""
+
+
+def sample(
+    self: Any,
+    top_k: int = LeftOutInt(40),
+    top_p: float = LeftOutFloat(0.95),
+    min_p: float = LeftOutFloat(0.05),
+    typical_p: float = 1.0,
+    temp: float = LeftOutFloat(0.8),
+    repeat_penalty: float = LeftOutFloat(1.0),
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_eta: float = 0.1,
+    mirostat_tau: float = 5.0,
+    penalize_nl: bool = True,
+    logits_processor: LogitsProcessorList | None = None,
+    grammar: LlamaGrammar | None = None,
+    idx: int | None = None,
+) -> None:
+    """Of `Llama.sample`."""
+
+
+SIGNATURES = {
+    form.__name__: signature(form) for form in (create_completion, create_chat_completion, generate, sample)
+}
 
 
 def arguments(method: str, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -79,18 +172,20 @@ def arguments(method: str, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return bound.arguments
 
 
-def from_table(method: Callable[[Any, dict[str, Any]], Any]) -> Callable[..., Any]:
-    """Give a method the keywords that the table has for its name; it gets them in a dict."""
-    name = method.__name__
+def takes(form: Callable[P, None]) -> Callable[[Callable[[Any, dict[str, Any]], R]], Callable[P, R]]:
+    """Give a method the keywords of `form`; it gets them in a dict."""
 
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = arguments(name, *args, **kwargs)
-        return method(given.pop("self"), given)
+    def decorate(method: Callable[[Any, dict[str, Any]], R]) -> Callable[P, R]:
+        @wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = arguments(form.__name__, *args, **kwargs)
+            return method(given.pop("self"), given)
 
-    call.__signature__ = SIGNATURES[name]  # type: ignore[attr-defined]
-    call.__annotations__ = {}
-    return call
+        call.__signature__ = SIGNATURES[form.__name__]  # type: ignore[attr-defined]
+        call.__annotations__ = {}
+        return call
+
+    return decorate
 
 
 def for_handler(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,13 +27,14 @@ from ..session.row_keeper import RowKeeper
 from ..session.session import Session
 from ..text.grammar import LlamaGrammar
 from ..text.tools import check_tools
+from . import keywords
 from .cache import BaseLlamaCache
 from .chat_completion import chat_body, chat_chunks
 from .chat_handlers import ChatHandler, get_chat_completion_handler
 from .completion import Heading, completion_body, completion_chunks
 from .context import LlamaContext
 from .embedding import vectors
-from .keywords import RECOMMENDABLE, arguments, for_handler, from_table, sampling_of, settled
+from .keywords import RECOMMENDABLE, arguments, for_handler, sampling_of, settled, takes
 from .lenient import warn, whole
 from .merged import merged
 from .model import LlamaModel
@@ -294,7 +295,7 @@ class Llama:
             seed=seed, last_n_tokens_size=self.last_n_tokens_size, n_vocab=self._n_vocab, **chosen
         )
 
-    @from_table
+    @takes(keywords.sample)
     def sample(self, options: dict[str, Any]) -> int:
         """A token from the logits after the last evaluated token, or after position idx (needs logits_all).
 
@@ -306,7 +307,7 @@ class Llama:
             raise ConfigError("sample: nothing has been evaluated yet; call eval first")
         return self._ctx.draw(self._sampler_of(options, self.n_tokens), options["idx"])
 
-    @from_table
+    @takes(keywords.generate)
     def generate(self, options: dict[str, Any]) -> Generator[int, Sequence[int] | None, None]:
         """Tokens after a prompt, without end: end-of-generation tokens are yielded like others, the caller breaks.
 
@@ -340,7 +341,7 @@ class Llama:
 
     # --- texts
 
-    @from_table
+    @takes(keywords.create_completion)
     def create_completion(self, options: dict[str, Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """Continue a text (or token list): one dict, or with stream=True an iterator of chunks.
 
@@ -408,7 +409,7 @@ class Llama:
 
     # --- conversations
 
-    @from_table
+    @takes(keywords.create_chat_completion)
     def create_chat_completion(self, options: dict[str, Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """Answer a conversation: one dict, or with stream=True an iterator of chunks.
 
@@ -436,8 +437,8 @@ class Llama:
         calls: list[Any] = []
         with self._batch(len(each)) as batch:
             for messages, own in each:
-                call = partial(self.create_chat_completion, messages=messages, seed=own, **options)
-                calls.append(call(stream=batch) if defers and batch is not None else call)
+                call = partial(self.create_chat_completion, messages=messages, seed=own, **options)  # type: ignore[arg-type]
+                calls.append(call(stream=batch) if defers and batch is not None else call)  # type: ignore[arg-type]
             bodies = all_of(calls)
         return [merged(bodies[i : i + n], n) for i in range(0, len(bodies), n)]
 
