@@ -115,12 +115,14 @@ def made(value: Any) -> Any:
     """A value that an operation has made, a list in place of an iterator."""
     if isinstance(value, str):
         spend(1 + fits(len(value)) // NEW)
-        return value
-    if isinstance(value, Iterator):
-        value = list(stepped(value))
-    spend(1 + fits(weight_of(value)) // PIECE)
-    if isinstance(value, int) and value.bit_length() > BITS:
-        refuse(f"it makes an integer of more than {BITS} bits")
+    elif isinstance(value, int):
+        spend(1)
+        if value.bit_length() > BITS:
+            refuse(f"it makes an integer of more than {BITS} bits")
+    else:
+        if isinstance(value, Iterator):
+            value = list(stepped(value))
+        spend(1 + fits(weight_of(value)) // PIECE)
     return value
 
 
@@ -130,6 +132,14 @@ def stepped(value: Iterable[Any]) -> Iterator[Any]:
     for item in value:
         spend(1)
         yield item
+
+
+def loop_items(value: Any) -> Any:
+    """What a loop goes through, a step for each pass: at once where they are few, else the clock is looked at."""
+    if not hasattr(value, "__len__") or len(value) >= _LOOKS:
+        return stepped(value)
+    spend(1 + len(value))
+    return value
 
 
 def part_of(value: Any) -> Any:

@@ -247,7 +247,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters |= {n: _guarded(n, cast(Any, f)) for n, f in self.filters.items() if n not in _FREE}
         compares = [n for n, f in self.tests.items() if n in _COMPARE or f.__module__ == "_operator"]
         self.tests |= {n: _guarded(n, cast(Any, self.tests[n])) for n in compares}
-        self.filters[_LOOP] = meter.stepped
+        self.filters[_LOOP] = meter.loop_items
         del self.globals["lipsum"]
         self.globals |= {
             "namespace": _Namespace,
@@ -283,7 +283,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 made((*args, *kwargs.values()))  # it can make a list of what it does not name
             return super().call(__context, __obj, *args, **kwargs)
         if isinstance(__obj, runtime.LoopContext):
-            return super().call(__context, __obj, *map(meter.stepped, args), **kwargs)
+            return super().call(__context, __obj, *map(meter.loop_items, args), **kwargs)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str):
             spend(len(owner) // PIECE)
