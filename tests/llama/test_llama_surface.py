@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
+import numpy as np
 import pytest
 
-from dflash_ggml.llama.keywords import arguments, for_handler
+from dflash_ggml.llama.keywords import SIGNATURES, arguments, for_handler
 from dflash_ggml.llama.llama import Llama
 from dflash_ggml.llama.options import LlamaOptions
 
@@ -128,3 +130,21 @@ def test_handlers_get_what_llama_cpp_has_and_what_was_given() -> None:
     taken = for_handler(given)
     assert taken["enable_thinking"] is False and taken["max_tokens"] is None
     assert "budget" not in taken and "mode" not in taken
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "kwargs"),
+    [
+        ("create_completion", (None, "x", "suffix", 3), {}),
+        ("create_completion", (None, "x"), {"n": 2}),
+        ("create_completion", (None,), {"prompt": np.array([1, 2])}),
+        ("generate", (None, np.array([1, 2])), {"temp": 0}),
+        ("sample", (None, 5, 0.4), {"idx": 3}),
+    ],
+)
+def test_arguments_are_those_that_python_would_bind(method: str, args: Any, kwargs: Any) -> None:
+    bound = SIGNATURES[method].bind(*args, **kwargs)
+    bound.apply_defaults()
+    found = arguments(method, *args, **kwargs)
+    assert list(found) == list(bound.arguments)
+    assert all(found[name] is value for name, value in bound.arguments.items())

@@ -162,14 +162,21 @@ SIGNATURES = {
 }
 
 
+_DEFAULTS = {name: {p.name: p.default for p in made.parameters.values()} for name, made in SIGNATURES.items()}
+
+
 def arguments(method: str, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of a call with all defaults, `self` among them. Raises TypeError as Python does."""
+    defaults = _DEFAULTS[method]
+    found = {**defaults, **dict(zip(defaults, args)), **kwargs}
+    is_plain = len(args) <= 2 and not any(name in kwargs for name in tuple(defaults)[: len(args)])
+    if is_plain and len(found) == len(defaults) and not any(v is Parameter.empty for v in found.values()):
+        return found
     try:
-        bound = SIGNATURES[method].bind(*args, **kwargs)
+        bound = SIGNATURES[method].bind(*args, **kwargs)  # 50 times as slow
     except TypeError as error:
         raise TypeError(f"{method}() {error}") from None
-    bound.apply_defaults()
-    return bound.arguments
+    return {**defaults, **bound.arguments}
 
 
 def takes(form: Callable[P, None]) -> Callable[[Callable[[Any, dict[str, Any]], R]], Callable[P, R]]:
