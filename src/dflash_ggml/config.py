@@ -39,8 +39,8 @@ class EngineConfig:
     gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
     fa_window: tokens that attention sees while decoding, beside the first 64 of the text (0: all). It CHANGES THE TEXT: what
         lies between is out of sight. Prompts are read whole.
-    parallel: texts that are decoded side by side (0: as many as leave one text what it would have alone). They share the rows of
-        `n_ctx` tokens, and each may come to have all.
+    parallel: sequences that are decoded in a batch (0: as many as leave one sequence what it would have alone). They share the
+        rows of `n_ctx` tokens, and each may come to have all.
     n_batch: tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, fewer while other processes want them).

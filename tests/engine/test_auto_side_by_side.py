@@ -89,7 +89,7 @@ def expected(engine: Solo, job: Job) -> list[int]:
 
 
 def test_words_are_those_of_plain_decoding(engine: Solo, fast_passes: None) -> None:
-    """Between one text and three, in any lane."""
+    """Between one text and three, in any state index."""
     rng = np.random.default_rng(1)
     jobs = [
         Job(engine.tokenizer.encode(prompt), SAMPLINGS[i % 3])

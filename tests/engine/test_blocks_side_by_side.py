@@ -86,7 +86,7 @@ def test_blocks_are_those_of_each_text_alone(
     places = [engine.open(len(prompt) + 20) for prompt in PROMPTS]
     for i, (place, prompt) in enumerate(zip(places, PROMPTS)):
         run_on(place, prompt, 3 * i)
-    # the first lane takes part, and the order is any
+    # the first state index takes part, and the order is any
     order = [3, 0, 4, 1, 2]
     if hasattr(drafter, "_is_narrow"):
         monkeypatch.setattr(drafter, "_is_narrow", depth is None)

@@ -12,14 +12,14 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.engine import cost_cache, known_costs, loading
 from dflash_ggml.engine.cost_cache import CostCache, Measured, default_folder
-from dflash_ggml.engine.kernel_tuning import ProductTable, Timing
+from dflash_ggml.engine.kernel_tuning import MatmulTable, Timing
 from dflash_ggml.policy.costs import Point
 from dflash_ggml.policy.forecast import blocks
 from reference.chi_square import assert_same_source
 from reference.engine_kit import Solo
 
 POINTS = [Point("plain", 1, 64, 1.25), Point("verify", 8, 4000, 2.5)]
-MEASURED = Measured(tuple(POINTS), ProductTable((Timing("q8_0", 8, 1.0, 2.0, 0.1),)))
+MEASURED = Measured(tuple(POINTS), MatmulTable((Timing("q8_0", 8, 1.0, 2.0, 0.1),)))
 
 
 @pytest.fixture()

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import declared
-from dflash_ggml.engine.memory_planner import Declared, declare, usual_places
+from dflash_ggml.engine.memory_planner import MemoryNeeds, default_slots, memory_needs
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
 from dflash_ggml.ggml.device import Device
@@ -25,26 +25,28 @@ GPU, CPU = SimpleNamespace(is_gpu=True), SimpleNamespace(is_gpu=False)
 
 
 @pytest.fixture(scope="module")
-def wanted(demo_target: Path) -> Iterator[Declared]:
+def wanted(demo_target: Path) -> Iterator[MemoryNeeds]:
     file, device = GGUFFile(demo_target), Device.cpu(1)
-    found = declare(device, EngineConfig(demo_target), file, read_target(file), None)
+    found = memory_needs(device, EngineConfig(demo_target), file, read_target(file), None)
     yield found
     found.weights.close()
     device.close()
 
 
-def places(monkeypatch: pytest.MonkeyPatch, device: Any, wanted: Declared, free: int, n_ctx: int = 0) -> int:
+def places(
+    monkeypatch: pytest.MonkeyPatch, device: Any, wanted: MemoryNeeds, free: int, n_ctx: int = 0
+) -> int:
     monkeypatch.setattr(declared, "memory_free", lambda device, limit: free)
-    return usual_places(device, EngineConfig(Path("model.gguf"), n_ctx=n_ctx, parallel=0), wanted)
+    return default_slots(device, EngineConfig(Path("model.gguf"), n_ctx=n_ctx, parallel=0), wanted)
 
 
-def needed(wanted: Declared, lanes: int, n_ctx: int) -> int:
+def needed(wanted: MemoryNeeds, n_states: int, n_ctx: int) -> int:
     """Bytes with which so many texts fit."""
-    _, _, found = wanted.side_by_side(lanes).plan(n_ctx, 1 << 40, False)
+    _, _, found = wanted.for_sequences(n_states).plan(n_ctx, 1 << 40, False)
     return found.total + MARGIN
 
 
-def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
+def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: MemoryNeeds) -> None:
     assert places(monkeypatch, GPU, wanted, 80 << 30) == 8
     assert places(monkeypatch, CPU, wanted, 80 << 30) == 4
     monkeypatch.setattr(declared, "SMALL", 1 << 20)
@@ -52,28 +54,30 @@ def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -
 
 
 @pytest.mark.parametrize("options", [{"fa_window": 512}, {"reproducible": True}])
-def test_one_where_several_would_differ(wanted: Declared, options: dict[str, Any]) -> None:
+def test_one_where_several_would_differ(wanted: MemoryNeeds, options: dict[str, Any]) -> None:
     device: Any = GPU
-    assert usual_places(device, EngineConfig(Path("model.gguf"), parallel=0, **options), wanted) == 1
+    assert default_slots(device, EngineConfig(Path("model.gguf"), parallel=0, **options), wanted) == 1
 
 
 @pytest.mark.parametrize("n_ctx", [0, 2048])
-def test_a_context_stays_as_long(monkeypatch: pytest.MonkeyPatch, wanted: Declared, n_ctx: int) -> None:
+def test_a_context_stays_as_long(monkeypatch: pytest.MonkeyPatch, wanted: MemoryNeeds, n_ctx: int) -> None:
     """That which was asked for, and the whole one of the model."""
     length = n_ctx or wanted.longest
-    for lanes, fewer in ((8, 4), (4, 2), (2, 1)):
-        enough = needed(wanted, lanes, length)
-        assert places(monkeypatch, GPU, wanted, enough, n_ctx) == lanes
+    for n_states, fewer in ((8, 4), (4, 2), (2, 1)):
+        enough = needed(wanted, n_states, length)
+        assert places(monkeypatch, GPU, wanted, enough, n_ctx) == n_states
         assert places(monkeypatch, GPU, wanted, enough - 1, n_ctx) == fewer
     assert places(monkeypatch, GPU, wanted, needed(wanted, 1, length) - 1, length) == 1
 
 
-def test_a_context_that_is_cut_short_loses_little(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
+def test_a_context_that_is_cut_short_loses_little(
+    monkeypatch: pytest.MonkeyPatch, wanted: MemoryNeeds
+) -> None:
     long = replace(wanted, longest=1 << 20)
     free = needed(wanted, 1, 1 << 16)
     chosen = places(monkeypatch, GPU, long, free)
     _, _, alone = long.plan(0, free, True)
-    _, _, beside = long.side_by_side(chosen).plan(0, free, True)
+    _, _, beside = long.for_sequences(chosen).plan(0, free, True)
     assert chosen > 1 and alone.n_ctx * 15 / 16 <= beside.n_ctx < alone.n_ctx
 
 
@@ -86,7 +90,9 @@ def test_an_engine_has_as_many(demo_target: Path, monkeypatch: pytest.MonkeyPatc
         assert [place.state_index for place, _ in pairs] == [0, 1, 2, 3]
 
 
-def test_the_embedded_pair_takes_an_agents_prompt(monkeypatch: pytest.MonkeyPatch, wanted: Declared) -> None:
+def test_the_embedded_pair_takes_an_agents_prompt(
+    monkeypatch: pytest.MonkeyPatch, wanted: MemoryNeeds
+) -> None:
     """Where no length is asked for: more than it was trained for, and less where that does not fit."""
     assert wanted.longest == EMBEDDED_CONTEXT > 24_472 + 8_000
     assert (
@@ -98,7 +104,7 @@ def test_the_embedded_pair_takes_an_agents_prompt(monkeypatch: pytest.MonkeyPatc
 def test_other_models_take_what_they_were_trained_for(tmp_path: Path) -> None:
     target, _ = write_pair(tmp_path, 5, n_ctx=512)
     file, device = GGUFFile(target), Device.cpu(1)
-    found = declare(device, EngineConfig(target), file, read_target(file), None)
+    found = memory_needs(device, EngineConfig(target), file, read_target(file), None)
     assert found.longest == 512
     found.weights.close()
     device.close()

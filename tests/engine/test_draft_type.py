@@ -111,7 +111,7 @@ def test_where_it_does_not_fit(
     monkeypatch.setattr(Device, "is_gpu", property(lambda self: True))
     monkeypatch.setattr(declared, "_usual", lambda *_: SimpleNamespace(fits=False))
     planned = lambda self, *_: weights.append(self.parts(self.kv[0])) or 1 / 0  # noqa: E731
-    monkeypatch.setattr(declared.Declared, "plan", planned)
+    monkeypatch.setattr(declared.MemoryNeeds, "plan", planned)
     for type_ in (None, "q8_0", "f16"):
         source = open_draft(config.draft, None, type_)
         with pytest.raises(ZeroDivisionError):

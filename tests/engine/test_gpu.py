@@ -15,7 +15,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.reduced import watch
 from dflash_ggml.decode.sampling import BLOCK, Sampler, SamplingParams, largest
 from dflash_ggml.engine.batches import BatchSizes
-from dflash_ggml.engine.kernel_tuning import WIDTHS, ProductTable, Timing, apply, measure_products
+from dflash_ggml.engine.kernel_tuning import WIDTHS, MatmulTable, Timing, apply, measure_matmuls
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state import context
 from reference.engine_kit import Solo, verify
@@ -199,15 +199,15 @@ def test_acceptance(cpu, gpu, capsys):
 
 def test_any_choice_of_products(cpu, gpu, capsys):
     """The measured table, ggml's own products everywhere, and random tables: logits and trees stay within the tolerances."""
-    measured = measure_products(gpu.device, gpu.passes.weights.values(), 1.0)
+    measured = measure_matmuls(gpu.device, gpu.passes.weights.values(), 1.0)
     kinds = {t.type for t in measured.timings}
     with capsys.disabled():
         print("\nproducts, ours against ggml's in ms:", *measured.timings, sep="\n  ")
     assert kinds == {"q8_0"} and measured.timings[0].width == WIDTHS[0]
     rng = np.random.default_rng(0)
 
-    def chosen(stock_ms) -> ProductTable:
-        return ProductTable(tuple(Timing("q8_0", width, 1.0, stock_ms()) for width in WIDTHS))
+    def chosen(stock_ms) -> MatmulTable:
+        return MatmulTable(tuple(Timing("q8_0", width, 1.0, stock_ms()) for width in WIDTHS))
 
     tables = [measured, chosen(lambda: 0.5), *(chosen(lambda: rng.choice([0.5, 2.0])) for _ in range(3))]
     prompts = [cpu.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
@@ -228,7 +228,7 @@ def test_any_choice_of_products(cpu, gpu, capsys):
                     cpu.prefill(ids + reference[:at])
                     assert abs(cpu.logits[reference[at]] - cpu.logits[ours[at]]) < NEAR_TIE
     finally:
-        apply(gpu.device, ProductTable())
+        apply(gpu.device, MatmulTable())
 
 
 def test_batches_of_any_width(gpu):

@@ -14,7 +14,7 @@ import pytest
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine import cost_cache, declared, kept, loading
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
-from dflash_ggml.engine.memory_planner import declare, declare_fitting, layers_to_keep
+from dflash_ggml.engine.memory_planner import fitting_needs, layers_to_keep, memory_needs
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
@@ -128,7 +128,7 @@ def test_without_room_the_file_is_read(divided, undivided, config, monkeypatch, 
 def needed(config: EngineConfig, layers: int) -> int:
     """Device memory with the experts of so many layers with the host, as planned."""
     with closing(Device.cpu(1, reference=True)) as device, GGUFFile(config.model) as file:
-        found = declare(device, config, file, read_target(file), None, layers)
+        found = memory_needs(device, config, file, read_target(file), None, layers)
         with closing(found.weights):
             return declared._usual(found, read_target(file), config, device).total + MARGIN
 
@@ -181,7 +181,7 @@ def test_a_dense_model_has_none(divided, toy_pair, monkeypatch, caplog) -> None:
         assert "no experts in its first 2 layers" in caplog.text
     with closing(Device.cpu(1)) as device, GGUFFile(config.model) as file:
         target = read_target(file)
-        found = declare_fitting(device, config, file, target, None)
+        found = fitting_needs(device, config, file, target, None)
         assert layers_to_keep(device, config, file, target, None, found) == 0
         found.weights.close()
 

@@ -18,11 +18,11 @@ from dflash_ggml.engine.kernel_tuning import (
     TUNED,
     TYPES,
     WIDTHS,
-    ProductTable,
+    MatmulTable,
     StockRange,
     Timing,
     apply,
-    measure_products,
+    measure_matmuls,
     sample,
     wide_bytes,
     without_kernels,
@@ -39,15 +39,15 @@ WARM_UP = 5 * 7  # seconds of SlowKernels
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def table(*rows: tuple[Any, ...]) -> ProductTable:
-    return ProductTable(tuple(Timing(*row) for row in rows))
+def table(*rows: tuple[Any, ...]) -> MatmulTable:
+    return MatmulTable(tuple(Timing(*row) for row in rows))
 
 
 # ---- the decision
 
 
 def test_without_measurements_ours_are_used_everywhere() -> None:
-    assert ProductTable().stock() == []
+    assert MatmulTable().stock() == []
 
 
 def test_only_more_than_noise_switches() -> None:
@@ -101,7 +101,7 @@ def test_a_timing_of_rounds() -> None:
 
 def test_a_table_goes_through_json() -> None:
     t = table(("q4_K", 8, 0.25, 0.5, 0.01), ("bf16", 1, 0.1, 0.09))
-    assert ProductTable.from_json(json.loads(json.dumps(t.to_json()))) == t
+    assert MatmulTable.from_json(json.loads(json.dumps(t.to_json()))) == t
     good = t.to_json()[0]
     for bad in (
         3,
@@ -112,7 +112,7 @@ def test_a_table_goes_through_json() -> None:
         [good | {"width": 0}],
     ):
         with pytest.raises(ValueError, match="table of products: .*measure again"):
-            ProductTable.from_json(bad)
+            MatmulTable.from_json(bad)
 
 
 def test_the_types_are_those_of_the_kernels() -> None:
@@ -217,7 +217,7 @@ def test_all_is_measured_when_there_is_time(slow: SlowKernels, weights: Weights)
     """The type with most bytes first at every width; medians as the clock has them; ours are on afterwards."""
     q8_0, f16 = TYPES["q8_0"], TYPES["f16"]
     slow.begin({(q8_0, 8): 0.5, (f16, 8): 2.0, (q8_0, 16): 1.1, (f16, 4): 0.96})
-    found = measure_products(slow, weights.values(), 1e9, clock=slow.clock)
+    found = measure_matmuls(slow, weights.values(), 1e9, clock=slow.clock)
     assert [(t.type, t.width) for t in found.timings] == [(k, w) for w in WIDTHS for k in ("q8_0", "f16")]
     for t in found.timings:
         assert t.narrow_ms == pytest.approx(1e3)
@@ -231,17 +231,17 @@ def test_it_ends_with_its_time(slow: SlowKernels, weights: Weights, seconds: flo
     """A pair near a tie takes five rounds of two times seven runs, 70 s, the first 35 s more to warm up; what does not fit
     is not begun."""
     slow.begin({})
-    found = measure_products(slow, weights.values(), seconds, clock=slow.clock)
+    found = measure_matmuls(slow, weights.values(), seconds, clock=slow.clock)
     assert len(found.timings) == pairs
     assert slow.now == 70 * pairs + (WARM_UP if pairs else 0)
-    assert ProductTable(found.timings[:1]).stock() == []
+    assert MatmulTable(found.timings[:1]).stock() == []
 
 
 def test_one_round_is_enough_where_ours_win_clearly(slow: SlowKernels, weights: Weights) -> None:
     slow.begin({(TYPES["q8_0"], 8): 2.0, (TYPES["q8_0"], 16): 0.4})
-    measure_products(slow, [weights["a"]], 1e9, [8], slow.clock)
+    measure_matmuls(slow, [weights["a"]], 1e9, [8], slow.clock)
     assert slow.now == WARM_UP + 7 + 14
-    measure_products(slow, [weights["a"]], 1e9, [16], slow.clock)
+    measure_matmuls(slow, [weights["a"]], 1e9, [16], slow.clock)
     assert slow.now == pytest.approx(2 * WARM_UP + 7 + 14 + 5 * (7 + 2.8))
 
 
@@ -259,14 +259,14 @@ def test_what_has_no_room_stays_unmeasured(
     monkeypatch.setattr(Workspace, "place", lambda *a: place(*a) if next(room, None) is not None else full())
     if not left:
         monkeypatch.setattr(Store, "allocate", full)
-    found = measure_products(slow, weights.values(), 1e9, clock=slow.clock)
+    found = measure_matmuls(slow, weights.values(), 1e9, clock=slow.clock)
     assert len(found.timings) == left
     assert slow.calls[-1] == (True, None, 1, 64)
 
 
 def test_nothing_to_measure(slow: SlowKernels, weights: Weights) -> None:
     slow.begin({})
-    assert measure_products(slow, [weights["norm"], weights["odd"]], 1e9, clock=slow.clock) == ProductTable()
+    assert measure_matmuls(slow, [weights["norm"], weights["odd"]], 1e9, clock=slow.clock) == MatmulTable()
     assert slow.now == 0
 
 
@@ -361,7 +361,7 @@ def gpu() -> Iterator[Device]:
     if (device.capability or (0, 0)) < (8, 0):
         pytest.skip("no kernels of ours on this GPU")
     yield device
-    apply(device, ProductTable())
+    apply(device, MatmulTable())
     device.close()
 
 
@@ -411,7 +411,7 @@ def test_every_type_and_width_follows_the_table(gpu: Device) -> None:
     off = {("q4_0", w) for w in (*range(3, 9), *range(33, 65))} | {("q8_0", w) for w in range(1, 9)}
     for key, product in products().items():
         np.testing.assert_array_equal(product, (stock if key in off else ours)[key], err_msg=str(key))
-    apply(gpu, ProductTable())
+    apply(gpu, MatmulTable())
     for key, product in products().items():
         np.testing.assert_array_equal(product, ours[key], err_msg=str(key))
     for thing in (*graphs.values(), workspace, weights):

@@ -217,7 +217,7 @@ def test_a_closed_place_steps_no_more(several: Solo) -> None:
 def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     several: Solo, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text of one column is torn by the pass, one with a tree by its commit; it starts over, the other goes on."""
+    """A text of one column is inconsistent by the pass, one with a tree by its commit; it starts over, the other goes on."""
     jobs = [Job([3, 1, 4], {"temperature": 0}, 40, mode) for mode in ("plain", "tree")]
     expected = [job.alone(several) for job in jobs]
     for job in jobs:
@@ -235,21 +235,21 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     with pytest.raises(KeyboardInterrupt):
         several.step([job.run for job in jobs])
     monkeypatch.undo()
-    torn = 0 if part == "verify" else 1
-    assert [job.place.sequence.torn for job in jobs] == [torn == 0, torn == 1]
+    inconsistent = 0 if part == "verify" else 1
+    assert [job.place.sequence.inconsistent for job in jobs] == [inconsistent == 0, inconsistent == 1]
     steps = several.step([job.run for job in jobs])
-    assert "torn by an interrupt" in str(steps[torn])
-    other = jobs[1 - torn]
-    other.written += steps[1 - torn].tokens
+    assert "inconsistent by an interrupt" in str(steps[inconsistent])
+    other = jobs[1 - inconsistent]
+    other.written += steps[1 - inconsistent].tokens
     while not other.run.finish:
         other.written += several.step([other.run])[0].tokens
     # a token of the interrupted step may be in the text, though nobody was told
-    assert other.run.history[3:] == expected[1 - torn]
-    jobs[torn].place.reset()
-    jobs[torn].place.prefill(jobs[torn].prompt)
-    jobs[torn].place.close()
-    jobs[1 - torn].place.close()
-    assert jobs[torn].alone(several) == expected[torn]
+    assert other.run.history[3:] == expected[1 - inconsistent]
+    jobs[inconsistent].place.reset()
+    jobs[inconsistent].place.prefill(jobs[inconsistent].prompt)
+    jobs[inconsistent].place.close()
+    jobs[1 - inconsistent].place.close()
+    assert jobs[inconsistent].alone(several) == expected[inconsistent]
 
 
 def test_numbers_that_are_none_stay_with_their_text(several: Solo) -> None:
@@ -302,7 +302,7 @@ def test_an_error_of_reading_again_is_that_runs(several: Solo, monkeypatch: pyte
     monkeypatch.setattr(jobs[1].place, "_prefill", broken)
     steps = several.step([job.run for job in jobs])
     assert steps[0].tokens and isinstance(steps[1], NoRoomError)
-    assert jobs[1].place.sequence.torn and not jobs[0].place.sequence.torn
+    assert jobs[1].place.sequence.inconsistent and not jobs[0].place.sequence.inconsistent
     for job in jobs:
         job.place.close()
 

@@ -155,7 +155,7 @@ def test_processors_and_kept_rows_get_whole_rows(pair: dict[bool, Solo], fetches
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_a_mask_that_raises_leaves_a_state_to_go_on_from(pair: dict[bool, Solo], mode: str) -> None:
-    """As with whole rows: after a plain step the row is there, and nothing is torn."""
+    """As with whole rows: after a plain step the row is there, and nothing is inconsistent."""
 
     class Breaks:
         left = 3
@@ -172,7 +172,7 @@ def test_a_mask_that_raises_leaves_a_state_to_go_on_from(pair: dict[bool, Solo],
     engine = pair[True]
     with pytest.raises(DflashError, match="broken"):
         write(engine, replace(OPEN, top_k=20, seed=1), mode, 40, [lambda *_: Breaks()])
-    assert not engine.sequence.torn
+    assert not engine.sequence.inconsistent
     if mode == "plain":
         n = engine.n_tokens
         assert len(write_on(engine, 5)) == 5 and engine.n_tokens == n + 4

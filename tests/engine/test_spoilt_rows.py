@@ -146,13 +146,13 @@ def in_all_passes(mine: Slot) -> list[Any]:
     return found
 
 
-def beside(engine: Solo, spoil: Callable[[Slot], None], lane: int) -> list[Any]:
-    """What a text in this lane writes, alone, after a step of both, and with the other one gone; `spoil` is called for another,
-    whose place is held meanwhile."""
+def beside(engine: Solo, spoil: Callable[[Slot], None], state_index: int) -> list[Any]:
+    """What a sequence with this state index writes, alone, after a step of both, and with the other one gone; `spoil` is called
+    for another, whose slot is held meanwhile."""
     for place in engine.slots:
         place.close()
     places = [engine.open(300), engine.open(300)]
-    mine, other = places[lane], places[1 - lane]
+    mine, other = places[state_index], places[1 - state_index]
     mine.prefill(IDS[:70])
     other.prefill(IDS[100:170])
     spoil(other)
@@ -183,8 +183,8 @@ def keeps_none(place: Slot, begin: int) -> None:
     text(place, max_tokens=4)
 
 
-@pytest.mark.parametrize(("lane", "rows"), [(0, "every"), (1, "last")])
-def test_prompts(engine: Solo, lane: int, rows: str) -> None:
+@pytest.mark.parametrize(("state index", "rows"), [(0, "every"), (1, "last")])
+def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
     """Of one batch or in the first of two; what was there before goes on."""
 
     def spoil(place: Slot) -> None:
@@ -204,11 +204,11 @@ def test_prompts(engine: Solo, lane: int, rows: str) -> None:
         with pytest.raises(NoNumbersError):
             place.prefill([BAD])
 
-    same(beside(engine, spoil, lane), beside(engine, lambda _: None, lane))
+    same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
 
 
-@pytest.mark.parametrize(("lane", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
-def test_steps_of_one(engine: Solo, lane: int, mode: str, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("state index", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
+def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, Any]) -> None:
     def spoil(place: Slot) -> None:
         begin = place.n_tokens
         run = begun(place, how, mode, BAD)
@@ -217,7 +217,7 @@ def test_steps_of_one(engine: Solo, lane: int, mode: str, how: dict[str, Any]) -
         assert not without_numbers(engine)
         keeps_none(place, begin)
 
-    same(beside(engine, spoil, lane), beside(engine, lambda _: None, lane))
+    same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
@@ -308,7 +308,7 @@ def test_a_node_without_numbers_is_not_followed(engine: Solo, monkeypatch) -> No
 
 
 def offer(engine: Solo, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the draft of each lane offer what comes next, and, at every depth and first, the token that overflows."""
+    """Let the draft of each state index offer what comes next, and, at every depth and first, the token that overflows."""
 
     def propose(sequences: Any, budget: int, depth: int | None = None) -> list[Rows]:
         engine.drafter.take_in([s for s in sequences if s.unseen])
@@ -387,23 +387,23 @@ def test_a_draft_that_has_seen_nothing_of_the_text_leaves_none_either(tmp_path: 
         assert runs[0].undraftable and not without_numbers(engine)
 
 
-@pytest.mark.parametrize("lane", [0, 1])
+@pytest.mark.parametrize("state index", [0, 1])
 @pytest.mark.parametrize("n", [50, 700], ids=["", "the ring has gone round"])
 def test_what_a_draft_holds_behind_a_text_that_goes_on(
-    tmp_path: Path, monkeypatch, n: int, lane: int
+    tmp_path: Path, monkeypatch, n: int, state_index: int
 ) -> None:
     """Nodes that are not kept overflow, and so does the block that they were drafted in: no snapshot has it, nor the caches."""
     files = toys.write_pair(tmp_path, 5, window=100, full_layers=1, head_dim=128, n_ctx=4096, own_tables=True)
     overflowing(files[0], "token_embd.weight", np.inf)
     with load(files, **dict.fromkeys(TYPES, "f16")) as engine:
-        place = [engine.open(900), engine.open(900)][lane]
+        place = [engine.open(900), engine.open(900)][state_index]
         ids = (IDS * 3)[:n]
         place.prefill(ids)
         expected = text(place, max_tokens=8)
         place.reset()
         place.prefill(ids)
         run = begun(place, {}, "tree")
-        offer(engine, {lane: ids + expected}, monkeypatch)
+        offer(engine, {state_index: ids + expected}, monkeypatch)
         propose = engine.drafter.propose
 
         def spoilt(sequences: Any, *args: Any) -> list[Rows]:
@@ -412,7 +412,7 @@ def test_what_a_draft_holds_behind_a_text_that_goes_on(
             (sequence,) = sequences
             for group in drafter.context.groups:
                 at = group.rows(
-                    sequence.first_slot, lane, sequence.n_tokens, sequence.n_tokens + drafter.block
+                    sequence.first_slot, state_index, sequence.n_tokens, sequence.n_tokens + drafter.block
                 )
                 for t in group.cache.slices:
                     for row in at.tolist():
@@ -421,7 +421,7 @@ def test_what_a_draft_holds_behind_a_text_that_goes_on(
 
         monkeypatch.setattr(engine.drafter, "propose", spoilt)
         (step,) = engine.step([run])
-        assert isinstance(step, Step) and step.n_draft and not place.sequence.torn
+        assert isinstance(step, Step) and step.n_draft and not place.sequence.inconsistent
         assert not without_numbers(engine)
         monkeypatch.undo()
         while run.finish is None and len(run.history) < n + 8:
@@ -445,15 +445,17 @@ def test_rings_of_a_draft(tmp_path: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "value", "lane"), [("f32", np.nan, 0), ("f16", np.inf, 1), ("q8_0", np.nan, 1)]
+    ("kv", "value", "state index"), [("f32", np.nan, 0), ("f16", np.inf, 1), ("q8_0", np.nan, 1)]
 )
-def test_rows_that_are_only_held_on_a_cpu(pair: tuple[Path, Path], kv: Any, value: float, lane: int) -> None:
+def test_rows_that_are_only_held_on_a_cpu(
+    pair: tuple[Path, Path], kv: Any, value: float, state_index: int
+) -> None:
     """A CPU reads no tile in which nobody sees anything: there it does not matter what they hold."""
     with load(pair, type_k=kv, type_v=kv) as engine:
 
         def beside_one(value: float | None) -> list[Any]:
             places = [engine.open(300), engine.open(300)]
-            mine, other = places[lane], places[1 - lane]
+            mine, other = places[state_index], places[1 - state_index]
             mine.prefill(IDS[:70])
             other.prefill(IDS[100:170])
             if value is not None:
@@ -520,7 +522,7 @@ def test_keys_that_nobody_noticed_go_with_their_text(pair: tuple[Path, Path], en
         place.prefill(IDS[:60])
         overflow(place, range(30, 31), 9, np.inf)
         (step,) = engine.step([begun(place, {}, "plain", BAD)])
-        assert isinstance(step, NoNumbersError) and place.sequence.torn
+        assert isinstance(step, NoNumbersError) and place.sequence.inconsistent
         place.reset() if ends == "reset" else place.restore(kept)
         assert not without_numbers(engine)
 

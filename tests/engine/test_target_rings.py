@@ -139,14 +139,14 @@ def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("state indices", [1, 3])
 @pytest.mark.parametrize("n_batch", [40, 300])
-def test_the_plan_is_what_is_allocated(pair: tuple[Path, Path], n_batch: int, lanes: int) -> None:
-    with load(pair, n_batch=n_batch, parallel=lanes) as engine:
+def test_the_plan_is_what_is_allocated(pair: tuple[Path, Path], n_batch: int, n_states: int) -> None:
+    with load(pair, n_batch=n_batch, parallel=n_states) as engine:
         state = engine.passes.state
         ring = rings.ring_rows(12, max(n_batch, state.max_width), engine.passes.n_rows)
         assert [r.n_rows for r in state.rings] == [ring]
-        rows = state.kv.n_rows + 2 * lanes * ring  # a layer that sees everything, and two
+        rows = state.kv.n_rows + 2 * n_states * ring  # a layer that sees everything, and two
         assert engine.nbytes["target K/V"] == engine.memory.parts["target K/V"] == rows * 2 * 64 * 4
 
 
@@ -248,8 +248,8 @@ def test_the_toy_of_gpus_shows_faults(tmp_path: Path, monkeypatch: pytest.Monkey
 
     fill = Ring.fill
 
-    def swapped(ring: Ring, graph: Any, lane: int, start: int, n: int, *tree: Any) -> None:
-        fill(ring, graph, lane, start, n, *tree)
+    def swapped(ring: Ring, graph: Any, state_index: int, start: int, n: int, *tree: Any) -> None:
+        fill(ring, graph, state_index, start, n, *tree)
         near = graph.inputs[f"{ring.name} rows"].array[n : -2 * n]
         near[near == 77] = 78
 

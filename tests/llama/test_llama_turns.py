@@ -208,19 +208,19 @@ def test_an_interrupt_does_not_spoil_what_follows(llm: ToyLlama, path: str, name
             toy = super()._open_engine()
             return TornEngine(config=toy.config, tokenizer=toy.tokenizer)
 
-    torn = TornLlama(path)
-    for model in (torn, llm):
+    inconsistent = TornLlama(path)
+    for model in (inconsistent, llm):
         model.eval([72, 105])
-    engine: Any = torn.toy
-    stream = torn.generate([65], temp=0, reset=False)
+    engine: Any = inconsistent.toy
+    stream = inconsistent.generate([65], temp=0, reset=False)
     if name == "generate":
         next(stream)
     engine.interrupt = True
     with pytest.raises(KeyboardInterrupt):
-        next(stream) if name == "generate" else torn.eval([65])
-    n = torn.n_tokens
-    llm.eval(torn._input_ids.tolist()[2:])
-    for model in (torn, llm):
+        next(stream) if name == "generate" else inconsistent.eval([65])
+    n = inconsistent.n_tokens
+    llm.eval(inconsistent._input_ids.tolist()[2:])
+    for model in (inconsistent, llm):
         model.eval([66])
-    assert torn.n_tokens == llm.n_tokens == n + 1
-    assert torn.sample(temp=0) == llm.sample(temp=0)
+    assert inconsistent.n_tokens == llm.n_tokens == n + 1
+    assert inconsistent.sample(temp=0) == llm.sample(temp=0)

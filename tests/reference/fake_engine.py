@@ -320,7 +320,7 @@ class FakeSlot:
         self._there()
         if self._torn:
             raise DeviceError(
-                "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"
+                "the state is inconsistent after an interrupt or error inside a pass; call reset() and prefill again"
             )
 
     # --- the committed prefix

@@ -27,7 +27,7 @@ def context() -> Iterator[Context]:
     device.close()
 
 
-# the first slot, the lane, the first known position, and the block's start: a text of at most 900 tokens
+# the first slot, the state index, the first known position, and the block's start: a text of at most 900 tokens
 texts = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, LANES - 1), st.integers(0, 900), st.integers(0, 900)),
     min_size=1,
@@ -37,13 +37,13 @@ texts = st.lists(
 
 @given(texts, st.booleans())
 def test_blocks_of_several_texts(context: Context, of: list[tuple[int, ...]], causal: bool) -> None:
-    facts = [(first, lane, min(known, start), start) for first, lane, known, start in of]
-    first, lane, known, start = np.array(facts, np.int32).T[:, :, None]
+    facts = [(first, state_index, min(known, start), start) for first, state_index, known, start in of]
+    first, state_index, known, start = np.array(facts, np.int32).T[:, :, None]
     positions = start + np.arange(BLOCK, dtype=np.int32)
     assert [group.pieces for group in context.groups] == [1, 2]
     for group in context.groups:
-        rows = group.rows_of(first, lane, positions)
-        ranges = group.ranges(first, lane, known, start, BLOCK, causal)
+        rows = group.rows_of(first, state_index, positions)
+        ranges = group.ranges(first, state_index, known, start, BLOCK, causal)
         assert rows.dtype == ranges.dtype == np.int32 and ranges.shape == (group.pieces, 2, len(of), BLOCK)
         for i, (slot, ring, from_, at) in enumerate(facts):
             assert rows[i].tolist() == group.rows(slot, ring, at, at + BLOCK).tolist()

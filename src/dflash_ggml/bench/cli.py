@@ -35,7 +35,7 @@ from .servers import Server
 from .suites import SUITES, largest_budget, named
 from .terminal import progress, say, show
 
-CALIBRATION_SECONDS = 10.0  # at most: whoever asks for costs has the time for all of them
+CALIBRATION_SECONDS = 10.0  # at most: enough for all of them
 EXAMPLES = """suites, at full length when they are named:
 {suites}
   quick        all but those only when named, small: about a minute on a CPU with the embedded pair (the default)

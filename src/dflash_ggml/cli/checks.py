@@ -186,7 +186,7 @@ def costs_check(
     pays = where_it_pays(steps)
     text = (f"{pays}; " if pays else "") + f"ms per pass behind {context} tokens: {shown}"
     if steps and not any(step.can_pay for step in steps):
-        advice = f"nothing to mend: this target is too small for a draft on {device}"
+        advice = f"nothing to fix: this target is too small for a draft on {device}"
         return Check("costs", "note", text, advice, data)
     return Check("costs", "ok", text, data=data)
 

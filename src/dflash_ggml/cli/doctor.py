@@ -130,7 +130,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
         try:
             warnings = draft.check(target, str(config.model))
             for warning in warnings:
-                yield Check("pair", "note", warning, "ask whoever published the draft which one is right")
+                yield Check("pair", "note", warning, "ask the publisher of the draft which one is right")
             if not warnings:
                 yield Check("pair", "ok", "sizes, vocabulary, tapped layers, mask token and rope base agree")
         except _BROKEN as error:
@@ -167,14 +167,14 @@ def left_out(error: BaseException) -> Check:
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
-    from ..engine.memory_planner import choose_device, declare_fitting, layers_to_keep, memory_free
+    from ..engine.memory_planner import choose_device, fitting_needs, layers_to_keep, memory_free
     from ..ggml.stock import lacking
 
     try:
         with closing(choose_device(config)) as device:
             if composed := made.composed_check(device.info.name, lacking(device)):
                 yield composed
-            wanted = declare_fitting(device, config, file, target, draft)
+            wanted = fitting_needs(device, config, file, target, draft)
             with closing(wanted.weights):
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; smaller files need no such thing")

@@ -65,7 +65,7 @@ class Sequence:
         first_slot, end_slot: Its cache rows; end_slot None: to the end of the caches.
         state_index: Which recurrent state, and which part of the rings of windowed layers, is its own.
         unseen: Columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
-        torn: A pass was broken off, so the state is inconsistent until it is reset.
+        inconsistent: A pass was broken off, so the state is inconsistent until it is reset.
         nonfinite_from: Position from which on its cache rows may hold NaN until they are cleared, None for none.
         undraftable: The draft gave NaN for this sequence, which is decoded plainly to its end.
         draft_nonfinite: What the draft holds of it is NaN and not cleared yet.
@@ -91,7 +91,7 @@ class Sequence:
     end_slot: int | None = None
     state_index: int = 0
     unseen: tuple[int, ...] = ()
-    torn: bool = False
+    inconsistent: bool = False
     nonfinite_from: int | None = None
     undraftable: bool = False
     draft_nonfinite: bool = False
@@ -148,7 +148,7 @@ class Sequence:
         self.pending, self.unseen = emitted[-1], path
 
     def clear(self) -> None:
-        """Forget tokens and generation; its cache rows and state index stay, and whether it is torn."""
+        """Forget tokens and generation; its cache rows and state index stay, and whether it is inconsistent."""
         self.tokens.clear()
         self.history.clear()
         self.pending = self.logits = self.sampler = self.notes = None

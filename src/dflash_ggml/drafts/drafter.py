@@ -29,7 +29,7 @@ from ..state.state import TargetState
 class Host:
     """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
 
-    graphs: those of both. kv_type: types of the draft's caches. lanes: sequences.
+    graphs: those of both. kv_type: types of the draft's caches. state indices: sequences.
     """
 
     device: Device
@@ -38,7 +38,7 @@ class Host:
     weights: Mapping[str, Any]
     state: TargetState
     kv_type: KvType
-    lanes: int = 1
+    n_states: int = 1
 
 
 class DraftSource(ABC):
@@ -70,8 +70,8 @@ class DraftSource(ABC):
         return False
 
     @abstractmethod
-    def parts(self, device: Device, kv_type: KvType, lanes: int = 1) -> list[Part]:
-        """The device memory that it will take for `lanes` sequences, for the memory plan; after `prepare`."""
+    def parts(self, device: Device, kv_type: KvType, n_states: int = 1) -> list[Part]:
+        """The device memory that it will take for `state indices` sequences, for the memory plan; after `prepare`."""
 
     @abstractmethod
     def start(
@@ -132,8 +132,9 @@ class Drafter(ABC):
 
     @property
     def rings(self) -> Items[tuple[Any, int, int]]:
-        """Cache tensors [row, n] in which so many rows a lane go round, each with how many of the last tokens somebody may yet
-        see: what lies there is soon written over, so that every snapshot copies those."""
+        """Ring caches: tensors [row, n], rows per state index, and how many of the last tokens may still be seen.
+
+        Those rows are soon overwritten, so every snapshot copies them."""
         return ()
 
     @abstractmethod

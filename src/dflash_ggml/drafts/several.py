@@ -61,10 +61,10 @@ class SeveralSource(DraftSource):
         narrowed = [source.narrow() for source in self.sources]
         return any(narrowed)
 
-    def parts(self, device: Device, kv_type: KvType, lanes: int = 1) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType, n_states: int = 1) -> list[Part]:
         found: dict[str, list[Part]] = {}
         for source in self.sources:
-            for part in source.parts(device, kv_type, lanes):
+            for part in source.parts(device, kv_type, n_states):
                 found.setdefault(part.name, []).append(part)
         return [_sum(name, parts) for name, parts in found.items()]
 

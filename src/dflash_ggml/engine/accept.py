@@ -57,7 +57,10 @@ class Acceptance:
         except BaseException as error:
             if tree.width == 1 and not isinstance(error, NoNumbersError):
                 # the pass has committed the token, so the generation can go on from these logits
-                sequence.logits, sequence.torn = self.passes.logits_row(self.graph, block.start), False
+                sequence.logits, sequence.inconsistent = (
+                    self.passes.logits_row(self.graph, block.start),
+                    False,
+                )
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             return as_exception(error), logits

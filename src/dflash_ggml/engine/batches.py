@@ -2,7 +2,7 @@
 
 Full batches, then pieces of few widths, since every width is a graph to build: padded columns would do with fewer still, but
 the recurrent layers would take the padding in. A machine that is slow, or a model that is large, gets smaller batches, so that
-whoever waits hears of progress and can cancel.
+the caller gets progress and can cancel.
 """
 
 from __future__ import annotations

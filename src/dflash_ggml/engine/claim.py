@@ -32,5 +32,5 @@ class Claim:
         except MemoryError as error:
             raise no_host_memory(what) from error
         finally:
-            # whoever comes here is the owner; no lock, which the garbage collector could find taken by its own thread
+            # the caller is the owner here; no lock, which the garbage collector could find taken by its own thread
             self._owner = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..policy.costs import Pass, Point
-from .kernel_tuning import ProductTable
+from .kernel_tuning import MatmulTable
 
 FORMAT = 2  # of the file, and of how its figures are measured
 
@@ -31,7 +31,7 @@ class Measured:
     """points: what passes cost; none where no decision needs them. products: which kernels multiply few columns."""
 
     points: tuple[Point, ...]
-    products: ProductTable
+    products: MatmulTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CostCache:
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             points = tuple(_point(entry) for entry in kept["points"])
-            return Measured(points, ProductTable.from_json(kept["products"]))
+            return Measured(points, MatmulTable.from_json(kept["products"]))
         except (OSError, ArithmeticError, RuntimeError, ValueError, KeyError, TypeError):
             return None
 

@@ -58,7 +58,7 @@ class Engine:
     @property
     def parallel(self) -> int:
         """Sequences that can be decoded in one batch."""
-        return self.passes.state.lanes
+        return self.passes.state.n_states
 
     @property
     def slots(self) -> list[Slot]:
@@ -192,9 +192,9 @@ class Engine:
     def _retry(self, slot: Slot, step: Step | Exception, batched: bool) -> Step | Exception:
         """Step a sequence again, alone, after NaN logits."""
         sequence = slot.sequence
-        if not isinstance(step, NoNumbersError) or (sequence.torn and not batched):
+        if not isinstance(step, NoNumbersError) or (sequence.inconsistent and not batched):
             return step
-        if sequence.torn and (error := slot.recompute()):
+        if sequence.inconsistent and (error := slot.recompute()):
             return error
         try:
             (step,) = self.stepper.step([sequence], self._idle([sequence]), plain=True)

@@ -90,7 +90,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductTable:
+class MatmulTable:
     """What was measured; without measurements our kernels are used everywhere, as on the GPU they were tuned on."""
 
     timings: tuple[Timing, ...] = ()
@@ -121,7 +121,7 @@ class ProductTable:
         return [asdict(t) for t in self.timings]
 
     @classmethod
-    def from_json(cls, rows: Any) -> ProductTable:
+    def from_json(cls, rows: Any) -> MatmulTable:
         """What `to_json` gave. Raises ValueError for anything else."""
         try:
             timings = tuple(
@@ -170,20 +170,20 @@ def without_kernels(device: Device, weights: Mapping[str, Any]) -> dict[str, flo
     return {ffi.string(lib.ggml_type_name(kind)).decode(): size / sizes.total() for kind, size in others}
 
 
-def apply(device: Device, table: ProductTable) -> None:
+def apply(device: Device, table: MatmulTable) -> None:
     """Let the device choose its kernels by `table`, for all graphs from now on. Captured CUDA graphs are dropped."""
     device.use_narrow_products(True)
     for kind, min_width, max_width in table.stock():
         device.use_narrow_products(False, TYPES[kind], min_width, max_width)
 
 
-def measure_products(
+def measure_matmuls(
     device: Device,
     tensors: Iterable[Any],
     seconds: float,
     widths: Sequence[int] = WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
-) -> ProductTable:
+) -> MatmulTable:
     """Time both kinds of kernels over samples of `tensors` (the weights on the device) for about `seconds`.
 
     The most useful widths come first, at each the type with most bytes. What there is no time or memory for stays unmeasured.
@@ -192,7 +192,7 @@ def measure_products(
     began, dearest, timings = clock(), 0.0, []
     samples = sample(tensors)
     if not samples:
-        return ProductTable()
+        return MatmulTable()
     bench = Bench(device, [w for chosen in samples.values() for w in chosen], max(widths), clock)
     try:
         bench.allocate()
@@ -207,7 +207,7 @@ def measure_products(
     finally:
         bench.close()
         device.use_narrow_products(True)
-    return ProductTable(tuple(timings))
+    return MatmulTable(tuple(timings))
 
 
 def sample(tensors: Iterable[Any]) -> dict[str, list[Any]]:

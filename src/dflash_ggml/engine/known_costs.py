@@ -15,7 +15,7 @@ from ..ggml.device import cuda_driver
 from ..policy.costs import Point
 from .calibrate import LONG, calibrate, warm_up
 from .cost_cache import CostCache, Measured
-from .kernel_tuning import ProductTable, apply, measure_products, worth_measuring
+from .kernel_tuning import MatmulTable, apply, measure_matmuls, worth_measuring
 from .passes import TargetPasses
 
 SECONDS = {True: 1.5, False: 1.0}  # to measure in, at most, on a GPU and on the CPU
@@ -59,10 +59,10 @@ def known_costs(
 
 
 def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter | None, seconds: float) -> Measured:
-    device, products = passes.device, ProductTable(())
+    device, products = passes.device, MatmulTable(())
     deadline = time.perf_counter() + seconds
     if worth_measuring(device):
-        products = measure_products(device, passes.weights.values(), seconds / 3)
+        products = measure_matmuls(device, passes.weights.values(), seconds / 3)
         apply(device, products)
     points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []
     return Measured(tuple(points), products)

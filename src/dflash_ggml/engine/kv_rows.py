@@ -101,7 +101,7 @@ class KvRows:
         assert rows is not None
         tensors, touched = self.tensors(), rows.start + self.touched
         held = max(len(self.kept), sequence.n_tokens)
-        torn, sequence.torn = sequence.torn, True
+        inconsistent, sequence.inconsistent = sequence.inconsistent, True
         self.passes.carry(tensors.caches, rows.start, to.start, held)
         seen = drafter.seen(sequence) if drafter else None
         if drafter:
@@ -115,7 +115,7 @@ class KvRows:
         if to.start > rows.start:
             left = range(rows.start, min(touched, to.start))
         self._clear_left(tensors, left)
-        sequence.torn = torn
+        sequence.inconsistent = inconsistent
 
     def release(self) -> None:
         """Give the rows back, and clear the rings."""
@@ -161,12 +161,12 @@ class KvRows:
         """Whether neither rows nor rings hold anything."""
         return not (self.touched or self._stale_rings)
 
-    def forget(self, torn: bool, kept: int = 0) -> None:
-        """What the device holds belongs to an earlier sequence from now on. Of a torn one only the first `kept` rows are
+    def forget(self, inconsistent: bool, kept: int = 0) -> None:
+        """What the device holds belongs to an earlier sequence from now on. Of a inconsistent one only the first `kept` rows are
         trusted: a key may have overflowed long before a pass noticed."""
         self._stale, self._stale_rings = range(self.touched), self._stale_rings or self.touched > 0
         self._written = 0
-        if torn:
+        if inconsistent:
             self.passes.device.synchronize()
             self._clear(self.tensors(), kept, 0)
 
@@ -201,9 +201,9 @@ class KvRows:
             known = sequence.n_tokens - len(sequence.unseen)
             sequence.nonfinite_from = None
             if first < sequence.n_tokens:
-                sequence.torn, self.kept, sequence.unseen = True, (), ()
+                sequence.inconsistent, self.kept, sequence.unseen = True, (), ()
             self.passes.device.synchronize()
-            kept = 0 if sequence.torn else sequence.n_tokens
+            kept = 0 if sequence.inconsistent else sequence.n_tokens
             self._clear(self.tensors(draft=False), first, kept)
             self._clear(self.tensors(target=False), min(first, known), min(kept, known))
         if drafter is not None and sequence.undraftable:

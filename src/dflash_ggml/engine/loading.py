@@ -24,7 +24,7 @@ from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
 from .kernel_tuning import without_kernels
 from .known_costs import known_costs
-from .memory_planner import choose_device, declare_fitting, decode_window, plan_declared, usual_places
+from .memory_planner import choose_device, decode_window, default_slots, fitting_needs, plan_needs
 from .passes import TargetPasses
 
 Progress = Callable[[str, int, int], None]
@@ -158,12 +158,12 @@ def _on_device(
 ) -> tuple[TargetPasses, Drafter | None, MemoryPlan, BatchSizes, int]:
     """Plan the memory, bring the weights to the device and make the state; also the sizes of batches, and the rows of a text
     beyond its tokens."""
-    wanted = declare_fitting(device, config, file, target, draft)
+    wanted = fitting_needs(device, config, file, target, draft)
     for note in wanted.notes:
         log.warning("%s", note)
-    lanes = config.parallel or usual_places(device, config, wanted)
-    wanted = wanted.side_by_side(lanes)
-    kv, n_batch, memory = plan_declared(device, config, file, target, draft, wanted)
+    n_states = config.parallel or default_slots(device, config, wanted)
+    wanted = wanted.for_sequences(n_states)
+    kv, n_batch, memory = plan_needs(device, config, file, target, draft, wanted)
     log.info("%s (%s): %s", device.info.name, device.info.description, memory)
     n_ctx = memory.n_ctx
     if kv.note:
@@ -184,11 +184,11 @@ def _on_device(
             *(window.tokens, window.tokens, window.sinks),
         )
     passes = TargetPasses(
-        device, target, weights, kv.target, rows, width, depth, taps, window, lanes, n_batch
+        device, target, weights, kv.target, rows, width, depth, taps, window, n_states, n_batch
     )
     drafter = None
     if draft:
-        host = Host(device, passes.graphs, target, weights, passes.state, kv.draft, lanes)
+        host = Host(device, passes.graphs, target, weights, passes.state, kv.draft, n_states)
         drafter = draft.start(host, config.n_candidates, rows, progress)
     paced = not config.n_batch and config.mode == "auto" and not config.reproducible
     passes.reserve(n_batch, drafter.append if drafter else None)

@@ -42,7 +42,7 @@ from .passes import most_columns, tree_width
 
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
-ON_GPU, SMALL_ON_CPU, ON_CPU = (8, 4, 2), (4, 2), (2,)  # texts side by side, where nobody says how many
+ON_GPU, SMALL_ON_CPU, ON_CPU = (8, 4, 2), (4, 2), (2,)  # sequences of a batch, by default
 SMALL = 6 << 30  # bytes of the weights of a small model
 SHORTER = 1 / 16  # of a context that memory cuts short anyway, which places may take
 _LENT_BATCH = 2048  # tokens of a prompt that share what is lent to them: room for them is worth more than a layer or two
@@ -89,14 +89,19 @@ def memory_free(device: Device, limit: int | float | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """What a pair will take on a device, before any of its memory is taken.
+class MemoryNeeds:
+    """Memory needs of a pair on a device, before any memory is taken.
 
-    longest: context where none is asked for, if it fits. kv: types of the caches to plan with, the first that fit are taken.
-    batches: tokens of a prefill pass to plan with, likewise. width: columns of the widest tree. over: cache rows beyond the
-    context, for all texts; over_each: of one text beyond its tokens. notes: what had to be changed for the device. planned: the
-    memory that it all takes for so many texts with such caches and batches. kept: experts that stay with the host. lanes: texts
-    side by side.
+    Attributes:
+        longest: Context where none is asked for, if it fits.
+        kv: Types of the caches to plan with; the first that fit are taken.
+        batches: Tokens of a prefill pass to plan with, likewise.
+        width: Columns of the widest tree.
+        over: Cache rows beyond the context, for all sequences; over_each: for one, beyond its tokens.
+        notes: What had to be changed for the device.
+        planned: Memory of all parts for so many sequences with such caches and batches.
+        kept: Experts that stay in host memory.
+        n_states: Sequences decoded in a batch.
     """
 
     weights: Weights
@@ -109,15 +114,15 @@ class Declared:
     notes: list[str]
     planned: Callable[[int, KvTypes, int], list[Part]]
     kept: KeptExperts | None = None
-    lanes: int = 1
+    n_states: int = 1
 
     def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
         """The memory with such caches; without `n_batch`, with the smallest batches."""
-        return self.planned(self.lanes, kv, n_batch or self.batches[-1])
+        return self.planned(self.n_states, kv, n_batch or self.batches[-1])
 
-    def side_by_side(self, lanes: int) -> Declared:
-        """The same for so many texts."""
-        return replace(self, lanes=lanes, over=over_all(self.over_each, lanes))
+    def for_sequences(self, n_states: int) -> MemoryNeeds:
+        """The same for so many sequences."""
+        return replace(self, n_states=n_states, over=over_all(self.over_each, n_states))
 
     def plan(self, n_ctx: int, free: int, is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
         """Types of caches, tokens of a batch and the plan for `n_ctx` tokens; with 0, for as many as fit into `free` bytes, or
@@ -147,7 +152,7 @@ class Declared:
         return kv, self.batches[-1]
 
 
-def declare(
+def memory_needs(
     device: Device,
     config: EngineConfig,
     file: GGUFFile,
@@ -156,7 +161,7 @@ def declare(
     layers: int | None = None,
     prepare: bool = True,
     sources: Mapping[str, Source] | None = None,
-) -> Declared:
+) -> MemoryNeeds:
     """Declare the weights and plan the memory. layers: whose experts the host keeps (None: as the configuration has it);
     prepare: False where the draft already is; sources: the target's, where they were made before: some targets copy tensors to
     reorder them. Raises ModelFileError for a type that the device cannot multiply."""
@@ -171,7 +176,7 @@ def declare(
     width = tree_width(config.budget, depth) if draft or config.copies else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
-    lanes = max(config.parallel, 1)
+    n_states = max(config.parallel, 1)
     notes = draft.prepare(device) if draft and prepare else []
     experts = kept_experts(weights, layers)
     if experts and experts.note:
@@ -182,24 +187,24 @@ def declare(
         notes.append(
             "gpu_memory: the model is on the CPU, where this limits nothing; name a shorter context (-c)"
         )
-    return Declared(
+    return MemoryNeeds(
         weights,
         EMBEDDED_CONTEXT if config.model == EMBEDDED_TARGET else target.n_ctx_train,
         kv,
         (config.n_batch,) if config.n_batch else CHOICES if device.is_gpu else (CPU_BATCH,),
         width,
-        over_all(over, lanes),
+        over_all(over, n_states),
         over,
         notes,
         partial(memory_parts, device, target, weights, draft, width, decode_window(config)),
         experts,
-        lanes,
+        n_states,
     )
 
 
-def over_all(over: int, lanes: int) -> int:
-    """Cache rows beyond the context for texts side by side, each with `over` of its own; ranges begin at multiples of UNIT."""
-    return over + (lanes - 1) * padded(over + UNIT - 1, UNIT)
+def over_all(over: int, n_states: int) -> int:
+    """Cache rows beyond the context for several sequences, each with `over` of its own; ranges begin at multiples of UNIT."""
+    return over + (n_states - 1) * padded(over + UNIT - 1, UNIT)
 
 
 def decode_window(config: EngineConfig) -> DecodeWindow | None:
@@ -214,14 +219,14 @@ def memory_parts(
     draft: DraftSource | None,
     width: int,
     window: DecodeWindow | None,
-    lanes: int,
+    n_states: int,
     kv: KvTypes,
     n_batch: int,
 ) -> list[Part]:
     """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted; `window`:
-    all that is seen while decoding; `lanes`: texts side by side."""
+    all that is seen while decoding; `n_states`: sequences."""
     taps = draft.taps if draft else ()
-    n_weights, columns = weights.wanted, most_columns(width, lanes)
+    n_weights, columns = weights.wanted, most_columns(width, n_states)
     parts = [
         Part("target weights", lambda rows: n_weights),
         *state_parts(
@@ -230,13 +235,13 @@ def memory_parts(
             kv.target,
             columns,
             len(taps) * target.n_embd,
-            lanes,
+            n_states,
             n_batch,
         ),
         Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"),
     ]
     if draft:
-        parts += draft.parts(device, kv.draft, lanes)
+        parts += draft.parts(device, kv.draft, n_states)
     # not those of several matrices: their products are others
     shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
     if taps:
@@ -251,7 +256,7 @@ def memory_parts(
     depth = draft.depth if draft else 0
     prompts, trees = (lambda rows: 0), 0
     if not device.has_own_kernels:
-        prompts, trees = composed_bytes(target.state_spec(), n_batch, columns, depth + 1, lanes)
+        prompts, trees = composed_bytes(target.state_spec(), n_batch, columns, depth + 1, n_states)
 
     def scratch(rows: int) -> int:
         copied = target.state_spec().f16_copy(rows, kv.target) if device.is_gpu else 0
@@ -265,7 +270,7 @@ def memory_parts(
 
 
 def composed_bytes(
-    spec: StateSpec, n_batch: int, columns: int, path: int, lanes: int
+    spec: StateSpec, n_batch: int, columns: int, path: int, n_states: int
 ) -> tuple[Callable[[int], int], int]:
     """Scratch bytes of a device without kernels of ours: what a prompt's batch takes more, by cache rows, and what a tree of
     `columns` columns takes at least."""
@@ -273,14 +278,14 @@ def composed_bytes(
         return partial(stock.mask_bytes, n_batch), 0
     conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
     gathered = stock.conv_bytes(n_batch, conv.channels, conv.kernel)
-    sizes = delta.dim, delta.v_heads, delta.factors, path, lanes, len(spec.recurrent)
+    sizes = delta.dim, delta.v_heads, delta.factors, path, n_states, len(spec.recurrent)
     return (
         lambda rows: stock.mask_bytes(n_batch, rows) + gathered,
         stock.delta_bytes(columns, *sizes) if columns else 0,
     )
 
 
-def _usual(wanted: Declared, target: Target, config: EngineConfig, device: Device) -> MemoryPlan:
+def _usual(wanted: MemoryNeeds, target: Target, config: EngineConfig, device: Device) -> MemoryPlan:
     """The plan with the caches that are wanted most, in the smallest batches, or, where a prompt is lent what the host keeps,
     in some that are worth it."""
     n_ctx = config.n_ctx or min(target.n_ctx_train, USUAL_CONTEXT)
@@ -290,25 +295,25 @@ def _usual(wanted: Declared, target: Target, config: EngineConfig, device: Devic
     )
 
 
-def declare_fitting(
+def fitting_needs(
     device: Device, config: EngineConfig, file: GGUFFile, target: Target, draft: DraftSource | None
-) -> Declared:
-    """`declare`, with what makes a pair fit on a GPU: a draft of fewer bits, then the experts of as few layers as it takes with
-    the host, where nobody said of how many. The notes tell of both. What does not fit so either is declared all the same."""
-    wanted = declare(device, config, file, target, draft)
+) -> MemoryNeeds:
+    """`memory_needs`, changed to fit a GPU: a draft of fewer bits, then the experts of as few layers as it takes in host
+    memory, where their number is not given. The notes name both. A pair that still does not fit is returned all the same."""
+    wanted = memory_needs(device, config, file, target, draft)
     if not has_own_memory(device) or _usual(wanted, target, config, device).fits:
         return wanted
     notes, sources = list(wanted.notes), wanted.weights.sources
     if draft and draft.narrow():
         wanted.weights.close()
-        wanted = declare(device, config, file, target, draft, sources=sources)
+        wanted = memory_needs(device, config, file, target, draft, sources=sources)
         notes = [
             *wanted.notes,
             f"{config.draft}: its weights become q8_0, as they are they do not fit beside the target",
         ]
     if config.n_cpu_moe is None and (layers := layers_to_keep(device, config, file, target, draft, wanted)):
         wanted.weights.close()
-        wanted = declare(device, config, file, target, draft, layers, prepare=False, sources=sources)
+        wanted = memory_needs(device, config, file, target, draft, layers, prepare=False, sources=sources)
         notes += [
             f"{config.model} does not fit the GPU: the experts of {layers} of its {target.n_layers} layers stay in the host's "
             "memory and the CPU computes them (--n-cpu-moe)",
@@ -323,7 +328,7 @@ def layers_to_keep(
     file: GGUFFile,
     target: Target,
     draft: DraftSource | None,
-    wanted: Declared,
+    wanted: MemoryNeeds,
 ) -> int:
     """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help. `wanted`: as
     declared now, after which the draft stays prepared, and not filled yet."""
@@ -332,7 +337,7 @@ def layers_to_keep(
         return 0
 
     def fits(layers: int) -> bool:
-        found = declare(
+        found = memory_needs(
             device, config, file, target, draft, layers, prepare=False, sources=wanted.weights.sources
         )
         try:
@@ -348,8 +353,8 @@ def layers_to_keep(
     return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
 
 
-def usual_places(device: Device, config: EngineConfig, wanted: Declared) -> int:
-    """How many texts are decoded side by side where nobody says: as many as leave one text what it would have alone.
+def default_slots(device: Device, config: EngineConfig, wanted: MemoryNeeds) -> int:
+    """Slots where their number is not given: as many as leave one sequence what it would have alone.
 
     That is caches of the same types, batches as large, and a context as long; one that memory cuts short may lose a little. One
     where passes take no several, with a window while decoding, and where a text may not depend on who else is there by as much as
@@ -359,29 +364,29 @@ def usual_places(device: Device, config: EngineConfig, wanted: Declared) -> int:
         return 1
     free = memory_free(device, config.gpu_memory)
 
-    def planned(lanes: int) -> tuple[KvTypes, int, MemoryPlan]:
-        return wanted.side_by_side(lanes).plan(config.n_ctx, free, device.is_gpu)
+    def planned(n_states: int) -> tuple[KvTypes, int, MemoryPlan]:
+        return wanted.for_sequences(n_states).plan(config.n_ctx, free, device.is_gpu)
 
     small = wanted.weights.wanted <= SMALL
-    with suppress(DeviceError):  # there is not enough for one; whoever loads says so
+    with suppress(DeviceError):  # there is not enough for one: loading reports it
         kv, n_batch, alone = planned(1)
         is_cut = not config.n_ctx and alone.n_ctx < wanted.longest
         least = (1 - SHORTER) * alone.n_ctx if is_cut else alone.n_ctx
-        for lanes in ON_GPU if device.is_gpu else SMALL_ON_CPU if small else ON_CPU:
+        for n_states in ON_GPU if device.is_gpu else SMALL_ON_CPU if small else ON_CPU:
             with suppress(DeviceError):
-                found = planned(lanes)
+                found = planned(n_states)
                 if found[:2] == (kv, n_batch) and found[2].fits and found[2].n_ctx >= least:
-                    return lanes
+                    return n_states
     return 1
 
 
-def plan_declared(
+def plan_needs(
     device: Device,
     config: EngineConfig,
     file: GGUFFile,
     target: Target,
     draft: DraftSource | None,
-    wanted: Declared,
+    wanted: MemoryNeeds,
 ) -> tuple[KvTypes, int, MemoryPlan]:
     """`Declared.plan` with what is free. Raises DeviceError for what does not fit memory of a device's own."""
     try:

@@ -42,9 +42,9 @@ _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 _REDUCTIONS = Reduction(KEPT, WATCHED, BLOCK, each=True)
 
 
-def most_columns(max_width: int, lanes: int) -> int:
-    """Columns of the widest pass that verifies, where one tree has up to `max_width`; sequences side by side have more."""
-    return max_width if lanes == 1 else max(max_width, FOREST, verify_width(lanes - 1))
+def most_columns(max_width: int, n_states: int) -> int:
+    """Columns of the widest pass that verifies, where one tree has up to `max_width`; batches of sequences have more."""
+    return max_width if n_states == 1 else max(max_width, FOREST, verify_width(n_states - 1))
 
 
 def tree_width(budget: int, depth: int) -> int:
@@ -66,21 +66,21 @@ class TargetPasses(PassOutputs):
         depth: int,
         taps: tuple[int, ...],
         window: DecodeWindow | None = None,
-        lanes: int = 1,
+        n_states: int = 1,
         n_batch: int = 0,
     ) -> None:
         """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
         `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants; `window`: all that
-        is seen while decoding; `lanes`: sequences; `n_batch`: tokens of the longest linear pass."""
+        is seen while decoding; `state indices`: sequences; `n_batch`: tokens of the longest linear pass."""
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
         self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
         self._usual_path = depth + 1
         feature_row = len(taps) * target.n_embd
-        self.most_columns = most_columns(max_width, lanes)
+        self.most_columns = most_columns(max_width, n_states)
         self.state = TargetState(
-            device, target.state_spec(), kv_type, n_rows, self.most_columns, feature_row, lanes, n_batch
+            device, target.state_spec(), kv_type, n_rows, self.most_columns, feature_row, n_states, n_batch
         )
         # a path of copies may be as long as the tree is wide
         self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
@@ -89,7 +89,7 @@ class TargetPasses(PassOutputs):
         self._spare = np.arange(n_rows, n_rows + SPARE)
         self._steps = np.arange(max(self.most_columns, 1), dtype=np.int32)
         self.workspace = Workspace(device)
-        self.graphs = GraphCache(self.workspace, limit=GRAPHS * min(lanes, 2))
+        self.graphs = GraphCache(self.workspace, limit=GRAPHS * min(n_states, 2))
 
     # ---- memory
 
@@ -150,7 +150,7 @@ class TargetPasses(PassOutputs):
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
         # prefilling takes as long with graphs for any state index, and one graph serves all of them
-        seqs = int(state_index > 0 or (n > 1 and self.device.is_gpu and self.state.lanes > 1))
+        seqs = int(state_index > 0 or (n > 1 and self.device.is_gpu and self.state.n_states > 1))
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
             ("linear", n, n_kv, feeds, reduction, outputs, window is not None, seqs),
@@ -294,7 +294,7 @@ class TargetPasses(PassOutputs):
 
     def _verify_forest(self, forest: Forest, watches: Items[Watch | None], columns: Items[int]) -> Graph:
         """Trees of several sequences, or one of any state index."""
-        width, lanes, used = forest.width, self.state.lanes, forest.used
+        width, n_states, used = forest.width, self.state.n_states, forest.used
         widths, lasts = forest.widths, [s.n_tokens for s in forest.sequences]
         starts = [s.first_slot + n for s, n in zip(forest.sequences, lasts)]
         ends = [start + n for start, n in zip(starts, widths)]
@@ -307,7 +307,7 @@ class TargetPasses(PassOutputs):
         graph = self.graphs.get(
             ("forest", width, n_kv, reduction),
             lambda: self.target.build(
-                Batch(width, n_kv, None, self.taps, None, reduction, "every", window, lanes, True),
+                Batch(width, n_kv, None, self.taps, None, reduction, "every", window, n_states, True),
                 self.state,
                 self.weights,
             ),
@@ -321,7 +321,7 @@ class TargetPasses(PassOutputs):
         np.concatenate([tree.depths for tree in forest.trees], out=positions[here])
         positions[here] += of_text[0]
         np.add(np.arange(used, dtype=np.int32), of_text[1], rows[here])
-        seqs = graph.inputs["seqs"].array.reshape(lanes, 3)
+        seqs = graph.inputs["seqs"].array.reshape(n_states, 3)
         seqs[: len(widths)] = list(zip([s.state_index for s in forest.sequences], forest.firsts, widths))
         seqs[len(widths) :] = 0
         padding = slice(used, width)
@@ -332,7 +332,7 @@ class TargetPasses(PassOutputs):
             ranges[:, here] = of_text[2:]
             ranges[0, padding], ranges[1, padding] = 0, 1  # a column that sees nothing would have no numbers
             if "spans" in graph.inputs:
-                spans = graph.inputs["spans"].array.reshape(lanes, 2)
+                spans = graph.inputs["spans"].array.reshape(n_states, 2)
                 spans[: len(widths)] = list(zip(slots, ends))
                 spans[len(widths) :] = 0
         if window is not None:
@@ -365,9 +365,12 @@ class TargetPasses(PassOutputs):
         graph = self.graphs.get(
             ("commits", room, moved), lambda: forest_commit_graph(self.device, self.state, room, moved)
         )
-        inputs, lanes = graph.inputs, self.state.lanes
+        inputs, n_states = graph.inputs, self.state.n_states
         if self.state.spec.recurrent:
-            nodes, seqs = inputs["path"].array.reshape(lanes, room), inputs["seqs"].array.reshape(lanes, 3)
+            nodes, seqs = (
+                inputs["path"].array.reshape(n_states, room),
+                inputs["seqs"].array.reshape(n_states, 3),
+            )
             nodes[: len(paths)] = [(*path, *[-1] * (room - len(path))) for path in paths]
             nodes[len(paths) :] = -1
             seqs[: len(paths)] = list(

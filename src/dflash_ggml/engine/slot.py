@@ -83,15 +83,15 @@ class Slot:
     def _reset(self) -> None:
         self._there()
         sequence = self.sequence
-        torn, sequence.torn = sequence.torn, True
-        kept = () if torn else max(self.kv.kept, tuple(sequence.tokens), key=len)
+        inconsistent, sequence.inconsistent = sequence.inconsistent, True
+        kept = () if inconsistent else max(self.kv.kept, tuple(sequence.tokens), key=len)
         self.kv.kept = ()
-        self.kv.forget(torn)
+        self.kv.forget(inconsistent)
         sequence.clear()
         self.engine.passes.state.reset(sequence.state_index)
         if self.engine.drafter:
             self.engine.drafter.reset(sequence)
-        sequence.torn, self.kv.kept = False, kept
+        sequence.inconsistent, self.kv.kept = False, kept
 
     def grow(self, n: int) -> bool:
         """Have cache rows for n tokens, which may move them; False where not as many are left in one piece."""
@@ -156,14 +156,14 @@ class Slot:
         sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
         self.engine.passes.bucket(sequence.slots(len(ids)).stop)
         self.kv.overwrite(len(ids))
-        sequence.torn = True
+        sequence.inconsistent = True
         self.kv.writes(sequence.n_tokens + len(ids))
         began = time.perf_counter()
         graph = self.engine.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
         if self.engine.drafter:
             self.engine.drafter.prefilled(sequence, len(ids), append is not None)
         sequence.tokens.extend(ids)
-        sequence.torn = False
+        sequence.inconsistent = False
         self.engine.device.synchronize()  # a GPU would be batches behind, with progress that is none
         self.engine.batches.took(len(ids), time.perf_counter() - began)
         is_nan = self.engine.passes.is_nan(graph, len(ids) - 1 if take_row else 0)
@@ -231,7 +231,7 @@ class Slot:
         rows = tensors.read_rows(max(held - first, 0))
         tokens, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
         saved = Snapshot(tokens, tensors.read_live(), None, np.zeros(0, bool), None, rings=windows)
-        sequence.torn, was_clean = True, kv.is_clean
+        sequence.inconsistent, was_clean = True, kv.is_clean
         written = kv.writes(max(kv.touched, first - sequence.first_slot + n))
         try:
             state.reset(sequence.state_index)
@@ -256,7 +256,7 @@ class Slot:
             tensors.clear_rings(sequence.n_tokens)
             tensors.write_rows(rows, held - first)
             tensors.write(saved)
-            sequence.torn = False
+            sequence.inconsistent = False
             kv.writes(written)
 
     def _guarded(self, work: Callable[[], T]) -> T:
@@ -325,17 +325,17 @@ class Slot:
             self.kv.tensors().check(snapshot)
             if n > self.n_ctx:
                 raise ConfigError("snapshot: taken from a model or context of another shape")
-            kept, torn = snapshot.tokens, sequence.torn
-            if snapshot.rows is None and not torn:
+            kept, inconsistent = snapshot.tokens, sequence.inconsistent
+            if snapshot.rows is None and not inconsistent:
                 kept = max(self.kv.kept, tuple(sequence.tokens), key=len)
-            sequence.torn, self.kv.kept = True, ()
-            self.kv.forget(torn, 0 if snapshot.rows is not None else n)
+            sequence.inconsistent, self.kv.kept = True, ()
+            self.kv.forget(inconsistent, 0 if snapshot.rows is not None else n)
             sequence.clear()
             self.kv.tensors().write(snapshot)
             if self.engine.drafter:
                 self.engine.drafter.restore_seen(sequence, snapshot.in_draft)
             sequence.tokens += snapshot.tokens
-            sequence.logits, self.kv.kept, sequence.torn = snapshot.logits, kept, False
+            sequence.logits, self.kv.kept, sequence.inconsistent = snapshot.logits, kept, False
 
     # ---- decode
 
@@ -401,7 +401,7 @@ class Slot:
                 raise ConfigError("resume: the slot holds other tokens than the sequence")
             sequence.first_slot, sequence.end_slot = here.first_slot, here.end_slot
             sequence.state_index, sequence.unseen, sequence.logits = here.state_index, (), None
-            sequence.torn, sequence.nonfinite_from, sequence.draft_nonfinite = False, None, False
+            sequence.inconsistent, sequence.nonfinite_from, sequence.draft_nonfinite = False, None, False
             self.sequence = self.kv.sequence = sequence
             self.lookup = sequence.lookup or self.lookup
             self._guarded(self.kv.overwrite)
@@ -462,7 +462,7 @@ class Slot:
             self._reset()
             self._prefill(tokens)
         except Exception as error:  # noqa: BLE001 - it concerns this sequence alone
-            sequence.torn = True
+            sequence.inconsistent = True
             return error
         finally:
             sequence.history, sequence.sampler, sequence.undraftable, sequence.statistics, sequence.notes = (
@@ -479,9 +479,9 @@ class Slot:
 
     def _usable(self) -> None:
         self._there()
-        if self.sequence.torn:
+        if self.sequence.inconsistent:
             raise DeviceError(
-                "the state was torn by an interrupt or error inside a pass; call reset() and prefill again"
+                "the state is inconsistent after an interrupt or error inside a pass; call reset() and prefill again"
             )
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class Stepper:
 
         cold = graphs.cold
         for sequence, width in zip(sequences, forest.widths):
-            sequence.torn = width == 1  # until what came of the pass that commits it is known
+            sequence.inconsistent = width == 1  # until what came of the pass that commits it is known
         graph = self.passes.verify(forest, watches, columns)
         clock.lap("verify")
         if not plain:
@@ -244,7 +244,7 @@ class Stepper:
         paths: list[tuple[int, ...]] = []
         for (sequence, tree, block), what in zip(forest.blocks, accepted):
             paths.append(() if what is None or tree.width == 1 else what.path)
-            sequence.torn = bool(paths[-1])
+            sequence.inconsistent = bool(paths[-1])
             if tree.width == 1:
                 sequence.pending = None if what is None else what.tokens[-1]
                 self._keep_features(sequence, sequence.unseen, (0,), block, columns)
@@ -254,7 +254,7 @@ class Stepper:
                 waiting = sequence.unseen
                 sequence.commit(path, what.tokens)
                 self._keep_features(sequence, waiting, path, block, columns)
-                sequence.torn = False
+                sequence.inconsistent = False
 
     @staticmethod
     def _keep_features(

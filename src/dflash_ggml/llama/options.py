@@ -152,7 +152,7 @@ class LlamaOptions:
 
     @property
     def _batch(self) -> int:
-        """Tokens per prefill pass; llama-cpp-python's default is nobody's wish and leaves the number to the engine."""
+        """Tokens per prefill pass; llama-cpp-python's default leaves the number to the engine."""
         if self.n_batch == DEFAULT_BATCH:
             return 0
         return max(min(self.n_batch, self.n_ctx) if self.n_ctx else self.n_batch, 1)

@@ -21,7 +21,7 @@ _OWN = ("model", "model_alias", "host", "port", "api_key", "verbose", "chat_form
 
 
 class ServerSettings(SimpleNamespace):
-    """host and port, for whoever starts the app, and api_key. Any other keyword is kept and has no effect."""
+    """host and port, for the caller that starts the app, and api_key. Any other keyword is kept and has no effect."""
 
     def __init__(
         self, host: str = "localhost", port: int = 8000, api_key: str | None = None, **more: Any

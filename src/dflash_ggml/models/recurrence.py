@@ -1,6 +1,6 @@
 """A recurrent layer's state as one pass uses it: a tree's nodes read it, tokens in order advance it.
 
-Where sequences have lanes, an input names those whose state is meant, so that a graph serves all of them.
+Where sequences have state indices, an input names those whose state is meant, so that a graph serves all of them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class Recurrence:
 
     def __init__(self, g: Graph, state: TargetState, layer: int, parents, path, seqs) -> None:
         """parents int32 [n]; path int32 [n], 0, 1, ..., of a linear batch, None for a tree. seqs: see Batch; None for a sequence
-        in the first lane."""
+        in the first state index."""
         self.g, self.state, self.layer, self.parents, self.path = g, state, layer, parents, path
         self.window, self.delta = state.window(layer), state.delta(layer)
-        self._lane: Any = None
+        self._state_index: Any = None
         if seqs is not None:
-            self._lane = g.view(seqs, (1,))
+            self._state_index = g.view(seqs, (1,))
             self._windows, self._deltas = state.all_lanes(g, layer)
             shapes = (t.ne[0:3] for t in (self.window, self.delta))
-            rows = (g.get_rows(t, self._lane) for t in (self._windows, self._deltas))
+            rows = (g.get_rows(t, self._state_index) for t in (self._windows, self._deltas))
             self.window, self.delta = (g.expand(g.reshape(t, *ne)) for t, ne in zip(rows, shapes))
 
     def convolve(self, x, kernel):
@@ -37,8 +37,8 @@ class Recurrence:
             return
         g = self.g
         window = g.expand(g.ssm_conv_tree_commit(self.window, x, self.path))
-        if self._lane is not None:
-            g.expand(g.set_rows(self._windows, g.reshape(window, self._windows.ne[0], 1), self._lane))
+        if self._state_index is not None:
+            g.expand(g.set_rows(self._windows, g.reshape(window, self._windows.ne[0], 1), self._state_index))
 
     def apply(self, q, k, v, decay, beta):
         """The gated delta rule: q and k [S, H_k, n], v [S, H_v, n], decay and beta [1, H_v, n] -> [S, H_v, n].
@@ -54,15 +54,15 @@ class Recurrence:
         # flat, so that a GPU writes the state right there instead of copying it
         size = s * s * h_v
         after = g.view(out, (size,), offset=s * h_v * n * 4)
-        if self._lane is None:
+        if self._state_index is None:
             g.expand(g.copy(after, g.view(self.delta, (size,))))
         else:
-            g.expand(g.set_rows(self._deltas, g.reshape(after, size, 1), self._lane))
+            g.expand(g.set_rows(self._deltas, g.reshape(after, size, 1), self._state_index))
         return g.view(out, (s, h_v, n))
 
 
 class ForestRecurrence:
-    """The same for trees of several sequences, each in its lane, side by side in n columns."""
+    """The same for trees of several sequences, each in its state index, side by side in n columns."""
 
     path = None
 
@@ -71,10 +71,10 @@ class ForestRecurrence:
         self.g, self.state, self.layer, self.parents, self.seqs = g, state, layer, parents, seqs
         windows, deltas = state.all_lanes(g, layer)
         (k, c), (s, _, h) = state.window(layer).ne[0:2], state.delta(layer).ne[0:3]
-        lanes, apart = state.lanes, (windows.nb[1], deltas.nb[1])
-        self.windows = g.view(windows, (k, c, lanes), (4 * k, apart[0]))
-        self.deltas = g.view(deltas, (s, s, h, lanes), (4 * s, 4 * s * s, apart[1]))
-        self.rows_of_deltas = g.view(deltas, (s, s * h, lanes), (4 * s, apart[1]))
+        n_states, apart = state.n_states, (windows.nb[1], deltas.nb[1])
+        self.windows = g.view(windows, (k, c, n_states), (4 * k, apart[0]))
+        self.deltas = g.view(deltas, (s, s, h, n_states), (4 * s, 4 * s * s, apart[1]))
+        self.rows_of_deltas = g.view(deltas, (s, s * h, n_states), (4 * s, apart[1]))
 
     def convolve(self, x, kernel):
         """See Recurrence."""

@@ -49,12 +49,12 @@ class Batch:
     reduction: also declare the output `reduced`.
     window: all that the columns see of the text, None: all of it.
     outputs: of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
-    seqs: entries of the input `seqs`, int32 [3, seqs]: lane, first column and number of columns of each sequence of the pass, 0
-    columns where there is none; 0: one sequence, in the first lane of the state.
-    is_forest: the columns are trees of those sequences, side by side. What they see of their prefixes is the input `ranges`, rows
-    from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence sees, its own rows included; features
-    go to the columns that the input `column` names; a sequence of one column has taken it in when the pass has run, the others
-    are left alone.
+    seqs: entries of the input `seqs`, int32 [3, seqs]: state index, first column and number of columns of each sequence of the
+    pass, 0 columns where there is none; 0: one sequence, in state index 0.
+    is_forest: the columns are trees of those sequences, one after another. What they see of their prefixes is the input `ranges`,
+    rows from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence sees, its own rows included;
+    features go to the columns that the input `column` names. A sequence of one column is committed by the pass, the others are
+    not.
     """
 
     columns: int

@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="requests that are answered side by side; they share the context's tokens (default 0, or -1: by the memory that is "
+        help="requests that are decoded in one batch; they share the context's tokens (default 0, or -1: by the memory that is "
         "free, as many as leave one request what it would have alone)",
     )
     add("--queue", type=int, default=256, metavar="N", help="requests that may wait (default 256)")

@@ -66,7 +66,7 @@ class FairQueue(Generic[T]):
                 if self._closed:
                     return None
                 self._changed.wait()
-            # only now, so that whoever came while the last entry was worked on is before its client
+            # only now, so that clients that came while the last entry was worked on are before its client
             if self._served in self._lanes:
                 self._lanes.move_to_end(self._served)
             client, lane = next(iter(self._lanes.items()))

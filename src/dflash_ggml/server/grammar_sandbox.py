@@ -92,7 +92,7 @@ class Vetter:
             self._ready()
 
     def close(self) -> None:
-        """End the process; whoever waits for it goes on."""
+        """End the process; callers that wait for it continue."""
         self._closed = True
         process = self._process
         if process is not None:

@@ -253,7 +253,7 @@ class Worker(Generic[B]):
     def _opened(self) -> B | None:
         try:
             return self._open(self._on_progress)
-        except BaseException as error:  # noqa: BLE001 - told to whoever asks
+        except BaseException as error:  # noqa: BLE001 - reported to every caller
             if isinstance(error, EngineLost) and self._draining:  # it was told to end
                 return None
             log.error("could not start: %s", error)

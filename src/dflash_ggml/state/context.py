@@ -41,28 +41,34 @@ def ring_rows(window: int | None, block: int, n_rows: int) -> int:
 
 class ContextRows:
     """The layers of one window: their K/V, the mask over it, and where tokens lie: the one at position p of a text in slot
-    first + p, or in the ring of its lane. Behind the rows are `block` spare ones that nobody reads, for appends of a fixed
+    first + p, or in the ring of its state index. Behind the rows are `block` spare ones that nobody reads, for appends of a fixed
     width."""
 
     def __init__(
-        self, device: Device, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int, lanes: int
+        self,
+        device: Device,
+        layers: Sequence[KvLayer],
+        kv_type: KvType,
+        n_rows: int,
+        block: int,
+        n_states: int,
     ) -> None:
         """`n_rows`: slots of the context."""
         self.window, self.block = layers[0].window, block
         self.n_rows = ring_rows(self.window, block, n_rows)  # of a ring, or of all sequences
         self.is_ring = self.n_rows < n_rows
-        self.end = self.n_rows * (lanes if self.is_ring else 1)
+        self.end = self.n_rows * (n_states if self.is_ring else 1)
         self.cache = KvCache(device, layers, kv_type, self.end + block)
         self.mask = SlotMask(device, block, block, self.n_rows, self.window, self.is_ring)
         self._spare = self.end + np.arange(block, dtype=np.int32)
 
-    def rows(self, first: int, lane: int, start: int, end: int) -> NDArray[np.int32]:
-        """The rows of positions `start` to `end` of the text in the slots from `first` on, or of a lane's ring."""
-        return self.rows_of(first, lane, np.arange(start, end, dtype=np.int32))
+    def rows(self, first: int, state_index: int, start: int, end: int) -> NDArray[np.int32]:
+        """The rows of positions `start` to `end` of the text in the slots from `first` on, or of a state index's ring."""
+        return self.rows_of(first, state_index, np.arange(start, end, dtype=np.int32))
 
-    def rows_of(self, first: Ints, lane: Ints, positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The rows of positions, each of one text or of as many as `first` and `lane` are of."""
-        return positions % self.n_rows + lane * self.n_rows if self.is_ring else positions + first
+    def rows_of(self, first: Ints, state_index: Ints, positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The rows of positions, each of one text or of as many as `first` and `state index` are of."""
+        return positions % self.n_rows + state_index * self.n_rows if self.is_ring else positions + first
 
     def spare(self, n: int) -> NDArray[np.int32]:
         """n rows that nobody reads; beyond a block some of them again."""
@@ -70,10 +76,10 @@ class ContextRows:
             self._spare = np.resize(self._spare, n)
         return self._spare[:n]
 
-    def used(self, first: int, lane: int, end: int) -> int:
+    def used(self, first: int, state_index: int, end: int) -> int:
         """Rows that a graph must look at for a block that ends before position `end`."""
-        if self.is_ring and lane:
-            return (lane + 1) * self.n_rows
+        if self.is_ring and state_index:
+            return (state_index + 1) * self.n_rows
         return min(kv_bucket(end if self.is_ring else first + end, self.mask.device.is_gpu), self.n_rows)
 
     @property
@@ -82,7 +88,7 @@ class ContextRows:
         return 2 if self.is_ring else 1
 
     def ranges(
-        self, first: Ints, lane: Ints, known: Ints, start: Ints, block: int, causal: bool
+        self, first: Ints, state_index: Ints, known: Ints, start: Ints, block: int, causal: bool
     ) -> NDArray[np.int32]:
         """What the columns of a block from position `start` on see of a text that is known from position `known` on: rows from
         and to, int32 [pieces, 2, block]. Of several texts all four are [n, 1], and the ranges [pieces, 2, n, block]."""
@@ -93,7 +99,7 @@ class ContextRows:
         if not self.is_ring:
             found[0] = first + low, first + high
             return found
-        base, size = lane * self.n_rows, self.n_rows
+        base, size = state_index * self.n_rows, self.n_rows
         low, length = low % size, high - low
         over = np.maximum(low + length - size, 0)
         found[0, 0], found[0, 1], found[1, 0], found[1, 1] = (
@@ -131,11 +137,11 @@ class Context:
         kv_type: KvType,
         n_rows: int,
         block: int,
-        lanes: int = 1,
+        n_states: int = 1,
     ) -> None:
         members = _groups(layers)
         self.groups = [
-            ContextRows(device, [layers[i] for i in of], kv_type, n_rows, block, lanes) for of in members
+            ContextRows(device, [layers[i] for i in of], kv_type, n_rows, block, n_states) for of in members
         ]
         self._place = {i: (group, at) for group, of in enumerate(members) for at, i in enumerate(of)}
 
@@ -182,14 +188,14 @@ class Context:
 
 
 def context_bytes(
-    layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int, lanes: int = 1
+    layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int, n_states: int = 1
 ) -> tuple[int, int]:
     """Bytes of K/V and of masks that a `Context` of these arguments takes."""
     kv = masks = 0
     for of in _groups(layers):
         members = tuple(layers[i] for i in of)
         rows = ring_rows(members[0].window, block, n_rows)
-        kv += StateSpec(members).kv_bytes(rows * (lanes if rows < n_rows else 1) + block, kv_type)
+        kv += StateSpec(members).kv_bytes(rows * (n_states if rows < n_rows else 1) + block, kv_type)
         masks += 2 * block * rows
     return kv, masks
 

@@ -1,6 +1,6 @@
 """Memory plan: device memory that a configuration needs, before loading, and the longest context that fits.
 
-A plan is a list of parts, each with its size for so many cache rows; whoever allocates something says here what it will take. All
+A plan is a list of parts, each with its size for so many cache rows; every allocation is declared here. All
 but the graphs' scratch memory is exact to the byte.
 """
 

@@ -35,10 +35,10 @@ def ring_rows(window: int, columns: int, n_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A tree behind the first `start` tokens of a lane's sequence. depths [w]: of each column below its root; own [w, w]: whether
-    it sees each of them."""
+    """A tree behind the first `start` tokens of a sequence. depths [w]: of each column below its root; own [w, w]: whether it
+    sees each of them."""
 
-    lane: int
+    state_index: int
     start: int
     depths: NDArray[np.int32]
     own: NDArray[np.bool_]
@@ -76,25 +76,31 @@ class Ring:
     """The layers of one window: their rows, and what a pass sees of them. window: tokens that a column sees, itself included."""
 
     def __init__(
-        self, device: Device, name: str, layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, lanes: int
+        self,
+        device: Device,
+        name: str,
+        layers: Sequence[KvLayer],
+        kv_type: KvType,
+        n_rows: int,
+        n_states: int,
     ) -> None:
-        """`n_rows` of each lane, as `ring_rows` gives them; name: of its inputs."""
+        """`n_rows` of each state index, as `ring_rows` gives them; name: of its inputs."""
         assert layers[0].window is not None
         self.name, self.window, self.n_rows = name, layers[0].window, n_rows
-        self.cache = KvCache(device, layers, kv_type, n_rows * lanes)
+        self.cache = KvCache(device, layers, kv_type, n_rows * n_states)
 
     def build(self, g: Graph, n: int, positions, is_tree: bool, seqs=None) -> Near:
         """Inputs of a pass of n columns at `positions`, which `fill` provides, or, of several sequences, `fill_each`."""
         return Near(g, self.name, self.window, n, positions, is_tree, seqs)
 
-    def rows(self, lane: int, start: int, n: int) -> NDArray[np.int32]:
+    def rows(self, state_index: int, start: int, n: int) -> NDArray[np.int32]:
         """The rows of n tokens from position `start` on."""
-        return lane * self.n_rows + (start + np.arange(n, dtype=np.int32)) % self.n_rows
+        return state_index * self.n_rows + (start + np.arange(n, dtype=np.int32)) % self.n_rows
 
     def fill(
         self,
         graph: Graph,
-        lane: int,
+        state_index: int,
         start: int,
         n: int,
         depths: NDArray[np.int32] | None = None,
@@ -106,14 +112,14 @@ class Ring:
         near = rows[n:]
         base = max(start - self.window + 1, 0) // TILE * TILE
         before = start - base
-        rows[:n] = self.rows(lane, start, n)
+        rows[:n] = self.rows(state_index, start, n)
         if depths is None:
             ranges = near[-2 * n :].reshape(2, n)
             near = near[: -2 * n]
             positions = start + np.arange(n)
             ranges[0] = np.maximum(positions - self.window + 1, 0) - base
             ranges[1] = positions - base + 1
-        near[: before + n] = self.rows(lane, base, before + n)
+        near[: before + n] = self.rows(state_index, base, before + n)
         near[before + n :] = rows[0]  # any that holds numbers: nobody sees it
         if depths is None or own is None:
             return
@@ -135,8 +141,8 @@ class Ring:
             w, start = len(tree.depths), tree.start
             base = max(start - self.window + 1, 0) // TILE * TILE
             before, own = start - base, slice(column, column + w)
-            rows[own] = self.rows(tree.lane, start, w)
-            near[at : at + before + w] = self.rows(tree.lane, base, before + w)
+            rows[own] = self.rows(tree.state_index, start, w)
+            near[at : at + before + w] = self.rows(tree.state_index, base, before + w)
             lag = start + tree.depths[:, None] - (base + np.arange(before))
             mask[own, at : at + before] = np.where(lag < self.window, np.float16(0), HIDDEN)
             seen = tree.own & (tree.depths[:, None] - tree.depths < self.window)
@@ -148,7 +154,7 @@ class Ring:
             column += w
         near[at:] = rows[0]
         # padding: behind the last tree, where nobody looks
-        rows[column:n] = self.rows(tree.lane, start + w, n - column)
+        rows[column:n] = self.rows(tree.state_index, start + w, n - column)
         mask[column:, 0] = 0
         if f"{self.name} spans" in graph.inputs:
             array = graph.inputs[f"{self.name} spans"].array.reshape(-1, 2)

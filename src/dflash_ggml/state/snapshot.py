@@ -60,19 +60,20 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What a snapshot is copied from and to: recurrent tensors of a lane, caches [row, n_rows] with this sequence's rows from
-    `first_slot` on, and rings side by side by lane, each with the rows that tokens can have and how many of the last ones
-    are kept."""
+    """Source and destination of a snapshot.
+
+    Recurrent tensors of a state index; caches [row, n_rows] with this sequence's rows from `first_slot` on; rings by state index,
+    each with the rows that tokens can have and how many of the last ones are kept."""
 
     device: Device
     live: Sequence[Any]
     caches: Sequence[Any]
     first_slot: int = 0
     rings: Sequence[tuple[Any, int, int]] = ()
-    lane: int = 0
+    state_index: int = 0
 
     def read_live(self) -> tuple[np.ndarray, ...]:
-        """The bytes of what is kept of the lane whatever its length, an array per tensor."""
+        """The bytes of the recurrent state, an array per tensor."""
         device = self.device
         return tuple(device.read_bytes(t, device.buffers.take(lib.ggml_nbytes(t))) for t in self.live)
 
@@ -99,10 +100,10 @@ class Tensors:
         )
 
     def _pieces(self, t, rows: int, kept: int, n: int) -> list[tuple[int, int]]:
-        """Where the last `kept` of n tokens lie in the lane's ring, in order: first byte and bytes of two pieces."""
+        """Where the last `kept` of n tokens lie in the state index's ring, in order: first byte and bytes of two pieces."""
         first, row = max(n - kept, 0), t.nb[1]
         before = min(rows - first % rows, n - first)
-        start = self.lane * rows
+        start = self.state_index * rows
         return [((start + first % rows) * row, before * row), (start * row, (n - first - before) * row)]
 
     def _ring_bytes(self, n: int) -> list[int]:
@@ -156,12 +157,12 @@ class Tensors:
             self._clear(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
 
     def clear_rings(self, n: int) -> None:
-        """Zero the rows of the lane's rings that hold none of the last tokens of n."""
+        """Zero the rows of the state index's rings that hold none of the last tokens of n."""
         for t, rows, kept in self.rings:
             dead, at = rows - min(n, kept), n % rows
             before = min(rows - at, dead)
-            self._clear(t, (self.lane * rows + at) * t.nb[1], before * t.nb[1])
-            self._clear(t, self.lane * rows * t.nb[1], (dead - before) * t.nb[1])
+            self._clear(t, (self.state_index * rows + at) * t.nb[1], before * t.nb[1])
+            self._clear(t, self.state_index * rows * t.nb[1], (dead - before) * t.nb[1])
 
     def _clear(self, t, offset: int, size: int) -> None:
         if size:

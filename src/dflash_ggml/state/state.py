@@ -3,9 +3,8 @@
 The committed state changes in two places only: a linear graph advances it, a commit graph takes in an accepted path. A
 tree under verification writes beside it (spare K/V rows, conv inputs, factors, features), so rejecting it costs nothing.
 
-Every sequence has a lane of recurrent state, which lies in one piece: a snapshot copies that, and the graphs of the first lane,
-which a single sequence has, are those of a state without lanes. With the lanes of a layer side by side, the other order, a
-pass would read as much, and a snapshot 96 pieces.
+The recurrent state of a sequence, under its state index, is contiguous: a snapshot copies one piece, where an order by layers
+would make 96 of it, and graphs of state index 0 are those of an engine for one sequence.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from .ring import Ring, ring_rows
 from .spec import KvLayer, StateSpec
 
 SPARE = 8  # rows, and one more than the columns that a width is padded by
-_FEWER = "decode fewer texts side by side (--parallel)"
+_FEWER = "decode fewer sequences in a batch (--parallel)"
 _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 
 
 class TargetState:
-    """Memory of a target for `lanes` sequences: their committed states, and room for trees of `max_width` nodes together.
+    """Memory of a target for `n_states` sequences: their committed states, and room for trees of `max_width` nodes together.
 
     Layers are asked for by their number in the model.
     """
@@ -42,25 +41,30 @@ class TargetState:
         n_rows: int,
         max_width: int,
         feature_row: int,
-        lanes: int = 1,
+        n_states: int = 1,
         n_batch: int = 0,
     ) -> None:
         """`n_rows` K/V rows, of types `kv_type`; `max_width` 0 leaves the trees' memory out (plain decoding);
         `feature_row`: elements that the draft wants of each node; `n_batch`: tokens of a prompt's batch, for the layers with a
         window."""
-        self.device, self.spec, self.max_width, self.lanes = device, spec, max_width, lanes
+        self.device, self.spec, self.max_width, self.n_states = device, spec, max_width, n_states
         # behind the rows are those of a pass's padding, which nobody reads
-        spare = SPARE if lanes > 1 else 0
+        spare = SPARE if n_states > 1 else 0
         self.kv = KvCache(device, spec.seeing(None).kv, kv_type, n_rows + spare)
         columns = max(n_batch, max_width, 1)
         self.rings = [
             Ring(
-                device, f"ring{i}", spec.seeing(window).kv, kv_type, ring_rows(window, columns, n_rows), lanes
+                device,
+                f"ring{i}",
+                spec.seeing(window).kv,
+                kv_type,
+                ring_rows(window, columns, n_rows),
+                n_states,
             )
             for i, window in enumerate(spec.windows)
         ]
         n = len(spec.recurrent)
-        self._live = Store(device, 2 + 2 * n + 2 * lanes)
+        self._live = Store(device, 2 + 2 * n + 2 * n_states)
         self._tree = Store(device, 2)
         self.windows: Any = None
         self.deltas: Any = None
@@ -68,20 +72,20 @@ class TargetState:
         self.conv_inputs: Any = None
         self._window: list = []
         self._delta: list = []
-        self._lanes: list[list] = [[] for _ in range(lanes)]  # what `live` gives
+        self._states: list[list] = [[] for _ in range(n_states)]  # what `live` gives
         if n:
             conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
             window, state = (conv.kernel - 1, conv.channels), (delta.dim, delta.dim, delta.v_heads)
-            self.windows = self._live.tensor(F32, *window, n * lanes, name="conv windows")
-            self.deltas = self._live.tensor(F32, *state, n * lanes, name="delta states")
+            self.windows = self._live.tensor(F32, *window, n * n_states, name="conv windows")
+            self.deltas = self._live.tensor(F32, *state, n * n_states, name="delta states")
             self._window = [self._live.view(self.windows, i * self.windows.nb[2], *window) for i in range(n)]
             self._delta = [self._live.view(self.deltas, i * self.deltas.nb[3], *state) for i in range(n)]
-            self._lanes = [
+            self._states = [
                 [
-                    self._live.view(self.windows, lane * n * self.windows.nb[2], *window, n),
-                    self._live.view(self.deltas, lane * n * self.deltas.nb[3], *state, n),
+                    self._live.view(self.windows, state_index * n * self.windows.nb[2], *window, n),
+                    self._live.view(self.deltas, state_index * n * self.deltas.nb[3], *state, n),
                 ]
-                for lane in range(lanes)
+                for state_index in range(n_states)
             ]
             self._live.allocate()
             if max_width:
@@ -89,7 +93,7 @@ class TargetState:
                 self.conv_inputs = self._tree.tensor(F32, conv.channels, max_width, n, name="conv inputs")
                 self._tree.allocate()
         # several sequences keep what the draft has not seen while others' trees are verified
-        self.features = Features(device, feature_row, max_width * (2 if lanes > 1 else 1))
+        self.features = Features(device, feature_row, max_width * (2 if n_states > 1 else 1))
 
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
@@ -108,19 +112,19 @@ class TargetState:
         return [("", self.kv), *((f"{ring.name}_", ring.cache) for ring in self.rings)]
 
     def window(self, layer: int):
-        """Conv window of a recurrent layer [K-1, channels] in the first lane, oldest input first."""
+        """Conv window of a recurrent layer [K-1, channels] in state index 0, oldest input first."""
         return self._window[self.spec.place[layer]]
 
     def delta(self, layer: int):
-        """Delta-net state of a recurrent layer [S, S, H_v] in the first lane, key dimension contiguous."""
+        """Delta-net state of a recurrent layer [S, S, H_v] in state index 0, key dimension contiguous."""
         return self._delta[self.spec.place[layer]]
 
     def all_lanes(self, g: Graph, layer: int) -> tuple[Any, Any]:
-        """Conv windows [(K-1) * channels, lanes] and delta-net states [S * S * H_v, lanes] of a recurrent layer, views."""
+        """Conv windows [(K-1) * channels, n_states] and delta-net states [S * S * H_v, n_states] of a recurrent layer, views."""
         at, n = self.spec.place[layer], len(self._window)
         whole = (self.windows, self.windows.nb[2]), (self.deltas, self.deltas.nb[3])
         windows, deltas = (
-            g.view(t, (size // 4, self.lanes), (n * size,), offset=at * size) for t, size in whole
+            g.view(t, (size // 4, self.n_states), (n * size,), offset=at * size) for t, size in whole
         )
         return windows, deltas
 
@@ -132,18 +136,18 @@ class TargetState:
         """Where the factors of a tree's nodes go, of one recurrent layer [factors, columns]."""
         return g.slice(self.all_factors, self.spec.place[layer], columns)
 
-    def reset(self, lane: int = 0) -> None:
-        """Forget the sequence of a lane. K/V rows stay as they are: masks hide them."""
+    def reset(self, state_index: int = 0) -> None:
+        """Forget the sequence of a state index. K/V rows stay as they are: masks hide them."""
         self.device.synchronize()  # clearing does not wait for a commit that a GPU is still at
-        if self.lanes > 1:
-            for t in self.live(lane):
+        if self.n_states > 1:
+            for t in self.live(state_index):
                 lib.ggml_backend_tensor_memset(t, 0, 0, lib.ggml_nbytes(t))
         elif self.windows is not None:
             lib.ggml_backend_buffer_clear(self.windows.buffer, 0)
 
-    def live(self, lane: int = 0) -> list:
-        """The recurrent state of a lane: what a snapshot must copy besides K/V rows."""
-        return list(self._lanes[lane])
+    def live(self, state_index: int = 0) -> list:
+        """The recurrent state of a state index: what a snapshot must copy besides K/V rows."""
+        return list(self._states[state_index])
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -169,30 +173,32 @@ def state_parts(
     kv_type: KvType,
     max_width: int,
     feature_row: int,
-    lanes: int = 1,
+    n_states: int = 1,
     n_batch: int = 0,
 ) -> list[Part]:
     """What a TargetState of these arguments takes, for the memory plan. `unit`: the device's alignment in bytes."""
-    spare = SPARE if lanes > 1 else 0
+    spare = SPARE if n_states > 1 else 0
     columns = max(n_batch, max_width, 1)
 
     def kv_bytes(rows: int) -> int:
-        rings = (spec.seeing(w).kv_bytes(lanes * ring_rows(w, columns, rows), kv_type) for w in spec.windows)
+        rings = (
+            spec.seeing(w).kv_bytes(n_states * ring_rows(w, columns, rows), kv_type) for w in spec.windows
+        )
         return spec.seeing(None).kv_bytes(rows + spare, kv_type) + sum(rings)
 
     n, parts = len(spec.recurrent), [Part("target K/V", kv_bytes, _LOWER_CONTEXT)]
-    tree = padded(4 * feature_row * max_width * (2 if lanes > 1 else 1), unit)
+    tree = padded(4 * feature_row * max_width * (2 if n_states > 1 else 1), unit)
     if n:
         conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
-        live = padded(4 * (conv.kernel - 1) * conv.channels * n * lanes, unit)
-        live += padded(4 * delta.dim**2 * delta.v_heads * n * lanes, unit)
-        parts.append(Part("recurrent state", lambda rows: live, _FEWER if lanes > 1 else ADVICE))
+        live = padded(4 * (conv.kernel - 1) * conv.channels * n * n_states, unit)
+        live += padded(4 * delta.dim**2 * delta.v_heads * n * n_states, unit)
+        parts.append(Part("recurrent state", lambda rows: live, _FEWER if n_states > 1 else ADVICE))
         tree += sum(padded(4 * size * max_width * n, unit) for size in (delta.factors, conv.channels))
     return [*parts, Part("tree", lambda rows: tree, "lower the budget (--budget)")]
 
 
 def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool) -> Graph:
-    """Graph that commits an accepted path of up to `max_path` nodes of the sequence in the first lane, all layers at once.
+    """Graph that commits an accepted path of up to `max_path` nodes of the sequence in state index 0, all layers at once.
 
     Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one
     per tensor of `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into
@@ -210,16 +216,16 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
 
 
 def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved: int) -> Graph:
-    """The same for paths of several sequences: path [max_path, lanes], an entry of `seqs` (see Batch) each, counted from the
-    sequence's first column; from0, ... and to: [moved], those of all."""
+    """The same for paths of several sequences: path [max_path, n_states], an entry of `seqs` (see Batch) each, counted from
+    the sequence's first column; from0, ... and to: [moved], those of all."""
     g = Graph(device, _commit_nodes(state))
     if state.windows is not None:
-        path, seqs = g.input("path", I32, max_path, state.lanes), g.input("seqs", I32, 3, state.lanes)
+        path, seqs = g.input("path", I32, max_path, state.n_states), g.input("seqs", I32, 3, state.n_states)
         (k, c, layers), s = state.live()[0].ne[0:3], state.deltas.ne[0]
         a_window, a_delta = state.windows.nb[2], state.deltas.nb[3]
-        windows = g.view(state.windows, (k, c, state.lanes, layers), (4 * k, layers * a_window, a_window))
+        windows = g.view(state.windows, (k, c, state.n_states, layers), (4 * k, layers * a_window, a_window))
         rows = a_delta // (4 * s)
-        deltas = g.view(state.deltas, (s, rows, state.lanes, layers), (4 * s, layers * a_delta, a_delta))
+        deltas = g.view(state.deltas, (s, rows, state.n_states, layers), (4 * s, layers * a_delta, a_delta))
         g.expand(g.ssm_conv_forest_commit(windows, state.conv_inputs, path, seqs))
         g.expand(g.gated_delta_net_forest_commit(deltas, state.all_factors, path, seqs))
     if moved:

@@ -93,7 +93,7 @@ class Selection:
         ranges: Where they stood, in order.
         sent_n: Tokens of the whole prompt.
         score_ms: What selecting took, wall milliseconds.
-        whole: Why all of it is kept, where that was not the request's wish; "" otherwise.
+        whole: Why all of it is kept although less was asked for; "" otherwise.
     """
 
     ids: tuple[int, ...]

@@ -60,7 +60,7 @@ class DFlashDrafter(Drafter):
         self.host, self.device, self.params, self.weights = host, host.device, p, weights
         self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
         self.name, self.candidates, self.to_target = kind_of(p), candidates, to_target
-        self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block, host.lanes)
+        self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block, host.n_states)
         self.held = np.zeros(n_rows, bool)  # which slots hold a token's context
         self.graphs = host.graphs
         self._is_narrow = self.device.is_gpu and any(is_quantised(t.type) for t in weights.values())
@@ -131,7 +131,7 @@ class DFlashDrafter(Drafter):
         return self._read(graph, block)
 
     def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
-        """A block for each sequence, side by side in one pass; of places that are left over nothing is read."""
+        """A block per sequence in one pass; blocks that are left over are not read."""
         p, block, n = self.params, self._columns(depth), places(len(sequences))
         for sequence in sequences:
             if len(sequence.unseen) > block:
@@ -139,9 +139,9 @@ class DFlashDrafter(Drafter):
         groups, m = self.context.groups, len(sequences)
         texts = [(s.first_slot, s.state_index, s.n_tokens) for s in sequences]
         end, longest = max([slot + n for slot, _, n in texts]), max([n for _, _, n in texts])
-        lane = max([lane for _, lane, _ in texts])
+        state_index = max([state_index for _, state_index, _ in texts])
         # where rows are everyone's the last one counts, and of rings the last ring
-        n_kv = tuple(group.used(end - longest, lane, longest + block) for group in groups)
+        n_kv = tuple(group.used(end - longest, state_index, longest + block) for group in groups)
         graph = self.graphs.get(("drafts", n_kv, block, n), lambda: self._build(n_kv, block, n))
         ints = graph.inputs["ints"].array.reshape(-1, n * block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(s, s.unseen, s.n_tokens) for s in sequences])
@@ -150,15 +150,15 @@ class DFlashDrafter(Drafter):
         for group, of_group, seen in zip(groups, rows, ranges):
             of_group[m:] = group.spare((n - m) * block).reshape(-1, block)
             seen[0, 1, m:] = 1  # a column that sees nothing would have no numbers
-        first, lanes, start = np.array(texts, np.int32).T[:, :, None]
+        first, indices, start = np.array(texts, np.int32).T[:, :, None]
         known = np.array([[self._known_from(s)] for s in sequences], np.int32)
         ids[:m] = 0 if p.has_mask_vector else p.mask_id
         if not p.has_mask_vector:
             ids[:m, 0] = [s.pending for s in sequences]
         positions[:m] = start + self._steps[:block]
         for group, of_group, seen, causal in zip(groups, rows, ranges, self._causal):
-            of_group[:m] = group.rows_of(first, lanes, positions[:m])
-            seen[:, :, :m] = group.ranges(first, lanes, known, start, block, causal)
+            of_group[:m] = group.rows_of(first, indices, positions[:m])
+            seen[:, :, :m] = group.ranges(first, indices, known, start, block, causal)
         roots = graph.inputs["roots"].array.reshape(3, n)
         roots[:], roots[1] = 0, np.arange(n) * block
         roots[0, :m] = [s.pending for s in sequences]
@@ -178,7 +178,7 @@ class DFlashDrafter(Drafter):
         """Blocks of so many columns that a pass may have: two passes of the kernels for few columns take less time than one of
         those for many (27B shape, H200: 8 blocks of 8 columns 2.9 ms, 9 of them 8.0)."""
         has_pairs = self.params.selector is not None or self.params.markov is not None
-        most = MOST_LATTICES if has_pairs else self.host.lanes
+        most = MOST_LATTICES if has_pairs else self.host.n_states
         return max(min(most, NARROW_COLUMNS // columns), 1) if self._is_narrow else most
 
     def _read(self, graph: Graph, block: int, n: int = 1, places: int = 1) -> list[Rows | NoNumbers]:
@@ -264,12 +264,12 @@ class DFlashDrafter(Drafter):
         at = sum(counts)
         columns[:at] = [column for _, taken, _ in parts for column in taken]
         positions[:at] = [start + i for (_, _, start), n in zip(texts, counts) for i in range(n)]
-        first, lane, _ = (
+        first, state_index, _ = (
             np.repeat(np.array(texts, np.int32), counts, axis=0).T if len(texts) > 1 else texts[0]
         )
         self.held[first + positions[:at]] = True
         for group, of_group in zip(groups, rows):
-            of_group[:at] = group.rows_of(first, lane, positions[:at])
+            of_group[:at] = group.rows_of(first, state_index, positions[:at])
         if at < len(columns):
             columns[at:] = positions[at:] = 0
             for group, of_group in zip(groups, rows):

@@ -88,13 +88,13 @@ class DFlashSource(DraftSource):
         self._type = "q8_0"
         return True
 
-    def parts(self, device: Device, kv_type: KvType, lanes: int = 1) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType, n_states: int = 1) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
         p, wanted, spec = self.params, self._weights.wanted, cache_layers(self.params)
         return [
             Part("draft weights", lambda rows: wanted),
-            Part("draft K/V", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, lanes)[0]),
-            Part("draft masks", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, lanes)[1]),
+            Part("draft K/V", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, n_states)[0]),
+            Part("draft masks", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, n_states)[1]),
         ]
 
     def start(

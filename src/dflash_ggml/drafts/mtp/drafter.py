@@ -64,14 +64,16 @@ class MtpSource(DraftSource):
         self._weights = Weights(device, sources, gathered=(self.head.prefix + EMBEDDING,))
         return []
 
-    def parts(self, device: Device, kv_type: KvType, lanes: int = 1) -> list[Part]:
+    def parts(self, device: Device, kv_type: KvType, n_states: int = 1) -> list[Part]:
         assert self._weights is not None, "prepare comes first"
         wanted, spec, over = self._weights.wanted, cache_spec(self.head), _room(self.depth) + 1
         return [
             Part("draft weights", lambda rows: wanted),
             Part("draft K/V", lambda rows: spec.kv_bytes(rows + over, kv_type)),
             Part("draft masks", lambda rows: 2 * self.depth * rows),
-            Part("draft state", lambda rows: padded(4 * self.head.n_embd * _lasts(lanes), device.alignment)),
+            Part(
+                "draft state", lambda rows: padded(4 * self.head.n_embd * _lasts(n_states), device.alignment)
+            ),
         ]
 
     def start(
@@ -95,9 +97,9 @@ def cache_spec(head: Head) -> StateSpec:
     return StateSpec((KvLayer(head.n_kv_heads, head.head_dim),))
 
 
-def _lasts(lanes: int) -> int:
-    """Hidden states that are kept: one a lane, and of several one for what only fills a pass."""
-    return lanes + (lanes > 1)
+def _lasts(n_states: int) -> int:
+    """Hidden states that are kept: one a state index, and of several one for what only fills a pass."""
+    return n_states + (n_states > 1)
 
 
 def _room(depth: int) -> int:
@@ -119,14 +121,14 @@ class MtpDrafter(Drafter):
         self.room = _room(depth)
         self.kv = KvCache(self.device, cache_spec(head).kv, host.kv_type, n_rows + self.room + 1)
         self._store = Store(self.device, 1)
-        last = self._store.tensor(F32, head.n_embd, _lasts(host.lanes), name="last hidden states")
+        last = self._store.tensor(F32, head.n_embd, _lasts(host.n_states), name="last hidden states")
         self._store.allocate()
         target = host.target
         embedding, output = names(head, target.embedding_name, target.head_name)
         self.parts = Parts(head, ChainMap(weights, host.weights), self.kv, last, embedding, output)  # type: ignore[arg-type]
-        # by lane; before the first token there is nothing, which zeros say
-        self.has_last = [True] * host.lanes
-        self._masked = 0  # the lane that the mask is of
+        # by state index; before the first token there is nothing, which zeros say
+        self.has_last = [True] * host.n_states
+        self._masked = 0  # the state index that the mask is of
         self.held = np.zeros(n_rows, bool)  # which slots hold a token's keys and values
         self.graphs = host.graphs
         self.mask = SlotMask(self.device, self.depth, 2 * self.room, n_rows)
@@ -225,13 +227,13 @@ class MtpDrafter(Drafter):
         ints, spare = graph.inputs["ints"].array, self.kv.n_rows - room - 1
         ints[:] = 0
         ends = np.cumsum([room * texts, *[(room + 1) * texts] * 3, texts, texts, depth * texts])
-        columns, ids, positions, rows, picks, lanes, at, into = np.split(ints, ends)
+        columns, ids, positions, rows, picks, indices, at, into = np.split(ints, ends)
         columns = columns.reshape(texts, room)
         ids, positions, rows = (part.reshape(texts, room + 1) for part in (ids, positions, rows))
         at, into = (part.reshape(depth, texts) for part in (at, into))
         # what is left over is written where nobody reads, and sees a row that holds numbers
         rows[:] = spare + np.arange(room + 1)
-        picks[:], lanes[:] = np.arange(texts) * (room + 1), self.parts.last.ne[1] - 1
+        picks[:], indices[:] = np.arange(texts) * (room + 1), self.parts.last.ne[1] - 1
         into[:] = spare
         ranges = np.zeros((2, depth, texts), np.int32)
         ranges[1] = 1
@@ -241,7 +243,7 @@ class MtpDrafter(Drafter):
             positions[i, : n + 1] = range(end - n, end + 1)
             rows[i, : n + 1] = range(slots.start - n, slots.start + 1)
             picks[i] += n
-            lanes[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), slots
+            indices[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), slots
             self._hold(s.state_index, slots.start - n, n, end == n)
             missing = np.flatnonzero(~self.held[s.lent][:end])
             ranges[0, :, i] = s.first_slot + (int(missing[-1]) + 1 if len(missing) else 0)
@@ -289,11 +291,11 @@ class MtpDrafter(Drafter):
             graph.run()
             self.has_last[sequence.state_index], sequence.unseen, count = True, left, count - n
 
-    def _hold(self, lane: int, first: int, n: int, is_start: bool) -> None:
+    def _hold(self, state_index: int, first: int, n: int, is_start: bool) -> None:
         """The n slots from `first` on are being written; the first is of no use where the hidden state before is not known,
         unless there is none because the text begins."""
         self.held[first : first + n] = True
-        if n and not self.has_last[lane] and not is_start:
+        if n and not self.has_last[state_index] and not is_start:
             self.held[first] = False
 
     # ---- what it has seen
@@ -325,9 +327,9 @@ class MtpDrafter(Drafter):
         held[len(seen) :] = False
         self._forget_last(sequence.state_index, len(seen) == 0)
 
-    def _forget_last(self, lane: int, is_start: bool) -> None:
+    def _forget_last(self, state_index: int, is_start: bool) -> None:
         """The state of the last token is another's, and other slots are held than the mask knows of."""
         self.mask.forget()
         last, zeros = self.parts.last, np.zeros(self.head.n_embd, np.float32)
-        self.device.write(last, zeros, lane * last.nb[1])
-        self.has_last[lane] = is_start
+        self.device.write(last, zeros, state_index * last.nb[1])
+        self.has_last[state_index] = is_start

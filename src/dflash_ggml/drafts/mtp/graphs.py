@@ -19,13 +19,13 @@ from ...models.prediction import HEAD as OWN_HEAD
 from ...state.kv import KvCache, LayerCache, under
 from ...state.mask import SlotMask
 
-LANE = "lane"
+STATE_INDEX = "state_index"
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the graphs are made of. w: the head's and the target's weights. last: the h of the last token seen,
-    [D, lanes], and of several lanes one more that nobody reads."""
+    [D, n_states], and for several sequences one more that is never read."""
 
     head: Head
     w: Mapping[str, Any]
@@ -36,22 +36,22 @@ class Parts:
 
     def read_last(self, g: Graph):
         """The h of the text's last token [D, 1]."""
-        lane = self._lane(g)
-        return self.last if lane is None else g.get_rows(self.last, lane)
+        state_index = self._state_index(g)
+        return self.last if state_index is None else g.get_rows(self.last, state_index)
 
     def write_last(self, g: Graph, h) -> None:
         """Let h [D, 1] be that of the text's last token."""
-        lane = self._lane(g)
-        g.expand(g.copy(h, self.last) if lane is None else g.set_rows(self.last, h, lane))
+        state_index = self._state_index(g)
+        g.expand(g.copy(h, self.last) if state_index is None else g.set_rows(self.last, h, state_index))
 
-    def _lane(self, g: Graph):
-        """The text's lane, int32 [1], an input that the graph's fillers set; None where there is but one."""
+    def _state_index(self, g: Graph):
+        """The text's state index, int32 [1], an input that the graph's fillers set; None where there is but one."""
         if self.last.ne[1] == 1:
             return None
-        if LANE not in g.inputs:
-            g.input(LANE, I32, 1)
-            g.fillers.append(lambda sequence: g.inputs[LANE].array.fill(sequence.state_index))
-        return g.inputs[LANE].tensor
+        if STATE_INDEX not in g.inputs:
+            g.input(STATE_INDEX, I32, 1)
+            g.fillers.append(lambda sequence: g.inputs[STATE_INDEX].array.fill(sequence.state_index))
+        return g.inputs[STATE_INDEX].tensor
 
 
 def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
@@ -162,25 +162,25 @@ def draft_graph(
 def drafts_graph(
     device: Device, m: Parts, features, n_kv: int, room: int, depth: int, candidates: int, texts: int
 ) -> Graph:
-    """`draft_graph` for so many texts side by side, whatever their lanes.
+    """`draft_graph` for so many sequences, whatever their state indices.
 
     Inputs: ints = columns of the features [R] of each text | ids | positions | cache rows, each R + 1 of each text | of each text
-    where among all of those its pending token stands | lanes | positions and cache rows of the columns that draft, depth by
+    the position of its pending token among all of those | state indices | positions and cache rows of the drafting columns, by
     depth; `ranges` of rows that those see, int32 [depth * texts, 2].
     Output: best float32 [candidates, 2, depth * texts], depth by depth.
     """
     g, c, k = Graph(device, 256 + depth * (96 + m.head.ffn.nodes)), room + 1, texts
     lengths = (room * k, *[c * k] * 3, k, k, depth * k, depth * k)
-    columns, ids, positions, rows, picks, lanes, at, into = packed(g, "ints", *lengths)
+    columns, ids, positions, rows, picks, indices, at, into = packed(g, "ints", *lengths)
     masks = g.range_mask(g.input("ranges", I32, depth * k, 2), n_kv)
     h = normed(g, m, g.get_rows(features, columns))
     d, name = h.ne[0], m.output.removesuffix(".weight")
-    last = g.reshape(g.get_rows(m.last, lanes), d, 1, k)
+    last = g.reshape(g.get_rows(m.last, indices), d, 1, k)
     before = g.expand(g.reshape(g.concat(last, g.reshape(h, d, room, k), 1), d, c * k))
     newest = g.get_rows(before, picks)
     inputs = joined(g, m, ids, before)
     cache = keys_values(g, m, inputs, positions, rows)
-    g.expand(g.set_rows(m.last, newest, lanes))
+    g.expand(g.set_rows(m.last, newest, indices))
     x, whole = g.get_rows(inputs, picks), None
     for i in range(depth):
         position, into_row = (g.view(t, (k,), offset=4 * i * k) for t in (at, into))
