@@ -28,6 +28,7 @@ from . import (
 )
 from . import state as llama_state
 from . import tokenizer as llama_tokenizer
+from . import types as llama_types
 from .batch import LlamaBatch
 from .constants import CONSTANTS
 from .context import LlamaContext
@@ -35,7 +36,6 @@ from .distribution import DistributionFinder
 from .model import LlamaModel
 from .sampler_chain import LlamaSampler
 from .speculative import LlamaDraftModel
-from .types import TYPES
 
 __all__ = ["VERSION", "LlamaDraftModel", "install", "uninstall"]
 
@@ -52,6 +52,8 @@ _STATE = _of(
 )
 _CACHE = _of(llama_cache, "BaseLlamaCache LlamaCache LlamaRAMCache LlamaDiskCache")
 _TOKENIZER = _of(llama_tokenizer, "BaseLlamaTokenizer LlamaTokenizer LlamaHFTokenizer")
+_NOT_TYPES = ("TYPE_CHECKING", "TypedDict", "Any", "Literal", "Union")
+_TYPES = {n: value for n, value in vars(llama_types).items() if n[0].isupper() and n not in _NOT_TYPES}
 _INTERNALS = {
     **{kind.__name__: kind for kind in (LlamaModel, LlamaContext, LlamaSampler, LlamaBatch)},
     **_of(internals, "LlamaSamplingParams normalize_embedding"),
@@ -120,14 +122,14 @@ def install() -> ModuleType:
     grammars = {**_of(grammar, "LlamaGrammar"), **_of(chat_from_text, "JSON_GBNF JSON_ARR_GBNF")}
     silence = _of(internals, "suppress_stdout_stderr")
     parts = {
-        "llama": {**public, **TYPES, **draft},
+        "llama": {**public, **_TYPES, **draft},
         "llama_grammar": {**grammars, "LLAMA_GRAMMAR_DEFAULT_ROOT": "root"},
         "llama_cache": _CACHE,
         "llama_tokenizer": _TOKENIZER,
         "llama_chat_format": _CHAT,
         "llama_speculative": {**draft, **_of(speculative, "LlamaPromptLookupDecoding")},
         "llama_cpp": {**_C_NAMES, "_lib": functions.Library},
-        "llama_types": TYPES,
+        "llama_types": _TYPES,
         "_internals": _INTERNALS,
         "_utils": {**silence, **_of(internals, "Singleton MetaSingleton")},
         "_logger": _of(internals, "logger set_verbose GGML_LOG_LEVEL_TO_LOGGING_LEVEL"),
@@ -135,7 +137,7 @@ def install() -> ModuleType:
         "server.settings": _SETTINGS,
         "server.app": {**_SETTINGS, **_of(served, "create_app")},
     }
-    top = {**_C_NAMES, **public, **TYPES, **draft, **silence, "__version__": VERSION}
+    top = {**_C_NAMES, **public, **_TYPES, **draft, **silence, "__version__": VERSION}
     top |= _of(internals, "set_verbose")
     package = _module("llama_cpp", top, package=True)
     sys.modules["llama_cpp"] = package
