@@ -128,7 +128,9 @@ def test_only_models_names_architectures() -> None:
     outside = [name for name in sorted(MODULES) if name.partition(".")[0] != "models"]
     wrong = [f"{a} imports {b}" for a in outside for b in sorted(OWN[a] & architectures)]
     assert not wrong, "\n".join(wrong)
-    names = {name.partition(".")[2] for name in architectures} - {"llama"}  # a package here, and llama.cpp's namesake
+    names = {name.partition(".")[2] for name in architectures} - {
+        "llama"
+    }  # a package here, and llama.cpp's namesake
     for name in outside:
         if name not in (
             "text.tokenizer",
