@@ -25,7 +25,7 @@ from made_up import MadeUp, forget_texts
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode import calibration, sequence
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.engine import step
 from dflash_ggml.engine.accept import Acceptance
 from dflash_ggml.engine.slot import Slot
@@ -204,7 +204,7 @@ def parts_of(engine: Solo) -> list[tuple[str, Any, str]]:
     return [
         ("prepare", Slot, "prepare"),
         ("plan", Policy, "plan"),
-        (" look-up of copies", Copies, "look_up"),
+        (" look-up of copies", PromptLookup, "look_up"),
         ("propose", engine.drafter, "propose"),
         ("build tree", plan.Plan, "build"),
         ("cut", Policy, "cut"),

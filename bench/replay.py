@@ -27,7 +27,7 @@ from dflash_ggml.decode.candidates import Candidates
 from dflash_ggml.decode.merged import Merged, observe
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
-from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from dflash_ggml.policy.plan import Plan
 
@@ -76,7 +76,7 @@ def replay(
     ids: list[int],
     n_prompt: int,
     drafted: list[Candidates],
-    copies: Copies,
+    copies: PromptLookup,
     budget: int,
     times: list[tuple[int, ...]] | None = None,
 ) -> dict[str, int]:
@@ -119,7 +119,7 @@ def host_times(every: list[tuple[Any, ...]], budget: int, runs: int) -> dict[str
     for source in SOURCES:
         best: dict[str, np.ndarray] = {}
         for _ in range(runs):
-            copies, run = Copies(budget), {}
+            copies, run = PromptLookup(budget), {}
             for kind, _, ids, n_prompt, drafted in every:
                 replay(source, ids, n_prompt, drafted, copies, budget, run.setdefault(kind, []))
             best = {kind: np.minimum(best.get(kind, np.inf), steps) for kind, steps in run.items()}
@@ -153,7 +153,7 @@ def main() -> None:
             ids = [*asked, *engine.tokenizer.encode(answer)]
             every.append((kind, name, ids, len(asked), proposals(engine, ids, len(asked), args.budget)))
     for source in SOURCES:
-        copies = Copies(args.budget)  # what was right is learned from text to text, as in a session
+        copies = PromptLookup(args.budget)  # what was right is learned from text to text, as in a session
         for kind, name, ids, n_prompt, drafted in every:
             row = replay(source, ids, n_prompt, drafted, copies, args.budget)
             rows.append({"set": kind, "name": name, "source": source, **row})

@@ -46,7 +46,7 @@ from urllib.parse import urlsplit
 from common import header, save
 
 from dflash_ggml.bench.servers import Server
-from dflash_ggml.drafts.suffix import PAST_TOKENS
+from dflash_ggml.drafts.prompt_lookup import PAST_TOKENS
 
 PROMPTS = (
     "def fibonacci(n):\n",

@@ -26,7 +26,7 @@ from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.candidates import Candidates
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import spine
-from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.files.pairs import EMBEDDED_TARGET
 from dflash_ggml.policy.plan import Plan
 
@@ -123,7 +123,9 @@ def one(args, source: str, target: Path, draft: Path | None, written: dict, fold
                 passes = [walked(ids, n, d, Plan(plan, args.budget)) for (ids, n), d in zip(every, drafted)]  # type: ignore[arg-type]
                 sums[plan] = sum(t for t, _ in passes) / sum(p for _, p in passes)
             for name in ("suffix", "merged"):
-                copies = Copies(args.budget)  # what was right is learned from text to text, as in a session
+                copies = PromptLookup(
+                    args.budget
+                )  # what was right is learned from text to text, as in a session
                 passes = [replay(name, ids, n, d, copies, args.budget) for (ids, n), d in zip(every, drafted)]
                 sums[name] = sum(r["tokens"] for r in passes) / sum(r["passes"] for r in passes)
             line = f"{source:12} {mood:8} chain {sums['chain']:.3f} tree {sums['tree']:.3f} ({sums['tree'] / sums['chain']:.2f}) "

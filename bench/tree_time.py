@@ -21,7 +21,7 @@ from common import ROOT, header, save
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.copied import Copied, CopyRates
+from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
 from dflash_ggml.decode.merged import Merged, observe
 from dflash_ggml.decode.tree import expand, observers
 
@@ -61,11 +61,11 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
     windows = [[*ids[:, 0].tolist(), *range(budget - DEPTHS)] for _ in range(3)]
     windows[1][4], windows[2][9] = 7, 8
     places = windows, [20, 9, 4], budget
-    rates, rates_in_python = CopyRates(CopyRates()), copying.CopyRates(copying.CopyRates())
+    rates, rates_in_python = LookupRates(LookupRates()), copying.LookupRates(copying.LookupRates())
     known, known_in_python = Calibration(Calibration()), calibrated.Calibration(calibrated.Calibration())
     is_merged = kind in ("merged", "copies")
     beside = None if kind == "copies" else rows
-    copied, copied_in_python = Copied(*places), copying.Copied(*places)
+    copied, copied_in_python = LookupCandidates(*places), copying.LookupCandidates(*places)
 
     def grow() -> Any:
         if is_merged:

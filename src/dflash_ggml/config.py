@@ -139,7 +139,7 @@ class EngineConfig:
         return self.spec is not None and source in self.spec
 
     @property
-    def copies(self) -> bool:
+    def prompt_lookup(self) -> bool:
         """Whether text that stood before is drafted from. What it is depends on what was written before, and widths on it: where
         results must be reproducible it is left out, like where decoding is plain."""
         return (
@@ -155,8 +155,8 @@ class EngineConfig:
 
     @property
     def names_copies(self) -> bool:
-        """Whether copies were asked for by name: then a mode that drafts needs no model."""
-        return self.copies and self.spec is not None
+        """Whether prompt lookup was asked for by name: then a mode that drafts needs no model."""
+        return self.prompt_lookup and self.spec is not None
 
     @property
     def n_candidates(self) -> int:

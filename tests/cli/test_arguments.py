@@ -53,10 +53,10 @@ def test_sources_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("dflash_ggml.ggml.bindings")
     assert configured().spec is None and configured().draft is not None
     both = configured("--spec", "dflash, suffix")
-    assert both.spec == ("dflash", "suffix") and both.draft is not None and both.copies
+    assert both.spec == ("dflash", "suffix") and both.draft is not None and both.prompt_lookup
     for words, spec in (("suffix", ("suffix",)), ("none", ())):
         config = configured("--spec", words)
-        assert config.spec == spec and config.draft is None and config.copies == (spec != ())
+        assert config.spec == spec and config.draft is None and config.prompt_lookup == (spec != ())
         with pytest.raises(ConfigError, match="--spec: it leaves out the draft that -md or -hfd names"):
             configured("--spec", words, "-md", str(EMBEDDED_DRAFT))
     with pytest.raises(SystemExit):
@@ -334,6 +334,7 @@ def test_options_of_texts(command: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert text_options(parser_of(command).parse_args(words)) == {
         "ignore_eos": True,
         "stop": ("User:", "###"),
+        "prompt_keep": None,
         "grammar": GrammarSpec("json_schema", '{"type": "integer"}'),
     }
     for empty in (["--grammar", ""], ["-j", " "], []):

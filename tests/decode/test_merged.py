@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.copied import LEAST, N_DRAFT, N_VOTES, Copied, CopyRates
+from dflash_ggml.decode.lookup import LEAST, N_DRAFT, N_VOTES, LookupCandidates, LookupRates
 from dflash_ggml.decode.merged import COPIES, DRAFT, Merged, observe
 from dflash_ggml.decode.tree import Tree, expand
 from reference.trie import Trie
@@ -25,12 +25,12 @@ def rows_of(rng: np.random.Generator, depths: int, ranks: int, n_vocab: int = 12
     return Rows(ids, np.minimum(scores, 0).astype(np.float32))
 
 
-def copies_of(rng: np.random.Generator, places: int, depth: int, n_vocab: int = 12) -> Copied:
+def copies_of(rng: np.random.Generator, places: int, depth: int, n_vocab: int = 12) -> LookupCandidates:
     windows = [rng.integers(0, n_vocab, rng.integers(1, depth + 1)).tolist() for _ in range(places)]
     for window in windows[1:]:
         if rng.random() < 0.6:
             window[:2] = windows[0][: len(window)][:2]
-    return Copied(windows, rng.integers(2, 40, places).tolist(), depth)
+    return LookupCandidates(windows, rng.integers(2, 40, places).tolist(), depth)
 
 
 def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
 
 
 def distribution(
-    rows: Rows | None, copied: Copied, rates: CopyRates, path: tuple[int, ...]
+    rows: Rows | None, copied: LookupCandidates, rates: LookupRates, path: tuple[int, ...]
 ) -> dict[int, float]:
     """The next token after a path, from the definition; tokens that nobody offers are left out."""
     windows = [
@@ -82,7 +82,7 @@ def distribution(
 def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, budget):
     rng = np.random.default_rng(seed)
     rows = rows_of(rng, depths, 3) if depths else None
-    copied, rates = copies_of(rng, places, 6), CopyRates()
+    copied, rates = copies_of(rng, places, 6), LookupRates()
     tree = Merged(rows, copied, rates).grow(7, budget)
     assert len({tokens_of(tree, n) for n in range(1, tree.width)}) == tree.n_nodes <= budget
     for node in range(1, tree.width):
@@ -90,7 +90,7 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, bu
         log_prob = 0.0
         for d in range(len(path)):
             # copies of unlikely paths are not followed
-            followed = copied if log_prob > np.log(LEAST) else Copied([], [], 6)
+            followed = copied if log_prob > np.log(LEAST) else LookupCandidates([], [], 6)
             log_prob += np.log(distribution(rows, followed, rates, path[:d])[path[d]])
         assert tree.log_probs[node] == pytest.approx(log_prob, abs=1e-3)
     assert (np.diff(tree.log_probs[1:]) <= 1e-5).all()
@@ -106,14 +106,14 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, bu
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 25))
 def test_what_copies_alone_are_worth_is_what_growing_them_gives(seed, places, budget):
-    copied, rates = copies_of(np.random.default_rng(seed), places, 6), CopyRates()
+    copied, rates = copies_of(np.random.default_rng(seed), places, 6), LookupRates()
     tree = Merged(None, copied, rates).grow(7, budget)
     gains = copied.gains(rates, budget)
     assert gains == pytest.approx(np.cumsum(np.exp(tree.log_probs)).tolist(), abs=1e-3)
 
 
 def test_what_copies_are_worth_is_asked_for_budgets_of_any_size():
-    copied, rates = Copied([[1, 2], [1, 3]], [3, 4], 2), CopyRates()
+    copied, rates = LookupCandidates([[1, 2], [1, 3]], [3, 4], 2), LookupRates()
     assert copied.gains(rates, 10**12) == copied.gains(rates, 4)
     assert copied.gains(rates, 0) == [1.0]
     with pytest.raises(ValueError, match="budget"):
@@ -123,7 +123,7 @@ def test_what_copies_are_worth_is_asked_for_budgets_of_any_size():
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
 def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, places):
     rng = np.random.default_rng(seed)
-    tree = Merged(rows_of(rng, depths, 4), copies_of(rng, places, 5), CopyRates()).grow(0, 60)
+    tree = Merged(rows_of(rng, depths, 4), copies_of(rng, places, 5), LookupRates()).grow(0, 60)
     sums = np.zeros(tree.width)
     for node in range(1, tree.width):
         parent = tree.parents[node]
@@ -133,7 +133,7 @@ def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, places
 
 def test_a_token_of_both_is_one_node_with_both_cursors():
     rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
-    tree = Merged(rows, Copied([[5, 7, 9, 9]], [10], 4), CopyRates()).grow(0, 8)
+    tree = Merged(rows, LookupCandidates([[5, 7, 9, 9]], [10], 4), LookupRates()).grow(0, 8)
     by_path = {tokens_of(tree, n): int(tree.sources[n]) for n in range(1, tree.width)}
     assert by_path[5,] == by_path[5, 7] == DRAFT | COPIES
     assert by_path[5, 7, 9] == by_path[5, 7, 9, 9] == COPIES  # longer than the block
@@ -148,7 +148,7 @@ def test_any_candidates_can_be_merged():
     paired = Rows(rows.ids, rows.log_probs, rng.normal(size=(3, 3, 3)))
     trie = Trie({0: {4: (-0.5, 1), 5: (-1.5, 2)}, 1: {6: (-0.1, 3)}}, 0)
     for draft in (paired, trie):
-        tree = Merged(draft, Copied([[99]], [2], 4), CopyRates()).grow(1, 50)
+        tree = Merged(draft, LookupCandidates([[99]], [2], 4), LookupRates()).grow(1, 50)
         alone = expand(1, draft, 50)
         paths = {tokens_of(tree, n) for n in range(1, tree.width)}
         assert paths == {tokens_of(alone, n) for n in range(1, alone.width)} | {(99,)}
@@ -162,7 +162,7 @@ def test_any_candidates_can_be_merged():
 def test_the_spine_takes_the_best_child_each_time(seed, depths, places, length):
     rng = np.random.default_rng(seed)
     rows = rows_of(rng, depths, 3) if depths else None
-    copied, rates = copies_of(rng, places, 6), CopyRates()
+    copied, rates = copies_of(rng, places, 6), LookupRates()
     merged = Merged(rows, copied, rates)
     chain = merged.spine(3, length)
     assert chain.parents.tolist() == list(range(-1, chain.n_nodes)) and chain.n_nodes <= length
@@ -176,20 +176,20 @@ def test_the_spine_takes_the_best_child_each_time(seed, depths, places, length):
 
 def cells() -> tuple[int, int]:
     """Of one place alone, matched by 2 tokens and by 20."""
-    weak, strong = Copied([[1]], [2], 1), Copied([[1]], [20], 1)
+    weak, strong = LookupCandidates([[1]], [2], 1), LookupCandidates([[1]], [20], 1)
     ((_, low, _),), ((_, high, _),) = weak.votes(weak.root), strong.votes(strong.root)
     return low, high
 
 
 def test_rates_follow_what_was_right():
     """One place's word is not believed because it is the only one; what is wrong loses its probability."""
-    shared, (low, high) = CopyRates(), cells()
-    rates = CopyRates(shared)
+    shared, (low, high) = LookupRates(), cells()
+    rates = LookupRates(shared)
     assert rates.rates[low] < 0.4 < rates.rates[high] < 1
     for _ in range(60):
         rates.learn([(low, False), (high, True)])
     assert rates.rates[low] < 0.05 and rates.rates[high] > 0.85
-    other = CopyRates(shared)  # another text begins with what this one has shown
+    other = LookupRates(shared)  # another text begins with what this one has shown
     assert other.rates[low] < 0.1
     for _ in range(200):
         other.learn([(low, True)])
@@ -198,7 +198,7 @@ def test_rates_follow_what_was_right():
 
 def test_a_text_that_turns_to_copying_is_followed_at_once():
     """All cells move together before any of them has samples of its own, and no further than the text goes."""
-    rates, (low, high) = CopyRates(CopyRates()), cells()
+    rates, (low, high) = LookupRates(LookupRates()), cells()
     first = list(rates.rates)
     rates.learn([(low, True)] * 3)
     assert rates.rates[high] > first[high] and rates.trend > 0
@@ -210,9 +210,9 @@ def test_a_text_that_turns_to_copying_is_followed_at_once():
 
 
 def test_votes_are_learned_where_the_walk_came():
-    rates = CopyRates()
+    rates = LookupRates()
     rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
-    tree = Merged(rows, Copied([[5, 9, 1]], [12], 3), rates).grow(0, 8)
+    tree = Merged(rows, LookupCandidates([[5, 9, 1]], [12], 3), rates).grow(0, 8)
     cells = {tokens_of(tree, n): tree.evidence.cells[n] for n in range(1, tree.width)}
     before = list(rates.rates)
     text = iter([5, 7, 3])
@@ -233,14 +233,14 @@ def test_votes_are_learned_where_the_walk_came():
 def test_calibration_of_a_draft_that_is_right_changes_nothing_beside_votes(seed, depths, places):
     """Without samples the draft's own word stands, and a vote's probability is what it was grown with."""
     rng = np.random.default_rng(seed)
-    tree = Merged(rows_of(rng, depths, 3), copies_of(rng, places, 4), CopyRates()).grow(0, 20)
+    tree = Merged(rows_of(rng, depths, 3), copies_of(rng, places, 4), LookupRates()).grow(0, 20)
     np.testing.assert_allclose(Calibration().path_probabilities(tree), np.exp(tree.log_probs), rtol=1e-3)
 
 
 def test_calibration_counts_a_draft_only_where_no_copy_was_right():
     calibration = Calibration()
     rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
-    tree = Merged(rows, Copied([[9]], [12], 1), CopyRates()).grow(0, 8)
+    tree = Merged(rows, LookupCandidates([[9]], [12], 1), LookupRates()).grow(0, 8)
     for _ in range(30):
         calibration.observe(tree, walk(tree, lambda node: 9))
     assert not any(calibration.tried)
@@ -255,7 +255,7 @@ def test_calibration_counts_a_draft_only_where_no_copy_was_right():
 
 def test_the_first_nodes_keep_their_sources():
     rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
-    tree = Merged(rows, Copied([[5, 1, 2, 3]], [12], 4), CopyRates()).grow(0, 6)
+    tree = Merged(rows, LookupCandidates([[5, 1, 2, 3]], [12], 4), LookupRates()).grow(0, 6)
     cut = tree.first(2)
     assert cut.sources.tolist() == tree.sources[:3].tolist() and cut.evidence is tree.evidence
 
@@ -263,9 +263,9 @@ def test_the_first_nodes_keep_their_sources():
 def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
     """Votes are measured and a draft's word is not: where no vote was right, its own candidates must have been."""
     rows = Rows([[5, 6], [7, 8]], np.log([[0.5, 0.4], [0.5, 0.4]]).astype(np.float32))
-    rates = CopyRates(CopyRates())
+    rates = LookupRates(LookupRates())
     assert rates.trust == 1
-    copied = Copied([[5, 9]], [2], 2)
+    copied = LookupCandidates([[5, 9]], [2], 2)
     for _ in range(60):  # neither the vote's token nor the draft's others ever come
         tree = Merged(rows, copied, rates).grow(0, 6)
         observe(tree, walk(tree, lambda node: 30), rates)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration, path_probabilities
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.copied import Copied, CopyRates
+from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
 from dflash_ggml.decode.merged import Merged, observe
 from dflash_ggml.decode.tree import Tree, expand
 from reference import calibrated, copying
@@ -20,7 +20,7 @@ from reference import calibrated, copying
 seeds = st.integers(0, 2**32)
 
 
-def tree_of(rng: np.random.Generator, rates: CopyRates) -> Tree:
+def tree_of(rng: np.random.Generator, rates: LookupRates) -> Tree:
     """A tree of a draft, merged with copies more often than not, and cut now and then."""
     depths, budget = int(rng.integers(1, 12)), int(rng.integers(0, 40))
     scores = -np.sort(rng.exponential(size=(depths, 4)), axis=1)
@@ -35,7 +35,9 @@ def tree_of(rng: np.random.Generator, rates: CopyRates) -> Tree:
         for window in windows[1:]:
             window[:3] = windows[0][:3]
         draft = rows if rng.random() < 0.8 else None
-        tree = Merged(draft, Copied(windows, rng.integers(2, 40, n).tolist(), depth), rates).grow(0, budget)
+        tree = Merged(draft, LookupCandidates(windows, rng.integers(2, 40, n).tolist(), depth), rates).grow(
+            0, budget
+        )
     return tree.first(int(rng.integers(0, tree.width)))
 
 
@@ -48,10 +50,10 @@ def walked(rng: np.random.Generator, tree: Tree) -> Accepted:
     return Accepted(tuple(path), (0,) * len(path), last is not None, last)
 
 
-def same(a: CopyRates, b: copying.CopyRates) -> None:
+def same(a: LookupRates, b: copying.LookupRates) -> None:
     known = b if b._prior is None else b._prior
     assert (a.trend, a.trust) == (b.trend, b.trust)
-    assert a.rates == copying.CopyRates.rates.fget(b)  # type: ignore[attr-defined]
+    assert a.rates == copying.LookupRates.rates.fget(b)  # type: ignore[attr-defined]
     assert list(a.native.tried) == b._tried and list(a.native.hits) == b._hits
     if a._prior is not None and b._prior is not None:
         assert (list(a._prior.native.own), a._prior.native.draft_said) == (known._own, known._draft_said)
@@ -62,10 +64,10 @@ def test_walks(seed: int, is_first: bool) -> None:
     """Of a text alone, and of one behind others: calibration, copies' rates, and what is expected of the next tree."""
     rng = np.random.default_rng(seed)
     known, known_in_python = Calibration(), calibrated.Calibration()
-    rates, rates_in_python = CopyRates(), copying.CopyRates()
+    rates, rates_in_python = LookupRates(), copying.LookupRates()
     if not is_first:
         known, known_in_python = Calibration(known), calibrated.Calibration(known_in_python)
-        rates, rates_in_python = CopyRates(rates), copying.CopyRates(rates_in_python)
+        rates, rates_in_python = LookupRates(rates), copying.LookupRates(rates_in_python)
     for _ in range(12):
         tree = tree_of(rng, rates)
         with_lists = tree if tree.evidence is None else copying.with_lists(tree)
@@ -85,7 +87,7 @@ def test_walks(seed: int, is_first: bool) -> None:
 @given(seeds, st.integers(1, 6))
 def test_trees_side_by_side(seed: int, n: int) -> None:
     """Each is worth what it is alone, merged ones too; without a calibration it is what the draft says."""
-    rng, rates = np.random.default_rng(seed), CopyRates()
+    rng, rates = np.random.default_rng(seed), LookupRates()
     trees = [tree_of(rng, rates) for _ in range(n)]
     known = [None if rng.random() < 0.3 else Calibration() for _ in trees]
     for one, tree in zip(known, trees):
@@ -110,9 +112,9 @@ def test_trees_side_by_side_that_are_none() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 209), st.booleans()), max_size=300), st.booleans())
 def test_samples(samples: list[tuple[int, bool]], is_first: bool) -> None:
-    rates, expected = CopyRates(), copying.CopyRates()
+    rates, expected = LookupRates(), copying.LookupRates()
     if not is_first:
-        rates, expected = CopyRates(rates), copying.CopyRates(expected)
+        rates, expected = LookupRates(rates), copying.LookupRates(expected)
     for start in range(0, len(samples), 7):
         rates.learn(samples[start : start + 7])
         expected.learn(samples[start : start + 7])
@@ -120,7 +122,7 @@ def test_samples(samples: list[tuple[int, bool]], is_first: bool) -> None:
 
 
 def test_many_samples_of_a_cell_fade() -> None:
-    rates, expected = CopyRates(CopyRates()), copying.CopyRates(copying.CopyRates())
+    rates, expected = LookupRates(LookupRates()), copying.LookupRates(copying.LookupRates())
     for at in range(300):
         rates.learn([(5, at % 3 == 0)])
         expected.learn([(5, at % 3 == 0)])
@@ -129,7 +131,7 @@ def test_many_samples_of_a_cell_fade() -> None:
 
 
 TREE = expand(0, Rows([[1, 2]] * 3, [[-0.2, -2.0]] * 3), 6)
-MERGED = Merged(None, Copied([[1, 2, 3]], [9], 3), CopyRates()).grow(0, 3)
+MERGED = Merged(None, LookupCandidates([[1, 2, 3]], [9], 3), LookupRates()).grow(0, 3)
 
 
 def changed(tree: Tree, **parts: object) -> Tree:
@@ -156,7 +158,7 @@ def test_what_is_no_tree_is_refused(tree: Tree) -> None:
         Calibration().observe(tree, Accepted((0,), (1,)))
 
 
-@pytest.mark.parametrize("learn", [Calibration().observe, lambda *args: observe(*args, CopyRates())])
+@pytest.mark.parametrize("learn", [Calibration().observe, lambda *args: observe(*args, LookupRates())])
 @pytest.mark.parametrize("path", [(0, 99), (0, -1), (-7,)])
 def test_a_walk_over_nodes_that_are_none_is_refused(
     learn: Callable[[Tree, Accepted], None], path: tuple[int, ...]
@@ -167,7 +169,7 @@ def test_a_walk_over_nodes_that_are_none_is_refused(
 
 @pytest.mark.parametrize("cell", [-1, 210])
 def test_cells_that_are_none_are_refused(cell: int) -> None:
-    rates = CopyRates()
+    rates = LookupRates()
     with pytest.raises(IndexError, match="cell"):
         rates.learn([(3, True), (cell, True)])
     with pytest.raises(IndexError, match="cell"):

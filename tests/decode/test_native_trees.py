@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Candidates, Children, Rows, Several
-from dflash_ggml.decode.copied import Copied, CopyRates
+from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
 from dflash_ggml.decode.merged import Merged
 from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
 from reference import copying, merging
@@ -81,17 +81,17 @@ def places_of(rng: np.random.Generator, places: int, depth: int) -> tuple[list[l
     return windows, rng.integers(2, 49, places).tolist(), depth
 
 
-def rates_of(rng: np.random.Generator) -> tuple[CopyRates, copying.CopyRates]:
+def rates_of(rng: np.random.Generator) -> tuple[LookupRates, copying.LookupRates]:
     """Rates with a history, in C and in Python."""
-    first, second = CopyRates(), copying.CopyRates()
-    both = (CopyRates(first), copying.CopyRates(second)) if rng.random() < 0.7 else (first, second)
+    first, second = LookupRates(), copying.LookupRates()
+    both = (LookupRates(first), copying.LookupRates(second)) if rng.random() < 0.7 else (first, second)
     for _ in range(rng.integers(0, 6)):
         samples = [(int(cell), bool(rng.random() < 0.6)) for cell in rng.integers(0, 210, rng.integers(0, 9))]
         for rates in both:
             rates.learn(samples)
     for _ in range(rng.integers(0, 4)):
         said, is_right = float(rng.random()), bool(rng.random() < 0.3)
-        copying.CopyRates.learn_trust(both[1], said, is_right)
+        copying.LookupRates.learn_trust(both[1], said, is_right)
         first.native.draft_said = second._draft_said
         first.native.draft_right = second._draft_right
     return both
@@ -155,7 +155,7 @@ def test_a_chain_ends_where_nothing_is_possible() -> None:
 
 def test_a_tree_can_be_copied_and_written() -> None:
     """What C knows of where it lies stays behind."""
-    tree = Merged(None, Copied([[1, 2, 3]], [9], 3), CopyRates()).grow(0, 3).first(2)
+    tree = Merged(None, LookupCandidates([[1, 2, 3]], [9], 3), LookupRates()).grow(0, 3).first(2)
     for other in (
         copy.deepcopy(tree),
         pickle.loads(pickle.dumps(tree)),
@@ -193,8 +193,8 @@ def test_merged_trees(seed: int, kind: str, depths: int, places: int, budget: in
     draft = drafts[kind]
     windows = places_of(rng, places, int(rng.integers(1, 20)))
     rates, rates_in_python = rates_of(rng)
-    merged = Merged(draft, Copied(*windows), rates)
-    expected_of = merging.Merged(draft, copying.Copied(*windows), rates_in_python)
+    merged = Merged(draft, LookupCandidates(*windows), rates)
+    expected_of = merging.Merged(draft, copying.LookupCandidates(*windows), rates_in_python)
     if order == "spine":
         tree, expected = merged.spine(7, budget), expected_of.spine(7, budget)
     else:
@@ -213,7 +213,7 @@ def test_merged_trees(seed: int, kind: str, depths: int, places: int, budget: in
 def test_what_copies_say_and_are_worth(seed: int, places: int, depth: int, budget: int) -> None:
     rng = np.random.default_rng(seed)
     windows = places_of(rng, places, depth)
-    copied, expected = Copied(*windows), copying.Copied(*windows)
+    copied, expected = LookupCandidates(*windows), copying.LookupCandidates(*windows)
     rates, rates_in_python = rates_of(rng)
     assert copied.gains(rates, budget) == expected.gains(rates_in_python.of, budget)
     open_ = [(copied.root, expected.root)]
@@ -225,14 +225,17 @@ def test_what_copies_say_and_are_worth(seed: int, places: int, depth: int, budge
 
 
 def test_places_and_their_numbers_are_checked() -> None:
-    assert len(Copied([[1]] * 64, [2] * 64, 1).votes((0, 2**64 - 1))) == 1
+    assert len(LookupCandidates([[1]] * 64, [2] * 64, 1).votes((0, 2**64 - 1))) == 1
     for windows, lengths in (([[1]] * 65, [2] * 65), ([[1]], [2, 3]), ([[1]], [-1])):
         with pytest.raises(ValueError, match="lengths"):
-            Copied(windows, lengths, 1)
+            LookupCandidates(windows, lengths, 1)
     block = np.zeros((2, 3), np.int32)
     with pytest.raises(ValueError, match="ends"):
-        Copied.of(block, np.array([3, 4], np.int32), np.array([2, 2], np.int32))
-    assert Copied.of(block, np.array([3, 0], np.int32), np.array([2, 2], np.int32)).windows == [[0] * 3, []]
+        LookupCandidates.of(block, np.array([3, 4], np.int32), np.array([2, 2], np.int32))
+    assert LookupCandidates.of(block, np.array([3, 0], np.int32), np.array([2, 2], np.int32)).windows == [
+        [0] * 3,
+        [],
+    ]
 
 
 @given(st.lists(st.integers(-1, 20), min_size=1, max_size=40), st.integers(0, 30))

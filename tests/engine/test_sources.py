@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.errors import ConfigError
 from reference.chi_square import assert_same_source
 from reference.engine_kit import AnyPlan, Solo, fresh, steps, text
@@ -176,7 +176,7 @@ class Text:
         return len(self.tokens)
 
 
-def continued(copies: Copies, sequence: Text) -> list[int]:
+def continued(copies: PromptLookup, sequence: Text) -> list[int]:
     """The best-voted path."""
     found, path = copies.look_up(sequence), []
     if found is None:
@@ -189,7 +189,7 @@ def continued(copies: Copies, sequence: Text) -> list[int]:
 
 
 def test_a_prompt_and_what_was_written_are_copied_from():
-    copies, sequence = Copies(6), Text([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
+    copies, sequence = PromptLookup(6), Text([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
     copies.begin(sequence)
     sequence.pending = 3
     assert continued(copies, sequence) == [4, 5, 6, 7, 8, 1]
@@ -201,7 +201,7 @@ def test_a_prompt_and_what_was_written_are_copied_from():
 
 
 def test_past_outputs_are_kept_and_prompts_are_not():
-    copies = Copies(4)
+    copies = PromptLookup(4)
     prompt, output = [10, 11, 12, 13], [20, 21, 22, 23, 24, 25]
     sequence = Text([*prompt])
     copies.begin(sequence)
@@ -221,7 +221,7 @@ def test_past_outputs_are_kept_and_prompts_are_not():
 
 
 def test_texts_may_be_forgotten_while_one_is_written():
-    copies, sequence = Copies(4), Text([1, 2, 3, 4, 5, 6])
+    copies, sequence = PromptLookup(4), Text([1, 2, 3, 4, 5, 6])
     copies.begin(sequence)
     sequence.pending = 7
     copies.look_up(sequence)
@@ -235,7 +235,7 @@ def test_texts_may_be_forgotten_while_one_is_written():
 
 
 def test_the_oldest_outputs_are_forgotten():
-    copies = Copies(4, past_tokens=100)
+    copies = PromptLookup(4, past_tokens=100)
     for answer in range(40):
         sequence = Text([1, 2])
         copies.begin(sequence)
@@ -253,7 +253,7 @@ def test_a_glance_says_what_a_look_says(seed: int):
     """The likeliest next token's rate, and the same learned from plain steps."""
     rng = np.random.default_rng(seed)
     tokens = (rng.zipf(1.5, 400) % 7).tolist()
-    ours, theirs = Copies(8), Copies(8)
+    ours, theirs = PromptLookup(8), PromptLookup(8)
     a, b = Text(tokens[:20], tokens[20]), Text(tokens[:20], tokens[20])
     ours.begin(a)
     theirs.begin(b)
@@ -274,7 +274,7 @@ def test_a_glance_says_what_a_look_says(seed: int):
 
 
 def test_a_glance_after_some_steps_learns_nothing_of_the_last_one():
-    copies, sequence = Copies(8), Text([1, 2, 3, 1, 2, 3, 1], 2)
+    copies, sequence = PromptLookup(8), Text([1, 2, 3, 1, 2, 3, 1], 2)
     copies.begin(sequence)
     before = copies.rates.rates
     assert copies.glance(sequence) > 0
@@ -287,7 +287,7 @@ def test_a_glance_after_some_steps_learns_nothing_of_the_last_one():
 
 
 def test_what_a_glance_saw_becomes_a_past_output():
-    copies, sequence = Copies(8), Text([1, 2])
+    copies, sequence = PromptLookup(8), Text([1, 2])
     copies.begin(sequence)
     sequence.tokens += [*range(100, 400)]  # more than there is room for at first
     sequence.pending = 7

@@ -10,7 +10,7 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.merged import Merged
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import root_only
-from dflash_ggml.drafts.suffix import Copies
+from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.policy.costs import Costs, Point
 from dflash_ggml.policy.plan import Plan
 from dflash_ggml.policy.policy import Policy, Result
@@ -39,14 +39,14 @@ class Writer:
     ) -> None:
         """others: sequences beside it, whose texts have never stood anywhere."""
         self.text, self.hits, self.costs = text, drafted, costs
-        self.copies = Copies(BUDGET)
+        self.copies = PromptLookup(BUDGET)
         self.sequence = Sequence(
             text[:n_prompt], text[n_prompt], mode="auto", budget=BUDGET, lookup=self.copies
         )
         self.copies.begin(self.sequence)
         self.policy = Policy(0 if drafted is None else DEPTH, costs)
         self.others = [
-            Sequence([-i - 1], -i - 1, mode="auto", budget=BUDGET, lookup=Copies(BUDGET))
+            Sequence([-i - 1], -i - 1, mode="auto", budget=BUDGET, lookup=PromptLookup(BUDGET))
             for i in range(others)
         ]
         for other in self.others:
@@ -170,13 +170,13 @@ def test_votes_before_plain_steps_are_learned_from():
 def test_plain_steps_far_from_any_match_are_not_planned(monkeypatch):
     """Behind a try that did not pay: two of three steps that no match is near."""
     writer = Writer([*range(2000)], 300, 0.05, costs_of(STEEP, draft=9.0))
-    looked, glance = [], Copies.glance
+    looked, glance = [], PromptLookup.glance
 
-    def counted(self: Copies, *args: object) -> float:
+    def counted(self: PromptLookup, *args: object) -> float:
         looked.append(1)
         return glance(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Copies, "glance", counted)
+    monkeypatch.setattr(PromptLookup, "glance", counted)
     writer.write(60)
     del looked[:]
     writer.write(90)

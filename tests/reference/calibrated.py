@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.copied import Evidence
+from dflash_ggml.decode.lookup import Evidence
 from dflash_ggml.decode.tree import Tree
 
 N_DEPTHS = 8  # depths told apart; deeper ones count as the last

@@ -51,13 +51,13 @@ class _Moved(dict[int, float]):
         return rate
 
 
-class CopyRates:
+class LookupRates:
     """How often copies were right, by cell. A text copies much or little, whatever the cell: a trend, in logits, follows that.
 
     of: the rate of a cell now, until `learn` is called.
     """
 
-    def __init__(self, prior: CopyRates | None = None) -> None:
+    def __init__(self, prior: LookupRates | None = None) -> None:
         """`prior`: what is known of other texts; it learns too."""
         self._prior = prior
         self._hits, self._tried = [0.0] * N_CELLS, [0.0] * N_CELLS
@@ -136,7 +136,7 @@ def in_order(parts: Iterable[float]) -> float:
     return total
 
 
-class Copied:
+class LookupCandidates:
     """What followed at each place. windows: ids behind it; lengths: tokens matched before it.
 
     Cursors are (depth, places that carry the whole path).
@@ -232,7 +232,7 @@ _PER_LENGTH = N_VOTES * N_DRAFT
 _FIRST = _first()
 
 
-def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
+def observe(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:
     """Count the votes at the visited nodes of a merged tree."""
     evidence = tree.evidence
     assert evidence is not None
@@ -248,7 +248,7 @@ def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
         _observe_trust(tree, kept, accepted, rates)
 
 
-def _observe_trust(tree: Tree, kept: set[int], accepted: Accepted, rates: CopyRates) -> None:
+def _observe_trust(tree: Tree, kept: set[int], accepted: Accepted, rates: LookupRates) -> None:
     """Count what the draft's own children promised at visited nodes where they stood beside votes and no vote was right."""
     assert tree.evidence is not None
     evidence, parents, log_probs = tree.evidence, tree.parents.tolist(), tree.log_probs.tolist()

@@ -12,7 +12,7 @@ import numpy as np
 from dflash_ggml.decode.candidates import Candidates, Rows
 from dflash_ggml.decode.tree import Tree
 
-from .copying import LEAST, MOST, Copied, CopyRates, Evidence, Vote, beside_draft, in_order
+from .copying import LEAST, MOST, Evidence, LookupCandidates, LookupRates, Vote, beside_draft, in_order
 
 DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
 _FAR = -log(LEAST)
@@ -22,7 +22,7 @@ _NEVER = float("-inf")
 class Merged:
     """A draft's candidates, or none, and copies."""
 
-    def __init__(self, draft: Candidates | None, copied: Copied, rates: CopyRates) -> None:
+    def __init__(self, draft: Candidates | None, copied: LookupCandidates, rates: LookupRates) -> None:
         self.draft, self.copied, self.rates, self.trust = draft, copied, rates.of, rates.trust
 
     def grow(self, root: int, budget: int, chain_seed: bool = False) -> Tree:

@@ -154,7 +154,7 @@ def no_draft(config: EngineConfig, has_target: bool) -> Check:
     elif has_target:
         beside = draft_beside(config.model)
         why, how = beside.why, beside.advice
-    what = "copied text alone drafts" if config.copies else "decoding is plain"
+    what = "prompt lookup alone drafts" if config.prompt_lookup else "decoding is plain"
     return Check("draft", "note", f"no draft model, {what}: {why}", how)
 
 

@@ -1,14 +1,14 @@
 """A cheap look at prompt lookup's best candidate, in one call.
 
-Most plain steps of a small model need no more than to know that no copy is sure enough; the look itself (`TextIndex`, `Copied`)
-takes several calls and arrays, and behind a pass, whose weights fill the caches, each of them is three times slower.
+Most plain steps of a small model only need to know that no match is likely enough. The full lookup (`TextIndex`,
+`LookupCandidates`) takes several calls and arrays, each three times slower behind a pass whose weights fill the caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .copied import CopyRates, checked
+from .lookup import LookupRates, checked
 from .native import ffi, lib
 from .text_index import TextIndex
 
@@ -30,7 +30,7 @@ class Glance:
         self,
         text: TextIndex,
         past: TextIndex,
-        rates: CopyRates,
+        rates: LookupRates,
         new: Sequence[int],
         pending: int,
         learn: bool,

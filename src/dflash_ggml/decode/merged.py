@@ -1,7 +1,7 @@
 """One tree of a draft model's candidates and of prompt lookup's.
 
 The distribution below each node combines both: tokens that prompt lookup votes for take the probabilities that such votes have
-earned (`CopyRates`, which also considers what the draft says of them), and the draft's other candidates share the rest in their
+earned (`LookupRates`, which also considers what the draft says of them), and the draft's other candidates share the rest in their
 own proportions. The parts sum to one; a token that both offer is one node with both cursors (docs/decisions/0007).
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from .accept import Accepted
 from .candidates import Candidates
-from .copied import Copied, CopyRates, checked
+from .lookup import LookupCandidates, LookupRates, checked
 from .native import doubles, ints, lib
 from .tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, grow
 
 DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
 
 
-def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
+def observe(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:
     """Count the votes at the visited nodes of a merged tree, and where none was right what the draft's own children promised."""
     evidence, n, kept = tree.evidence, tree.width, accepted.kept
     assert evidence is not None
@@ -29,16 +29,16 @@ def observe(tree: Tree, accepted: Accepted, rates: CopyRates) -> None:
 
 
 class Merged:
-    """A draft's candidates, or none, and copies."""
+    """A draft's candidates, or none, and those of prompt lookup."""
 
-    def __init__(self, draft: Candidates | None, copied: Copied, rates: CopyRates) -> None:
-        self.draft, self.copied, self.rates = draft, copied, rates
+    def __init__(self, draft: Candidates | None, lookup: LookupCandidates, rates: LookupRates) -> None:
+        self.draft, self.lookup, self.rates = draft, lookup, rates
 
     def grow(self, root: int, budget: int, chain_seed: bool = False) -> Tree:
         """The most probable paths, up to `budget` nodes, best first; see `tree.expand`."""
         order = CHAIN_SEED if chain_seed else BEST_FIRST
-        return grow(root, self.draft, budget, order, copied=self.copied, rates=self.rates)
+        return grow(root, self.draft, budget, order, lookup=self.lookup, rates=self.rates)
 
     def spine(self, root: int, length: int) -> Tree:
         """The chain of best children, at most `length` long."""
-        return grow(root, self.draft, length, SPINE, copied=self.copied, rates=self.rates)
+        return grow(root, self.draft, length, SPINE, lookup=self.lookup, rates=self.rates)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .candidates import Candidates, Rows
-from .copied import Copied, CopyRates, Evidence
+from .lookup import Evidence, LookupCandidates, LookupRates
 from .native import NONE, doubles, ffi, floats, ints, lib, octets
 
 BEST_FIRST: int = lib.BEST_FIRST
@@ -131,10 +131,10 @@ def grow(
     draft: Candidates | None,
     budget: int,
     order: int,
-    copied: Copied | None = None,
-    rates: CopyRates | None = None,
+    lookup: LookupCandidates | None = None,
+    rates: LookupRates | None = None,
 ) -> Tree:
-    """The most probable paths of a draft, of copies with their rates, or of both: `expand` and `merged.Merged`, in C.
+    """The most probable paths of a draft, of prompt lookup with its rates, or of both: `expand` and `merged.Merged`, in C.
 
     order: BEST_FIRST, CHAIN_SEED or SPINE. Blocks are read in C; another draft is asked for the children of a node when C has
     come to it. Raises ValueError if budget < 0.
@@ -143,7 +143,7 @@ def grow(
         raise ValueError(f"budget must not be negative, got {budget}")
     # a tree of a smaller budget is the beginning of one of a larger: arrays are for what comes of it, not for all that may
     room = min(budget, _ROOM)
-    while (tree := _grown(root, draft, room, order, copied, rates)).n_nodes == room < budget:
+    while (tree := _grown(root, draft, room, order, lookup, rates)).n_nodes == room < budget:
         room = min(budget, 4 * room)
     return tree
 
@@ -153,20 +153,20 @@ def _grown(
     draft: Candidates | None,
     budget: int,
     order: int,
-    copied: Copied | None,
-    rates: CopyRates | None,
+    lookup: LookupCandidates | None,
+    rates: LookupRates | None,
 ) -> Tree:
     """`grow` with arrays for the whole budget."""
-    block = np.empty((4 if copied is None else 5, budget + 1), np.int32)
+    block = np.empty((4 if lookup is None else 5, budget + 1), np.int32)
     rests, sources = NONE, NONE
-    if copied is not None:
+    if lookup is not None:
         assert rates is not None
         evidence = Evidence(block[4], np.empty(budget + 1), rates.trust)
         offered = np.empty(budget + 1, np.uint8)
         rests, sources = doubles(evidence.rests), octets(offered)
     memory, width = ints(block), budget + 1
     into = root, budget, memory, rests, sources
-    beside = NONE if copied is None else copied.native, NONE if rates is None else rates.native, order
+    beside = NONE if lookup is None else lookup.native, NONE if rates is None else rates.native, order
     native = NONE if draft is None else getattr(draft, "native", None)
     if draft is None or native is not None:
         n = lib.tree_grow(*into, native, *beside)
@@ -175,7 +175,7 @@ def _grown(
     if n < 0:
         raise MemoryError(f"no memory for a tree of {budget} nodes")
     tokens, parents, depths, log_probs = block[:4, :n]
-    merged = (None, None) if copied is None else (offered[:n], evidence)
+    merged = (None, None) if lookup is None else (offered[:n], evidence)
     tree = Tree(tokens, parents, depths, log_probs.view(np.float32), *merged)
     # the array keeps its memory, and the tree the array
     return _with_native(tree, (memory + width, memory + 2 * width, ffi.cast(_FLOATS, memory + 3 * width)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..config import EngineConfig
 from ..decode.sequence import Sequence
-from ..drafts.suffix import NAME
+from ..drafts.prompt_lookup import NAME
 from ..errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
 from ..policy.policy import Policy
 from ..state.memory import SCRATCH
@@ -24,7 +24,7 @@ class Engine:
         self.config, self.n_ctx, self.memory = config, loaded.n_ctx, loaded.memory
         self.tokenizer, self.metadata = loaded.tokenizer, loaded.metadata
         self.passes, self.drafter, self.over = loaded.passes, loaded.drafter, loaded.over
-        self.batches, self.lookup = loaded.batches, loaded.copies
+        self.batches, self.lookup = loaded.batches, loaded.prompt_lookup
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
         self.n_vocab, self.params = self.passes.target.n_vocab, self.passes.target
         depth = self.drafter.depth if self.drafter else 0

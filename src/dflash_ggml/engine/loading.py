@@ -10,8 +10,8 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..drafts.drafter import Drafter, DraftSource, Host
+from ..drafts.prompt_lookup import PromptLookup
 from ..drafts.registry import open_chosen
-from ..drafts.suffix import Copies
 from ..errors import ConfigError, DeviceError, DflashError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..ggml.device import Device
@@ -39,7 +39,7 @@ class Loaded:
     device: Device
     passes: TargetPasses
     drafter: Drafter | None
-    copies: Copies | None
+    prompt_lookup: PromptLookup | None
     tokenizer: Tokenizer
     metadata: dict[str, Any]
     n_ctx: int
@@ -100,8 +100,8 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
         passes, drafter, memory, batches, over = _on_device(device, config, file, target, draft, progress)
-        copies = Copies(config.budget) if config.copies else None
-        if drafter or copies:
+        prompt_lookup = PromptLookup(config.budget) if config.prompt_lookup else None
+        if drafter or prompt_lookup:
             if others := without_kernels(device, passes.weights):
                 log.warning(
                     "%s: %s of its bytes have no kernels for several tokens at once on this GPU, so drafting gains less",
@@ -128,7 +128,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         device,
         passes,
         drafter,
-        copies,
+        prompt_lookup,
         tokenizer,
         metadata,
         memory.n_ctx,

@@ -173,7 +173,7 @@ def memory_needs(
     kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
     weights = Weights(device, target.sources(file) if sources is None else sources, kept=kept)
     depth = draft.depth if draft else 0
-    width = tree_width(config.budget, depth) if draft or config.copies else 0
+    width = tree_width(config.budget, depth) if draft or config.prompt_lookup else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
     n_states = max(config.parallel, 1)

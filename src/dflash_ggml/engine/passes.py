@@ -82,7 +82,7 @@ class TargetPasses(PassOutputs):
         self.state = TargetState(
             device, target.state_spec(), kv_type, n_rows, self.most_columns, feature_row, n_states, n_batch
         )
-        # a path of copies may be as long as the tree is wide
+        # a path of prompt lookup may be as long as the tree is wide
         self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
         self.rows = RowPool(n_rows, APART if device.is_gpu else CLOSE)

@@ -14,7 +14,7 @@ import numpy as np
 from ..config import Mode
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
-from ..drafts.suffix import Copies
+from ..drafts.prompt_lookup import PromptLookup
 from ..errors import ConfigError, ContextOverflowError, DeviceError, NoNumbersError
 from ..policy.fixed import plan_of
 from ..state.memory import padded
@@ -37,7 +37,7 @@ class Slot:
     name, from whatever thread it comes. Calls on other slots of the engine wait for the pass that is under way.
     """
 
-    def __init__(self, engine: Shared, sequence: Sequence, rows: range, lookup: Copies | None) -> None:
+    def __init__(self, engine: Shared, sequence: Sequence, rows: range, lookup: PromptLookup | None) -> None:
         """rows: lent by the engine. lookup: prompt lookup in this slot's sequences."""
         self.engine, self.sequence, self.lookup = engine, sequence, lookup
         self.kv = KvRows(engine.passes, engine.drafter, sequence, rows, engine.over, engine.gather)

@@ -22,7 +22,7 @@ from ..decode.reduced import Watch, watch
 from ..decode.sequence import Finish, Sequence
 from ..decode.tree import Tree, root_only
 from ..drafts.drafter import Drafter
-from ..drafts.suffix import NAME
+from ..drafts.prompt_lookup import NAME
 from ..policy.plan import PLAIN, Plan
 from ..policy.policy import Policy, Result
 from .accept import Acceptance

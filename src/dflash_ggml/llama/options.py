@@ -179,7 +179,7 @@ class LlamaOptions:
 
     @property
     def lookup(self) -> LlamaPromptLookupDecoding | None:
-        """Prompt lookup, if that is what drafts: copies take its place."""
+        """Prompt lookup, if that is what drafts: the engine has its own."""
         return self.draft_model if isinstance(self.draft_model, LlamaPromptLookupDecoding) else None
 
     def as_dict(self) -> dict[str, Any]:

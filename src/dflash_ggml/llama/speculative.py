@@ -20,8 +20,8 @@ class LlamaDraftModel(ABC):
 class LlamaPromptLookupDecoding(LlamaDraftModel):
     """Guesses that what followed the last few tokens before follows them again (prompt lookup decoding).
 
-    As Llama(draft_model=...) it stands for the engine's own copies: at most `num_pred_tokens` nodes a step, and no draft model.
-    They look at matches of any length, so `max_ngram_size` does not limit them.
+    As Llama(draft_model=...) it stands for the engine's own: at most `num_pred_tokens` nodes a step, and no draft model.
+    It looks at matches of any length, so `max_ngram_size` does not limit it.
     """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:

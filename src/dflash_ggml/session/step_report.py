@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class StepReport:
     """One step. Node 0 is the root (the pending token); `path`: the accepted nodes, root first; `emitted`: the texts
     that the step added; `times`: milliseconds by part of the step; `sources`: who offered each node, 0 for the root, 1 a draft
-    model, 2 copied text, 3 both. A step without a draft has no nodes."""
+    model, 2 prompt lookup, 3 both. A step without a draft has no nodes."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]

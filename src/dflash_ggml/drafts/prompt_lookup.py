@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from ..decode.copied import Copied, CopyRates
 from ..decode.glance import Glance
+from ..decode.lookup import LookupCandidates, LookupRates
 from ..decode.sequence import Sequence
 from ..decode.text_index import Continuations, TextIndex
 
@@ -20,21 +20,23 @@ _SHORTEST_PAST = 4  # tokens of an output that is worth keeping
 _NOTHING = (-1, -1, None, None)
 
 
-class Copies:
-    """The texts that may be copied from: one sequence, and past outputs of this engine. rates: how often copies were right."""
+class PromptLookup:
+    """Prompt lookup in one sequence and past outputs of this engine. rates: how often it was right."""
 
-    def __init__(self, depth: int, past_tokens: int = PAST_TOKENS, others: Copies | None = None) -> None:
+    def __init__(
+        self, depth: int, past_tokens: int = PAST_TOKENS, others: PromptLookup | None = None
+    ) -> None:
         """`depth`: the longest path that is proposed; `past_tokens`: the oldest outputs beyond them are forgotten. others: of
         another sequence, with which past outputs and what is known of them are shared."""
         self.depth, self.past_tokens = depth, past_tokens
         self.text = TextIndex()
         self.past: TextIndex = TextIndex() if others is None else others.past
-        self._rates: CopyRates = CopyRates() if others is None else others._rates  # of all texts
-        self.rates = CopyRates(self._rates)
+        self._rates: LookupRates = LookupRates() if others is None else others._rates  # of all texts
+        self.rates = LookupRates(self._rates)
         self._written: list[tuple[int, int]] = []  # where outputs lie in the text
         self._continuations = Continuations(MOST_PLACES, depth)
         # of the last look: tokens of the text and of the past, the pending one, and what was found
-        self._found: tuple[int, int, int | None, Copied | None] = _NOTHING
+        self._found: tuple[int, int, int | None, LookupCandidates | None] = _NOTHING
         self._glance = Glance(MOST_PLACES)
 
     @property
@@ -43,7 +45,7 @@ class Copies:
         return self.text.nbytes + self.past.nbytes
 
     def forget(self) -> None:
-        """Forget all texts; how often copies were right stays known."""
+        """Forget all texts; how often lookup was right stays known."""
         # a generation that goes on writes from here
         n = max(len(self.text), *(end for _, end in self._written), 0)
         self._written = [(n, n)]
@@ -54,7 +56,7 @@ class Copies:
 
     def begin(self, sequence: Sequence) -> None:
         """A generation begins: what is committed now is its prompt. What of the last text is gone becomes a past output."""
-        self._found, self.rates = _NOTHING, CopyRates(self._rates)
+        self._found, self.rates = _NOTHING, LookupRates(self._rates)
         self._glance.forget()
         shared = self.text.shared(sequence.tokens)
         for start, end in self._written:
@@ -65,9 +67,9 @@ class Copies:
         self.text.extend(sequence.tokens[shared:])
         self._written.append((len(self.text), len(self.text)))
 
-    def beside(self) -> Copies:
-        """The copies of a sequence beside this one."""
-        return Copies(self.depth, self.past_tokens, self)
+    def beside(self) -> PromptLookup:
+        """Prompt lookup of another sequence."""
+        return PromptLookup(self.depth, self.past_tokens, self)
 
     def leave(self) -> None:
         """The sequence is left: what was written in it is a past output of the others."""
@@ -97,7 +99,7 @@ class Copies:
             self._written[-1] = (self._written[-1][0], sequence.n_tokens)
         return said
 
-    def look_up(self, sequence: Sequence) -> Copied | None:
+    def look_up(self, sequence: Sequence) -> LookupCandidates | None:
         """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once, unless
         another sequence was left meanwhile."""
         n, pending, text = sequence.n_tokens, sequence.pending, self.text
@@ -109,6 +111,6 @@ class Copies:
             text.extend(new)
             self._written[-1] = (self._written[-1][0], n)
         followed = self._continuations.of(text, self.past, pending)
-        found = None if followed is None else Copied.of(*followed)
+        found = None if followed is None else LookupCandidates.of(*followed)
         self._found = (n, len(self.past), pending, found)
         return found

@@ -1,7 +1,7 @@
 """Prompt lookup as candidates: the continuations found where the end of the sequence has occurred before.
 
 The places vote for the next token, each with a weight that doubles with every token of its match; those that agree go on
-together. A place's own word is worth little (1 of 1 is not p = 1), so a probability is what came of such votes: `CopyRates`
+together. A place's own word is worth little (1 of 1 is not p = 1), so a probability is what came of such votes: `LookupRates`
 keeps (tried, right) by the length of the match, by how many places agree, and by what the model draft says of the token. Depth
 needs no place of its own there: a path lengthens the match that it rests on. The arithmetic is in `native/`.
 """
@@ -20,20 +20,21 @@ MOST_PLACES: int = lib.MOST_PLACES
 N_VOTES: int = lib.N_VOTES
 N_DRAFT: int = lib.N_DRAFT
 N_CELLS: int = lib.N_CELLS
-LEAST: float = lib.copy_least  # likelihood of a copied path below which it is not followed
+LEAST: float = lib.copy_least  # likelihood of a path below which it is not followed
 _RATES, _COPIES, _VOTES = (ffi.typeof(t) for t in ("struct copy_rates *", "struct copies *", "struct vote[]"))
 
 Cursor = tuple[int, int]
 Vote = tuple[int, int, Cursor]  # token, cell while no draft was asked, and where it leads
 
 
-class CopyRates:
-    """How often copies were right, by cell. A text copies much or little, whatever the cell: a trend, in logits, follows that.
+class LookupRates:
+    """How often prompt lookup was right, by cell. A text repeats much or little, whatever the cell: a trend, in
+    logits, follows that.
 
     rates[cell] is the rate of a cell now.
     """
 
-    def __init__(self, prior: CopyRates | None = None) -> None:
+    def __init__(self, prior: LookupRates | None = None) -> None:
         """`prior`: what is known of other texts; it learns too."""
         self._prior = prior
         self.native = ffi.new(_RATES)
@@ -72,9 +73,9 @@ class CopyRates:
 def checked(done: int) -> None:
     """Raise what a function of `native/copy_rates.h` says by a number below 0."""
     if done == -1:
-        raise MemoryError("no memory for what a walk says of copies")
+        raise MemoryError("no memory for the walk of prompt lookup")
     if done == -2:
-        raise IndexError(f"cells of copies are 0 to {N_CELLS - 1}")
+        raise IndexError(f"cells of prompt lookup are 0 to {N_CELLS - 1}")
     if done < 0:
         raise ValueError("parents must come before their children, and a walk's nodes must be the tree's")
 
@@ -83,7 +84,7 @@ def checked(done: int) -> None:
 class Evidence:
     """What the probabilities of a merged tree rest on, each for as many nodes as were grown.
 
-    cells: int32, of `CopyRates`, -1 for the draft's own word; rests: float64, what votes leave to the draft's other children of
+    cells: int32, of `LookupRates`, -1 for the draft's own word; rests: float64, what votes leave to the draft's other children of
     a node, 0 where they have no word or the draft no child; trust: how much of that they got.
     """
 
@@ -92,7 +93,7 @@ class Evidence:
     trust: float
 
 
-class Copied:
+class LookupCandidates:
     """What followed at each place; lengths: tokens matched before it. Cursors are (depth, places that carry the whole path), the
     latter as bits."""
 
@@ -106,7 +107,9 @@ class Copied:
         self._take(block, np.array(ends, np.int32), np.array(lengths, np.int32))
 
     @classmethod
-    def of(cls, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]) -> Copied:
+    def of(
+        cls, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]
+    ) -> LookupCandidates:
         """Of arrays: windows [places, depth], of which the first ends[i] ids of a row stood there; lengths [places].
 
         Raises ValueError for more than MOST_PLACES places, or if shapes differ, lengths are negative or ends reach beyond depth.
@@ -147,15 +150,15 @@ class Copied:
         n = lib.copies_votes(self.native, depth, places, votes)
         return [(vote.token, vote.cell, (depth + 1, vote.places)) for vote in votes[0:n]]
 
-    def gains(self, rates: CopyRates, budget: int) -> list[float]:
-        """Expected tokens of a step by the nodes of a tree of copies alone, 1 for none, up to `budget`: what growing it
+    def gains(self, rates: LookupRates, budget: int) -> list[float]:
+        """Expected tokens of a step by the nodes of a tree of prompt lookup alone, 1 for none, up to `budget`: what growing it
         would give, for a part of the time. Raises ValueError if budget < 0."""
         if budget < 0:
             raise ValueError(f"budget must not be negative, got {budget}")
-        budget = min(budget, self.native.n_places * self.depth)  # which a tree of copies cannot exceed
+        budget = min(budget, self.native.n_places * self.depth)  # which a tree of prompt lookup cannot exceed
         gains = ffi.new("double[]", budget + 1)
         n = lib.copies_gains(self.native, rates.native, budget, gains)
         if n < 0:
-            raise MemoryError("no memory for what copies are worth")
+            raise MemoryError("no memory for the gains of prompt lookup")
         found: list[float] = ffi.unpack(gains, n)
         return found
