@@ -20,9 +20,7 @@ GIT = shutil.which("git")
 # SHA-256 (vendor.digest_of) of the patched tree: a reordered or rewritten series must end in the same sources
 FINAL_TREE = "e1a30b992e8c4a5e20728f331739889d422880ccc4864a2416562f9f011e5c05"
 CXX = shutil.which("c++")
-HIP_HEADERS = (
-    "hip/hip_runtime.h hip/hip_fp16.h hip/hip_bf16.h hip/hip_fp8.h hip/hip_cooperative_groups.h hipblas/hipblas.h"
-)
+HIP_HEADERS = "hip/hip_runtime.h hip/hip_fp16.h hip/hip_bf16.h hip/hip_fp8.h hip/hip_cooperative_groups.h hipblas/hipblas.h"
 
 
 def test_the_series_is_there_and_numbered_without_gaps() -> None:
@@ -100,9 +98,13 @@ def test_shuffles_have_the_arguments_that_hip_takes(tmp_path: Path) -> None:
     for header in HIP_HEADERS.split():
         (tmp_path / "stub" / header).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "stub" / header).touch()
-    include = [f"-I{tmp_path / folder}" for folder in ("stub", "ggml/include", "ggml/src", "ggml/src/ggml-cuda")]
+    include = [
+        f"-I{tmp_path / folder}" for folder in ("stub", "ggml/include", "ggml/src", "ggml/src/ggml-cuda")
+    ]
     # of a folder of its own (sm90a/) are files for one NVIDIA architecture, which a HIP build leaves out
-    ours = [name for name in files if name not in stock and re.fullmatch(r"ggml/src/ggml-cuda/[^/]+\.cu", name)]
+    ours = [
+        name for name in files if name not in stock and re.fullmatch(r"ggml/src/ggml-cuda/[^/]+\.cu", name)
+    ]
     assert ours
     for name in ours:
         command = [str(CXX), "-E", "-x", "c++", "-DGGML_USE_HIP", "-D__HIP_PLATFORM_AMD__", *include, name]
