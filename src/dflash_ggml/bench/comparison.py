@@ -1,4 +1,4 @@
-"""Is `auto` ever slower than a fixed mode? All modes on the same texts, in turn: what the suite `never-slower` reports.
+"""The suite `never-slower`: `auto` beside every fixed mode, on the same texts in turn.
 
 Its worst text is sought apart from that: `auto` between two plain runs of the same text, again and again. The speed of a CPU that
 others use too changes by a third from second to second, and the worst of many single timings is the unluckiest one.

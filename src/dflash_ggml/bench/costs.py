@@ -1,4 +1,4 @@
-"""What passes cost on this machine, measured anew, and from which acceptance length on each width pays."""
+"""The report of pass costs on this machine, measured anew, and of break-even acceptance lengths."""
 
 from __future__ import annotations
 

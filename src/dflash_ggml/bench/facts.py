@@ -1,4 +1,4 @@
-"""What every result says about itself: version, commit, machine."""
+"""Facts in every result: version, commit, machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the jobs of a suite: settings in turn, a warm-up that is not counted, progress, Ctrl-C."""
+"""Runner of a suite's jobs: settings in turn, a warm-up that is not counted, progress, Ctrl-C."""
 
 from __future__ import annotations
 

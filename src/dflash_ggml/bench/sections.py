@@ -1,4 +1,4 @@
-"""What a suite reports: a table, notes, and what is to be drawn; as plain text, Markdown and JSON."""
+"""Reports of suites: tables, notes and plots; as plain text, Markdown and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dflash-doctor` judges: facts in, a line with a verdict out. Nothing here looks at the machine."""
+"""Verdicts of `dflash-doctor`: facts in, a line out. Nothing here looks at the machine."""
 
 from __future__ import annotations
 

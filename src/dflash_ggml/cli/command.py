@@ -1,4 +1,4 @@
-"""What commands have alike: closed streams, the log on stderr, and errors as one line and an exit code."""
+"""Parts common to all commands: closed streams, the log on stderr, and errors as one line and an exit code."""
 
 from __future__ import annotations
 

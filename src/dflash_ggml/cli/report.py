@@ -1,4 +1,4 @@
-"""What a run says about itself: a progress meter for terminals, and the statistics of a generation."""
+"""Reports of a run: a progress meter for terminals, and the statistics of a generation."""
 
 from __future__ import annotations
 

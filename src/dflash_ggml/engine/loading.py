@@ -1,4 +1,4 @@
-"""From files to a ready engine: read, check that target and draft fit, choose the device, load the weights."""
+"""Loading: read the files, check that target and draft fit, choose the device, bring the weights there."""
 
 from __future__ import annotations
 

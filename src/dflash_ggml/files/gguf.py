@@ -1,4 +1,4 @@
-"""Read GGUF files (versions 2 and 3, little-endian) through a memory map.
+"""Reader of GGUF files (versions 2 and 3, little-endian) through a memory map.
 
 Opening a file reads its header only. Weights stay on disk until they are touched, numeric arrays are views
 into the file, and arrays of strings (a vocabulary) are walked once and decoded on first use. Of a model in

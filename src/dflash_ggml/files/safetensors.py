@@ -1,4 +1,4 @@
-"""Read safetensors checkpoints (one file, or shards of one) through memory maps, without torch.
+"""Reader of safetensors checkpoints (one file, or shards of one) through memory maps, without torch.
 
 The `safetensors` package checks every header; the bytes come from our own map, because the package can hand
 out bf16 only as a tensor of a framework that has such a type.

@@ -1,4 +1,4 @@
-"""How many threads compute, on a machine where others run too.
+"""Number of compute threads on a machine that others use too.
 
 A graph goes from barrier to barrier, and ggml's threads spin there: where one of them waits for a core, all others wait for it,
 some hundred times a pass. The system tells how long each thread was ready to run and had no core: next to nothing where each

@@ -1,4 +1,4 @@
-"""What users import from llama-cpp-python's inner modules: `_internals`, `_utils`, `_logger`."""
+"""Names that users import from llama-cpp-python's inner modules: `_internals`, `_utils`, `_logger`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llama-cpp-python takes though it has no meaning: brought into range, and told in one warning per call."""
+"""Lenience of llama-cpp-python: meaningless values brought into range, with one warning per call."""
 
 from __future__ import annotations
 

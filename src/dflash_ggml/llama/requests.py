@@ -1,4 +1,4 @@
-"""From the keywords of Llama's methods to typed requests."""
+"""Typed requests from the keywords of `Llama`'s methods."""
 
 from __future__ import annotations
 

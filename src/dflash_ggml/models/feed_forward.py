@@ -1,4 +1,4 @@
-"""What follows attention in a block, of whatever kind: one wide layer, or many experts of which a token uses a few."""
+"""Feed-forward layers: one wide layer, or many experts of which a token uses a few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the readers of targets' files do alike: keys of an architecture, the vocabulary's size, types of tensors."""
+"""Helpers of the readers of target files: keys of an architecture, the vocabulary's size, types of tensors."""
 
 from __future__ import annotations
 

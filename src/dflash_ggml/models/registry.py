@@ -1,4 +1,4 @@
-"""Which architecture is which target: the only place that knows them all. Adding one is a file and a line here."""
+"""Registry of architectures: the only place that knows them all. Adding one is a file and a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Host headers are let in: a page of any site could rebind its own name to this machine's address."""
+"""Host headers that are let in: a page of any site could rebind its own name to this machine's address."""
 
 from __future__ import annotations
 

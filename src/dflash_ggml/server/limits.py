@@ -1,4 +1,4 @@
-"""What a request may cost before it reaches the engine: bytes, seconds, nesting, numbers of values."""
+"""Limits of a request before it reaches the engine: bytes, seconds, nesting, numbers of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server and its engine process say to each other: calls, and for each items before a result or failure."""
+"""Messages between the server and its engine process: calls, and for each items before a result or failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request asks for and does not get: named in the header x-dflash-notes, or refused where the server is strict."""
+"""Notes on fields that are not honoured: named in the header x-dflash-notes, or refused where the server is strict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What OpenAI's two kinds of completions share in rendering: heads, progress, steps, the end."""
+"""Rendering common to OpenAI's two kinds of completions: heads, progress, steps, the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opens the model: called in the inference thread, or sent to the engine process and called there."""
+"""The opener of the model: called in the inference thread, or sent to the engine process and called there."""
 
 from __future__ import annotations
 

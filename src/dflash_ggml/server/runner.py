@@ -1,4 +1,4 @@
-"""What the worker thread runs requests on: a session with its engine, seen as a source of events."""
+"""A session with its engine as a source of events for the worker thread."""
 
 from __future__ import annotations
 

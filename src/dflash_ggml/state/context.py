@@ -1,4 +1,4 @@
-"""What a draft keeps of a sequence: keys and values of its attention layers, and the masks over them.
+"""A draft's state of a sequence: keys and values of its attention layers, and the masks over them.
 
 A layer with full attention has a row per token. One with a window has a ring: the token at position p is in row p %
 size, so a window of 2,048 costs 2,304 rows whatever the context is (docs/decisions/0008).

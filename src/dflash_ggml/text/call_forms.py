@@ -1,4 +1,4 @@
-"""How models write tool calls: one table of the forms with tags, for the reader of calls and for the grammar of forced ones.
+"""Forms of tool calls in models' text: one table of the tags, for the reader of calls and for the grammar of forced ones.
 
     <function=name>           {"name": "name", "arguments": {...}}           <tool_call>name
     <parameter=key>                                                          <arg_key>key</arg_key>

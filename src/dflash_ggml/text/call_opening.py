@@ -1,4 +1,4 @@
-"""Whether a text that begins like a tool call is one: a quoted tag is text, a call may come without its tag."""
+"""Recognition of a tool call's opening: a quoted tag is text, a call may come without its tag."""
 
 from __future__ import annotations
 

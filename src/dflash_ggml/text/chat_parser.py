@@ -1,4 +1,4 @@
-"""Turns an assistant's text, as it streams in, into reasoning, visible text and tool calls."""
+"""Streaming parser of an assistant's text: reasoning, visible text and tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat request's grammar, response format and tools together demand of the answer."""
+"""The constraint that a chat request's grammar, response format and tools together put on the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an assistant says, piece by piece: reasoning, visible text and tool calls, with their tokens' log-probabilities.
+"""Pieces of an assistant's answer: reasoning, visible text and tool calls, with their tokens' log-probabilities.
 
 A tool call is `ToolCallBegin` `ToolCallArgs`* `ToolCallEnd`; calls do not interleave, and the concatenated `json` of its
 `ToolCallArgs` is one JSON object (cut off where it was if the answer was).

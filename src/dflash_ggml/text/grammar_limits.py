@@ -1,4 +1,4 @@
-"""What a grammar's text may be before it is compiled.
+"""Limits of a grammar's text, checked before it is compiled.
 
 The compiler calls itself once per rule that leads to a rule, until its native stack ends, and writes counted repetitions
 out. It bounds brackets in brackets itself.

@@ -1,4 +1,4 @@
-"""How llguidance is asked to write JSON."""
+"""Options with which llguidance writes JSON."""
 
 from __future__ import annotations
 

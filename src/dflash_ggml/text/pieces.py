@@ -1,4 +1,4 @@
-"""Where a long text can be cut without changing its tokens."""
+"""Cuts of a long text that do not change its tokens."""
 
 from __future__ import annotations
 

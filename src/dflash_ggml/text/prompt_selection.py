@@ -1,4 +1,4 @@
-"""Which part of a long prompt is prefilled: selection of units by their scores, lossy and only on request.
+"""Selection of the part of a long prompt that is prefilled, by scores of its units; lossy and only on request.
 
 Speculative prefill (arXiv 2502.02789; arXiv 2603.02631 for spans across model families): a scorer ranks units of the long
 user and tool messages by the question, and the target prefills the best within a budget, positions compacted. System

@@ -1,4 +1,4 @@
-"""What schemas that hold together say in all: a schema, its `allOf`, its `$ref`, and the branches of its unions."""
+"""Combined facts of schemas that hold together: a schema, its `allOf`, its `$ref`, and the branches of its unions."""
 
 from __future__ import annotations
 

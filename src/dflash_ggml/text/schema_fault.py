@@ -1,4 +1,4 @@
-"""Where in a schema that a grammar compiler refuses the reason lies."""
+"""Location of the fault in a schema that the grammar compiler refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which patterns of JSON schemas, in ECMA's dialect, the grammar compiler has words for; told without compiling them."""
+"""Patterns of JSON schemas, in ECMA's dialect, that the grammar compiler supports; told without compiling them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads JSON Schema: what a schema says, what its references name, and which values it allows by their type."""
+"""Reader of JSON Schema: what a schema says, what its references name, and which values it allows by their type."""
 
 from __future__ import annotations
 

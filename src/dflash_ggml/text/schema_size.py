@@ -1,4 +1,4 @@
-"""How much a JSON schema may hold: the compiler's time and memory grow faster than the schema."""
+"""Size limits of JSON schemas: the compiler's time and memory grow faster than the schema."""
 
 from __future__ import annotations
 

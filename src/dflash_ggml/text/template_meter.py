@@ -1,4 +1,4 @@
-"""What a chat template may use up while it runs: steps, time, and the length of every value.
+"""Limits of a chat template while it runs: steps, time, and the length of every value.
 
 The sandbox asks here before and after each operation; a value's weight is its characters, lists with all that they hold.
 """

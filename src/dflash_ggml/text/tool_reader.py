@@ -1,4 +1,4 @@
-"""Reads a tool call as it streams in, in any of the forms of `call_forms`, with the tags around it or without.
+"""Streaming reader of a tool call in any of the forms of `call_forms`, with the tags around it or without.
 
 Values between tags are text and become JSON by the tool's schema; string values stream, others wait for their end.
 """

@@ -1,4 +1,4 @@
-"""Where the text of a tool call's argument ends, looked for as it streams in.
+"""Scanner for the end of a tool call's argument, as it streams in.
 
 A value ends at its form's closing tag where the next argument, or the end of the function or of the call, follows. A
 complete call that is quoted inside a value belongs to it. Nothing else ends a value.

@@ -1,4 +1,4 @@
-"""Which rows of a training batch see which: blocks of masks at random places of a text. Written for numpy and torch alike.
+"""Attention pattern of a training batch: masked blocks at random positions of a text. Written for numpy and torch alike.
 
 A row of T tokens gives n blocks of B columns. Block j stands at anchor a_j, the position of its pending token; its columns take
 positions a_j .. a_j + B - 1 and see the context before a_j and each other, nothing else.

@@ -1,4 +1,4 @@
-"""What is trained and how, as plain data: the draft's shape, the run, and the config.json that is published. No torch."""
+"""Training recipe as plain data: the draft's shape, the run, and the config.json that is published. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which build of the binding is loaded: a wheel for many machines carries one per instruction set, a source build just one."""
+"""Choice of the binding's build: a wheel for many machines carries one per instruction set, a source build just one."""
 
 from __future__ import annotations
 
