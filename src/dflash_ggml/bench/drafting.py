@@ -1,4 +1,4 @@
-"""The suite `drafts`: gains on each set of prompts for plain, chain, trees and auto, greedy and sampled, with acceptance by depth."""
+"""The suite `drafts`: gains on each set of prompts by mode, greedy and sampled, with acceptance by depth."""
 
 from __future__ import annotations
 
