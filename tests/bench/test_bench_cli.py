@@ -100,7 +100,9 @@ def test_a_target_alone(run: Sequence, toy_pair: tuple[Path, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_side_by_side(run: Sequence, tmp_path: Path, chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_sequences(
+    run: Sequence, tmp_path: Path, chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another server in the same table, asked for the same prompts."""
     monkeypatch.setattr(cli, "FULL", replace(cli.FULL, lengths=(16, 32)))  # its context is short
     (tmp_path / "p.jsonl").write_text('{"prompt": "import os"}\n{"prompt": "class A:"}\n')

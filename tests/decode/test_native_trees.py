@@ -224,7 +224,7 @@ def test_what_copies_say_and_are_worth(seed: int, places: int, depth: int, budge
         open_ += [(a[2], b[2]) for a, b in zip(*votes)]
 
 
-def test_places_and_their_numbers_are_checked() -> None:
+def test_slots_of_an_engine_and_their_numbers_are_checked() -> None:
     assert len(LookupCandidates([[1]] * 64, [2] * 64, 1).votes((0, 2**64 - 1))) == 1
     for windows, lengths in (([[1]] * 65, [2] * 65), ([[1]], [2, 3]), ([[1]], [-1])):
         with pytest.raises(ValueError, match="lengths"):

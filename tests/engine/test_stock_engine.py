@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_side_by_side import KINDS, foretell, some_jobs, write
+from test_batches_of_sequences import KINDS, foretell, some_jobs, write
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import declared

@@ -151,7 +151,7 @@ def test_a_run_that_fails_ends_alone(several: Solo) -> None:
     first.place.close(), second.place.close()
 
 
-def test_places_and_rows_are_lent_and_given_back(several: Solo) -> None:
+def test_slots_of_an_engine_and_rows_are_lent_and_given_back(several: Solo) -> None:
     places = [several.open(N_CTX // 2) for _ in range(4)]
     assert len({place.sequence.state_index for place in places}) == 4
     taken = sorted((p.sequence.first_slot, p.sequence.end_slot) for p in places)
