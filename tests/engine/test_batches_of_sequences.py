@@ -14,7 +14,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
-from dflash_ggml.engine import declared
+from dflash_ggml.engine import memory_planner
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.errors import NoRoomError
 from dflash_ggml.state.memory import SCRATCH
@@ -62,7 +62,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         **EXACT,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declared, "has_own_memory", lambda device: "n_cpu_moe" in options)
+        patch.setattr(memory_planner, "has_own_memory", lambda device: "n_cpu_moe" in options)
         with Solo.load(replace(config, **options)) as found:
             yield found
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine import declared
+from dflash_ggml.engine import memory_planner
 from dflash_ggml.engine.memory_planner import MemoryNeeds, default_slots, memory_needs
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
@@ -36,7 +36,7 @@ def wanted(demo_target: Path) -> Iterator[MemoryNeeds]:
 def places(
     monkeypatch: pytest.MonkeyPatch, device: Any, wanted: MemoryNeeds, free: int, n_ctx: int = 0
 ) -> int:
-    monkeypatch.setattr(declared, "memory_free", lambda device, limit: free)
+    monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: free)
     return default_slots(device, EngineConfig(Path("model.gguf"), n_ctx=n_ctx, parallel=0), wanted)
 
 
@@ -49,7 +49,7 @@ def needed(wanted: MemoryNeeds, n_states: int, n_ctx: int) -> int:
 def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: MemoryNeeds) -> None:
     assert places(monkeypatch, GPU, wanted, 80 << 30) == 8
     assert places(monkeypatch, CPU, wanted, 80 << 30) == 4
-    monkeypatch.setattr(declared, "SMALL", 1 << 20)
+    monkeypatch.setattr(memory_planner, "SMALL", 1 << 20)
     assert places(monkeypatch, CPU, wanted, 80 << 30) == 2
 
 
@@ -83,7 +83,7 @@ def test_a_context_that_is_cut_short_loses_little(
 
 def test_an_engine_has_as_many(demo_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "calibrate": "never"}
-    monkeypatch.setattr(declared, "free_memory", lambda: 8 << 30)
+    monkeypatch.setattr(memory_planner, "free_memory", lambda: 8 << 30)
     with Solo.load(EngineConfig(demo_target, parallel=0, **options)) as engine:
         assert engine.parallel == 4 and engine.n_ctx == 512
         pairs = [(engine.open(64), i) for i in range(4)]

@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.registry import open_draft
-from dflash_ggml.engine import declared, loading
+from dflash_ggml.engine import loading, memory_planner
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.tensor_info import BF16, F16, F32
@@ -109,9 +109,9 @@ def test_where_it_does_not_fit(
     device = Device.cpu(1, reference=True)
     weights = []
     monkeypatch.setattr(Device, "is_gpu", property(lambda self: True))
-    monkeypatch.setattr(declared, "_usual", lambda *_: SimpleNamespace(fits=False))
+    monkeypatch.setattr(memory_planner, "_usual", lambda *_: SimpleNamespace(fits=False))
     planned = lambda self, *_: weights.append(self.parts(self.kv[0])) or 1 / 0  # noqa: E731
-    monkeypatch.setattr(declared.MemoryNeeds, "plan", planned)
+    monkeypatch.setattr(memory_planner.MemoryNeeds, "plan", planned)
     for type_ in (None, "q8_0", "f16"):
         source = open_draft(config.draft, None, type_)
         with pytest.raises(ZeroDivisionError):

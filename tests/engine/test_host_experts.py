@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
-from dflash_ggml.engine import cost_cache, declared, kept, loading
+from dflash_ggml.engine import cost_cache, loading, memory_planner
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
 from dflash_ggml.engine.memory_planner import fitting_needs, layers_to_keep, memory_needs
 from dflash_ggml.errors import DeviceError
@@ -46,8 +46,8 @@ def config(pair) -> EngineConfig:
 @pytest.fixture(params=[False, True], ids=["sent", "lent"])
 def divided(request, monkeypatch) -> None:
     """A CPU counts as a device with memory of its own; batches of 16 are computed by the host, or have the matrices lent."""
-    monkeypatch.setattr(declared, "has_own_memory", lambda device: True)
-    for module, name in ((experts, "LENT"), (kept, "LENT"), (loading, "LENT")):
+    monkeypatch.setattr(memory_planner, "has_own_memory", lambda device: True)
+    for module, name in ((experts, "LENT"), (cpu_offload, "LENT"), (loading, "LENT")):
         monkeypatch.setattr(module, name, 16 if request.param else 1000)
 
 
@@ -116,7 +116,7 @@ def test_memory_is_counted_apart(divided, undivided, config) -> None:
 
 
 def test_without_room_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(kept, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(cpu_offload, "free_memory", lambda: 1 << 20)
     with Solo.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.is_short
         assert "read from the file as they are needed" in caplog.text
@@ -130,7 +130,7 @@ def needed(config: EngineConfig, layers: int) -> int:
     with closing(Device.cpu(1, reference=True)) as device, GGUFFile(config.model) as file:
         found = memory_needs(device, config, file, read_target(file), None, layers)
         with closing(found.weights):
-            return declared._usual(found, read_target(file), config, device).total + MARGIN
+            return memory_planner._usual(found, read_target(file), config, device).total + MARGIN
 
 
 @pytest.mark.parametrize("layers", [1, 3, 4])
@@ -138,7 +138,7 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
     config = replace(config, draft=None)
     room = needed(config, layers)
     assert needed(config, layers - 1) > room
-    monkeypatch.setattr(declared, "memory_free", lambda device, limit: room)
+    monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: room)
     with Solo.load(config) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.layers == layers
         assert caplog.text.count("does not fit the GPU") == 1
@@ -161,14 +161,14 @@ def test_tensors_are_made_once(divided, config, monkeypatch) -> None:
     )
     room = needed(replace(config, draft=None), 3)
     made.clear()
-    monkeypatch.setattr(declared, "memory_free", lambda device, limit: room)
+    monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: room)
     with Solo.load(replace(config, draft=None)) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.layers == 3
     assert len(made) == 1
 
 
 def test_what_cannot_fit_is_refused_as_before(divided, config, monkeypatch) -> None:
-    monkeypatch.setattr(declared, "memory_free", lambda device, limit: 1 << 20)
+    monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: 1 << 20)
     with pytest.raises(DeviceError, match="not enough device memory") as error:
         Solo.load(replace(config, draft=None))
     assert "n-cpu-moe" not in str(error.value)

@@ -183,7 +183,7 @@ def keeps_none(place: Slot, begin: int) -> None:
     text(place, max_tokens=4)
 
 
-@pytest.mark.parametrize(("state index", "rows"), [(0, "every"), (1, "last")])
+@pytest.mark.parametrize(("state_index", "rows"), [(0, "every"), (1, "last")])
 def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
     """Of one batch or in the first of two; what was there before goes on."""
 
@@ -207,7 +207,7 @@ def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
     same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
 
 
-@pytest.mark.parametrize(("state index", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
+@pytest.mark.parametrize(("state_index", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
 def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, Any]) -> None:
     def spoil(place: Slot) -> None:
         begin = place.n_tokens
@@ -387,7 +387,7 @@ def test_a_draft_that_has_seen_nothing_of_the_text_leaves_none_either(tmp_path: 
         assert runs[0].undraftable and not without_numbers(engine)
 
 
-@pytest.mark.parametrize("state index", [0, 1])
+@pytest.mark.parametrize("state_index", [0, 1])
 @pytest.mark.parametrize("n", [50, 700], ids=["", "the ring has gone round"])
 def test_what_a_draft_holds_behind_a_text_that_goes_on(
     tmp_path: Path, monkeypatch, n: int, state_index: int
@@ -445,7 +445,7 @@ def test_rings_of_a_draft(tmp_path: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "value", "state index"), [("f32", np.nan, 0), ("f16", np.inf, 1), ("q8_0", np.nan, 1)]
+    ("kv", "value", "state_index"), [("f32", np.nan, 0), ("f16", np.inf, 1), ("q8_0", np.nan, 1)]
 )
 def test_rows_that_are_only_held_on_a_cpu(
     pair: tuple[Path, Path], kv: Any, value: float, state_index: int

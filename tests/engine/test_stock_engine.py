@@ -16,7 +16,7 @@ import pytest
 from test_batches_of_sequences import KINDS, foretell, some_jobs, write
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine import declared
+from dflash_ggml.engine import memory_planner
 from dflash_ggml.state.memory import GRAPHS, SCRATCH
 from reference import kv_toys, toys
 from reference.engine_kit import EXACT, AnyPlan, Solo, fresh, text
@@ -43,7 +43,7 @@ def engines(
     config = replace(EngineConfig(*pair, n_ctx=700, parallel=4, n_batch=64, budget=20, **EXACT), **options)
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(declared, "has_own_memory", lambda device: "n_cpu_moe" in options)
+        patch.setattr(memory_planner, "has_own_memory", lambda device: "n_cpu_moe" in options)
         native, composed = (
             stack.enter_context(Solo.load(replace(config, stock=is_stock))) for is_stock in (False, True)
         )

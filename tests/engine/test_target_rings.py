@@ -139,7 +139,7 @@ def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("state indices", [1, 3])
+@pytest.mark.parametrize("n_states", [1, 3])
 @pytest.mark.parametrize("n_batch", [40, 300])
 def test_the_plan_is_what_is_allocated(pair: tuple[Path, Path], n_batch: int, n_states: int) -> None:
     with load(pair, n_batch=n_batch, parallel=n_states) as engine:
