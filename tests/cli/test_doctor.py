@@ -363,11 +363,11 @@ def test_a_draft_that_was_fetched_unasked_and_is_no_use(
     ("spec", "named", "verdict", "words"),
     [
         ("none", False, "note", "no draft model, decoding is plain: --spec none"),
-        ("suffix", False, "note", "no draft model, copied text alone drafts: --spec suffix"),
+        ("suffix", False, "note", "no draft model, prompt lookup alone drafts: --spec suffix"),
         ("mtp", False, "ok", "prediction head of the target: 3 tokens ahead"),
         ("dflash", True, "ok", "draft.gguf, dflash: 7 tokens ahead"),
         ("dflash,mtp", True, "ok", "draft.gguf, dflash+mtp: 7 tokens ahead"),
-        ("dflash,suffix", False, "note", "no draft model, copied text alone drafts: no draft beside"),
+        ("dflash,suffix", False, "note", "no draft model, prompt lookup alone drafts: no draft beside"),
         ("dspark", True, "bad", "is a dflash draft, which it leaves out"),
     ],
 )

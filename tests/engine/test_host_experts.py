@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
-from dflash_ggml.engine import cost_cache, loading, memory_planner
+from dflash_ggml.engine import cost_cache, cpu_offload, loading, memory_planner
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
 from dflash_ggml.engine.memory_planner import fitting_needs, layers_to_keep, memory_needs
 from dflash_ggml.errors import DeviceError

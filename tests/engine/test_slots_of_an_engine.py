@@ -238,7 +238,7 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     inconsistent = 0 if part == "verify" else 1
     assert [job.place.sequence.inconsistent for job in jobs] == [inconsistent == 0, inconsistent == 1]
     steps = several.step([job.run for job in jobs])
-    assert "inconsistent by an interrupt" in str(steps[inconsistent])
+    assert "inconsistent after an interrupt" in str(steps[inconsistent])
     other = jobs[1 - inconsistent]
     other.written += steps[1 - inconsistent].tokens
     while not other.run.finish:
