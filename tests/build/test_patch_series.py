@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SERIES = vendor.patch_files(ROOT / "patches")
 GIT = shutil.which("git")
 # SHA-256 (vendor.digest_of) of the patched tree: a reordered or rewritten series must end in the same sources
-FINAL_TREE = "4d27d65d0b0b178304e2c9912f7aee3ae86e8c2e3dcc17cfc0b9131f61c5f560"
+FINAL_TREE = "eed46f8380e3de7281373ddf4ece91d4ddb849f880dd74e56a3b9c7bacab56f2"
 CXX = shutil.which("c++")
 HIP_HEADERS = "hip/hip_runtime.h hip/hip_fp16.h hip/hip_bf16.h hip/hip_fp8.h hip/hip_cooperative_groups.h hipblas/hipblas.h"
 
