@@ -152,7 +152,7 @@ def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         **({} if args.command else text_facts(bench, args)),
         mode=bench.mode,
         budget=bench.budget,
-        costs_file=str(engine.costs_file) if engine.costs_file else None,
+        costs_file=engine.costs_file.name if engine.costs_file else None,  # a folder says who ran it
         against=[{"url": server.url, "model": server.model} for server in bench.servers],
     )
 

@@ -331,7 +331,7 @@ def layers_to_keep(
     wanted: MemoryNeeds,
 ) -> int:
     """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help. `wanted`: as
-    declared now, after which the draft stays prepared, and not filled yet."""
+    planned now, after which the draft stays prepared, and not filled yet."""
     sizes = expert_sizes(file, target.n_layers)
     if not sizes or not has_own_memory(device):
         return 0
@@ -388,7 +388,7 @@ def plan_needs(
     draft: DraftSource | None,
     wanted: MemoryNeeds,
 ) -> tuple[KvTypes, int, MemoryPlan]:
-    """`Declared.plan` with what is free. Raises DeviceError for what does not fit memory of a device's own."""
+    """`MemoryNeeds.plan` with what is free. Raises DeviceError for what does not fit memory of a device's own."""
     try:
         kv, n_batch, memory = wanted.plan(config.n_ctx, memory_free(device, config.gpu_memory), device.is_gpu)
         if has_own_memory(device):

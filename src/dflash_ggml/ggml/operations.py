@@ -36,14 +36,11 @@ class Operations:
 
     ctx: Any
     device: Device
+    aligned: Callable[..., Any]  # of Graph: a view of an input, where the device's kernels find it
 
     def _own(self, node, composition: Callable[..., Any], *sources):
         """`node`, an operation of our own, or where the device cannot compute it its composition of the same sources."""
         return composition(self, *sources) if stock.is_composed(self.device, node) else node
-
-    def aligned(self, t):
-        """`t`, a view of an input, where the device's kernels find it."""
-        raise NotImplementedError
 
     # ---- views and layout
 

@@ -1,4 +1,4 @@
-// What stood behind the places where the end of a text stood before; see copied.py.
+// What stood behind the places where the end of a text stood before; see lookup.py.
 
 #define MOST_PLACES 64 // a set of places is a word
 

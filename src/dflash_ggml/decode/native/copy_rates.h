@@ -1,4 +1,4 @@
-// How often copies were right; see copied.py.
+// How often copies were right; see lookup.py.
 
 #define N_VOTES 6 // kinds of votes
 #define N_DRAFT 5 // no draft beside them, and four of what it says
