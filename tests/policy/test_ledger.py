@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dflash_ggml.policy.ledger import LOOK_AGAIN, MOST, SHARE, START, Ledger
+from dflash_ggml.policy.ledger import MOST, SHARE, START, Ledger
 
 
 def test_losses_are_what_there_was_at_first_and_a_share_of_what_plain_steps_take():
     ledger, lost, plain, others = Ledger(), 0.0, 0.0, 0.0
     for step in range(5000):
-        if ledger.wants_plain(True):
+        if ledger.is_empty:
             ledger.plain(4.0)
             plain += 4.0
         else:
@@ -31,32 +31,32 @@ def test_gains_are_kept_for_later_losses_but_not_all_of_them():
 
 
 def test_what_others_gained_is_not_for_a_new_sequence_to_lose():
-    ledger = Ledger()
-    for _ in range(100):
-        ledger.speculative(4.0, 8.0, 4.0)
-    ledger.begin(4.0)
-    assert ledger.left == START * 4.0
-
-
-def test_plain_decoding_is_seen_at_once_where_it_is_not_known_and_seldom_where_it_is():
-    ledger = Ledger()
-    assert [ledger.wants_plain(False), ledger.wants_plain(False)] == [False, True]
-    ledger.plain(4.0)
-    due = []
-    for step in range(3 * LOOK_AGAIN):
-        if ledger.wants_plain(True):
-            ledger.plain(4.0)
-            due.append(step)
-        else:
+    for part in (0.0, 0.5, 1.0):
+        ledger = Ledger()
+        for _ in range(100):
             ledger.speculative(4.0, 8.0, 4.0)
-    assert len(due) == 2
+        ledger.begin(4.0, part)
+        assert ledger.left == START * 4.0
+
+
+def test_what_others_lost_counts_for_their_part():
+    for part, left in ((0.0, 8.0), (0.5, 16.0), (1.0, 24.0)):
+        ledger = Ledger()
+        ledger.speculative(8.0, 0.0, 4.0)
+        ledger.begin(6.0, part)
+        assert ledger.left == left
+
+
+def test_while_plain_decoding_is_unknown_a_new_sequence_changes_nothing():
+    ledger = Ledger(left=-2.0)
+    ledger.begin(0.0, 1.0)
+    assert ledger.left == -2.0
 
 
 def test_a_machine_that_slept_within_a_step_is_soon_forgiven():
     ledger, waited = Ledger(), 0
     ledger.speculative(60_000.0, 6.0, 4.0)
     while ledger.is_empty:
-        assert ledger.wants_plain(True)
         ledger.plain(4.0)
         waited += 1
     assert waited <= START / SHARE + 1

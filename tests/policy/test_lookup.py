@@ -158,6 +158,14 @@ def test_a_poor_draft_does_not_keep_lookup_from_being_used():
     assert writer.kinds[-8:].count("copies") >= 7
 
 
+def test_what_drafts_have_lost_does_not_keep_lookup_from_being_used():
+    """Neither of this text nor of others before it."""
+    writer = Writer(copy(300), 302, 0.05, costs_of(FLAT, draft=9.0))
+    writer.policy.ledgers[True].left = -4.0 * FLAT[1]
+    writer.write(250)
+    assert writer.kinds.count("draft") == 0 and writer.kinds.count("copies") > 5
+
+
 def test_votes_before_plain_steps_are_learned_from():
     """What lookup says is compared with what came also where nothing is verified."""
     writer = Writer([7, 8, 9] * 5 + prose(80), 13, None, costs_of({1: 10.0, 2: 40.0, 32: 900.0}))

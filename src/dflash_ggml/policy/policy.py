@@ -42,6 +42,7 @@ from .notes import Notes
 from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time that tries may take
+LOOK_AGAIN = 200  # steps after which it is seen again what a plain step takes
 REFRESH = 16  # steps for which a CPU keeps costs and who is drafted; a GPU leaves time to look in every step
 MARGIN = 0.02  # by which another choice must be ahead: every width and draft has graphs of its own
 GROW_ALL = 3  # steps between trees that are grown to the whole budget, for the forecast to learn from
@@ -138,7 +139,8 @@ class Policy:
         self.depth, self.is_gpu, self.most = depth, is_gpu, most_columns
         self.costs = costs or Costs()
         self.calibration, self.forecast = Calibration(), Forecast(depth)  # of all sequences
-        self.ledger = Ledger()
+        self.ledgers = {True: Ledger(), False: Ledger()}  # by whether a draft runs
+        self._since_plain = 0  # steps
         self.drafted = self.right = 0  # drafts, and their nodes that were accepted
         self._now = 0  # steps
         self._choice = Choice(frozenset(), 0, 0.0)
@@ -188,7 +190,11 @@ class Policy:
         mode, lookup = sequence.mode, sequence.lookup is not None
         fixed = plan_of(mode, sequence.budget, self.depth, sequence.chain_seed, lookup)
         sequence.notes = Notes(fixed, Calibration(self.calibration), Forecast(self.depth, self.forecast))
-        self.ledger.begin(self._plain.get(n, inf))
+        plain = self.costs.expected("plain", n, self._context, n)
+        self.ledgers[True].begin(
+            plain, 0.0
+        )  # what a draft is worth, others have shown; what lookup is, depends on the text
+        self.ledgers[False].begin(plain, 1 / n)
         return sequence.notes
 
     def _decide(self, step: _Step) -> None:
@@ -198,23 +204,25 @@ class Policy:
         if who != self._who or self._now - self._looked_at >= REFRESH or not self._plain.get(n):
             self._look(step, who)
         step.plain = self._plain[n]
-        if len(free) == n and self.ledger.wants_plain(step.plain > 0):
-            if n == 1 and step.plain:
-                step.notes[0].rest = min(self.ledger.plain_steps(step.plain), REFRESH)
+        self._since_plain += 1
+        if len(free) == n and self._since_plain > (LOOK_AGAIN if step.plain else 1):
             return
+        may_draft, may_copy = [len(free) < n or not ledger.is_empty for ledger in self.ledgers.values()]
         step.after = 0.0 if step.was_wide else self._after
         sure = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
-        if self.depth and n < self.most:
+        if self.depth and n < self.most and may_draft:
             self._choose(step, sure)
-        for i in sure:
-            if step.plans[i] is PLAIN:
-                step.plans[i] = self._from_lookup(step, i, sure[i])
+        if may_copy:
+            for i in sure:
+                if step.plans[i] is PLAIN:
+                    step.plans[i] = self._from_lookup(step, i, sure[i])
         step.drafting += step.fixed
         if any(plan is not PLAIN for plan in step.plans):
             step.table = self._table(n, step.drafting, step.block or self.depth + 1)
-        elif n == 1 and not sure and step.plain:
+        elif n == 1 and step.plain and not (sure and may_copy):
             wait = max(self._wanted - self._saved, 0.0) / (PROBE * step.plain)
-            step.notes[0].rest = min(int(wait), REFRESH)
+            waits = [ledger.plain_steps(step.plain) for kind, ledger in self.ledgers.items() if kind or sure]
+            step.notes[0].rest = min(max(int(wait), waits[0]), *waits[1:], REFRESH)
 
     # ---- costs, and who is drafted by them
 
@@ -440,7 +448,9 @@ class Policy:
         is_wide, ms = columns > n, result.ms
         self._learn()
         if not is_wide and not result.draft:
-            self.ledger.plain(ms)
+            self._since_plain = 0
+            for ledger in self.ledgers.values():
+                ledger.plain(ms)
         elif step.plain and any(result.accepted):
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
             expected = max(_took(*step.table, columns - n), step.plain) if step.table else inf
@@ -448,7 +458,7 @@ class Policy:
             is_first = len(result.warm) < 3 and shape not in self._built
             self._built.add(shape)
             ms = min(ms, expected if is_first else DISTURBED * expected)
-            self.ledger.speculative(ms, tokens * step.plain / n, step.plain)
+            self.ledgers[step.drafting > 0].speculative(ms, tokens * step.plain / n, step.plain)
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
