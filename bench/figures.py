@@ -508,11 +508,14 @@ of a 27B model: none was at hand. Single runs differ by 2 % between cards of a k
 
 To measure your own machine:
 
-    dflash-bench                                                  # every suite, small: a minute or so with the embedded pair
-    dflash-bench --suite full --html report.html --json all.json  # the same at length; --markdown and --svg too
-    dflash-bench --suite speed --prompts HumanEval.jsonl.gz --against http://127.0.0.1:8080    # beside another server
-    dflash-bench --suite never-slower                             # auto beside plain, chain and trees at three temperatures; long
-    dflash-bench calibrate                                        # what passes cost here, and where drafting begins to pay
+<!-- needs: an hour -->
+```sh
+dflash-bench                                                  # every suite, small: a minute or so with the embedded pair
+dflash-bench --suite full --html report.html --json all.json  # the same at length; --markdown and --svg too
+dflash-bench --suite speed --prompts HumanEval.jsonl.gz --against http://127.0.0.1:8080    # beside another server
+dflash-bench --suite never-slower                             # auto beside plain, chain and trees at three temperatures; long
+dflash-bench calibrate                                        # what passes cost here, and where drafting begins to pay
+```
 
 Within a run the settings take turns prompt by prompt, a warm-up is not counted, tables give medians and the range over
 texts, and every file names machine, load, commit and command. Texts that fall into repetition are counted, since they
