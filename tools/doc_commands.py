@@ -2,9 +2,10 @@
 
     python tools/doc_commands.py [PAGE...] [--list] [--python PYTHON]
 
-Every fenced block of `sh`, and of `python` behind `<!-- runs: -->`, is run in its page's order, in one folder and one new environment
-per page; `.` in `pip install` is this checkout. A block behind `<!-- needs: SOMETHING -->` is named and skipped. One whose last command is
-`dflash-serve` goes on until the page ends; what follows waits until it answers. Prints a line per block and ends with 1 if one failed.
+Every fenced block of `sh`, and of `python` behind `<!-- runs: -->`, is run in its page's order, in one folder and one new
+environment per page; `.` in `pip install` is this checkout. A block behind `<!-- needs: SOMETHING -->` is named and skipped. One
+whose last command is `dflash-serve` goes on until the page ends; what follows waits until it answers. Prints a line per block
+and ends with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def blocks(page: Path) -> Iterator[Block]:
         mark, about, kind, commands = found.groups()
         if kind == "python" and mark != "runs":
             continue
-        yield Block(page, text[: found.start(4)].count("\n"), kind, commands, about if mark == "needs" else "")
+        yield Block(
+            page, text[: found.start(4)].count("\n"), kind, commands, about if mark == "needs" else ""
+        )
 
 
 def run_page(page: Path, python: str) -> bool:
@@ -75,7 +78,12 @@ def run_page(page: Path, python: str) -> bool:
         here = home / "here"
         here.mkdir()
         path = f"{home / 'env' / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-        environment = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        environment = {
+            "PATH": path,
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
         _sh(f"pip install -q {shlex.quote(str(ROOT))}", here, environment)
         try:
             for block in todo:
@@ -103,7 +111,9 @@ def _run(block: Block, here: Path, environment: dict[str, str]) -> str:
     if block.kind == "python":
         (here / "block.py").write_text(block.text)
     command = "python block.py" if block.kind == "python" else block.text
-    return _sh(re.sub(r"pip install ('?)\.(?=[\s'\[])", rf"pip install -q \g<1>{ROOT}", command), here, environment)
+    return _sh(
+        re.sub(r"pip install ('?)\.(?=[\s'\[])", rf"pip install -q \g<1>{ROOT}", command), here, environment
+    )
 
 
 def _sh(command: str, here: Path, environment: dict[str, str]) -> str:
