@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections import Counter
@@ -37,7 +38,7 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A text to decode: a prompt as token ids, n tokens at most. `text` is what other servers are sent. endless: it goes on
-    behind an end-of-generation token."""
+    behind an end-of-generation token. answer: what a right answer has in it."""
 
     prompt: Prompt
     ids: Sequence[int]
@@ -46,6 +47,7 @@ class Job:
     n: int
     seed: int = 1
     endless: bool = False
+    answer: str = ""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class Text:
     repeats: bool = False
     finish: str = ""
     cached_n: int = 0
+    answered: bool | None = None
 
     @property
     def fresh_ttft_ms(self) -> float | None:
@@ -184,7 +187,13 @@ def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: flo
         step_ms=step_ms,
         repeats=repeats(tokens),
         finish=finish,
+        answered=_has(slot.engine.tokenizer.decode(tokens), job.answer) if job.answer else None,
     )
+
+
+def _has(text: str, answer: str) -> bool:
+    """Whether an answer stands in a text as a word of its own."""
+    return re.search(rf"\b{re.escape(answer)}\b", text, re.IGNORECASE) is not None
 
 
 def summary(values: Iterable[float | None]) -> dict[str, Any] | None:

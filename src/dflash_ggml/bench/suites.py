@@ -13,6 +13,7 @@ from ..config import MAX_BUDGET
 from .comparison import BUDGETS, never_slower_jobs, never_slower_report
 from .drafting import drafting_budgets, drafting_jobs, drafting_report
 from .measure import Job, Setting, Text, all_widths, by_depth, mean_length, summary
+from .needles import needle_jobs, needle_report
 from .prompts import Prompt, spread
 from .rows import (
     SPEED,
@@ -303,6 +304,12 @@ SUITES = {
         drafting_jobs,
         drafting_report,
         drafting_budgets,
+        everyday=False,
+    ),
+    "needles": Suite(
+        "questions on long documents, prefilled whole and in part (--prompt-keep); only when named",
+        needle_jobs,
+        needle_report,
         everyday=False,
     ),
 }

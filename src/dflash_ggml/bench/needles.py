@@ -1,0 +1,200 @@
+"""The suite `needles`: whether a long document's question is still answered when only a part of the document is prefilled.
+
+Four kinds of question, since a single needle tells scorers apart least: in the document's own words, in other words, over two
+hops, and counting. Documents are made of sentences of our own with seeded names; nothing of them is in any training set.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from ..session.requests import ChatRequest
+from ..session.session import Session
+from .measure import Job, Text
+from .prompts import Prompt
+from .runner import Bench
+from .sections import Row, Section, columns
+
+EXACT, KEEPS = "exact", (0.1, 0.3)
+LENGTHS = (8192, 32768, 131072)  # tokens of a prompt; of shorter ones nearly all is protected
+ANSWER = 24  # tokens
+_NAMES = (
+    "Adler",
+    "Boyle",
+    "Castro",
+    "Dunn",
+    "Egede",
+    "Falk",
+    "Greer",
+    "Holt",
+    "Jansen",
+    "Kerr",
+    "Lund",
+    "Moreau",
+    "Novak",
+)
+_TOWNS = (
+    "Arden",
+    "Bexhill",
+    "Corwen",
+    "Dunmore",
+    "Elgin",
+    "Fowey",
+    "Girvan",
+    "Helmsley",
+    "Ilkley",
+    "Kelso",
+    "Louth",
+)
+_THINGS = (
+    "anvil",
+    "basket",
+    "candle",
+    "drum",
+    "easel",
+    "flute",
+    "globe",
+    "harp",
+    "jar",
+    "kettle",
+    "lantern",
+    "mirror",
+    "oar",
+)
+_WORDS = (
+    "amber",
+    "birch",
+    "copper",
+    "delta",
+    "ember",
+    "fjord",
+    "garnet",
+    "heron",
+    "indigo",
+    "juniper",
+    "krill",
+    "lilac",
+)
+COLUMNS = columns(
+    "kind=question; length=prompt:0; setting=prefilled; right=right %:0; read=tokens read:0; ttft_ms=first token ms:0; "
+    "texts=texts:0"
+)
+
+Question = tuple[list[str], str, str]  # sentences that are hidden, the question, the answer
+
+
+def _same(rng: random.Random) -> Question:
+    town, word = rng.choice(_TOWNS), rng.choice(_WORDS)
+    return (
+        [f"The password of the archive in {town} is {word}."],
+        f"What is the password of the archive in {town}?",
+        word,
+    )
+
+
+def _other_words(rng: random.Random) -> Question:
+    name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
+    return (
+        [f"Physician {name} conceals the spare latchkey beneath the {thing}."],
+        f"Under which object does doctor {name} hide an extra key?",
+        thing,
+    )
+
+
+def _two_hops(rng: random.Random) -> Question:
+    name, town, number = rng.choice(_NAMES), rng.choice(_TOWNS), rng.randrange(1000, 9999)
+    return (
+        [f"Parcel {number} belongs to {name}.", f"All that {name} owns is kept in {town}."],
+        f"In which town is parcel {number} kept?",
+        town,
+    )
+
+
+def _counting(rng: random.Random) -> Question:
+    n, town = rng.randrange(3, 8), rng.choice(_TOWNS)
+    hidden = [f"A red lorry passed the gate of {town} on day {day}." for day in rng.sample(range(1, 31), n)]
+    return hidden, f"How many red lorries passed the gate of {town}?", str(n)
+
+
+KINDS: dict[str, Callable[[random.Random], Question]] = {
+    "own words": _same,
+    "other words": _other_words,
+    "two hops": _two_hops,
+    "counting": _counting,
+}
+
+
+def _sentence(rng: random.Random) -> str:
+    """A sentence of the document that bears on no question."""
+    name, town, thing = rng.choice(_NAMES), rng.choice(_TOWNS), rng.choice(_THINGS)
+    return rng.choice(
+        (
+            f"In the spring {name} sold a {thing} to a trader from {town}.",
+            f"The road to {town} was closed while {name} repaired a {thing}.",
+            f"{name} wrote a letter about the {thing} that was never answered.",
+            f"Nobody in {town} remembered who had brought the {thing}.",
+            f"It rained for {rng.randrange(2, 40)} days, and the {thing} of {name} rusted.",
+        )
+    )
+
+
+def document(kind: str, n: int, seed: int) -> tuple[str, str]:
+    """A document of about n sentences with its question behind it, and the answer."""
+    rng = random.Random(f"{kind} {seed}")
+    hidden, question, answer = KINDS[kind](rng)
+    lines = [_sentence(rng) for _ in range(n)]
+    for sentence in hidden:
+        lines.insert(rng.randrange(len(lines) // 8, 7 * len(lines) // 8), sentence)
+    return "\n".join(lines) + f"\n\n{question} Answer in one word.", answer
+
+
+def needle_jobs(bench: Bench) -> list[Job]:
+    """Every kind of question at every length that fits, with the whole document prefilled and with parts of it. Raises
+    ConfigError where the extra `selection` is not installed."""
+    prompts = Session(bench.engine, cache_bytes=0, prompt_keep=min(KEEPS)).prompts
+    per_sentence = len(bench.engine.tokenizer.encode(document("own words", 200, 0)[0], special=False)) / 200
+    found = []
+    for length in (n for n in LENGTHS if n + ANSWER <= bench.engine.n_ctx):
+        for kind in KINDS:
+            for turn in range(bench.size.prompts):
+                text, answer = document(kind, int(length / per_sentence), bench.seed + turn)
+                request = ChatRequest(messages=[{"role": "user", "content": text}], enable_thinking=False)
+                prompt = Prompt(f"{kind}, {length}, {turn + 1}", kind, text, True)
+                for keep in (None, *KEEPS):
+                    ids = prompts.make(replace(request, prompt_keep=keep)).ids
+                    label = EXACT if keep is None else f"lexical {keep:g}"
+                    setting = bench.setting(label, bench.mode, bench.budget, 0.0)
+                    found.append(Job(prompt, ids, text, setting, ANSWER, bench.seed, answer=answer))
+    return found
+
+
+def needle_report(bench: Bench, texts: Sequence[Text]) -> Section:
+    """A row per kind, length and part that was prefilled."""
+    groups: dict[tuple[str, int, str], list[Text]] = {}
+    for text in texts:
+        length = int(text.prompt.split(", ")[1])
+        groups.setdefault((text.style, length, text.setting), []).append(text)
+    rows: list[Row] = [
+        {
+            "kind": kind,
+            "length": length,
+            "setting": setting,
+            "right": 100 * fmean(bool(text.answered) for text in found),
+            "read": fmean(text.prompt_n for text in found),
+            "ttft_ms": fmean(text.ttft_ms for text in found),
+            "texts": len(found),
+        }
+        for (kind, length, setting), found in groups.items()
+    ]
+    notes = [
+        "An answer counts as right when it has the word or the number in it. `lexical` is --prompt-keep: lossy.",
+        "Stay within the lengths that the model was trained for: beyond, a part seems better than the whole.",
+    ]
+    if not rows:
+        notes.append(f"No document fits: -c {LENGTHS[0] + ANSWER} and more is needed.")
+    return Section(
+        "needles", "Questions on long documents, read in part", COLUMNS, rows, notes, [], list(texts)
+    )
