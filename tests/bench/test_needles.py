@@ -57,4 +57,4 @@ def test_where_nothing_fits_the_report_says_so(toy_pair: tuple[Path, Path]):
     config = EngineConfig(model=toy_pair[0], draft=toy_pair[1], n_ctx=512, n_threads=1, calibrate="never")
     with Engine.load(config) as engine:
         bench = Bench(engine, [], replace(QUICK, prompts=1), Lines(io.StringIO()))
-        assert needle_jobs(bench) == [] and "8216 and more" in needle_report(bench, []).notes[-1]
+        assert needle_jobs(bench) == [] and "8024 and more" in needle_report(bench, []).notes[-1]

@@ -19,7 +19,7 @@ from .runner import Bench
 from .sections import Row, Section, columns
 
 EXACT, KEEPS = "exact", (0.1, 0.3)
-LENGTHS = (8192, 32768, 131072)  # tokens of a prompt; of shorter ones nearly all is protected
+LENGTHS = (8000, 32000, 128000)  # tokens of a prompt; of shorter ones nearly all is protected
 ANSWER = 24  # tokens
 _NAMES = (
     "Adler",
@@ -165,6 +165,8 @@ def needle_jobs(bench: Bench) -> list[Job]:
                 prompt = Prompt(f"{kind}, {length}, {turn + 1}", kind, text, True)
                 for keep in (None, *KEEPS):
                     ids = prompts.make(replace(request, prompt_keep=keep)).ids
+                    if len(ids) + ANSWER > bench.engine.n_ctx:  # names may take more tokens than others
+                        continue
                     label = EXACT if keep is None else f"lexical {keep:g}"
                     setting = bench.setting(label, bench.mode, bench.budget, 0.0)
                     found.append(Job(prompt, ids, text, setting, ANSWER, bench.seed, answer=answer))
