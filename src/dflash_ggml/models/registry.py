@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..files.gguf import GGUFFile
+from .gpt_oss import GptOss
 from .laguna import Laguna
 from .llama import Llama
 from .qwen3 import Qwen3
@@ -20,6 +21,7 @@ TARGETS: dict[str, type[Target]] = {
     "qwen3moe": Qwen3Moe,
     "laguna": Laguna,
     "llama": Llama,
+    "gpt-oss": GptOss,
 }
 
 # parts of architectures that people name by mistake, and what to do
