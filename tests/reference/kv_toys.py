@@ -72,12 +72,12 @@ class KvToy:
 
     def heads(self, layer: int) -> int:
         """Query heads of a layer."""
-        return self.window_heads if self.has_window(layer) else self.n_heads
+        return self.window_heads if self.arch == "laguna" and self.has_window(layer) else self.n_heads
 
     def has_window(self, layer: int) -> bool:
-        if self.arch == "gpt-oss":
-            return (layer + 1) % self.period != 0
-        return self.sliding or (self.arch == "laguna" and self.period > 0 and layer % self.period != 0)
+        if not self.period or self.arch not in ("laguna", "gpt-oss"):
+            return self.sliding
+        return (layer + (self.arch == "gpt-oss")) % self.period != 0
 
 
 # seed -> fields of `KvToy`
@@ -120,13 +120,12 @@ VARIANTS: dict[int, dict[str, Any]] = {
     44: {"arch": "llama", "window": 30, "window_heads": 4, "sliding": True},
     45: {"arch": "llama", "yarn": 4.0},
     46: {"arch": "llama", "tied": True, "mix": 3.0, "n_layers": 3},
-    71: {"arch": "gpt-oss", "period": 2, "yarn": 32.0, "window_heads": 4},
+    71: {"arch": "gpt-oss", "period": 2, "yarn": 32.0},
     72: {
         "arch": "gpt-oss",
         "period": 3,
         "window": 30,
         "n_heads": 8,
-        "window_heads": 8,
         "n_kv_heads": 1,
         "n_layers": 6,
         "n_experts": 12,
@@ -310,7 +309,9 @@ def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.nda
 def _biases(tensors: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Beside each matrix, or each of several."""
     biases = {
-        n.replace("weight", "bias"): rng.normal(0, 0.05, x.shape[:-1]) for n, x in tensors.items() if x.ndim > 1
+        n.replace("weight", "bias"): rng.normal(0, 0.05, x.shape[:-1])
+        for n, x in tensors.items()
+        if x.ndim > 1
     }
     for n, x in biases.items():
         if n.startswith(("attn_output", "ffn_down")):

@@ -260,8 +260,8 @@ class Operations:
         """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n].
 
         seqs as in `ssm_conv_forest`, spans int32 [2, sequences]: first row that a column of the sequence sees, and the one after
-        the last; rows outside are hidden by the mask, and need not be read. sinks float32 [heads]: a logit of each head more, of a
-        value that is 0."""
+        the last; rows outside are hidden by the mask, and need not be read. sinks float32 [heads]: for each head one more logit,
+        of a value that is 0."""
         if mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1] or q.ne[2] % k.ne[2]:
             raise ValueError(f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, mask {tuple(mask.ne)} do not fit")
         y = lib.ggml_flash_attn_ext(self.ctx, q, k, v, mask, scale, 0.0, 0.0)

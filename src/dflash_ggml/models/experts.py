@@ -26,8 +26,8 @@ _EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.(?:we
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Sizes of a layer and how its router picks. Scores are the softmax over all experts, the sigmoid of each, or the softmax over
-    those chosen.
+    """Sizes of a layer and how its router picks. Scores are the softmax over all experts, the sigmoid of each, or the softmax
+    over those chosen.
 
     n_ff_shared: width of the shared expert, 0 without one. gated_shared: a sigmoid of its own weights it. biased: a bias per
     expert is added to the scores for picking, not for weighting. normalised: weights of the experts used sum to one. scale: of

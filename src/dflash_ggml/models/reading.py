@@ -158,8 +158,8 @@ def check_file(
     ignored: Callable[[str], bool] = lambda name: False,
     floats: str = "",
 ) -> None:
-    """The tensors are those of `shapes`; vectors and biases are float32, and so is what a name's end in `floats` says. How activations were
-    scaled when the weights were made is ignored: ggml scales them by what they are."""
+    """The tensors are those of `shapes`; vectors and biases are float32, and so is what a name's end in `floats` says. How
+    activations were scaled when the weights were made is ignored: ggml scales them by what they are."""
 
     def unused(name: str) -> bool:
         matrix = name.removesuffix("input_scale") + "weight"
