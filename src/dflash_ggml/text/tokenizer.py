@@ -65,6 +65,8 @@ END_TEXTS = (
     "<|eom_id|>",
     "<|end|>",
     "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
     "<end_of_turn>",
     "<|fim_pad|>",
     "<|repo_name|>",
@@ -143,7 +145,10 @@ class Tokenizer:
                 raise ConfigError(f"{name} token id {i} is outside the vocabulary of {self.n_vocab}")
         listed = {self._ids[text] for text in END_TEXTS if text in self._ids}
         declared = {self.special_ids[name] for name in END_NAMES if name in self.special_ids}
-        self.eog_ids = frozenset(declared | {i for i in listed if self._types[i] in (CONTROL, USER_DEFINED)})
+        ends = declared | {i for i in listed if self._types[i] in (CONTROL, USER_DEFINED)}
+        if {self._ids.get(text) for text in ("<|return|>", "<|call|>")} <= ends:
+            ends.discard(self._ids.get("<|end|>"))  # harmony: of a message, not of the turn
+        self.eog_ids = frozenset(ends)
         model = self._bpe(merges, pre) if sentencepiece is None else self._scored(sentencepiece)
         # Whether control tokens are parsed is a property of the object, hence two on one model.
         self._with_special, self._plain = self._engine(model, pre, nfc), self._engine(model, pre, nfc)
