@@ -7,6 +7,7 @@ it: text, calls in the client's own shape, words that must be in the prompt, and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -158,12 +159,17 @@ def messages(answer: Any, streamed: bool) -> tuple[str, str, list[dict[str, Any]
     return thought, text, [b for b in blocks if b["type"] == "tool_use"]
 
 
+_CALL = re.compile(r"(?:<function=(.*?)>\n?)?(?:<parameter=\w+>\n)?(.*)", re.DOTALL)
+
+
 def is_shown(words: str, prompt: str) -> bool:
-    """Whether a prompt holds these words, as they are or as JSON, in which gpt-oss gets arguments and results."""
+    """Whether a prompt holds these words, as they are or as gpt-oss gets calls and results: by recipient, and as JSON."""
     if words in prompt:
         return True
-    value = words.partition(">\n")[2] if words.startswith("<parameter=") else words
-    return json.dumps(value, ensure_ascii=False)[1:-1] in prompt
+    match = _CALL.fullmatch(words)
+    assert match
+    recipient = f" to=functions.{match[1]}<" if match[1] else ""
+    return recipient in prompt and json.dumps(match[2], ensure_ascii=False)[1:-1] in prompt
 
 
 READERS = {"/v1/chat/completions": chat, "/v1/responses": responses, "/v1/messages": messages}
