@@ -68,7 +68,7 @@ def prepared(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row, at = dict(messages[at]), at + 1
         calls, thought = row.get("tool_calls") or (), row.pop("reasoning_content", None)
         if calls:
-            thought = "\n\n".join(text for text in (thought, row["content"]) if text)
+            thought = "\n\n".join(text for text in (thought, row.get("content")) if text)
             row["content"] = ""
         if thought:
             row["thinking"] = thought
