@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from test_real_templates import CONVERSATIONS, OPTIONS
 
 from dflash_ggml.errors import ConfigError
+from dflash_ggml.text.constraints import special_tags
 from dflash_ggml.text.deltas import ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, ToolCallEnd
+from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.harmony import HarmonyParser, prepared, reasoning_at_start
 from dflash_ggml.text.stopping import StopStrings
 from dflash_ggml.text.template import ChatTemplate, normalise_messages
+from dflash_ggml.text.tool_grammar import harmony_grammar
 from dflash_ggml.text.tool_schema import ToolSchema
 from reference import o200k
 from reference.vendored import vendored
@@ -354,3 +358,49 @@ def test_what_the_template_says_it_can(template: ChatTemplate, tmp_path: Path) -
     assert not template.renders.system_later and template.renders.system
     bare = {"type": "function", "function": {"name": "ping"}}
     assert "// \ntype ping = () => any;" in template.render(normalise_messages(ROWS[0]), tools=[bare])
+
+
+# ---- grammars, over the vocabulary of gpt-oss itself
+
+ANALYSIS = "<|channel|>analysis<|message|>Let's see: {} <b>\n\n.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
+WEATHER = '<|message|>{"city": "Rome"}'
+HEADS = [
+    "<|channel|>commentary to=functions.weather <|constrain|>json",
+    "<|channel|>commentary to=functions.weather json",
+    " to=functions.weather<|channel|>commentary json",
+]
+ANSWER = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "written", "fits"),
+    [
+        *((None, ANALYSIS + PREAMBLE + head + WEATHER, True) for head in HEADS),
+        (None, HEADS[0] + WEATHER, True),
+        (None, "<|channel|>final<|message|>No.", False),
+        (None, HEADS[0].replace("weather", "other") + WEATHER, False),
+        (None, HEADS[0] + '<|message|>{"city": 3}', False),
+        ("", ANALYSIS + "<|channel|>final<|message|>No, {} words.\n", True),
+        ("", ANALYSIS + HEADS[2] + WEATHER, True),
+        ("", ANALYSIS + HEADS[2] + '<|message|>{"city": 3}', False),
+        (ANSWER, ANALYSIS + '<|channel|>final <|constrain|>json<|message|>{"a": 3}', True),
+        (ANSWER, '<|channel|>final<|message|>{"a": 3}', True),
+        (ANSWER, HEADS[0] + WEATHER, True),
+        (ANSWER, "<|channel|>final<|message|>No.", False),
+    ],
+)
+def test_grammars_let_through_what_fits(answer: str | None, written: str, fits: bool) -> None:
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra: grammar)")
+    vocabulary = o200k.tokenizer()
+    spec = harmony_grammar(SCHEMAS, answer, special_tags(vocabulary))
+    matcher = compiler().matcher(spec)
+    taken = [matcher.consume_token(token) for token in vocabulary.encode(written)]
+    assert all(taken) == fits
+    if fits:
+        assert matcher.is_accepting()
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(o200k.tokenizer(), o200k.N_VOCAB)
