@@ -188,6 +188,7 @@ def test_scales_stand_in_the_order_of_the_fusions() -> None:
 def test_experts_are_told_by_name() -> None:
     assert expert_block("blk.12.ffn_gate_up_exps.weight") == 12
     assert expert_block("blk.0.ffn_down_exps.scale") == 0, "a number for each of them"
+    assert expert_block("blk.7.ffn_gate_exps.bias") == 7, "a row for each of them"
     for name in (
         "blk.0.ffn_gate_inp.weight",
         "blk.0.ffn_gate_shexp.weight",

@@ -212,13 +212,16 @@ def test_stop_strings_match_what_is_visible() -> None:
     ("tail", "mode", "text", "reasoning"),
     [
         ("", "open", "", "more"),
+        ("<|channel|>final<|message|>Done<|end|>", "open", "", "more"),
         ("<|channel|>final<|message|>It is", "closed", " more", ""),
         ("<|channel|>analysis<|message|>Hm", "begun", "", " more"),
     ],
 )
 def test_a_prompt_says_where_the_output_begins(tail: str, mode: str, text: str, reasoning: str) -> None:
     assert reasoning_at_start(OPEN + tail) == mode
-    found = said("<|channel|>analysis<|message|>more" if mode == "open" else " more", OPEN + tail)
+    start = "<|start|>assistant" if tail.endswith("<|end|>") else ""
+    written = f"{start}<|channel|>analysis<|message|>more" if mode == "open" else " more"
+    found = said(written, OPEN + tail)
     assert (found["text"], found["reasoning"]) == (text, reasoning)
 
 

@@ -17,6 +17,7 @@ from ..text.harmony import HarmonyParser
 from ..text.schema_fault import find_fault
 from ..text.stopping import StopStrings
 from ..text.tokenizer import TooManyTokens
+from ..text.tool_grammar import Schemas
 from ..text.tools import NamedTool, check_tools
 from .binding import binding_schemas, is_strict
 from .disk_cache import DiskCache
@@ -215,24 +216,17 @@ def generation_of(
         parse_calls = bool(schemas) and choice != "none"
         stops = StopStrings(asked.stop)
         split = session.split_reasoning if asked.split_reasoning is None else asked.split_reasoning
-        called = schemas if parse_calls else None
         is_harmony = session.templates.of(asked.template)[0].is_harmony
-        parser: ChatParser
-        thought: ChatParser
-        if is_harmony:
-            parser = HarmonyParser(
-                prepared.text, split=split, schemas=called, stops=stops, new_id=hooks.new_call_id
-            )
-            thought = parser if split else HarmonyParser(prepared.text, split=True, schemas=None)
-        else:
-            parser = ChatParser(
-                reasoning=prepared.reasoning if split else "off",
-                schemas=called,
-                stops=stops,
-                new_id=hooks.new_call_id,
-                bare=asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text",
-            )
-            thought = parser if split else ChatParser(reasoning=prepared.reasoning, schemas=None)
+        bare = asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text"
+
+        def reader(split: bool, schemas: Schemas | None, **options: Any) -> ChatParser:
+            if is_harmony:
+                return HarmonyParser(prepared.text, split=split, schemas=schemas, **options)
+            reasoning = prepared.reasoning if split else "off"
+            return ChatParser(reasoning=reasoning, schemas=schemas, bare=bare, **options)
+
+        parser = reader(split, schemas if parse_calls else None, stops=stops, new_id=hooks.new_call_id)
+        thought = parser if split else reader(True, None)
         one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
         limit = session.thought_limit(prepared)
         sink = ChatSink(session.tokenizer, parser, thought, stops, one_call, limit)

@@ -45,10 +45,11 @@ def end_of_thought(with_tools: bool) -> str:
 
 
 def opened(prompt: str) -> tuple[str, str | None]:
-    """The head of the message in which a rendered prompt ends, and what stands of its text; None where none has begun."""
+    """The head of the message in which a rendered prompt ends, and what stands of its text; None where none is open."""
     _, start, rest = prompt.rpartition(START)
     head, message, text = rest.partition(MESSAGE)
-    return (head, text) if start and message else ("", None)
+    is_open = start and message and not any(mark in text for mark in (END, CALL, RETURN))
+    return (head, text) if is_open else ("", None)
 
 
 def reasoning_at_start(prompt: str) -> ReasoningMode:
@@ -148,10 +149,8 @@ class HarmonyParser(ChatParser):
         if self._head is not None:
             self._head += text
             if CHANNEL not in self._head and not self._is_head(self._head, final):
-                text, self._head = (
-                    self._head.removeprefix("assistant"),
-                    None,
-                )  # a model that does not keep to the form
+                # a model that does not keep to the form
+                text, self._head = self._head.removeprefix("assistant"), None
                 self._pass(text, events)
         elif self._arguments is not None:
             events += self._arguments.feed(text)
