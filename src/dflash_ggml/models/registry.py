@@ -29,6 +29,7 @@ _OTHERS = (
     ("clip", "this is the vision part of a model (mmproj), name the model's own file"),
     ("dflash", "this is a draft, name it with -md and its target with -m"),
     ("eagle", "this is a draft, of a kind that is not supported"),
+    ("gptoss", "Ollama's own form of gpt-oss is not supported, take a GGUF file of architecture 'gpt-oss'"),
     ("qwen", "of the Qwen models Qwen3, Qwen3-Next and those from 3.5 on are supported"),
 )
 
