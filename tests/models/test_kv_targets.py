@@ -93,7 +93,7 @@ def test_snapshots(pairs: dict, with_rows: bool) -> None:
         assert text(engine, max_tokens=100, mode="tree") == case.greedy
 
 
-@pytest.mark.parametrize("seed", [32, 71])
+@pytest.mark.parametrize("seed", [32, 51])
 def test_quantised_caches(pairs: dict, seed: int) -> None:
     """With rotated rows of keys and values too, every mode writes the same."""
     case = next(case for case in CASES if case.seed == seed)
@@ -103,7 +103,7 @@ def test_quantised_caches(pairs: dict, seed: int) -> None:
             assert text(fresh(engine, case.tokens), max_tokens=60, mode=mode) == plain
 
 
-@pytest.mark.parametrize("seed", [21, 71])
+@pytest.mark.parametrize("seed", [21, 51])
 def test_the_plan_is_what_is_allocated(pairs: dict, seed: int) -> None:
     with loaded(pairs[seed], n_batch=512, n_ctx=1024) as engine:
         engine.prefill([i % 60 for i in range(900)])

@@ -120,8 +120,8 @@ VARIANTS: dict[int, dict[str, Any]] = {
     44: {"arch": "llama", "window": 30, "window_heads": 4, "sliding": True},
     45: {"arch": "llama", "yarn": 4.0},
     46: {"arch": "llama", "tied": True, "mix": 3.0, "n_layers": 3},
-    71: {"arch": "gpt-oss", "period": 2, "yarn": 32.0},
-    72: {
+    51: {"arch": "gpt-oss", "period": 2, "yarn": 32.0},
+    52: {
         "arch": "gpt-oss",
         "period": 3,
         "window": 30,
