@@ -1,12 +1,13 @@
 """Target and draft files of a given shape with RANDOM WEIGHTS, for timing only: what they write is noise.
 
-    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|heads|demo] [--layers N] [--no-target]
-        [--draft dflash|dflash2|dspark|mtp ...] [--draft-type q8_0|bf16] [--block N]
+    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|gpt-oss-20b|heads|demo] [--layers N]
+        [--no-target] [--draft dflash|dflash2|dspark|mtp ...] [--draft-type q8_0|bf16] [--block N]
 
 The target follows the stock Q4_K_M mix: Q4_K, with Q6_K for the head and, in about half of the layers, for ffn_down (experts
-and shared expert too) and for attn_qkv or attn_v; routers are F32. Sizes are those of the Qwen3.5 family, of Qwen3-Next and of
-Laguna; a draft has the target's width, and the newer kinds have what those of Qwen3.8-27B have. With `mtp` the target gets a
-prediction head in Q8_0, as its files have. --layers writes fewer layers of the target: times then are those of a part.
+and shared expert too) and for attn_qkv or attn_v; routers are F32. gpt-oss is as it is published: experts in MXFP4, the other
+matrices in Q8_0. Sizes are those of the Qwen3.5 family, of Qwen3-Next, of Laguna and of gpt-oss; a draft has the target's
+width, and the newer kinds have what those of Qwen3.8-27B have. With `mtp` the target gets a prediction head in Q8_0, as its
+files have. --layers writes fewer layers of the target: times then are those of a part.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from dflash_ggml.drafts.dspark.params import Markov
 from dflash_ggml.models.layers import Dense
 from dflash_ggml.models.prediction import NORM, Head
 
-F32, BF16, Q8_0, Q4_K, Q6_K = (GGMLQuantizationType[name] for name in ("F32", "BF16", "Q8_0", "Q4_K", "Q6_K"))
+F32, BF16, Q8_0, Q4_K, Q6_K, MXFP4 = (
+    GGMLQuantizationType[name] for name in ("F32", "BF16", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
+)
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,
     int: GGUFValueType.UINT32,
@@ -97,6 +100,15 @@ SHAPES = {
         arch="laguna",
         experts=Experts(256, 8, 512, 512),
     ),
+    "gpt-oss-20b": Shape(
+        *(24, 2880, 2880, 64, 8, 64, 0, 0),
+        vocab=201088,
+        draft_layers=8,
+        draft_heads=64,
+        draft_head_dim=64,
+        arch="gpt-oss",
+        experts=Experts(32, 4, 2880, 0),
+    ),
     # attention as at 27B in a small trunk, for what caches do to it on any machine
     "heads": replace(QWEN_27B, layers=8, embd=1024, ff=2048, k_heads=4, v_heads=8, vocab=8192),
     "demo": Shape(
@@ -158,6 +170,8 @@ def random_bytes(name: str, type_: GGMLQuantizationType, size: int) -> np.ndarra
         scale = np.frombuffer(np.float16(2e-4 if type_ != Q6_K else 1e-5).tobytes(), np.uint8)
         if type_ == Q6_K:
             data[:, -2:] = scale
+        elif type_ == MXFP4:
+            data[:, 0] = 118  # of E8M0: 2^-9, times up to 12 halves
         else:
             data[:, :2] = scale
         if type_ == Q4_K:
@@ -227,6 +241,9 @@ def target(path: Path, s: Shape, quantise: bool = True, has_head: bool = False) 
     ]
     if s.arch == "laguna":
         write(path, laguna_metadata(s), rows + laguna_blocks(s, q4, q6))
+        return
+    if s.arch == "gpt-oss":
+        write(path, gpt_oss_metadata(s), rows + gpt_oss_blocks(s))
         return
     inner, keys = s.v_heads * s.state, s.k_heads * s.state
     for i in range(s.layers):
@@ -386,6 +403,51 @@ def laguna_metadata(s: Shape) -> dict:
         a + "expert_weights_scale": 2.5,
         **experts_metadata(a, s),
         **vocabulary(s.vocab, "laguna"),
+    }
+
+
+def gpt_oss_blocks(s: Shape) -> list[Row]:
+    """Tensors of gpt-oss's layers: a bias beside every matrix, and a sink for each head."""
+    assert s.experts is not None
+    e, q, kv = s.experts, s.heads * s.head_dim, s.kv_heads * s.head_dim
+    matrices: dict[str, tuple[GGMLQuantizationType, tuple[int, ...]]] = {
+        "attn_q": (Q8_0, (s.embd, q)),
+        "attn_k": (Q8_0, (s.embd, kv)),
+        "attn_v": (Q8_0, (s.embd, kv)),
+        "attn_output": (Q8_0, (q, s.embd)),
+        "ffn_gate_inp": (F32, (s.embd, e.n)),
+        "ffn_gate_exps": (MXFP4, (s.embd, e.ff, e.n)),
+        "ffn_up_exps": (MXFP4, (s.embd, e.ff, e.n)),
+        "ffn_down_exps": (MXFP4, (e.ff, s.embd, e.n)),
+    }
+    rows: list[Row] = []
+    for i in range(s.layers):
+        blk = f"blk.{i}."
+        rows += [(f"{blk}{name}_norm.weight", F32, (s.embd,)) for name in ("attn", "post_attention")]
+        rows += [(f"{blk}attn_sinks.weight", F32, (s.heads,))]
+        for name, (kind, shape) in matrices.items():
+            rows += [(f"{blk}{name}.weight", kind, shape), (f"{blk}{name}.bias", F32, shape[1:])]
+    return rows
+
+
+def gpt_oss_metadata(s: Shape) -> dict:
+    """Keys of gpt-oss-20b."""
+    assert s.experts is not None
+    a = "gpt-oss."
+    return {
+        "general.architecture": "gpt-oss",
+        "general.name": "random weights, for timing only",
+        **sizes(a, s.layers, 131072, s.embd, s.heads, s.kv_heads, s.head_dim),
+        a + "feed_forward_length": s.ff,
+        a + "attention.sliding_window": 128,
+        a + "rope.freq_base": 1.5e5,
+        a + "rope.scaling.type": "yarn",
+        a + "rope.scaling.factor": 32.0,
+        a + "rope.scaling.original_context_length": 4096,
+        a + "expert_count": s.experts.n,
+        a + "expert_used_count": s.experts.used,
+        a + "expert_feed_forward_length": s.experts.ff,
+        **vocabulary(s.vocab, "gpt-4o"),
     }
 
 

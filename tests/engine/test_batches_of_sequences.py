@@ -39,6 +39,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "rows only": ({"kv_toy": True}, {}),
     "rings": ({"kv_toy": True, **kv_toys.VARIANTS[32]}, {}),
+    "sinks": ({"kv_toy": True, **kv_toys.VARIANTS[51]}, {}),
+    "sinks, experts with the host": ({"kv_toy": True, **kv_toys.VARIANTS[51]}, {"n_cpu_moe": 2}),
 }
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},

@@ -49,6 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "yarn": 4.0,
         "n_kv_heads": 1,
     },
+    "gpt-oss": {"arch": "gpt-oss", "period": 2, "window": 40, "head_dim": 64, "yarn": 32.0},
 }
 DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 256, "draft_layers": 2}
 # root mean square of a row's difference as a part of the row's deviation: of most rows, and of any, since two experts that score

@@ -31,6 +31,7 @@ KINDS = {
     "one of three": Experts(n_embd=32, n_experts=3, n_used=1, n_ff=64, n_ff_shared=32),
     "all of five": Experts(n_embd=32, n_experts=5, n_used=5, n_ff=32),
     "one of one": Experts(n_embd=32, n_experts=1, n_used=1, n_ff=32),
+    "chosen, clamped": Experts(n_embd=64, n_experts=12, n_used=4, n_ff=32, scoring="chosen", limit=1.5),
 }
 
 
@@ -44,9 +45,12 @@ def device() -> Iterator[Device]:
 def arrays(experts: Experts, joined: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
     """Random float32 weights in numpy's order of dimensions."""
     rng = np.random.default_rng(seed)
+    shapes = experts.tensors(joined)
+    if experts.limit and not joined:  # such experts have biases, and no file has their matrices joined
+        shapes |= {name.replace("weight", "bias"): shape[1:] for name, shape in shapes.items()}
     return {
         f"blk.0.{name}": (rng.standard_normal(shape[::-1]) / np.sqrt(shape[0])).astype(np.float32)
-        for name, shape in experts.tensors(joined).items()
+        for name, shape in shapes.items()
     }
 
 
@@ -79,7 +83,8 @@ def packed(w: dict[str, np.ndarray], kind: Type) -> dict[str, Source]:
 
 def expected(experts: Experts, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     names = {name.removeprefix("blk.0."): a for name, a in w.items()}
-    return numpy_mixture(names, x, experts.n_used, experts.scoring, experts.normalised, experts.scale)
+    how = experts.scoring, experts.normalised, experts.scale, experts.limit
+    return numpy_mixture(names, x, experts.n_used, *how)
 
 
 @pytest.mark.parametrize("columns", [1, 9])
@@ -183,6 +188,7 @@ def test_scales_stand_in_the_order_of_the_fusions() -> None:
 def test_experts_are_told_by_name() -> None:
     assert expert_block("blk.12.ffn_gate_up_exps.weight") == 12
     assert expert_block("blk.0.ffn_down_exps.scale") == 0, "a number for each of them"
+    assert expert_block("blk.7.ffn_gate_exps.bias") == 7, "a row for each of them"
     for name in (
         "blk.0.ffn_gate_inp.weight",
         "blk.0.ffn_gate_shexp.weight",

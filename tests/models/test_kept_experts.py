@@ -64,17 +64,20 @@ def test_the_host_computes_the_same_bits(alone, pair, kind: str, joined: bool, c
     np.testing.assert_array_equal(found, run(alone, experts, w, x))
 
 
+@pytest.mark.parametrize("experts", [QWEN, KINDS["chosen, clamped"]], ids=["scales", "biases"])
 @pytest.mark.parametrize("joined", [False, True], ids=["separate", "joined"])
-def test_for_many_columns_the_matrices_are_lent(alone, pair, monkeypatch, joined: bool) -> None:
+def test_for_many_columns_the_matrices_are_lent(
+    alone, pair, monkeypatch, joined: bool, experts: Experts
+) -> None:
     monkeypatch.setattr(layer, "LENT", 8)
-    w = arrays(QWEN, joined)
+    w = arrays(experts, joined)
     for part in ("gate_up", "down") if joined else ("gate", "up", "down"):
-        w[f"blk.0.ffn_{part}_exps.scale"] = np.linspace(0.5, 2, QWEN.n_experts, dtype=np.float32)
+        w[f"blk.0.ffn_{part}_exps.scale"] = np.linspace(0.5, 2, experts.n_experts, dtype=np.float32)
     for columns, host_parts in ((7, 1), (8, 0)):
-        x = np.random.default_rng(columns).standard_normal((columns, QWEN.n_embd)).astype(np.float32)
-        found, parts = run_kept(pair, QWEN, sources(w), x)
+        x = np.random.default_rng(columns).standard_normal((columns, experts.n_embd)).astype(np.float32)
+        found, parts = run_kept(pair, experts, sources(w), x)
         assert parts == host_parts
-        np.testing.assert_array_equal(found, run(alone, QWEN, sources(w), x))
+        np.testing.assert_array_equal(found, run(alone, experts, sources(w), x))
 
 
 @pytest.mark.parametrize("lent", [False, True], ids=["sent", "lent"])

@@ -12,6 +12,7 @@ import pytest
 
 import fixtures
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.state.memory import GRAPHS, SCRATCH
 from fixtures import hf_layout
 from reference import kv_toys
 from reference.engine_kit import Solo, foretold, fresh, text
@@ -92,10 +93,23 @@ def test_snapshots(pairs: dict, with_rows: bool) -> None:
         assert text(engine, max_tokens=100, mode="tree") == case.greedy
 
 
-def test_the_plan_is_what_is_allocated(pairs: dict) -> None:
-    with loaded(pairs[21]) as engine:
+@pytest.mark.parametrize("seed", [32, 51])
+def test_quantised_caches(pairs: dict, seed: int) -> None:
+    """With rotated rows of keys and values too, every mode writes the same."""
+    case = next(case for case in CASES if case.seed == seed)
+    with loaded(pairs[seed], type_k="q8_0", type_v="q4_0") as engine:
+        plain = text(fresh(engine, case.tokens), max_tokens=60, mode="plain")
+        for mode in ("tree", "auto"):
+            assert text(fresh(engine, case.tokens), max_tokens=60, mode=mode) == plain
+
+
+@pytest.mark.parametrize("seed", [21, 51])
+def test_the_plan_is_what_is_allocated(pairs: dict, seed: int) -> None:
+    with loaded(pairs[seed], n_batch=512, n_ctx=1024) as engine:
+        engine.prefill([i % 60 for i in range(900)])
         taken = engine.nbytes
         planned = engine.memory.parts
+        assert taken[SCRATCH] <= planned[GRAPHS]
         for part in ("target weights", "target K/V", "tree", "tree mask"):
             assert taken[part] == planned[part], part
         assert taken["recurrent state"] == 0 and "recurrent state" not in planned

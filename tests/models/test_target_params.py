@@ -213,10 +213,12 @@ def test_target_tensor_types(file: Path):
         ("clip", "vision part of a model .mmproj., name the model's own file"),
         ("dflash", "this is a draft, name it with -md"),
         ("qwen35-dflash-draft", "this is a draft, name it with -md"),
+        ("gptoss", "take a GGUF file of architecture 'gpt-oss'"),
         ("qwen2moe", "Qwen3, Qwen3-Next and those from 3.5 on are supported"),
         (
             "falcon",
-            "'falcon' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3', 'qwen3moe', 'laguna', 'llama'.$",
+            "'falcon' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3', 'qwen3moe', 'laguna', 'llama', "
+            "'gpt-oss'.$",
         ),
     ],
 )

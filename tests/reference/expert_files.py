@@ -92,14 +92,17 @@ def mixture(
     scoring: str = "softmax",
     normalised: bool = True,
     scale: float = 1.0,
+    limit: float = 0.0,
 ) -> Array:
     """The layer of experts for rows x [n, D], token by token and expert by expert, in float64; w: tensors by their name within
-    the block. A shared expert without `ffn_gate_inp_shexp` has the weight 1."""
+    the block. A shared expert without `ffn_gate_inp_shexp` has the weight 1. limit: of gpt-oss's SwiGLU."""
     w = {name: a.astype(np.float64) for name, a in w.items()}
     out = np.zeros(x.shape)
     for row, y in enumerate(x.astype(np.float64)):
-        logits = w["ffn_gate_inp.weight"] @ y
+        logits = w["ffn_gate_inp.weight"] @ y + w.get("ffn_gate_inp.bias", 0)
         scores = sigmoid(logits)
+        if scoring == "chosen":  # e to the logits: normalised, the softmax over those chosen
+            scores = np.exp(logits)
         if scoring == "softmax":
             scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
         chosen = np.argsort(-(scores + w.get("exp_probs_b.bias", 0)), kind="stable")[:n_used]
@@ -113,7 +116,14 @@ def mixture(
                 z * w[f"ffn_{part}_exps.scale"][expert] if f"ffn_{part}_exps.scale" in w else z
                 for part, z in (("gate", gate), ("up", up), ("down", 1.0))
             )
-            out[row] += weight * down * (w["ffn_down_exps.weight"][expert] @ (gate * sigmoid(gate) * up))
+            gate, up, bias = (
+                z + w[f"ffn_{part}_exps.bias"][expert] if f"ffn_{part}_exps.bias" in w else z
+                for part, z in (("gate", gate), ("up", up), ("down", np.zeros(len(y))))
+            )
+            if limit:
+                gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
+            hidden = gate * sigmoid(1.702 * gate if limit else gate) * up
+            out[row] += weight * (down * (w["ffn_down_exps.weight"][expert] @ hidden) + bias)
         if "ffn_gate_shexp.weight" in w:
             gate = w["ffn_gate_shexp.weight"] @ y
             hidden = gate * sigmoid(gate) * (w["ffn_up_shexp.weight"] @ y)

@@ -31,6 +31,19 @@ from dflash_ggml.text.tokenizer import Tokenizer
 
 SPECIALS = {"<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4}
 CALL_TAGS = {"<tool_call>": 4, "</tool_call>": 4}
+HARMONY_TAGS = dict.fromkeys(
+    (
+        "<|endoftext|>",
+        "<|return|>",
+        "<|constrain|>",
+        "<|channel|>",
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|call|>",
+    ),
+    3,
+)
 # "Ã ©" is the two bytes of é, "ä ¸" the first two of three: half a character in one token
 MERGES = [
     "h e",
@@ -69,8 +82,8 @@ TOOL_TEMPLATE = (
 )
 
 
-def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE) -> Tokenizer:
-    """256 byte tokens, a few merges (some of them halves of characters) and the special tokens."""
+def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE, harmony: bool = False) -> Tokenizer:
+    """256 byte tokens, a few merges (some of them halves of characters) and the special tokens, or those of gpt-oss."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     alphabet = [""] * 256
@@ -80,7 +93,8 @@ def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE) -> Tokeniz
         alphabet[b] = chr(0x100 + i)
     tokens = alphabet + [m.replace(" ", "") for m in MERGES]
     types = [1] * len(tokens)
-    for text, kind in {**SPECIALS, **(CALL_TAGS if call_tags else {})}.items():
+    specials = HARMONY_TAGS if harmony else {**SPECIALS, **(CALL_TAGS if call_tags else {})}
+    for text, kind in specials.items():
         tokens.append(text)
         types.append(kind)
     ids = {t: i for i, t in enumerate(tokens)}
@@ -89,7 +103,10 @@ def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE) -> Tokeniz
         types,
         MERGES,
         "qwen35",
-        special_ids={"eos": ids["<|im_end|>"], "padding": ids["<|endoftext|>"]},
+        special_ids={
+            "eos": ids["<|return|>" if harmony else "<|im_end|>"],
+            "padding": ids["<|endoftext|>"],
+        },
         chat_template=template,
     )
 

@@ -23,7 +23,8 @@ class KvToy:
 
     mix: how much more a layer says than an embedding. sharp: how much queries single tokens out; a text of nearly even attention
     ends in one token for ever. constant: coordinate 0 of every embedding.
-    Of `qwen3moe` and `laguna`: experts. Of `laguna`: period of the layers that see everything (0: all do), from the first
+    Of `qwen3moe`, `laguna` and `gpt-oss`: experts; of `gpt-oss` also `window` and `period`, whose last layer sees everything.
+    Of `laguna`: period of the layers that see everything (0: all do), from the first
     on; `window`, `window_heads` and `window_theta` of the others. gate: "head" or "element". The first n_dense layers are
     dense, others have experts. beta, attention: of YaRN.
     Of `llama`: biased: matrices have biases. linear: stretch of all positions. factor: of Llama 3.1's scaling of slow pairs
@@ -71,10 +72,12 @@ class KvToy:
 
     def heads(self, layer: int) -> int:
         """Query heads of a layer."""
-        return self.window_heads if self.has_window(layer) else self.n_heads
+        return self.window_heads if self.arch == "laguna" and self.has_window(layer) else self.n_heads
 
     def has_window(self, layer: int) -> bool:
-        return self.sliding or (self.arch == "laguna" and self.period > 0 and layer % self.period != 0)
+        if not self.period or self.arch not in ("laguna", "gpt-oss"):
+            return self.sliding
+        return (layer + (self.arch == "gpt-oss")) % self.period != 0
 
 
 # seed -> fields of `KvToy`
@@ -117,6 +120,17 @@ VARIANTS: dict[int, dict[str, Any]] = {
     44: {"arch": "llama", "window": 30, "window_heads": 4, "sliding": True},
     45: {"arch": "llama", "yarn": 4.0},
     46: {"arch": "llama", "tied": True, "mix": 3.0, "n_layers": 3},
+    51: {"arch": "gpt-oss", "period": 2, "yarn": 32.0},
+    52: {
+        "arch": "gpt-oss",
+        "period": 3,
+        "window": 30,
+        "n_heads": 8,
+        "n_kv_heads": 1,
+        "n_layers": 6,
+        "n_experts": 12,
+        "n_used": 4,
+    },
 }
 
 
@@ -128,7 +142,7 @@ def write_target(directory: Path, seed: int, kind: GGMLQuantizationType = F32, *
     writer = GGUFWriter(path, toy.arch)
     _metadata(writer, toy)
     for name, x in _tensors(toy, rng).items():
-        of = F32 if name.endswith("ffn_gate_inp.weight") else kind
+        of = F32 if name.endswith(("ffn_gate_inp.weight", ".bias")) else kind
         add_tensor(writer, name, x, lambda _name, _width, of=of: of)
     finish(writer)
     return path
@@ -180,7 +194,11 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
         writer.add_rope_dimension_count(toy.head_dim)
         if toy.sliding:
             writer.add_sliding_window(toy.window)
-    if toy.arch == "qwen3moe":
+    if toy.arch == "gpt-oss":
+        writer.add_sliding_window(toy.window)
+        if toy.period != 2:
+            writer.add_sliding_window_pattern([toy.has_window(i) for i in range(toy.n_layers)])
+    if toy.arch in ("qwen3moe", "gpt-oss"):
         writer.add_expert_count(toy.n_experts)
         writer.add_expert_used_count(toy.n_used)
         writer.add_expert_feed_forward_length(toy.n_ff_expert)
@@ -189,7 +207,7 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
     if toy.arch == "laguna":
         _laguna_tokenizer(writer, toy)
     else:
-        toys._tokenizer(writer, toy, "smollm" if toy.arch == "llama" else "qwen2")
+        toys._tokenizer(writer, toy, {"llama": "smollm", "gpt-oss": "gpt-4o"}.get(toy.arch, "qwen2"))
 
 
 def _laguna_metadata(writer: GGUFWriter, toy: KvToy) -> None:
@@ -263,17 +281,19 @@ def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.nda
         "attn_q_norm.weight": toy.sharp * _norm(rng, toy.head_dim),
         "attn_k_norm.weight": _norm(rng, toy.head_dim),
     }
-    if toy.arch == "llama":
+    if toy.arch in ("llama", "gpt-oss"):
         for x in "qk":
             del tensors[f"attn_{x}_norm.weight"]
         tensors["attn_q.weight"] *= toy.sharp
+    if toy.arch == "llama":
         tensors |= _swiglu(toy, rng, toy.n_ff, "")
-        if toy.biased:
-            matrices = {n: x for n, x in tensors.items() if x.ndim > 1}
-            tensors |= {n.replace("weight", "bias"): rng.normal(0, 0.05, len(x)) for n, x in matrices.items()}
-            for n in ("attn_output.bias", "ffn_down.bias"):
-                tensors[n][0] = 0
-        return tensors
+        return tensors | _biases(tensors, rng) if toy.biased else tensors
+    if toy.arch == "gpt-oss":
+        tensors["post_attention_norm.weight"] = tensors.pop("ffn_norm.weight")
+        tensors |= {n: x for n, x in _experts(toy, rng).items() if "_shexp" not in n and "probs_b" not in n}
+        for x in ("gate", "up"):  # so that some are clamped
+            tensors[f"ffn_{x}_exps.weight"] *= 4
+        return tensors | _biases(tensors, rng) | {"attn_sinks.weight": rng.normal(1, 1, toy.n_heads)}
     if toy.arch == "laguna":
         tensors["attn_gate.weight"] = _matrix(rng, toy.heads(layer) if toy.gate == "head" else q, d, 2.0)
         if layer >= toy.n_dense:
@@ -284,6 +304,19 @@ def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.nda
             name: x for name, x in found.items() if "_shexp" not in name and "probs_b" not in name
         }
     return tensors | _swiglu(toy, rng, toy.n_ff, "")
+
+
+def _biases(tensors: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Beside each matrix, or each of several."""
+    biases = {
+        n.replace("weight", "bias"): rng.normal(0, 0.05, x.shape[:-1])
+        for n, x in tensors.items()
+        if x.ndim > 1
+    }
+    for n, x in biases.items():
+        if n.startswith(("attn_output", "ffn_down")):
+            x[..., 0] = 0
+    return biases
 
 
 def _swiglu(toy: KvToy, rng: np.random.Generator, width: int, end: str) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ it: text, calls in the client's own shape, words that must be in the prompt, and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from reference.fake_engine import TOOL_TEMPLATE, FakeEngine, byte_vocabulary
 from reference.vendored import vendored
 
 CLIENTS = sorted((Path(__file__).parent / "clients").glob("*.json"))
+GPT_OSS = "openai-gpt-oss-120b"
 # what the published template of Qwen3.5 refuses
 REFUSALS = (
     "{%- if not messages | selectattr('role', 'equalto', 'user') | list %}"
@@ -49,11 +51,15 @@ class Prompts(Runner):
         return self.prepared
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[tuple[TestClient, Prompts, FakeEngine]]:
+@pytest.fixture(scope="module", params=["tags", "harmony"])
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[TestClient, Prompts, FakeEngine]]:
+    is_harmony = request.param == "harmony"
+    template = vendored(f"templates/{GPT_OSS}.jinja").read_text("utf-8") if is_harmony else TOOL_TEMPLATE
     engine = FakeEngine(
         config=EngineConfig(model=Path("toy.gguf"), n_ctx=1 << 16, n_batch=4096),
-        tokenizer=byte_vocabulary(template=REFUSALS + TOOL_TEMPLATE),
+        tokenizer=byte_vocabulary(
+            template=template if is_harmony else REFUSALS + template, harmony=is_harmony
+        ),
     )
     runner = Prompts(Session(engine))  # type: ignore[arg-type]
     app = create_app(make_service(lambda progress: runner, Settings(names=("toy",))))
@@ -72,6 +78,18 @@ def spoken(reply: dict[str, Any]) -> str:
         )
         text += f"<tool_call>\n<function={call['name']}>\n{inner}</function>\n</tool_call>\n"
     return text.rstrip("\n") if reply["calls"] else text
+
+
+def spoken_in_harmony(reply: dict[str, Any]) -> str:
+    """As `spoken`, of gpt-oss: what is said before calls is commentary."""
+    parts = [] if reply["think"] is None else [f"<|channel|>analysis<|message|>{reply['think']}"]
+    if reply["text"] or not reply["calls"]:
+        channel = "commentary" if reply["calls"] else "final"
+        parts.append(f"<|channel|>{channel}<|message|>{reply['text']}")
+    for call in reply["calls"]:
+        head = f"<|channel|>commentary to=functions.{call['name']} <|constrain|>json<|message|>"
+        parts.append(head + json.dumps(call["arguments"]))
+    return "<|end|><|start|>assistant".join(parts) + ("<|call|>" if reply["calls"] else "<|return|>")
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -141,6 +159,19 @@ def messages(answer: Any, streamed: bool) -> tuple[str, str, list[dict[str, Any]
     return thought, text, [b for b in blocks if b["type"] == "tool_use"]
 
 
+_CALL = re.compile(r"(?:<function=(.*?)>\n?)?(?:<parameter=\w+>\n)?(.*)", re.DOTALL)
+
+
+def is_shown(words: str, prompt: str) -> bool:
+    """Whether a prompt holds these words, as they are or as gpt-oss gets calls and results: by recipient, and as JSON."""
+    if words in prompt:
+        return True
+    match = _CALL.fullmatch(words)
+    assert match
+    recipient = f" to=functions.{match[1]}<" if match[1] else ""
+    return recipient in prompt and json.dumps(match[2], ensure_ascii=False)[1:-1] in prompt
+
+
 READERS = {"/v1/chat/completions": chat, "/v1/responses": responses, "/v1/messages": messages}
 
 
@@ -151,7 +182,8 @@ def test_client(server: tuple[TestClient, Prompts, FakeEngine], path: Path, stre
     client = json.loads(path.read_text(encoding="utf-8"))
     assert len(client["turns"]) > 1
     for turn in client["turns"]:
-        engine.replies = [spoken(turn["reply"])]
+        is_harmony = runner.session.templates.of(None)[0].is_harmony
+        engine.replies = [(spoken_in_harmony if is_harmony else spoken)(turn["reply"])]
         body = {**client["base"], **turn["body"], "stream": streamed, "temperature": 0}
         response = http.post(client["path"], json=body)
         assert response.status_code == 200, response.text
@@ -161,13 +193,13 @@ def test_client(server: tuple[TestClient, Prompts, FakeEngine], path: Path, stre
         expected = turn.get("calls", [])
         assert len(calls) == len(expected)
         assert [{key: call.get(key) for key in wanted} for call, wanted in zip(calls, expected)] == expected
-        assert [words for words in turn.get("prompt", ()) if words not in runner.prepared.text] == []
+        assert [words for words in turn.get("prompt", ()) if not is_shown(words, runner.prepared.text)] == []
         notes = response.headers.get("x-dflash-notes", "")
         assert bool(notes) == bool(turn.get("notes")), notes
         assert [words for words in turn.get("notes", ()) if words not in notes] == []
 
 
-@pytest.mark.parametrize("name", ["Qwen3.5-4B", "poolside-Laguna-S-2.1"])
+@pytest.mark.parametrize("name", ["Qwen3.5-4B", "poolside-Laguna-S-2.1", GPT_OSS])
 def test_real_templates_show_all_that_clients_send(name: str) -> None:
     template = vendored(f"templates/{name}.jinja").read_text(encoding="utf-8")
     session = Session(FakeEngine(tokenizer=byte_vocabulary(template=template)))  # type: ignore[arg-type]
@@ -181,7 +213,7 @@ def test_real_templates_show_all_that_clients_send(name: str) -> None:
             call = read[client["path"]]({**client["base"], **turn["body"]}, Settings(names=("toy",)))
             prompt = session.prompts.make(call.request).text
             said = [m["content"].strip() for m in call.request.messages]
-            assert [text for text in said if text not in prompt] == [], client["client"]
+            assert [text for text in said if not is_shown(text, prompt)] == [], client["client"]
 
 
 def test_every_client_is_here() -> None:

@@ -29,6 +29,8 @@ class ModelName:
         if laguna := next((m for m in map(_LAGUNA.search, texts) if m), None):
             size, version = laguna[1].upper(), laguna[2]
             return cls("Laguna", f"{size}.2" if version == "2" else f"{size}-{version}")
+        if oss := next((m for m in map(_GPT_OSS.search, texts) if m), None):
+            return cls("gpt-oss", f"{oss[1]}B")
         family = next((m for m in map(_FAMILY.search, texts) if m), None)
         named = f"{family[1].capitalize()}{family[2]}" if family else None
         if named and (other := next((m for m in map(_NO_CHAT.search, texts) if m), None)):
@@ -59,6 +61,7 @@ _FAMILY = re.compile(
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])", re.IGNORECASE)
 _CODER_NEXT = re.compile(r"(?<![a-z0-9])coder[-_ ]next(?![a-z0-9])", re.IGNORECASE)
 _LAGUNA = re.compile(r"laguna[-_ ]?(XS|S)[-_ .]?(2(?:\.1)?)(?!\.?[0-9]|[a-z])", re.IGNORECASE)
+_GPT_OSS = re.compile(r"(?<![a-z])gpt[-_ ]?oss[-_ ]?(20|120)b(?![a-z0-9])", re.IGNORECASE)
 # relatives of a family that are no chat models: drafts of those do not fit them
 _NO_CHATS = {"embedding": "Embedding", "reranker": "Reranker", "vl": "VL"}
 _NO_CHAT = re.compile(rf"(?<![a-z])({'|'.join(_NO_CHATS)})(?![a-z])", re.IGNORECASE)
@@ -115,6 +118,8 @@ PAIRS = (
     Pair("Qwen3.5", "397B-A17B", "z-lab/Qwen3.5-397B-A17B-DFlash"),
     Pair("Qwen3", "Coder-Next", "z-lab/Qwen3-Coder-Next-DFlash"),
     Pair("Llama3.1", "8B", "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"),
+    Pair("gpt-oss", "20B", "z-lab/gpt-oss-20b-DFlash"),
+    Pair("gpt-oss", "120B", "z-lab/gpt-oss-120b-DFlash"),
     Pair("Laguna", "XS.2", "poolside/Laguna-XS.2-speculator.dflash"),
     Pair("Laguna", "XS-2.1", "poolside/Laguna-XS-2.1-DFlash"),
     Pair("Laguna", "S-2.1", "poolside/Laguna-S-2.1-DFlash"),

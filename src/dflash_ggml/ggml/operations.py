@@ -142,6 +142,12 @@ class Operations:
             )
         return lib.ggml_mul_mat_id(self.ctx, w, x, ids)
 
+    def add_id(self, a, b, ids):
+        """a [m, slots, n] plus for column j and slot i the row ids[i, j] of b float32 [m, rows]; ids int32 [slots, n]."""
+        if a.ne[0] != b.ne[0] or (a.ne[1], a.ne[2]) != (ids.ne[0], ids.ne[1]):
+            raise ValueError(f"add_id: {tuple(b.ne)} at {tuple(ids.ne)} does not fit {tuple(a.ne)}")
+        return lib.ggml_add_id(self.ctx, a, b, ids)
+
     def hadamard(self, h, x):
         """`mul_mat` of an orthonormal Hadamard matrix h [k, k] in Sylvester's order with x [k, ...], by fast kernels."""
         y = self.mul_mat(h, x)
@@ -208,6 +214,10 @@ class Operations:
         """silu(gate) * up."""
         return lib.ggml_swiglu_split(self.ctx, gate, up)
 
+    def clamped_swiglu(self, gate, up, alpha: float, limit: float):
+        """gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit`, up within -limit and limit."""
+        return lib.ggml_swiglu_oai(self.ctx, gate, up, alpha, limit)
+
     def rms_norm(self, a, eps: float, weight=None):
         """a / sqrt(mean(a^2) + eps) over dimension 0, times `weight` when given."""
         y = lib.ggml_rms_norm(self.ctx, a, eps)
@@ -246,17 +256,20 @@ class Operations:
         divisors = ffi.NULL if factors is None else factors
         return lib.ggml_rope_ext(self.ctx, a, positions, divisors, n_dims, mode, *more)
 
-    def attention(self, q, k, v, mask, scale: float, seqs=None, spans=None):
+    def attention(self, q, k, v, mask, scale: float, seqs=None, spans=None, sinks=None):
         """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n].
 
         seqs as in `ssm_conv_forest`, spans int32 [2, sequences]: first row that a column of the sequence sees, and the one after
-        the last; rows outside are hidden by the mask, and need not be read."""
+        the last; rows outside are hidden by the mask, and need not be read. sinks float32 [heads]: for each head one more logit,
+        of a value that is 0."""
         if mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1] or q.ne[2] % k.ne[2]:
             raise ValueError(f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, mask {tuple(mask.ne)} do not fit")
         y = lib.ggml_flash_attn_ext(self.ctx, q, k, v, mask, scale, 0.0, 0.0)
         lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
         if seqs is not None:
             lib.ggml_flash_attn_ext_add_seqs(y, seqs, spans)
+        if sinks is not None:
+            lib.ggml_flash_attn_ext_add_sinks(y, sinks)
         return y
 
     def range_attention(self, q, k, v, ranges, scale: float):

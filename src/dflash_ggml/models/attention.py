@@ -4,6 +4,7 @@ columns, D = embedding length."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..ggml.graph import Graph
@@ -31,6 +32,7 @@ def attention(
     up to `attn_`.
 
     With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or element.
+    `sinks` [heads] take part in the softmax of each head, and nothing more.
     """
     d, n = head_dim, columns.n
     gated = f"{name}gate.weight" in w
@@ -44,7 +46,8 @@ def attention(
     if normed:
         k = g.rms_norm(k, eps, w[name + "k_norm.weight"])
     k = rope.turn(g, k, columns.positions)
-    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered)
+    attend = partial(columns.attend, sinks=w.get(f"{name}sinks.weight"))
+    o = cache.write(g, k, v, columns.rows).attend(g, q, attend, columns.n_kv, columns.gathered)
     if gated:
         factor = g.softplus(gate[0])
         o = g.mul(g.reshape(o, d, heads, n), g.reshape(factor, factor.ne[0] // heads, heads, n))

@@ -14,22 +14,24 @@ from typing import Any, Literal
 from ..ggml.graph import Graph
 from .layers import product, swiglu
 
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "chosen"]
 
 LENT = 128  # columns from which a device takes in what its host keeps, whole matrices, instead of sending columns there
 
 _LEAST_SUM = 2.0**-14  # of a token's weights, which are divided by it
 _LARGEST = 3e38
-_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|scale)")
+_ALPHA = 1.702  # of the clamped SwiGLU
+_EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|scale|bias)")
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Sizes of a layer and how its router picks. Scores are the softmax over all experts, or the sigmoid of each.
+    """Sizes of a layer and how its router picks. Scores are the softmax over all experts, the sigmoid of each, or the softmax
+    over those chosen.
 
     n_ff_shared: width of the shared expert, 0 without one. gated_shared: a sigmoid of its own weights it. biased: a bias per
     expert is added to the scores for picking, not for weighting. normalised: weights of the experts used sum to one. scale: of
-    the weights after that.
+    the weights after that. limit: of what enters a clamped SwiGLU, 0 for a plain one.
     """
 
     n_embd: int
@@ -42,6 +44,7 @@ class Experts:
     biased: bool = False
     normalised: bool = True
     scale: float = 1.0
+    limit: float = 0.0
 
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
         """Name within the block -> shape of every tensor. joined: gate and up of an expert are one matrix, gate rows first."""
@@ -72,6 +75,8 @@ class Experts:
     def per_column(self) -> int:
         # gate, up and their product, or that and what comes out
         routed = self.n_used * max(3 * self.n_ff, self.n_ff + self.n_embd)
+        if self.limit:  # such experts have biases
+            routed += self.n_used * max(2 * self.n_ff, self.n_embd)
         return routed + 2 * self.n_experts + 3 * self.n_ff_shared
 
     @property
@@ -88,7 +93,8 @@ def expert_block(name: str) -> int | None:
 def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     """The layer behind tensors that begin with `name`; y [D, n] -> [D, n].
 
-    A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it. Where the host keeps the
+    A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it; a `.bias` [rows, E] is added.
+    Where the host keeps the
     experts, it computes with them; or, for many columns, a layer's matrices are lent to the device.
     """
     ids, weights = _route(g, w, name, y, experts)
@@ -141,14 +147,18 @@ def _route(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts) -> tu
     """Which experts each column uses int32 [k, n], and their weights [1, k, n]."""
     e, k, n = experts.n_experts, experts.n_used, y.ne[1]
     logits = product(g, w, f"{name}ffn_gate_inp", y)
-    scores = g.softmax(logits) if experts.scoring == "softmax" else g.sigmoid(logits)
+    scores = logits
+    if experts.scoring != "chosen":
+        scores = g.softmax(logits) if experts.scoring == "softmax" else g.sigmoid(logits)
     picking = g.add(scores, w[f"{name}exp_probs_b.bias"]) if experts.biased else scores
     if not g.device.is_gpu and (experts.biased or experts.scoring != "softmax"):
         # the CPU's sort may leave its row where only some scores are NaN; softmax gives all or none
         picking = g.clamp(picking, -_LARGEST, _LARGEST)
     ids = g.top_k(picking, k)
     weights = g.get_rows(g.reshape(scores, 1, e, n), ids)
-    if experts.normalised:
+    if experts.scoring == "chosen":
+        weights = g.reshape(g.softmax(g.reshape(weights, k, n)), 1, k, n)
+    elif experts.normalised:
         weights = g.reshape(weights, k, n)
         total = g.clamp(g.sum_rows(weights), _LEAST_SUM, float("inf"))
         weights = g.reshape(g.div(weights, total), 1, k, n)
@@ -166,7 +176,8 @@ def _outputs(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids
         gate, up = (g.view(both, (f, k, n), (both.nb[1], both.nb[2]), offset=i * f * 4) for i in (0, 1))
     else:
         gate, up = (_product(g, w, f"{name}{part}_exps", x, ids) for part in ("gate", "up"))
-    hidden = g.expand(g.swiglu(gate, up))  # then the matrices before it have been used
+    hidden = g.clamped_swiglu(gate, up, _ALPHA, experts.limit) if experts.limit else g.swiglu(gate, up)
+    hidden = g.expand(hidden)  # then the matrices before it have been used
     return _product(g, w, f"{name}down_exps", hidden, ids)
 
 
@@ -186,8 +197,8 @@ def _weighted(g: Graph, out, weights):
 def _product(g: Graph, w: Mapping[str, Any], name: str, x, ids):
     """The matrices `ids` [k, n] of `name` times x [d, 1 or k, n] -> [rows, k, n]."""
     y = g.mul_mat_id(w[f"{name}.weight"], x, ids)
-    scale = w.get(f"{name}.scale")
-    if scale is None:
-        return y
-    e, n = scale.ne[0], ids.ne[1]
-    return g.mul(y, g.get_rows(g.repeat(g.reshape(scale, 1, e), 1, e, n), ids))
+    scale, bias = w.get(f"{name}.scale"), w.get(f"{name}.bias")
+    if scale is not None:
+        e, n = scale.ne[0], ids.ne[1]
+        y = g.mul(y, g.get_rows(g.repeat(g.reshape(scale, 1, e), 1, e, n), ids))
+    return y if bias is None else g.add_id(y, bias, ids)

@@ -60,12 +60,16 @@ class Columns:
             return ForestRecurrence(g, state, layer, self.parents, self.seqs)
         return Recurrence(g, state, layer, self.parents, self.path, self._seqs)
 
-    def attend(self, g: Graph, q, keys, values, scale: float):
+    def attend(self, g: Graph, q, keys, values, scale: float, sinks=None):
         """Attention of q [d, n, heads] over the rows that each column sees, keys and values [d, n_kv, kv_heads] ->
-        [d, heads, n]."""
+        [d, heads, n]. sinks: see Graph.attention."""
+        if (
+            self._mask is None and sinks is not None
+        ):  # attention over ranges has none: one mask for all layers
+            self._mask = g.range_mask(self._ranges, self.n_kv)
         if self._mask is None:
             return g.range_attention(q, keys, values, self._ranges, scale)
-        return g.attention(q, keys, values, self._mask, scale, self._spanned, self._spans)
+        return g.attention(q, keys, values, self._mask, scale, self._spanned, self._spans, sinks)
 
 
 class Taps:

@@ -34,6 +34,7 @@ class Qwen3(Target):
 
     normed: ClassVar[bool] = True  # queries and keys, per head
     biased: ClassVar[bool] = False  # matrices may have biases beside them
+    second_norm: ClassVar[str] = "ffn_norm.weight"  # of what enters a feed-forward layer
 
     n_layers: int
     n_embd: int
@@ -129,7 +130,7 @@ class Qwen3(Target):
         layer = {
             "attn_norm.weight": (d,),
             **attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim, normed=self.normed),
-            "ffn_norm.weight": (d,),
+            self.second_norm: (d,),
         }
         ffn = {joined: self.ffn.tensors(joined) for joined in (False, True)}
         for i in range(self.n_layers):
@@ -183,7 +184,7 @@ class Qwen3(Target):
             y = attention(g, w, name + "attn_", y, seen, state.cache(i), rope, **sizes, eps=eps)
             taps.settle()
             x = g.add(y, x)
-            y = g.rms_norm(x, eps, w[name + "ffn_norm.weight"])
+            y = g.rms_norm(x, eps, w[name + self.second_norm])
             x = g.add(self.ffn.build(g, w, name, y), x)
             taps.take(i, x)
         taps.finish()

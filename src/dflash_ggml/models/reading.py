@@ -79,9 +79,9 @@ class Keys:
                 raise self.file.error(f"key {key!r}: {self.file.metadata.get(key)}, not {expected}")
 
 
-def windows(keys: Keys, n: int, period: int = 0) -> tuple[int | None, ...]:
+def windows(keys: Keys, n: int, period: int = 0, last: bool = False) -> tuple[int | None, ...]:
     """The window of each of `n` layers, None where it sees everything: a list of those that have it, or the period of those that
-    have not, `period` where the file does not say (0: all have it)."""
+    have not, `period` where the file does not say (0: all have it), each from its first layer on, or with its `last` one."""
     window = keys.count("attention.sliding_window", 1 << 30, 0, default=0)
     if not window:
         return (None,) * n
@@ -92,7 +92,7 @@ def windows(keys: Keys, n: int, period: int = 0) -> tuple[int | None, ...]:
             raise keys.file.error(f"key {key!r} has {len(pattern)} entries (expected {n})")
         return tuple(window if is_window else None for is_window in pattern)
     period = keys.count("attention.sliding_window_pattern", MAX_LAYERS, default=period)
-    return tuple(window if not period or i % period else None for i in range(n))
+    return tuple(window if not period or (i + last) % period else None for i in range(n))
 
 
 def vocabulary_size(file: GGUFFile) -> int:
@@ -158,8 +158,8 @@ def check_file(
     ignored: Callable[[str], bool] = lambda name: False,
     floats: str = "",
 ) -> None:
-    """The tensors are those of `shapes`; vectors are float32, and so is what a name's end in `floats` says. How activations were
-    scaled when the weights were made is ignored: ggml scales them by what they are."""
+    """The tensors are those of `shapes`; vectors and biases are float32, and so is what a name's end in `floats` says. How
+    activations were scaled when the weights were made is ignored: ggml scales them by what they are."""
 
     def unused(name: str) -> bool:
         matrix = name.removesuffix("input_scale") + "weight"
@@ -167,6 +167,6 @@ def check_file(
 
     check_tensors(file.error, file.tensors, shapes, unused)
     for name, shape in shapes.items():
-        is_float = len(shape) == 1 or (floats and name.endswith(floats))
+        is_float = len(shape) == 1 or name.endswith(".bias") or (floats and name.endswith(floats))
         if is_float and file.tensors[name].type != F32:
             raise file.error(f"tensor {name!r} is {file.tensors[name].type_name}, expected f32")

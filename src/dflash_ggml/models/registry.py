@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..files.gguf import GGUFFile
+from .gpt_oss import GptOss
 from .laguna import Laguna
 from .llama import Llama
 from .qwen3 import Qwen3
@@ -20,6 +21,7 @@ TARGETS: dict[str, type[Target]] = {
     "qwen3moe": Qwen3Moe,
     "laguna": Laguna,
     "llama": Llama,
+    "gpt-oss": GptOss,
 }
 
 # parts of architectures that people name by mistake, and what to do
@@ -27,6 +29,7 @@ _OTHERS = (
     ("clip", "this is the vision part of a model (mmproj), name the model's own file"),
     ("dflash", "this is a draft, name it with -md and its target with -m"),
     ("eagle", "this is a draft, of a kind that is not supported"),
+    ("gptoss", "Ollama's own form of gpt-oss is not supported, take a GGUF file of architecture 'gpt-oss'"),
     ("qwen", "of the Qwen models Qwen3, Qwen3-Next and those from 3.5 on are supported"),
 )
 

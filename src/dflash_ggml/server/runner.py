@@ -123,7 +123,8 @@ class Runner:
             template = self.session.templates.of(None)[0]
         except ConfigError:  # the file has none
             return found
-        return found + ["tools"] * template.supports_tools + ["thinking"] * ("<think>" in template.source)
+        thinks = template.is_harmony or "<think>" in template.source
+        return found + ["tools"] * template.supports_tools + ["thinking"] * thinks
 
     def load(self) -> dict[str, float]:
         """What runs, waits for room, and was done since the start: see `Tally`. graphs: that are kept."""

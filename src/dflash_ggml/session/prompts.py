@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigError
+from ..text import harmony
 from ..text.chat_parser import ReasoningMode, reasoning_at_start
 from ..text.pieces import PIECE
 from ..text.prompt_selection import LexicalScorer, PromptSelector, Selection
@@ -97,7 +98,10 @@ class Prompts:
         if not template.supports_tools:
             messages, tools = with_generic_tool_prompt(messages, tools), ()
         messages = fit(messages, template.renders)
-        effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+        level: str | None = request.reasoning_effort
+        if template.is_harmony:
+            level = harmony.EFFORTS.get(level or "", level)
+        effort = {} if level is None else {"reasoning_effort": level}
         extra = self._variables | effort | _template_variables(request.chat_template_kwargs)
         ends = {
             "add_generation_prompt": request.add_generation_prompt,
@@ -108,6 +112,8 @@ class Prompts:
         thinking = False if self.budget(request) == 0 else self._thinking if asked is None else asked
         if thinking is not None and (asked is not None or "enable_thinking" not in extra):
             extra["enable_thinking"] = thinking
+            if template.is_harmony and not thinking:  # which cannot do without
+                extra.setdefault("reasoning_effort", "low")
         keep = self._keep(request)
         text = template.render(
             messages,
@@ -124,7 +130,7 @@ class Prompts:
             )
         boundaries = tuple(i for i, token in enumerate(ids) if header[:1] == (token,))
         first = next((i for i in boundaries if ids[i : i + len(header)] == header), 0)
-        reasoning = reasoning_at_start(text)
+        reasoning = harmony.reasoning_at_start(text) if template.is_harmony else reasoning_at_start(text)
         if ends["continue_final_message"] and (last_thought(messages[-1]) or "").strip():
             reasoning = "begun"
         return Prepared(request, text, ids, boundaries, first, reasoning, selection)

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ContextOverflowError
+from ..text import harmony
 from ..text.chat_parser import END_THINK, ChatParser
 from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
 from ..text.grammar_spec import GrammarSpec
+from ..text.harmony import HarmonyParser
 from ..text.schema_fault import find_fault
 from ..text.stopping import StopStrings
 from ..text.tokenizer import TooManyTokens
+from ..text.tool_grammar import Schemas
 from ..text.tools import NamedTool, check_tools
 from .binding import binding_schemas, is_strict
 from .disk_cache import DiskCache
@@ -143,19 +146,21 @@ class Session:
         asked = prepared.request
         if isinstance(asked, CompletionRequest):
             return None if asked.grammar is None else Constraint(asked.grammar)
+        template = self.templates.of(asked.template)[0]
         bound = chat_constraint(
             check_tools(asked.tools),
             asked.tool_choice,
-            self.templates.of(asked.template)[0].tool_format,
+            template.tool_format,
             special_tags(self.tokenizer),
             grammar=asked.grammar,
             response_format=asked.response_format,
             parallel=asked.parallel_tool_calls,
             strict=is_strict(asked.tools),
         )
-        if bound is not None and prepared.reasoning != "closed":
+        if bound is not None and prepared.reasoning != "closed" and not bound.is_turn:
             # what binds the answer does not bind the thinking before it
-            return replace(bound, after=(END_THINK, *bound.after))
+            before = harmony.FINAL if template.is_harmony else (END_THINK,)
+            return replace(bound, after=(*before, *bound.after))
         return bound
 
     def processor(self, prepared: Prepared) -> GrammarProcessor | None:
@@ -170,13 +175,16 @@ class Session:
         asked = prepared.request
         if not isinstance(asked, ChatRequest):
             return None
-        budget = self.prompts.budget(asked)
-        if budget is None and asked.reasoning_effort is not None:
+        template, budget = self.templates.of(asked.template)[0], self.prompts.budget(asked)
+        # models of harmony's form were taught levels of effort
+        if budget is None and asked.reasoning_effort is not None and not template.is_harmony:
             longest = min(self.engine.params.longest_answer, answer_limit(self.engine, prepared))
             budget = effort_budget(asked.reasoning_effort, longest)
         if budget is None or budget < 0:
             return None
-        end = self.templates.of(asked.template)[0].end_of_thought
+        end = template.end_of_thought
+        if template.is_harmony:
+            end = harmony.end_of_thought(bool(asked.tools) and asked.tool_choice != "none")
         return ThoughtLimit(budget, tuple(self.tokenizer.encode(end)))
 
     def close(self) -> None:
@@ -208,15 +216,18 @@ def generation_of(
         parse_calls = bool(schemas) and choice != "none"
         stops = StopStrings(asked.stop)
         split = session.split_reasoning if asked.split_reasoning is None else asked.split_reasoning
-        parser = ChatParser(
-            reasoning=prepared.reasoning if split else "off",
-            schemas=schemas if parse_calls else None,
-            stops=stops,
-            new_id=hooks.new_call_id,
-            bare=asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text",
-        )
+        is_harmony = session.templates.of(asked.template)[0].is_harmony
+        bare = asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text"
+
+        def reader(split: bool, schemas: Schemas | None, **options: Any) -> ChatParser:
+            if is_harmony:
+                return HarmonyParser(prepared.text, split=split, schemas=schemas, **options)
+            reasoning = prepared.reasoning if split else "off"
+            return ChatParser(reasoning=reasoning, schemas=schemas, bare=bare, **options)
+
+        parser = reader(split, schemas if parse_calls else None, stops=stops, new_id=hooks.new_call_id)
+        thought = parser if split else reader(True, None)
         one_call = parse_calls and (isinstance(choice, NamedTool) or not asked.parallel_tool_calls)
-        thought = parser if split else ChatParser(reasoning=prepared.reasoning, schemas=None)
         limit = session.thought_limit(prepared)
         sink = ChatSink(session.tokenizer, parser, thought, stops, one_call, limit)
     grammar = session.processor(prepared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..text.chat_parser import TAGS, ChatParser
+from ..text.chat_parser import ChatParser
 from ..text.deltas import Delta
 from ..text.stopping import StopStrings
 from ..text.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ class ChatSink(Sink):
         self._parser, self._thought, self._limit = parser, thought, limit
         self.forced = self._end_of_thought()
         self._one_call = one_call
-        ids = {tokenizer.id_of(tag): tag for tag in TAGS}
+        ids = {tokenizer.id_of(tag): tag for tag in parser.tags}
         # tags that are control tokens have no text of their own
         self._tags = {i: tag for i, tag in ids.items() if i is not None and tokenizer.is_control(i)}
 
@@ -110,17 +110,15 @@ class ChatSink(Sink):
         up the budget of reasoning."""
         parser = self._parser
         self.reasoning_n += self._thought.in_reasoning
-        if logprob is not None and not (parser.in_reasoning or parser.in_call):
+        if logprob is not None and parser.in_text:
             self._entries.append(replace(logprob, offset=parser.text_in))
-        if token in self._tags:
-            text = self._decoder.flush() + self._tags[token]
-        else:
-            text = self._text_of(token)
-        self._take(parser.feed(text))
+        tag = self._tags.get(token)
+        text = self._text_of(token) if tag is None else self._decoder.flush()
+        self._take(_read(parser, text, tag))
         if self._thought is not parser:
-            self._thought.feed(text)
+            _read(self._thought, text, tag)
         self.forced = self._end_of_thought()
-        if parser.in_reasoning or parser.in_call:
+        if not parser.in_text:
             # what is not settled by now was the tag
             self._entries.clear()
         if parser.stopped:
@@ -138,6 +136,11 @@ class ChatSink(Sink):
             if event is (texts[-1] if texts else None):
                 event = replace(event, logprobs=_settled(self._entries, self._parser.text_out))
             self.events.append(event)
+
+
+def _read(parser: ChatParser, text: str, tag: str | None) -> list[Delta]:
+    """What a parser makes of a text and a control token behind it."""
+    return parser.feed(text) + ([] if tag is None else parser.mark(tag))
 
 
 def _settled(entries: list[TokenLogprob], end: int) -> tuple[TokenLogprob, ...] | None:

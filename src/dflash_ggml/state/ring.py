@@ -65,11 +65,13 @@ class Near:
         if g.device.is_gpu and n <= NARROW_COLUMNS:
             self._mask = g.range_mask(self._ranges, self.n_kv)
 
-    def attend(self, g: Graph, q, keys, values, scale: float):
+    def attend(self, g: Graph, q, keys, values, scale: float, sinks=None):
         """See Columns.attend."""
+        if self._mask is None and sinks is not None:
+            self._mask = g.range_mask(self._ranges, self.n_kv)
         if self._mask is None:
             return g.range_attention(q, keys, values, self._ranges, scale)
-        return g.attention(q, keys, values, self._mask, scale, self._seqs, self._spans)
+        return g.attention(q, keys, values, self._mask, scale, self._seqs, self._spans, sinks)
 
 
 class Ring:

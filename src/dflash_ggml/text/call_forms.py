@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-ToolFormat = Literal["xml", "json", "keys"]
+ToolFormat = Literal["xml", "json", "keys", "harmony"]
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"

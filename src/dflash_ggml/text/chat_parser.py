@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .call_forms import CALL, END_CALL, FUNCTION, after_blanks, partial_suffix
 from .call_opening import Opening
@@ -39,7 +39,10 @@ class ChatParser:
     stops: matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
     bare: calls may come without their tags; False where the answer itself may have to look like one.
     Only `</think>` ends reasoning; calls inside it count where the output ends with them and it was never ended.
+    tags: those that may be control tokens, which `mark` takes.
     """
+
+    tags: ClassVar[tuple[str, ...]] = TAGS
 
     def __init__(
         self,
@@ -76,6 +79,11 @@ class ChatParser:
         return self._reader is not None
 
     @property
+    def in_text(self) -> bool:
+        """In visible text, or in what may still turn out to be that."""
+        return not (self.in_reasoning or self.in_call)
+
+    @property
     def text_in(self) -> int:
         """Characters of visible text that came in, and of what may still turn out to be visible text."""
         return self._passed + (0 if self.in_call or self.in_reasoning else len(self._buf))
@@ -86,6 +94,10 @@ class ChatParser:
         self._buf += text
         self._advance(events)
         return events
+
+    def mark(self, tag: str) -> list[Delta]:
+        """As feed(), of one of `tags` that was a control token."""
+        return self.feed(tag)
 
     def flush(self, cut: bool = False) -> list[Delta]:
         """The output is over: everything held back that is not part of a stop string. cut: a limit ended it."""

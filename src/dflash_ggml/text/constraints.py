@@ -10,23 +10,32 @@ from ..errors import ConfigError
 from .call_forms import ToolFormat
 from .chat_parser import CALL, TAGS
 from .grammar_spec import GrammarSpec, response_format_spec
+from .harmony import HarmonyParser
 from .tokenizer import Tokenizer
-from .tool_grammar import Schemas, call_or_answer_grammar, forced_call_grammar, inner_call_grammar
+from .tool_grammar import (
+    Schemas,
+    call_or_answer_grammar,
+    forced_call_grammar,
+    harmony_grammar,
+    inner_call_grammar,
+)
 from .tools import NamedTool, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar and where it binds: `after` these texts, one behind the other; `repeat` after each further last one."""
+    """A grammar and where it binds: `after` these texts, one behind the other; `repeat` after each further last one. is_turn:
+    it binds all that the model writes, its thoughts too."""
 
     spec: GrammarSpec
     after: tuple[str, ...] = ()
     repeat: bool = False
+    is_turn: bool = False
 
 
 def special_tags(tokenizer: Tokenizer) -> frozenset[str]:
     """The think and tool tags that are control tokens of a vocabulary."""
-    ids = {tag: tokenizer.id_of(tag) for tag in TAGS}
+    ids = {tag: tokenizer.id_of(tag) for tag in (*TAGS, *HarmonyParser.tags)}
     return frozenset(tag for tag, i in ids.items() if i is not None and tokenizer.is_control(i))
 
 
@@ -58,13 +67,19 @@ def chat_constraint(
                 "tool_choice: a forced call and a grammar or response_format exclude each other"
             )
         tools = {choice.name: schemas[choice.name]} if isinstance(choice, NamedTool) else schemas
+        if form == "harmony":
+            return Constraint(harmony_grammar(tools, None, tags), is_turn=True)
         return Constraint(forced_call_grammar(tools, form, several=several, special_tags=tags))
     callable_tools = bool(schemas) and choice == "auto"
     if answer is not None and callable_tools and answer.kind in ("json_schema", "json_object"):
         schema = answer.text or '{"type": "object"}'
+        if form == "harmony":
+            return Constraint(harmony_grammar(schemas, schema, tags), is_turn=True)
         return Constraint(call_or_answer_grammar(schemas, form, schema, several=several, special_tags=tags))
     if answer is not None:
         return Constraint(answer)
+    if callable_tools and strict and form == "harmony":
+        return Constraint(harmony_grammar(schemas, "", tags), is_turn=True)
     if callable_tools and strict:
         return Constraint(inner_call_grammar(schemas, form, special_tags=tags), after=(CALL,), repeat=True)
     return None

@@ -13,6 +13,7 @@ import jinja2
 from ..errors import ConfigError
 from .call_forms import ToolFormat
 from .chat_parser import END_THINK, THINK, reasoning_at_start
+from .harmony import described, is_harmony, prepared
 from .json_text import loads
 from .roles import Renders, probe
 from .template_sandbox import compiled, rendered
@@ -55,8 +56,15 @@ class ChatTemplate:
     @property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls: "xml" (`<function=..>` with parameters), "keys" (the name, then `<arg_key>` and
-        `<arg_value>`) or "json" (name and arguments)."""
+        `<arg_value>`), "harmony" (messages to `functions.`) or "json" (name and arguments)."""
+        if self.is_harmony:
+            return "harmony"
         return "xml" if "<function=" in self.source else "keys" if "<arg_key>" in self.source else "json"
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether it is of the form that `harmony` describes."""
+        return is_harmony(self.source)
 
     @property
     def supports_thinking(self) -> bool:
@@ -109,6 +117,8 @@ class ChatTemplate:
                 rows[-1].update(content="", reasoning_content=thought + _CONTINUE_MARK)
                 kwargs["enable_thinking"] = True
             add_generation_prompt = False
+        if self.is_harmony:
+            rows, tools = prepared(rows), described(tools)
         scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, "documents": None}
         scope |= {"tools": [dict(t) for t in tools] or None, **kwargs}
         scope |= {"messages": rows, "add_generation_prompt": add_generation_prompt}

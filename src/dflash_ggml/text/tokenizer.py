@@ -30,10 +30,11 @@ _SPLIT = (
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # capitals and what follows them are words of their own
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|\p{{N}}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LETTERS = r"\p{L}"
 # Each splits what the one before has left: laguna cuts out lines first, smollm digits.
 PRE_TOKENIZERS = {
@@ -43,7 +44,8 @@ PRE_TOKENIZERS = {
     "llama-bpe": (_SPLIT.format(word=_LETTERS, digits="{1,3}"),),
     "smollm": (r"\p{N}", _GPT2),
     "gpt-2": (_GPT2,),
-    "tekken": (_TEKKEN,),
+    "tekken": (_CASED % ("", "", ""),),
+    "gpt-4o": (_CASED % (_CONTRACTED, _CONTRACTED, "{1,3}"),),
 }
 # other names under which files have them
 _ALIASES = {
@@ -63,6 +65,8 @@ END_TEXTS = (
     "<|eom_id|>",
     "<|end|>",
     "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
     "<end_of_turn>",
     "<|fim_pad|>",
     "<|repo_name|>",
@@ -141,7 +145,10 @@ class Tokenizer:
                 raise ConfigError(f"{name} token id {i} is outside the vocabulary of {self.n_vocab}")
         listed = {self._ids[text] for text in END_TEXTS if text in self._ids}
         declared = {self.special_ids[name] for name in END_NAMES if name in self.special_ids}
-        self.eog_ids = frozenset(declared | {i for i in listed if self._types[i] in (CONTROL, USER_DEFINED)})
+        ends = declared | {i for i in listed if self._types[i] in (CONTROL, USER_DEFINED)}
+        if {self._ids.get(text) for text in ("<|return|>", "<|call|>")} <= ends:
+            ends.discard(self._ids.get("<|end|>"))  # harmony: of a message, not of the turn
+        self.eog_ids = frozenset(ends)
         model = self._bpe(merges, pre) if sentencepiece is None else self._scored(sentencepiece)
         # Whether control tokens are parsed is a property of the object, hence two on one model.
         self._with_special, self._plain = self._engine(model, pre, nfc), self._engine(model, pre, nfc)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import harmony
 from .bounded_schema import bounded_schema
 from .call_forms import FORMS, CallForm, ToolFormat
 from .grammar import JSON_OPTIONS
@@ -48,6 +49,34 @@ def inner_call_grammar(
 ) -> GrammarSpec:
     """What follows a `<tool_call>` tag that the model wrote of its own accord, to the closing tag."""
     return _grammar([f"start: {_inside(form)} END_CALL"], schemas, form, special_tags)
+
+
+def harmony_grammar(schemas: Schemas, answer: str | None, special_tags: frozenset[str]) -> GrammarSpec:
+    """A whole turn in harmony's form: reasoning and words to the user, then one call, or an answer.
+
+    answer: a JSON schema (JSON text) that it fits, empty for any text; None: there has to be a call.
+    """
+    marks = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, harmony.END)
+    start, channel, constrain, message, end = (m if m in special_tags else _quote(m) for m in marks)
+    lines = [
+        "%llguidance {}",
+        f"start: before* (call{'' if answer is None else ' | final'})",
+        f'before: {channel} ("analysis" | "commentary") {message} text {end} {start} "assistant"',
+        "text: /(?s:.*)/",
+        f'kind: (" "? {constrain}? "json")?',
+    ]
+    if answer is not None:
+        value = _json(load_schema(answer)) if answer else "text"
+        lines.append(f'final: {channel} "final" {"kind" if answer else ""} {message} {value}')
+    for i, (name, schema) in enumerate(schemas.items()):
+        to = harmony.NAMESPACE + name
+        head = f'{_quote(" to=" + to)} {channel} "commentary" | {channel} {_quote("commentary to=" + to)}'
+        lines += [
+            f"call_{i}: ({head}) kind {message} args_{i}",
+            f"args_{i}: {_json({**schema.parameters, 'type': 'object'})}",
+        ]
+    lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(schemas)))}")
+    return GrammarSpec("lark", "\n".join(lines) + "\n")
 
 
 def _blocks(several: bool) -> str:

@@ -27,12 +27,16 @@ struct ggml_tensor *ggml_concat(struct ggml_context *ctx, struct ggml_tensor *a,
 
 struct ggml_tensor *ggml_swiglu_split(struct ggml_context *ctx, struct ggml_tensor *a,
     struct ggml_tensor *b);
+struct ggml_tensor *ggml_swiglu_oai(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b,
+    float alpha, float limit);
 
 struct ggml_tensor *ggml_rms_norm(struct ggml_context *ctx, struct ggml_tensor *a, float eps);
 
 bool ggml_prec_set_acc(struct ggml_tensor *a, enum ggml_prec prec);
 struct ggml_tensor *ggml_mul_mat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_mul_mat_id(struct ggml_context *ctx, struct ggml_tensor *as, struct ggml_tensor *b,
+    struct ggml_tensor *ids);
+struct ggml_tensor *ggml_add_id(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b,
     struct ggml_tensor *ids);
 void ggml_mul_mat_set_hint(struct ggml_tensor *a, enum ggml_op_hint hint);
 
@@ -64,6 +68,7 @@ struct ggml_tensor *ggml_rope_ext(struct ggml_context *ctx, struct ggml_tensor *
 struct ggml_tensor *ggml_flash_attn_ext(struct ggml_context *ctx, struct ggml_tensor *q,
     struct ggml_tensor *k, struct ggml_tensor *v, struct ggml_tensor *mask, float scale, float max_bias,
     float logit_softcap);
+void ggml_flash_attn_ext_add_sinks(struct ggml_tensor *a, struct ggml_tensor *sinks);
 
 struct ggml_tensor *ggml_solve_tri(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b, bool left,
     bool lower, bool uni);

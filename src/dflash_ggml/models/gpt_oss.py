@@ -1,0 +1,58 @@
+"""Target `gpt-oss`: gpt-oss-20b and -120b. The blocks of `qwen3moe` without norms of heads, with biases beside every matrix, a
+sink in each head's attention, and every other layer, from the first on, with a window.
+
+ggml rounds the band of pairs that YaRN stretches partly to whole pairs, as llama.cpp does; the checkpoints' own code does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from ..ggml.stock import mask_bytes
+from ..state.memory import padded
+from ..state.ring import TILE
+from .qwen3moe import Qwen3Moe
+from .reading import Keys, windows
+
+LIMIT = 7.0  # of what enters the experts' SwiGLU
+_PERIOD = 2  # of the layers that see everything, where a file does not list them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptOss(Qwen3Moe):
+    """Sizes of the model. seen: see `windows`."""
+
+    normed: ClassVar[bool] = False
+    second_norm: ClassVar[str] = "post_attention_norm.weight"
+
+    seen: tuple[int | None, ...] = ()
+
+    @classmethod
+    def _read_positions(cls, keys: Keys, n: int) -> dict[str, Any]:
+        found = super(GptOss, cls)._read_positions(keys, n)
+        return found | {"seen": windows(keys, n, _PERIOD, last=True)}
+
+    @classmethod
+    def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
+        found = super(GptOss, cls)._read_ffn(keys, n)
+        experts = replace(found["experts"], scoring="chosen", limit=LIMIT)
+        return found | {"experts": experts}
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.seen
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor that the graph uses."""
+        shapes = super(GptOss, self).tensors()
+        matrices = {n: shape for n, shape in shapes.items() if n.startswith("blk.") and len(shape) > 1}
+        biases = {n.removesuffix("weight") + "bias": shape[1:] for n, shape in matrices.items()}
+        sinks = {f"blk.{i}.attn_sinks.weight": (self.n_heads,) for i in range(self.n_layers)}
+        return shapes | biases | sinks
+
+    def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
+        """As of others, and the masks that attention with sinks wants of every pass."""
+        near = max((padded(w + TILE + columns, 256) for w in self.seen if w is not None), default=0)
+        masks = mask_bytes(columns, rows + near)
+        return super(GptOss, self).scratch_bytes(columns, rows, n_taps) + masks
