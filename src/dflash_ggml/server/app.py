@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from ..errors import DflashError
+from ..text.tokenizer import Tokenizer
 from . import (
     anthropic,
     embeddings,
@@ -35,7 +36,6 @@ from .choices import alternative
 from .constraint_fields import note_unbound
 from .dialect import ApiCall, Settings, new_id, note_selection
 from .embeddings import EmbeddingCall
-from .engine_side import EngineSide, Progress, Vocabulary
 from .errors import ApiError, anthropic_body, from_exception, is_anthropic, is_ollama, openai_body
 from .exchange import Reply, respond
 from .host_guard import HostGuard
@@ -45,7 +45,7 @@ from .metrics import CONTENT_TYPE, Metrics
 from .notes import HEADER as NOTES
 from .page import page_routes
 from .response_store import ResponseStore, page
-from .runner import work
+from .runner import Progress, Runner, work
 from .series import Series
 from .worker import Worker
 
@@ -57,8 +57,8 @@ EXPOSED = (NOTES, "x-request-id", "request-id", "retry-after", "x-should-retry",
 # a call, or the answer of one that needs no model
 ReadCall = Callable[[dict[str, Any], Settings], "ApiCall | dict[str, Any]"]
 Read = Callable[[dict[str, Any], Settings], Any]
-Answer = Callable[[EngineSide, Any], dict[str, Any]]
-Tell = Callable[["EngineSide | None", Settings], Any]
+Answer = Callable[[Runner, Any], dict[str, Any]]
+Tell = Callable[["Runner | None", Settings], Any]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -66,7 +66,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Service:
     """Everything the routes share. `drain_seconds`: how long a running answer may go on after SIGTERM."""
 
-    worker: Worker[EngineSide]
+    worker: Worker[Runner]
     settings: Settings
     keys: KeyRing
     metrics: Metrics
@@ -112,7 +112,7 @@ def create_app(
 
     responses = partial(openai_responses.read_call, store=service.store)
 
-    def spoken(read: Callable[[dict[str, Any], Settings, Vocabulary], ApiCall]) -> ReadCall:
+    def spoken(read: Callable[[dict[str, Any], Settings, Tokenizer], ApiCall]) -> ReadCall:
         return lambda data, settings: read(data, settings, service.worker.require_ready().tokenizer)
 
     def completions(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
@@ -142,7 +142,7 @@ def create_app(
         (ollama.read_embeddings, ["/api/embeddings"]),
     ]
 
-    def count(runner: EngineSide, asked: ApiCall) -> dict[str, Any]:
+    def count(runner: Runner, asked: ApiCall) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": runner.count(asked.request)}
 
     asking: list[tuple[Read, Answer, str]] = [
@@ -360,7 +360,7 @@ async def _health(service: Service, request: Request) -> Response:
 
 
 def make_service(
-    open_runner: Callable[[Progress], EngineSide],
+    open_runner: Callable[[Progress], Runner],
     settings: Settings,
     *,
     keys: Sequence[str] = (),
@@ -369,7 +369,7 @@ def make_service(
     drain_seconds: float = 10.0,
 ) -> Service:
     """A service whose worker will open its runner in its own thread."""
-    worker: Worker[EngineSide] = Worker(open_runner, queue_limit=queue_limit, client_limit=client_limit)
+    worker: Worker[Runner] = Worker(open_runner, queue_limit=queue_limit, client_limit=client_limit)
     metrics = Metrics(lambda: worker.running, lambda: worker.waiting, lambda: worker.load)
     worker.on_finished = metrics.seconds
     return Service(worker, settings, KeyRing(keys), metrics, drain_seconds)

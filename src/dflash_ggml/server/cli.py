@@ -28,11 +28,11 @@ try:
     from .app import Service, create_app, make_service
     from .auth import require_safe_bind
     from .dialect import Settings
-    from .engine_side import EngineSide, Progress
     from .host_guard import check_name
     from .limits import Limits
     from .listening import bare, in_url, listen
     from .opening import Opener
+    from .runner import Progress, Runner
     from .supervisor import Supervised
 except ImportError as error:  # the server extra is optional
     raise SystemExit(f"dflash-serve: {error.name} is missing: pip install 'dflash-ggml[server]'") from None
@@ -205,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
         parallel=max(args.parallel, 0),
         chats=session_options(args),
     )
-    open_runner: Callable[[Progress], EngineSide] = Supervised(opener) if args.supervise else opener
+    open_runner: Callable[[Progress], Runner] = Supervised(opener) if args.supervise else opener
     service = make_service(
         open_runner,
         settings,

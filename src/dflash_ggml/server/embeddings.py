@@ -14,12 +14,12 @@ from pydantic import BeforeValidator
 from ..errors import ConfigError, ContextOverflowError
 from ..session.embedding import normalised
 from .dialect import Settings
-from .engine_side import EngineSide
 from .errors import ApiError, bad_request, from_exception
 from .ignored_fields import QUIET_LABELS
 from .limits import check_count
 from .notes import Notes
 from .openai_completions import prompt_list
+from .runner import Runner
 from .schema import Body, Positive, Texts, parse, whole
 from .series import Work
 
@@ -137,7 +137,7 @@ def _encoded(vector: NDArray[np.float32], form: str | None) -> str | list[float]
     return vector.tolist()
 
 
-def tokens_of(runner: EngineSide, call: EmbeddingCall) -> list[tuple[int, ...]]:
+def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
     """The tokens of every input. Raises ApiError naming one that cannot be: it has none, or too many."""
     ids = []
     for where, text in call.inputs:
@@ -155,7 +155,7 @@ def works(ids: Sequence[Sequence[int]], normalise: bool) -> Iterator[Work]:
     """Jobs that make a vector of each input, some inputs each."""
 
     def of(some: Sequence[Sequence[int]]) -> Work:
-        def run(runner: EngineSide, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
+        def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
             for tokens in some:
                 vector = runner.embed(tokens, cancelled)
                 yield normalised(vector) if normalise else vector

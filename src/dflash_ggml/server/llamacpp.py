@@ -13,16 +13,15 @@ from pydantic import BeforeValidator, Field
 
 from ..session.requests import CompletionRequest
 from ..text.grammar_spec import response_format_spec
-from ..text.tokenizer import TooManyTokens
+from ..text.tokenizer import Tokenizer, TooManyTokens
 from .choices import check_choices
 from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, speculation
-from .engine_side import EngineSide, Vocabulary
 from .errors import ApiError, bad_request
 from .limits import check_count, check_stops
 from .llamacpp_encoder import LlamaEncoder
 from .notes import Notes
-from .runner import FILL_MARKS
+from .runner import FILL_MARKS, Runner
 from .schema import Body, Count, SamplingFields, Speculation, Token, TokenList, Whole, parse, whole
 
 MAX_ALTERNATIVES = 256
@@ -86,7 +85,7 @@ class DetokenizeBody(Body):
     tokens: TokenList
 
 
-def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Vocabulary) -> ApiCall:
+def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
     """Validate a request to /completion; raises ApiError naming the field."""
     notes = Notes(settings.strict)
     body = parse(CompletionBody, data, notes)
@@ -96,7 +95,7 @@ def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Vocabul
     return _call(body, settings, requests, notes)
 
 
-def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Vocabulary) -> ApiCall:
+def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
     """Validate a request to /infill; raises ApiError, 501 for a vocabulary without the marks."""
     missing = next((mark for mark in FILL_MARKS if tokenizer.id_of(mark) is None), None)
     if missing is not None:
@@ -134,7 +133,7 @@ def _call(
     )
 
 
-def _options(body: LlamaBody, settings: Settings, tokenizer: Vocabulary) -> dict[str, Any]:
+def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
     """The arguments of a CompletionRequest beside its prompt."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     if body.n_probs is not None and body.n_probs > MAX_ALTERNATIVES:
@@ -157,7 +156,7 @@ def _options(body: LlamaBody, settings: Settings, tokenizer: Vocabulary) -> dict
     }
 
 
-def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Vocabulary) -> dict[int, float]:
+def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -> dict[int, float]:
     """Biases by token: a text stands for each of its tokens, false bans."""
     pairs = given.items() if isinstance(given, dict) else given or ()
     biases: dict[int, float] = {}
@@ -212,7 +211,7 @@ def read_tokenize(data: dict[str, Any], settings: Settings) -> tuple[TokenizeBod
     return body, settings.limits.tokens
 
 
-def tokenize(runner: EngineSide, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
+def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
     """The answer of /tokenize; raises ApiError for a text with too many tokens."""
     body, most = asked
     most = max(most, runner.n_ctx)
@@ -250,7 +249,7 @@ def read_detokenize(data: dict[str, Any], settings: Settings) -> DetokenizeBody:
     return parse(DetokenizeBody, data, Notes(settings.strict))
 
 
-def detokenize(runner: EngineSide, body: DetokenizeBody) -> dict[str, Any]:
+def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
     """The answer of /detokenize; raises ApiError for a token beyond the vocabulary."""
     tokenizer = runner.tokenizer
     for i, token in enumerate(body.tokens):
@@ -260,17 +259,17 @@ def detokenize(runner: EngineSide, body: DetokenizeBody) -> dict[str, Any]:
     return {"content": text, "prompt": text}  # the second is vLLM's name
 
 
-def tokenizer_info(runner: EngineSide, settings: Settings) -> dict[str, Any]:
+def tokenizer_info(runner: Runner, settings: Settings) -> dict[str, Any]:
     """The answer of /tokenizer_info, vLLM's path by which evaluation harnesses use the server's vocabulary."""
     return runner.vocabulary()
 
 
-def apply_template(runner: EngineSide, call: ApiCall) -> dict[str, Any]:
+def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:
     """The answer of /apply-template: a chat request's conversation as the model would see it."""
     return {"prompt": runner.render(call.request)}
 
 
-def props(runner: EngineSide, settings: Settings) -> dict[str, Any]:
+def props(runner: Runner, settings: Settings) -> dict[str, Any]:
     """The answer of /props."""
     info = runner.info()
     sampling = settings.sampling
@@ -290,7 +289,7 @@ def props(runner: EngineSide, settings: Settings) -> dict[str, Any]:
     }
 
 
-def slots(runner: EngineSide, settings: Settings, running: int) -> list[dict[str, Any]]:
+def slots(runner: Runner, settings: Settings, running: int) -> list[dict[str, Any]]:
     """The answer of /slots: one entry for every request that can run at once, the busy ones first."""
     params = props(runner, settings)["default_generation_settings"]["params"]
     slot = {"id_task": -1, "n_ctx": runner.n_ctx, "speculative": runner.info()["has_draft"]}

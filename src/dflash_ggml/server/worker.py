@@ -14,9 +14,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
-from .engine_side import Progress
 from .errors import ApiError, EngineLost, from_exception, shutting_down
 from .fairqueue import ClientFull, FairQueue, QueueClosed, QueueFull
+from .runner import Progress
 
 log = logging.getLogger(__name__)
 B = TypeVar("B")
