@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from ..config import Mode
 from ..files.pairs import EMBEDDED_TARGET
-from ..session.events import Finish, Progress, Usage
 from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
 from ..session.session import Session, run_completion
 from .report import Meter, Report, Steps
+from .writer import write_answer
 
 _NOTICED = 1.05  # a ratio of speeds that is no accident of timing
 ENOUGH = 3.0  # seconds of decoding after which no further round begins
@@ -63,15 +63,11 @@ def decode_again(
         )
         hooks = Hooks(on_step=steps.add)
         with closing(run_completion(session, request, hooks=hooks, should_stop=should_stop)) as events:
-            for event in events:
-                if isinstance(event, Progress):
-                    meter.tokens(event.done, event.total)
-                else:
-                    meter.clear()
-                if isinstance(event, Usage):
-                    ms += event.predicted_ms
-                elif isinstance(event, Finish) and event.reason == "cancelled":
-                    return None
+            usage, finish = write_answer(events, None, meter.tokens).done()
+        meter.clear()
+        if finish.reason == "cancelled":
+            return None
+        ms += usage.predicted_ms
         token_ids += steps.token_ids
     return Plain(token_ids, ms)
 

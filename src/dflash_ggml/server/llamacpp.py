@@ -18,7 +18,7 @@ from .choices import check_choices
 from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, speculation
 from .errors import ApiError, bad_request
-from .limits import check_count, check_stops
+from .limits import check_count
 from .llamacpp_encoder import LlamaEncoder
 from .notes import Notes
 from .runner import FILL_MARKS, Runner
@@ -39,7 +39,6 @@ class LlamaBody(SamplingFields, ConstraintFields):
     n_probs: Count | None = None
     n: Whole | None = None
     n_cmpl: Whole | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     logit_bias: dict[str, float] | list[Bias] | None = None
     return_tokens: bool | None = None
@@ -135,23 +134,22 @@ def _call(
 
 def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
     """The arguments of a CompletionRequest beside its prompt."""
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     if body.n_probs is not None and body.n_probs > MAX_ALTERNATIVES:
         raise bad_request(f"n_probs: {body.n_probs} is above {MAX_ALTERNATIVES}", "n_probs", "invalid_value")
     limit = body.max_tokens if body.n_predict is None else body.n_predict
     if limit is None:
         limit = -1 if settings.max_tokens is None else settings.max_tokens
     response_format, grammar = body.constraint()
-    sampling = body.model_copy(update={"logit_bias": None}).sampling(settings.sampling)
+    arguments = body.model_copy(update={"logit_bias": None}).arguments(settings.sampling, settings.limits)
+    sampling = arguments["sampling"]
     bias = dict(sampling.logit_bias) | _biases(body.logit_bias, tokenizer)
     return {
+        **arguments,
         "sampling": replace(sampling, logit_bias=bias),
         "max_tokens": None if limit < 0 else limit,
-        "stop": check_stops(stops, settings.limits),
         "grammar": grammar or response_format_spec(response_format),
         "logprobs": body.n_probs or None,
         "return_tokens": True,
-        **body.endings(),
         **speculation(body.dflash),
     }
 
@@ -257,11 +255,6 @@ def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
             raise bad_request(f"{token} is not a token of this model", f"tokens[{i}]", "invalid_value")
     text = tokenizer.decode_bytes(body.tokens, special=True).decode("utf-8", "replace")
     return {"content": text, "prompt": text}  # the second is vLLM's name
-
-
-def tokenizer_info(runner: Runner, settings: Settings) -> dict[str, Any]:
-    """The answer of /tokenizer_info, vLLM's path by which evaluation harnesses use the server's vocabulary."""
-    return runner.vocabulary()
 
 
 def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from sse_starlette import ServerSentEvent
@@ -18,33 +19,34 @@ from .dialect import data_event
 from .errors import ApiError, openai_body
 
 
+@dataclass
 class LlamaEncoder:
-    """Several answers come one after another, prompt by prompt. request: the first, whose options all share.
+    """Several answers come one after another, prompt by prompt.
 
-    tokens: name them; timings: in every chunk; fields: paths of what a body shows, none for all.
+    Attributes:
+        request: the first, whose options all share.
+        n: answers to each prompt.
+        tokens: name them.
+        progress: report prefilling.
+        timings: in every chunk.
+        fields: paths of what a body shows, none for all.
     """
 
-    def __init__(
-        self,
-        model: str,
-        request: CompletionRequest,
-        *,
-        prompts: int,
-        n: int,
-        stream: bool,
-        tokens: bool,
-        progress: bool,
-        timings: bool,
-        fields: Sequence[str],
-    ) -> None:
-        self.answers = [Answer() for _ in range(prompts * n)]
+    model: str
+    request: CompletionRequest
+    _: KW_ONLY
+    prompts: int
+    n: int
+    stream: bool
+    tokens: bool
+    progress: bool
+    timings: bool
+    fields: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.answers = [Answer() for _ in range(self.prompts * self.n)]
         self._at = 0
-        self._n = n
-        self._model = model
-        self._request = request
-        self._prompts = [""] * prompts
-        self._stream, self._tokens = stream, tokens
-        self._progress, self._timings, self._fields = progress, timings, tuple(fields)
+        self._prompts = [""] * self.prompts
         self._clock = time.monotonic()
         self._first: float | None = None  # when the answer's first text came
 
@@ -60,7 +62,7 @@ class LlamaEncoder:
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
         """What the client sees of one event; the event is added to `answer` first."""
         self.answer.feed(event)
-        if isinstance(event, Progress) and self._progress and event.stage == "prefill":
+        if isinstance(event, Progress) and self.progress and event.stage == "prefill":
             begin = self.answer.begin
             spent = int(1000 * (time.monotonic() - self._clock))
             progress = {
@@ -73,7 +75,7 @@ class LlamaEncoder:
             self._first = self._first or time.monotonic()
             yield self._chunk(event.text, event.logprobs or ())
         elif isinstance(event, Finish):
-            if self._stream:
+            if self.stream:
                 yield data_event({**self._whole(self._at), "content": "", "tokens": []})
             if self._at + 1 < len(self.answers):
                 self._at, self._first, self._clock = self._at + 1, None, time.monotonic()
@@ -100,9 +102,9 @@ class LlamaEncoder:
             "tokens_evaluated": begin.prompt_n if begin else 0,
             **extra,
         }
-        if self._request.logprobs and entries:
+        if self.request.logprobs and entries:
             chunk["completion_probabilities"] = [_probability(entry) for entry in entries]
-        if self._timings and begin is not None and self._first is not None:
+        if self.timings and begin is not None and self._first is not None:
             predicted = 1000 * (time.monotonic() - self._first)
             chunk["timings"] = {
                 "cache_n": begin.cached_n,
@@ -122,14 +124,14 @@ class LlamaEncoder:
         whole = {
             "index": i,
             "content": answer.text,
-            "tokens": [entry.token for entry in answer.logprobs] if self._tokens else [],
+            "tokens": [entry.token for entry in answer.logprobs] if self.tokens else [],
             "id_slot": 0,
             "stop": True,
-            "model": self._model,
+            "model": self.model,
             "tokens_predicted": usage.predicted_n,
             "tokens_evaluated": usage.prompt_n,
             "generation_settings": self._settings(),
-            "prompt": self._prompts[i // self._n],
+            "prompt": self._prompts[i // self.n],
             "has_new_line": "\n" in answer.text,
             "truncated": False,
             "stop_type": kind,
@@ -137,12 +139,12 @@ class LlamaEncoder:
             "tokens_cached": usage.prompt_n + usage.predicted_n,
             "timings": timings_dict(usage),
         }
-        if self._request.logprobs and not self._stream:
+        if self.request.logprobs and not self.stream:
             whole["completion_probabilities"] = [_probability(entry) for entry in answer.logprobs]
         return whole
 
     def _settings(self) -> dict[str, Any]:
-        request, sampling = self._request, self._request.sampling
+        request, sampling = self.request, self.request.sampling
         settings = {
             name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
         }
@@ -155,16 +157,16 @@ class LlamaEncoder:
             "max_tokens": limit,
             "n_probs": request.logprobs or 0,
             "stop": list(request.stop),
-            "stream": self._stream,
+            "stream": self.stream,
             "grammar": request.grammar.text if request.grammar is not None else "",
         }
 
     def _shown(self, whole: dict[str, Any]) -> dict[str, Any]:
         """The fields that were asked for; "a/b" is field b of a."""
-        if not self._fields:
+        if not self.fields:
             return whole
         shown: dict[str, Any] = {}
-        for path in self._fields:
+        for path in self.fields:
             value: Any = whole
             for key in path.split("/"):
                 value = value.get(key) if isinstance(value, dict) else None

@@ -20,7 +20,7 @@ from .dialect import ApiCall, Settings, dumps, thinking
 from .embeddings import EmbeddingCall, EmbeddingEncoder, Vectors, named
 from .errors import ApiError, bad_request
 from .ignored_fields import QUIET_LABELS, QUIET_SAMPLING
-from .limits import check_count, check_stops
+from .limits import check_count
 from .media import content_text
 from .notes import Notes
 from .openai_chat import Message, is_begun
@@ -44,7 +44,6 @@ class OllamaOptions(SamplingFields):
 
     quiet = QUIET_SAMPLING | LOADING
     num_predict: Whole | None = None
-    stop: str | list[str] | None = None
 
 
 class OllamaBody(Body):
@@ -155,14 +154,11 @@ def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[st
 def _options(body: OllamaBody, settings: Settings, notes: Notes) -> dict[str, Any]:
     """The arguments of a request that `options` sets."""
     options = parse(OllamaOptions, body.options or {}, notes, "options")
-    stops = [options.stop] if isinstance(options.stop, str) else options.stop or ()
     limit = settings.max_tokens if options.num_predict is None else options.num_predict
     return {
-        "sampling": options.sampling(settings.sampling),
         "max_tokens": None if limit is None or limit < 0 else limit,
-        "stop": check_stops(stops, settings.limits, "options.stop"),
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        **options.endings(),
+        **options.arguments(settings.sampling, settings.limits, "options.stop"),
     }
 
 

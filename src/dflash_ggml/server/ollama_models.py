@@ -12,7 +12,9 @@ from .ollama import model_name
 from .runner import Runner
 from .schema import Body, parse
 
-API_VERSION = "0.12.6"  # of the API that is modelled: clients refuse what they take for an old server
+VERSION = {
+    "version": "0.12.6"
+}  # of the API that is modelled: clients refuse what they take for an old server
 
 
 class ShowBody(Body):
@@ -87,8 +89,3 @@ def running(runner: Runner | None, settings: Settings) -> dict[str, Any]:
     entry = _entry(settings.names[0], runner, settings)
     loaded = {"expires_at": timestamp(1 << 35), "size_vram": entry["size"], "context_length": runner.n_ctx}
     return {"models": [{**entry, **loaded}]}
-
-
-def version(runner: Runner | None, settings: Settings) -> dict[str, Any]:
-    """The answer of /api/version."""
-    return {"version": API_VERSION}

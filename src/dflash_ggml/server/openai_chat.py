@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -25,7 +26,7 @@ from .dialect import ApiCall, Settings, speculation, thinking
 from .errors import bad_request
 from .function_calls import FunctionCalls, with_tools
 from .ignored_fields import IDLE_CHAT
-from .limits import check_count, check_stops
+from .limits import check_count
 from .media import content_text, thoughts
 from .notes import Notes
 from .openai_encoder import OpenAIEncoder
@@ -155,7 +156,6 @@ class ChatBody(SamplingFields, ConstraintFields):
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     n: Whole | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -197,7 +197,6 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     n = check_choices(body.n)
     check_count(body.messages, limits.messages, "messages")
     check_count(body.tools or (), limits.tools, "tools")
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     if body.stream_options is not None and not body.stream and notes.strict:
         raise bad_request("stream_options: only allowed with stream", "stream_options")
     offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
@@ -225,13 +224,11 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         split_reasoning=_split(body),
         add_generation_prompt=add_prompt,
         continue_final_message=_continues(body, messages),
-        sampling=body.sampling(settings.sampling),
         max_tokens=_limit(body, notes) or settings.max_tokens,
-        stop=check_stops(stops, limits),
         logprobs=_logprobs(body, notes),
         return_steps=bool(body.dflash and body.dflash.return_steps),
         **thought,
-        **body.endings(),
+        **body.arguments(settings.sampling, limits),
         **speculation(body.dflash),
     )
     options = body.stream_options
@@ -309,17 +306,16 @@ def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
     return {"enable_thinking": switch, **said, "reasoning_budget": budget}
 
 
+@dataclass(kw_only=True)
 class ChatEncoder(OpenAIEncoder):
     """Renders `chat.completion` bodies and `chat.completion.chunk` streams."""
 
     id_prefix = "chatcmpl-"
     names = ("chat.completion.chunk", "chat.completion")
 
-    def __init__(self, model: str, *, offer: Offer, show_reasoning: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self._offer = offer
-        self._show_reasoning = show_reasoning
-        self._text = FreeText()
+    offer: Offer
+    show_reasoning: bool = True
+    _text: FreeText = field(default_factory=FreeText)
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": 0, "delta": content or {}, "logprobs": logprobs, "finish_reason": reason}
@@ -332,7 +328,7 @@ class ChatEncoder(OpenAIEncoder):
         if isinstance(event, TextDelta):
             yield self._chunk({"content": event.text}, logprobs=chat_logprobs(event.logprobs or ()))
         elif isinstance(event, ReasoningDelta):
-            if self._show_reasoning:
+            if self.show_reasoning:
                 yield self._chunk({"reasoning_content": event.text})
         elif isinstance(event, ToolCallBegin):
             self._text = FreeText()
@@ -348,11 +344,11 @@ class ChatEncoder(OpenAIEncoder):
             yield from self._rest(event)
 
     def _is_custom(self, block: Block) -> bool:
-        return self._offer.kind(block.name) == "custom"
+        return self.offer.kind(block.name) == "custom"
 
     def _call(self, block: Block) -> dict[str, Any]:
         """A call under the client's own name of the tool."""
-        own, _ = self._offer.own(block.name)
+        own, _ = self.offer.own(block.name)
         if self._is_custom(block):
             custom = {"name": own, "input": free_text(block.text)}
             return {"id": block.id, "type": "custom", "custom": custom}
@@ -360,12 +356,12 @@ class ChatEncoder(OpenAIEncoder):
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.reasoning and self._show_reasoning:
+        if answer.reasoning and self.show_reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.tools:
             message["tool_calls"] = [self._call(b) for b in answer.tools]
             message["content"] = answer.text or None
-        logprobs = chat_logprobs(answer.logprobs, asked=self._logprobs)
+        logprobs = chat_logprobs(answer.logprobs, asked=self.logprobs)
         return {"message": message, "logprobs": logprobs}
 
 

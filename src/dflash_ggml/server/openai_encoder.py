@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -20,39 +20,35 @@ from .errors import ApiError, openai_body
 FINGERPRINT = f"dflash-ggml-{metadata.version('dflash-ggml')}"
 
 
+@dataclass
 class OpenAIEncoder:
     """Base of the encoders; `content` is what a chunk carries: a delta, or a text.
 
-    id_prefix, names: of the objects' ids, and their `object` in a stream and in a body. logprobs: they were asked for.
-    prompts, n: how many there are, and answers to each; the answers come prompt by prompt.
+    Attributes:
+        id_prefix: of the objects' ids.
+        names: their `object` in a stream and in a body.
+        logprobs: they were asked for.
+        prompts: how many there are; their answers come prompt by prompt.
+        n: answers to each prompt.
     """
 
     id_prefix: ClassVar[str]
     names: ClassVar[tuple[str, str]]
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        include_usage: bool,
-        progress: bool,
-        logprobs: bool = False,
-        prompts: int = 1,
-        n: int = 1,
-    ) -> None:
-        self.answers = [Answer() for _ in range(prompts * n)]
+    model: str
+    _: KW_ONLY
+    include_usage: bool
+    progress: bool
+    logprobs: bool = False
+    prompts: int = 1
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        self.answers = [Answer() for _ in range(self.prompts * self.n)]
         self._at = 0  # the answer that is being received
         self._started = False  # it has been
-        self._n = n
-        self._logprobs = logprobs
-        self._head = {
-            "id": new_id(self.id_prefix),
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
-        self._include_usage = include_usage
-        self._progress = progress
+        head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": self.model}
+        self._head = {**head, "system_fingerprint": FINGERPRINT}
         self._clock = time.monotonic()
 
     @property
@@ -76,7 +72,7 @@ class OpenAIEncoder:
 
     def _rest(self, event: Any) -> Iterator[ServerSentEvent]:
         """The events that both kinds render alike."""
-        if isinstance(event, Progress) and self._progress and event.stage == "prefill":
+        if isinstance(event, Progress) and self.progress and event.stage == "prefill":
             yield self._chunk(prompt_progress=self._prompt_progress(event))
         elif isinstance(event, StepReport):
             yield self._chunk(dflash={"step": asdict(event)})
@@ -86,13 +82,13 @@ class OpenAIEncoder:
             if self._at + 1 < len(self.answers):
                 self._at, self._started = self._at + 1, False
                 return
-            if self._include_usage:
+            if self.include_usage:
                 head = {**self._head, "object": self.names[0]}
                 yield data_event({**head, "choices": [], "usage": _usage_object(self._usage())})
             yield ServerSentEvent("[DONE]", sep="\n")
 
     def _usage(self) -> Usage:
-        return total([answer.done()[0] for answer in self.answers], self._n)
+        return total([answer.done()[0] for answer in self.answers], self.n)
 
     def _prompt_progress(self, event: Progress) -> dict[str, Any]:
         cached = self.answer.begin.cached_n if self.answer.begin else 0
