@@ -173,10 +173,6 @@ class Conversation:
             **self.options,
         )
 
-    def write(self, text: str) -> None:
-        """More of an answer, at once."""
-        self._writer.text(text)
-
     def note(self, text: str) -> None:
         """A line about the conversation."""
         self.notes.write(f"[{text}]\n" if "\n" not in text else f"{text}\n")

@@ -19,20 +19,19 @@ from ..session.events import (
     Usage,
 )
 from ..session.openai_parts import timings_dict, usage_timings
-from ..session.requests import ChatRequest, NamedTool, ToolChoice
+from ..session.requests import ChatRequest, ToolChoice
 from .anthropic_schema import CountBody, MessagesBody, chat_messages
-from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
+from .dialect import ApiCall, Settings, data_event, new_id, opened, speculation, text_format, thinking
 from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
 from .notes import Notes
-from .schema import parse, sampling_params
+from .schema import parse, plain_format, sampling_params
 from .tools import Offer, arguments_of, offer_anthropic, pick
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(MessagesBody, data, notes)
+    body, notes = opened(MessagesBody, data, settings)
     model = settings.model(body.model)
     sampling = sampling_params(
         settings.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
@@ -68,7 +67,9 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
     # Without the field the real API does not think either.
     enabled = body.thinking is not None and body.thinking.type != "disabled"
     offer, choice = _choice(body, notes)
-    arguments: dict[str, Any] = {
+    form = (body.output_config.format if body.output_config else None) or body.output_format
+    schema = None if form is None else plain_format("json_schema", None, form.schema_, "output_config.format")
+    return {
         "messages": chat_messages(body, notes),
         "tools": offer.definitions,
         "tool_choice": choice,
@@ -77,13 +78,8 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
         "reasoning_budget": body.thinking.budget_tokens if body.thinking else None,
         "reasoning_effort": effort.get("reasoning_effort"),
         "continue_final_message": body.messages[-1].role == "assistant",
+        "response_format": text_format(schema, choice),
     }
-    form = (body.output_config.format if body.output_config else None) or body.output_format
-    if form is not None and choice != "required" and not isinstance(choice, NamedTool):
-        # a forced call has no text that the format could bind
-        schema = {"name": "response", "schema": form.schema_}
-        arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return arguments
 
 
 def _choice(body: CountBody, notes: Notes) -> tuple[Offer, ToolChoice]:

@@ -126,7 +126,7 @@ def create_app(
     def count(runner: Runner, asked: ApiCall) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": runner.count(asked.request)}
 
-    # path -> what makes a call of a body, whose answer takes a turn at the engine
+    # path -> what makes a call of a body, whose answer takes the engine
     generating: dict[str, Read] = {
         **dict.fromkeys(("/v1/chat/completions", "/chat/completions"), openai_chat.read_call),
         "/v1/completions": openai_completions.read_call,
@@ -273,7 +273,7 @@ async def _json(service: Service, request: Request, read: Callable[[dict[str, An
 
 
 async def _queue(service: Service, read: Read, begin: Begin, request: Request) -> Response:
-    """What takes a turn at the engine: read a call, prepare it, queue its jobs, answer."""
+    """What takes the engine: read a call, prepare it, queue its jobs, answer."""
     call = await _json(service, request, lambda data: note_unbound(read(data, service.settings)))
     if isinstance(call, dict):
         return JSONResponse(call)
@@ -306,7 +306,7 @@ def _embeddings(service: Service, runner: Runner, call: EmbeddingCall) -> Iterab
 async def _ask(
     service: Service, read: Read, answer: Callable[[Runner, Any], dict[str, Any]], request: Request
 ) -> Response:
-    """What the runner knows without a turn at the engine, asked for with a body."""
+    """What the runner knows without a pass of the engine, asked for with a body."""
     asked = await _json(service, request, lambda data: read(data, service.settings))
     runner = service.worker.require_ready()
     return JSONResponse(await service.intake.run(lambda: answer(runner, asked)))
@@ -320,7 +320,7 @@ async def _tell(tell: Callable[[Request], Any], request: Request) -> Response:
 
 def _slots(service: Service, request: Request) -> list[dict[str, Any]]:
     worker = service.worker
-    if worker.running >= worker.places and request.query_params.get("fail_on_no_slot"):
+    if worker.running >= worker.slots and request.query_params.get("fail_on_no_slot"):
         raise ApiError(503, "all slots are busy", code="no_slot", retry_after=1, retry=True)
     return llamacpp.slots(worker.require_ready(), service.settings, worker.running)
 

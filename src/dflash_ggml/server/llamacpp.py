@@ -16,10 +16,10 @@ from ..text.grammar_spec import response_format_spec
 from ..text.tokenizer import Tokenizer, TooManyTokens
 from .choices import check_choices
 from .constraint_fields import ConstraintFields
-from .dialect import ApiCall, Settings, speculation
+from .dialect import ApiCall, Settings, opened, speculation
 from .errors import ApiError, bad_request
 from .limits import check_count
-from .llamacpp_encoder import LlamaEncoder
+from .llamacpp_encoder import LlamaEncoder, sampling_settings
 from .notes import Notes
 from .runner import FILL_MARKS, Runner
 from .schema import Body, Count, SamplingFields, Speculation, Token, TokenList, Whole, parse, whole
@@ -86,8 +86,7 @@ class DetokenizeBody(Body):
 
 def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
     """Validate a request to /completion; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(CompletionBody, data, notes)
+    body, notes = opened(CompletionBody, data, settings)
     prompts = [_prompt(p, f"prompt[{i}]") for i, p in enumerate(_split(body.prompt))]
     check_count(prompts, 128, "prompt")
     requests = [CompletionRequest(prompt=p, **_options(body, settings, tokenizer)) for p in prompts]
@@ -101,8 +100,7 @@ def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) 
         raise ApiError(
             501, f"this model cannot fill in: its vocabulary has no {missing}", code="not_supported"
         )
-    notes = Notes(settings.strict)
-    body = parse(InfillBody, data, notes)
+    body, notes = opened(InfillBody, data, settings)
     request = CompletionRequest(
         prompt=body.input_prefix + (body.prompt or ""),
         suffix=body.input_suffix,
@@ -118,7 +116,7 @@ def _call(
     n = check_choices(body.n_cmpl if body.n is None else body.n, len(requests))
     encoder = LlamaEncoder(
         settings.model(body.model),
-        requests[0],
+        request=requests[0],
         prompts=len(requests),
         n=n,
         stream=bool(body.stream),
@@ -265,13 +263,7 @@ def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:
 def props(runner: Runner, settings: Settings) -> dict[str, Any]:
     """The answer of /props."""
     info = runner.info()
-    sampling = settings.sampling
-    defaults = {
-        name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
-    }
-    limit = -1 if settings.max_tokens is None else settings.max_tokens
-    named = {"repeat_last_n": sampling.penalty_last_n, "mirostat": sampling.mirostat_mode}
-    params = {**defaults, **named, "n_predict": limit, "max_tokens": limit}
+    params = sampling_settings(settings.sampling, settings.max_tokens)
     return {
         "default_generation_settings": {"n_ctx": info["n_ctx"], "params": params},
         "total_slots": runner.parallel,

@@ -4,73 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from ..session.answer import Answer
-from ..session.events import Finish, Progress, TextDelta, TokenLogprob
+from ..decode.sampling_params import OPTIONS, SamplingParams
+from ..session.events import Finish, TextDelta, TokenLogprob
 from ..session.logprobs import token_text
 from ..session.openai_parts import timings_dict
-from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
+from .answers import AnswersEncoder
 from .dialect import data_event
-from .errors import ApiError, openai_body
 
 
-@dataclass
-class LlamaEncoder:
+@dataclass(kw_only=True)
+class LlamaEncoder(AnswersEncoder):
     """Several answers come one after another, prompt by prompt.
 
     Attributes:
         request: the first, whose options all share.
-        n: answers to each prompt.
         tokens: name them.
-        progress: report prefilling.
         timings: in every chunk.
         fields: paths of what a body shows, none for all.
     """
 
-    model: str
     request: CompletionRequest
-    _: KW_ONLY
-    prompts: int
-    n: int
     stream: bool
     tokens: bool
-    progress: bool
     timings: bool
     fields: Sequence[str]
 
     def __post_init__(self) -> None:
-        self.answers = [Answer() for _ in range(self.prompts * self.n)]
-        self._at = 0
-        self._prompts = [""] * self.prompts
-        self._clock = time.monotonic()
+        super().__post_init__()
         self._first: float | None = None  # when the answer's first text came
-
-    def prepared(self, prompts: Sequence[Prepared]) -> None:
-        """Be told the texts of the prompts."""
-        self._prompts = [prompt.text for prompt in prompts]
-
-    @property
-    def answer(self) -> Answer:
-        """The answer that is being received, the last one at the end."""
-        return self.answers[self._at]
 
     def feed(self, event: Any) -> Iterator[ServerSentEvent]:
         """What the client sees of one event; the event is added to `answer` first."""
         self.answer.feed(event)
-        if isinstance(event, Progress) and self.progress and event.stage == "prefill":
-            begin = self.answer.begin
-            spent = int(1000 * (time.monotonic() - self._clock))
-            progress = {
-                "total": event.total,
-                "cache": begin.cached_n if begin else 0,
-                "processed": event.done,
-            }
-            yield self._chunk("", (), prompt_progress={**progress, "time_ms": spent})
+        if (prefilling := self._prefilling(event)) is not None:
+            yield self._chunk("", (), **prefilling)
         elif isinstance(event, TextDelta):
             self._first = self._first or time.monotonic()
             yield self._chunk(event.text, event.logprobs or ())
@@ -79,10 +52,6 @@ class LlamaEncoder:
                 yield data_event({**self._whole(self._at), "content": "", "tokens": []})
             if self._at + 1 < len(self.answers):
                 self._at, self._first, self._clock = self._at + 1, None, time.monotonic()
-
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
-        """A failure in mid-stream."""
-        yield data_event(openai_body(error))
 
     def body(self) -> Any:
         """The whole answer, a list where there are several."""
@@ -144,17 +113,9 @@ class LlamaEncoder:
         return whole
 
     def _settings(self) -> dict[str, Any]:
-        request, sampling = self.request, self.request.sampling
-        settings = {
-            name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
-        }
-        limit = -1 if request.max_tokens is None else request.max_tokens
+        request = self.request
         return {
-            **settings,
-            "repeat_last_n": sampling.penalty_last_n,
-            "mirostat": sampling.mirostat_mode,
-            "n_predict": limit,
-            "max_tokens": limit,
+            **sampling_settings(request.sampling, request.max_tokens),
             "n_probs": request.logprobs or 0,
             "stop": list(request.stop),
             "stream": self.stream,
@@ -173,6 +134,14 @@ class LlamaEncoder:
             if value is not None:
                 shown[path] = value
         return shown
+
+
+def sampling_settings(sampling: SamplingParams, max_tokens: int | None) -> dict[str, Any]:
+    """The sampler's options and the limit of an answer in tokens, by llama.cpp's names too."""
+    own = {name: getattr(sampling, name) for name in OPTIONS if name != "logit_bias"}
+    limit = -1 if max_tokens is None else max_tokens
+    named = {"repeat_last_n": sampling.penalty_last_n, "mirostat": sampling.mirostat_mode}
+    return {**own, **named, "n_predict": limit, "max_tokens": limit}
 
 
 def _probability(entry: TokenLogprob) -> dict[str, Any]:

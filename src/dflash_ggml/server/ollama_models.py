@@ -64,7 +64,7 @@ def _size(n: int) -> str:
 def _entry(name: str, runner: Runner | None, settings: Settings) -> dict[str, Any]:
     info = runner.info() if runner is not None else {}
     size = info.get("model_size", 0)
-    # clients only compare digests: of the name and size, so that nobody reads gigabytes for it
+    # clients only compare digests: of the name and size, so that no gigabytes are read for it
     digest = hashlib.sha256(f"{info.get('model_path')}:{size}".encode()).hexdigest()
     modified = timestamp(settings.created)
     return {

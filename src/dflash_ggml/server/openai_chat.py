@@ -19,10 +19,10 @@ from ..session.events import (
 )
 from ..session.logprobs import chat_logprobs
 from ..session.openai_parts import call_object
-from ..session.requests import ChatRequest, NamedTool
+from ..session.requests import ChatRequest
 from .choices import check_choices
 from .constraint_fields import ConstraintFields
-from .dialect import ApiCall, Settings, speculation, thinking
+from .dialect import ApiCall, Settings, opened, speculation, text_format, thinking
 from .errors import bad_request
 from .function_calls import FunctionCalls, with_tools
 from .ignored_fields import IDLE_CHAT
@@ -30,7 +30,7 @@ from .limits import check_count
 from .media import content_text, thoughts
 from .notes import Notes
 from .openai_encoder import OpenAIEncoder
-from .schema import Alternatives, Body, Options, SamplingFields, Whole, parse, unsupported
+from .schema import Alternatives, Body, Options, SamplingFields, Whole, unsupported
 from .tools import FreeText, Offer, choose, free_text, offer_openai
 
 # llama.cpp's names, Qwen's and vLLM's
@@ -190,8 +190,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         data = with_tools(data)
     if data.get("audio"):
         raise unsupported("audio", "this model answers in text only")
-    notes = Notes(settings.strict)
-    body = parse(ChatBody, data, notes)
+    body, notes = opened(ChatBody, data, settings)
     model = settings.model(body.model)
     limits = settings.limits
     n = check_choices(body.n)
@@ -201,8 +200,6 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         raise bad_request("stream_options: only allowed with stream", "stream_options")
     offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
     response_format, grammar = body.constraint()
-    if choice == "required" or isinstance(choice, NamedTool):
-        response_format = None  # binds the text of an answer, and a forced call has none
     add_prompt = body.add_generation_prompt is not False
     thought, template = _thinking(body, notes), dict(body.chat_template_kwargs or {})
     if "enable_thinking" in template:
@@ -218,7 +215,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         tools=offer.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=response_format,
+        response_format=text_format(response_format, choice),
         grammar=grammar,
         chat_template_kwargs=template,
         split_reasoning=_split(body),

@@ -11,17 +11,15 @@ from sse_starlette import ServerSentEvent
 from ..session.answer import Answer
 from ..session.events import PromptLogprobs, TextDelta
 from ..session.logprobs import completion_logprobs
-from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
 from ..text.grammar_spec import response_format_spec
 from .choices import best, check_choices
 from .constraint_fields import ConstraintFields
-from .dialect import ApiCall, Settings, speculation
+from .dialect import ApiCall, Settings, opened, speculation
 from .errors import bad_request
-from .notes import Notes
 from .openai_chat import Limit, StreamOptions
 from .openai_encoder import OpenAIEncoder
-from .schema import Alternatives, Options, SamplingFields, Texts, Whole, parse
+from .schema import Alternatives, Options, SamplingFields, Texts, Whole
 
 
 class CompletionBody(SamplingFields, ConstraintFields):
@@ -43,8 +41,7 @@ class CompletionBody(SamplingFields, ConstraintFields):
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(CompletionBody, data, notes)
+    body, notes = opened(CompletionBody, data, settings)
     model = settings.model(body.model)
     if body.stream_options is not None and not body.stream and notes.strict:
         raise bad_request("stream_options: only allowed with stream", "stream_options")
@@ -107,12 +104,7 @@ class CompletionEncoder(OpenAIEncoder):
 
     def __post_init__(self) -> None:
         self._shown, self.n = self.n, max(self.n, self.best_of)
-        self._prompts = [""]
         super().__post_init__()
-
-    def prepared(self, prompts: Sequence[Prepared]) -> None:
-        """Be told the texts of the prompts."""
-        self._prompts = [prompt.text for prompt in prompts]
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"text": content or "", "index": 0, "logprobs": logprobs, "finish_reason": reason}

@@ -20,14 +20,13 @@ from ..session.events import (
 )
 from ..session.logprobs import chat_logprob
 from ..session.openai_parts import call_object, timings_dict, usage_timings
-from ..session.requests import ChatRequest, NamedTool
-from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
+from ..session.requests import ChatRequest
+from .dialect import ApiCall, Settings, data_event, new_id, opened, speculation, text_format, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count
-from .notes import Notes
 from .response_store import ResponseStore, input_items
 from .responses_schema import ResponsesBody, all_tools, chat_messages, seal, with_instructions
-from .schema import parse, sampling_params, unsupported
+from .schema import sampling_params, unsupported
 from .tools import FreeText, Offer, choose, free_text, offer_openai, shell_action
 
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -39,8 +38,7 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     for name in ("prompt", "conversation"):
         if data.get(name) is not None:
             raise unsupported(name, "it is kept by OpenAI's service and not known here; send it as input")
-    notes = Notes(settings.strict)
-    body = parse(ResponsesBody, data, notes)
+    body, notes = opened(ResponsesBody, data, settings)
     model = settings.model(body.model)
     if not isinstance(body.input, str):
         check_count(body.input, settings.limits.messages, "input")
@@ -61,14 +59,12 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     history = store.history(body.previous_response_id) if body.previous_response_id is not None else []
     offer, choice = choose(body.tool_choice, offer_openai(tools, notes), notes)
     response_format = body.text.format.plain() if body.text and body.text.format else None
-    if choice == "required" or isinstance(choice, NamedTool):
-        response_format = None  # binds the text of an answer, and a forced call has none
     request = ChatRequest(
         messages=with_instructions(body.instructions, [*history, *new]),
         tools=offer.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=response_format,
+        response_format=text_format(response_format, choice),
         reasoning_budget=body.reasoning.max_tokens if body.reasoning else None,
         **thought,
         sampling=sampling_params(settings.sampling, temperature=body.temperature, top_p=body.top_p),
