@@ -1,7 +1,7 @@
 """`--versus-plain`: the same prompt once more without drafts, to say what drafting was worth on this machine.
 
-A text that takes a second says little of a machine that others use too: its speed changes from one second to the next. So short
-texts are decoded some more times in both ways by turns, and the middle one of the rounds counts.
+An answer of one second says little of a machine that others use too: its speed changes from one second to the next. So short
+answers are decoded several more times in both ways alternately, and the median ratio counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def decode_again(
 ) -> Plain | None:
     """The n tokens that plain decoding, or another mode (None: the engine's own), gives for a prompt; None when stopped.
 
-    Where it comes to an end earlier, because the texts forked, it goes on behind that end.
+    Where it comes to an end earlier, because the answers differ, it goes on behind that end.
     """
     token_ids: list[int] = []
     ms = 0.0
@@ -99,7 +99,7 @@ def compared(
 
 
 def versus_line(report: Report, plain: Plain, session: Session, rounds: Sequence[float] = ()) -> str:
-    """What just happened, for somebody who sees it for the first time. rounds: of `compared`."""
+    """What just happened, for a first-time reader. rounds: of `compared`."""
     if not report.usage.steps:
         return "too few tokens to compare drafting with plain decoding"
     what = "the same text" if plain.token_ids == report.steps.token_ids else "as many tokens"

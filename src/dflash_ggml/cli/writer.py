@@ -1,4 +1,4 @@
-"""An answer as it comes: text on standard output, thinking dimmed before it, or on standard error where nobody watches."""
+"""An answer as it comes: text on standard output, thinking dimmed before it, or on standard error where that is no terminal."""
 
 from __future__ import annotations
 

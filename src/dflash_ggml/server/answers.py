@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from ..session.answer import Answer
 from ..session.events import Progress
 from ..session.prompts import Prepared
@@ -48,7 +46,7 @@ class AnswersEncoder:
         """The answer that is being received, the last one at the end."""
         return self.answers[self._at]
 
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+    def error(self, error: ApiError) -> Iterator[bytes]:
         """A failure in mid-stream."""
         yield data_event(openai_body(error))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from ..session.answer import Answer
 from ..session.events import (
     Finish,
@@ -103,10 +101,10 @@ class MessageEncoder:
         self._kind: str | None = None  # of the open content block
         self._index = -1
 
-    def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         return data_event({"type": kind, **fields}, event=kind)
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         self.answer.feed(event)
         if isinstance(event, Progress):
             yield self._event("ping")
@@ -142,7 +140,7 @@ class MessageEncoder:
             yield self._event("message_delta", delta=delta, usage=_usage(usage), timings=timings_dict(usage))
             yield self._event("message_stop")
 
-    def _open(self, kind: str, block: dict[str, Any]) -> Iterator[ServerSentEvent]:
+    def _open(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         if self._kind == kind:
             return
         yield from self._close()
@@ -150,11 +148,11 @@ class MessageEncoder:
         self._index += 1
         yield self._event("content_block_start", index=self._index, content_block=block)
 
-    def _delta(self, kind: str, block: dict[str, Any], **delta: Any) -> Iterator[ServerSentEvent]:
+    def _delta(self, kind: str, block: dict[str, Any], **delta: Any) -> Iterator[bytes]:
         yield from self._open(kind, block)
         yield self._event("content_block_delta", index=self._index, delta=delta)
 
-    def _close(self) -> Iterator[ServerSentEvent]:
+    def _close(self) -> Iterator[bytes]:
         if self._kind is None:
             return
         if (
@@ -166,7 +164,7 @@ class MessageEncoder:
         self._kind = None
         yield self._event("content_block_stop", index=self._index)
 
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+    def error(self, error: ApiError) -> Iterator[bytes]:
         yield data_event(anthropic_body(error, self._id), event="error")
 
     def _begin_usage(self) -> dict[str, Any]:

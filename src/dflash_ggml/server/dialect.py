@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, Union, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 from sse_starlette import ServerSentEvent
 
@@ -59,17 +59,14 @@ class Settings:
         return asked
 
 
-StreamItem = Union[ServerSentEvent, bytes]
-
-
 class Encoder(Protocol):
     """Renders one answer, as a stream of events or as one body."""
 
-    def feed(self, event: Any) -> Iterator[StreamItem]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         """What the client sees of one event."""
         ...
 
-    def error(self, error: ApiError) -> Iterator[StreamItem]:
+    def error(self, error: ApiError) -> Iterator[bytes]:
         """A failure in mid-stream."""
         ...
 
@@ -124,9 +121,9 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-def data_event(value: Any, event: str | None = None) -> ServerSentEvent:
-    """One server-sent event with JSON data."""
-    return ServerSentEvent(dumps(value), event=event, sep="\n")
+def data_event(value: Any, event: str | None = None) -> bytes:
+    """One server-sent event; its data is JSON, or a text as it is."""
+    return ServerSentEvent(value if isinstance(value, str) else dumps(value), event=event, sep="\n").encode()
 
 
 def speculation(options: Speculation | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import DflashError
-from .dialect import ApiCall, StreamItem
+from .dialect import ApiCall
 from .embeddings import EmbeddingCall
 from .errors import ApiError, from_exception
 from .notes import HEADER
@@ -117,7 +117,7 @@ async def _encoded(
         batch = await head
         while True:
             for event in batch:
-                parts += map(_bytes, encoder.feed(event))
+                parts += encoder.feed(event)
             if parts:
                 yield b"".join(parts)
                 parts = []
@@ -125,14 +125,10 @@ async def _encoded(
     except StopAsyncIteration:
         return
     except (ApiError, DflashError) as error:
-        parts += map(_bytes, encoder.error(from_exception(error)))
+        parts += encoder.error(from_exception(error))
         yield b"".join(parts)
     finally:
         head.cancel()
-
-
-def _bytes(item: StreamItem) -> bytes:
-    return item if isinstance(item, bytes) else item.encode()
 
 
 async def _whole(

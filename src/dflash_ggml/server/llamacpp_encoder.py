@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..session.events import Finish, TextDelta, TokenLogprob
 from ..session.logprobs import token_text
@@ -39,7 +37,7 @@ class LlamaEncoder(AnswersEncoder):
         super().__post_init__()
         self._first: float | None = None  # when the answer's first text came
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         """What the client sees of one event; the event is added to `answer` first."""
         self.answer.feed(event)
         if (prefilling := self._prefilling(event)) is not None:
@@ -58,7 +56,7 @@ class LlamaEncoder(AnswersEncoder):
         whole = [self._shown(self._whole(i)) for i in range(len(self.answers))]
         return whole[0] if len(whole) == 1 else whole
 
-    def _chunk(self, text: str, entries: Sequence[TokenLogprob], **extra: Any) -> ServerSentEvent:
+    def _chunk(self, text: str, entries: Sequence[TokenLogprob], **extra: Any) -> bytes:
         begin = self.answer.begin
         n = len(self.answer.logprobs)
         chunk = {

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer, Block
 from ..session.events import (
@@ -27,10 +26,10 @@ from .errors import bad_request
 from .function_calls import FunctionCalls, with_tools
 from .ignored_fields import IDLE_CHAT
 from .limits import check_count
-from .media import content_text, thoughts
+from .media import content_text, note_role, thoughts
 from .notes import Notes
 from .openai_encoder import OpenAIEncoder
-from .schema import Alternatives, Body, Options, SamplingFields, Whole, unsupported
+from .schema import Alternatives, Body, Echoed, Options, SamplingFields, Whole, unsupported
 from .tools import FreeText, Offer, choose, free_text, offer_openai
 
 # llama.cpp's names, Qwen's and vLLM's
@@ -45,31 +44,27 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
 
 
-class CallFunction(Body):
-    echoed = True
+class CallFunction(Echoed):
     name: str
     arguments: Any = None
 
 
-class CustomCall(Body):
-    echoed = True
+class CustomCall(Echoed):
     name: str
     input: str = ""
 
 
-class Call(Body):
+class Call(Echoed):
     """A call of an earlier answer. `index` and more: some clients send streamed deltas back as they came."""
 
-    echoed = True
     id: str | None = None
     function: CallFunction | None = None
     custom: CustomCall | None = None
 
 
-class Message(Body):
+class Message(Echoed):
     """One message. Clients send answers back with keys of their own, which say nothing to a model."""
 
-    echoed = True
     role: str
     content: str | list[Any] | dict[str, Any] | None = None
     name: str | None = None
@@ -83,11 +78,7 @@ class Message(Body):
 
     def plain(self, where: str, notes: Notes) -> dict[str, Any]:
         """As the session takes it; raises ApiError naming the part that cannot be read."""
-        if self.role not in ROLES:
-            notes.weaken(
-                f"{where}.role",
-                f"{self.role[:40]!r} is shown as the chat template shows it, or as the user's words",
-            )
+        note_role(self.role, ROLES, where, notes)
         text = content_text(self.content, f"{where}.content", notes)
         message: dict[str, Any] = {"role": self.role, "content": text or self.refusal or ""}
         for key in ("name", "tool_call_id"):
@@ -317,7 +308,7 @@ class ChatEncoder(OpenAIEncoder):
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": 0, "delta": content or {}, "logprobs": logprobs, "finish_reason": reason}
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         self.answer.feed(event)
         if not self._started:
             self._started = True

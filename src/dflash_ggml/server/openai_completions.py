@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from ..session.answer import Answer
 from ..session.events import PromptLogprobs, TextDelta
 from ..session.logprobs import completion_logprobs
@@ -109,7 +107,7 @@ class CompletionEncoder(OpenAIEncoder):
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"text": content or "", "index": 0, "logprobs": logprobs, "finish_reason": reason}
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         answer = self.answer
         answer.feed(event)
         # with log-probabilities the prompt is said once they are known

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, ClassVar
 
-from sse_starlette import ServerSentEvent
-
 from ..session.answer import Answer
 from ..session.events import Finish, StepReport, Usage
 from ..session.openai_parts import timings_dict, usage_dict, usage_timings
@@ -52,11 +50,11 @@ class OpenAIEncoder(AnswersEncoder):
 
     def _chunk(
         self, content: Any = None, reason: str | None = None, logprobs: Any = None, **extra: Any
-    ) -> ServerSentEvent:
+    ) -> bytes:
         choices = [self._choice(content, reason, logprobs) | {"index": self._at}]
         return data_event({**self._head, "object": self.names[0], "choices": choices, **extra})
 
-    def _rest(self, event: Any) -> Iterator[ServerSentEvent]:
+    def _rest(self, event: Any) -> Iterator[bytes]:
         """The events that both kinds render alike."""
         if (prefilling := self._prefilling(event)) is not None:
             yield self._chunk(**prefilling)
@@ -71,7 +69,7 @@ class OpenAIEncoder(AnswersEncoder):
             if self.include_usage:
                 head = {**self._head, "object": self.names[0]}
                 yield data_event({**head, "choices": [], "usage": _usage_object(self._usage())})
-            yield ServerSentEvent("[DONE]", sep="\n")
+            yield data_event("[DONE]")
 
     def _usage(self) -> Usage:
         return total([answer.done()[0] for answer in self.answers], self.n)

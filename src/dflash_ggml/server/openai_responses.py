@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from ..session.answer import Answer, Block
 from ..session.events import (
     Finish,
@@ -105,11 +103,11 @@ class ResponseEncoder:
         self._items: list[str] = []  # ids, one per block of the answer
         self._text = FreeText()
 
-    def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         self._sequence += 1
         return data_event({"type": kind, "sequence_number": self._sequence, **fields}, event=kind)
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         if isinstance(event, Finish) and event.reason != "length" and not self._has_said():
             yield from self.feed(TextDelta(""))  # clients look for a message, be it an empty one
         blocks = len(self.answer.blocks)
@@ -153,13 +151,13 @@ class ResponseEncoder:
     def _cut(event: Any) -> bool:
         return isinstance(event, Finish) and event.reason == "length"
 
-    def _item_event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._items[-1], output_index=len(self._items) - 1, **fields)
 
-    def _part_event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _part_event(self, kind: str, **fields: Any) -> bytes:
         return self._item_event(kind, content_index=0, **fields)
 
-    def _open_item(self) -> Iterator[ServerSentEvent]:
+    def _open_item(self) -> Iterator[bytes]:
         block = self.answer.blocks[-1]
         self._text = FreeText()
         kind = _PREFIXES[self.offer.kind(block.name)] if block.kind == "tool" else ""
@@ -172,7 +170,7 @@ class ResponseEncoder:
         if block.kind != "tool":
             yield self._part_event("response.content_part.added", part=_part(Block(block.kind)))
 
-    def _close_item(self, status: str) -> Iterator[ServerSentEvent]:
+    def _close_item(self, status: str) -> Iterator[bytes]:
         if not self._open:
             return
         self._open = False
@@ -189,7 +187,7 @@ class ResponseEncoder:
         index = len(self._items) - 1
         yield self._event("response.output_item.done", output_index=index, item=self._item(index, status))
 
-    def _call_done(self, block: Block) -> Iterator[ServerSentEvent]:
+    def _call_done(self, block: Block) -> Iterator[bytes]:
         kind, (own, _) = self.offer.kind(block.name), self.offer.own(block.name)
         if kind == "function":
             yield self._item_event("response.function_call_arguments.done", name=own, arguments=block.text)
@@ -222,7 +220,7 @@ class ResponseEncoder:
             return item
         return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
 
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+    def error(self, error: ApiError) -> Iterator[bytes]:
         # agents end their turn at the first, the official client raises at the second
         cause = {"code": error.code or "server_error", "message": error.message}
         yield self._event("response.failed", response={**self._response("failed"), "error": cause})

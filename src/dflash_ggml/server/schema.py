@@ -46,14 +46,16 @@ class Body(BaseModel):
     """Base of all request objects: no coercion between types. `parse` says what becomes of fields we do not know.
 
     quiet: names of fields that are known and never bear on the answer. idle: fields that are not honoured, with the
-    values at which that makes no difference. echoed: an object of the conversation, which clients send back with keys
-    of their own.
+    values at which that makes no difference.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     quiet: ClassVar[frozenset[str]] = frozenset()
     idle: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    echoed: ClassVar[bool] = False
+
+
+class Echoed(Body):
+    """An object of the conversation, which clients send back with keys of their own; those are never noted."""
 
 
 class Speculation(Body):
@@ -172,7 +174,7 @@ def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = ""
 
 def _unknown(body: Body, where: str) -> Iterator[tuple[str, bool]]:
     """The path of every field in `body` that has no place in its model, and whether its value asks for anything."""
-    if body.echoed:
+    if isinstance(body, Echoed):
         return
     for name, value in (body.model_extra or {}).items():
         path = f"{where}.{name}" if where else name

@@ -168,8 +168,8 @@ def _offer_openai(
         offer.add(Offered(definition, function.name, namespace=inside), where, notes)
     elif kind == "custom":
         nested = isinstance(tool.get("custom"), dict)
-        given, place = (tool["custom"], f"{where}.custom") if nested else (tool, where)
-        custom = parse(Custom, given, notes, place)
+        given, path = (tool["custom"], f"{where}.custom") if nested else (tool, where)
+        custom = parse(Custom, given, notes, path)
         offer.add(Offered(_free_text(custom, inside), custom.name, "custom", inside), where, notes)
     elif kind == "namespace" and inside is None:
         space = parse(Namespace, tool, notes, where)
